@@ -1,0 +1,42 @@
+# Everything people and CI run. Each target works on a fresh clone: it makes .venv first where needed.
+.DEFAULT_GOAL := help
+.PHONY: setup fix check test bench docs demo clean help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+setup: $(STAMP)  ## make .venv with the package and the development tools
+
+fix: setup  ## format, and repair what can be repaired
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+check: setup  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports
+
+test: setup  ## the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+bench: setup  ## every benchmark
+	$(BIN)/python benchmarks/run_all.py
+
+docs: setup  ## the documentation, into site/
+	$(BIN)/mkdocs build --strict
+
+demo: setup  ## compare scheduling policies on the built-in workload
+	$(BIN)/pollux simulate
+
+clean:  ## remove what was built, keep .venv
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

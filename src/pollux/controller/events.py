@@ -1,0 +1,139 @@
+"""Facts that reach the controller. Each carries when it happened and a version of its shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from pollux.core import Decision, FixedBatchOracle, GoodputFunction, JobLimits, Node, Queue
+
+__all__ = [
+    "DecisionMade",
+    "Event",
+    "JobCancelled",
+    "JobFinished",
+    "JobLimitsChanged",
+    "JobPaused",
+    "JobReported",
+    "JobResumed",
+    "JobRunning",
+    "JobSpec",
+    "JobSubmitted",
+    "NodeAdded",
+    "NodeRemoved",
+    "QueueChanged",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a user submits, as far as scheduling goes."""
+
+    id: str
+    limits: JobLimits = field(default_factory=JobLimits)
+    requested_gpus: int = 1
+    weight: float = 1.0
+    queue: str = ""
+    resize_cost_seconds: float = 30.0
+    oracle: FixedBatchOracle | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Root of all events; `at` is in seconds on the driver's clock."""
+
+    VERSION: ClassVar[int] = 1
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted(Event):
+    """A job is now known."""
+
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class JobRunning(Event):
+    """Replicas of a generation are training: the end of a start or of a resize."""
+
+    job_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobReported(Event):
+    """A job's agent has news; fields that are `None` leave what is known as it is."""
+
+    job_id: str
+    goodput: GoodputFunction | None = field(default=None, compare=False)
+    remaining: float | None = None
+    resize_cost_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobFinished(Event):
+    """A job ended by itself."""
+
+    job_id: str
+    outcome: Literal["succeeded", "failed"] = "succeeded"
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobCancelled(Event):
+    """Its user does not want it any more."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobPaused(Event):
+    """Its user wants it to hold nothing for now."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobResumed(Event):
+    """A paused job may run again."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimitsChanged(Event):
+    """Its user asks for other limits."""
+
+    job_id: str
+    limits: JobLimits
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAdded(Event):
+    """A node arrived, or one that is there changed."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRemoved(Event):
+    """A node is gone, with whatever ran there."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueChanged(Event):
+    """A queue was created, or has another weight or quota."""
+
+    queue: Queue
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMade(Event):
+    """A policy's answer to the snapshot of `revision`; kept as a fact, so that a replay never asks the policy again."""
+
+    revision: int
+    decision: Decision

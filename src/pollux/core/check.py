@@ -1,0 +1,150 @@
+"""What makes a decision legal. One function, used before any decision is applied, by every driver."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pollux.core.cluster import Node
+from pollux.core.job import JobView
+from pollux.core.placement import NOWHERE, Placement
+from pollux.core.snapshot import Decision, Snapshot
+
+__all__ = ["Violation", "check"]
+
+# Sums of fractional CPU requests carry rounding errors; a millionth of a CPU is not an overload.
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule: which, about whom, and a sentence with the numbers."""
+
+    rule: str
+    subject: str
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def check(snapshot: Snapshot, decision: Decision) -> tuple[Violation, ...]:
+    """All rules that `decision` breaks, in a fixed order; empty when it is legal.
+
+    A pinned job that stays where it is passes the rules on its own size and nodes, since nobody may move it;
+    it still counts for capacity and quota.
+    """
+    jobs = {job.id: job for job in snapshot.jobs}
+    found: list[Violation] = []
+    for job_id in decision.allocation:
+        if job_id not in jobs:
+            found.append(Violation("known-job", job_id, f"job '{job_id}' is not in the snapshot"))
+    for job in snapshot.jobs:
+        new, old = decision.allocation.get(job.id, NOWHERE), snapshot.placement(job.id)
+        if new or old:
+            found.extend(_check_job(snapshot, job, old, new))
+    found.extend(_check_nodes(snapshot, decision, jobs))
+    found.extend(_check_quotas(snapshot, decision, jobs))
+    return tuple(found)
+
+
+def _check_job(snapshot: Snapshot, job: JobView, old: Placement, new: Placement) -> Iterator[Violation]:
+    limits = job.limits
+    if old and limits.pinned:
+        if new != old:
+            yield Violation("pinned", job.id, f"job '{job.id}' is pinned to {old} and was moved to {new}")
+        return
+    if old and not new and not limits.preemptible:
+        yield Violation("preemptible", job.id, f"job '{job.id}' is not preemptible and was stopped")
+    if not new:
+        return
+    if new.num_gpus < limits.min_gpus:
+        yield Violation(
+            "min-gpus", job.id, f"job '{job.id}' got {new.num_gpus} GPUs, below its minimum {limits.min_gpus}"
+        )
+    if new.num_gpus > limits.max_gpus:
+        yield Violation(
+            "max-gpus", job.id, f"job '{job.id}' got {new.num_gpus} GPUs, above its maximum {limits.max_gpus}"
+        )
+    if limits.max_nodes is not None and new.num_nodes > limits.max_nodes:
+        yield Violation(
+            "max-nodes",
+            job.id,
+            f"job '{job.id}' got {new.num_nodes} nodes, above its maximum {limits.max_nodes}",
+        )
+    yield from _check_node_use(snapshot, job, old, new)
+
+
+def _check_node_use(snapshot: Snapshot, job: JobView, old: Placement, new: Placement) -> Iterator[Violation]:
+    by_id = snapshot.cluster.by_id
+    types: set[str] = set()
+    for node_id, count in new.shares:
+        node = by_id.get(node_id)
+        if node is None:
+            yield Violation("known-node", job.id, f"job '{job.id}' was placed on unknown node '{node_id}'")
+            continue
+        types.add(node.gpu_type)
+        if job.limits.gpu_types and node.gpu_type not in job.limits.gpu_types:
+            wanted = ", ".join(job.limits.gpu_types)
+            yield Violation(
+                "gpu-type", job.id, f"job '{job.id}' wants {wanted} and got {node.gpu_type} on '{node_id}'"
+            )
+        if not node.schedulable and count > old.on(node_id):
+            yield Violation("schedulable", job.id, f"job '{job.id}' got new GPUs on closed node '{node_id}'")
+    if len(types) > 1 and not job.limits.mixed_types:
+        yield Violation("one-gpu-type", job.id, f"job '{job.id}' spans GPU types {', '.join(sorted(types))}")
+
+
+def _check_nodes(snapshot: Snapshot, decision: Decision, jobs: dict[str, JobView]) -> Iterator[Violation]:
+    gpus: defaultdict[str, int] = defaultdict(int)
+    cpus: defaultdict[str, float] = defaultdict(float)
+    memory: defaultdict[str, float] = defaultdict(float)
+    for job_id, placement in decision.allocation.items():
+        job = jobs.get(job_id)
+        for node_id, count in placement.shares:
+            gpus[node_id] += count
+            if job is not None:
+                cpus[node_id] += count * job.limits.cpus_per_gpu
+                memory[node_id] += count * job.limits.memory_bytes_per_gpu
+    for node_id, used in gpus.items():
+        node = snapshot.cluster.by_id.get(node_id)
+        if node is not None:
+            yield from _check_node(node, used, cpus[node_id], memory[node_id])
+
+
+def _check_node(node: Node, gpus: int, cpus: float, memory: float) -> Iterator[Violation]:
+    if gpus > node.num_gpus:
+        yield Violation("gpus", node.id, f"node '{node.id}' has {node.num_gpus} GPUs and was given {gpus}")
+    if cpus > node.num_cpus + _SLACK:
+        yield Violation(
+            "cpus", node.id, f"node '{node.id}' has {node.num_cpus:g} CPUs and was given {cpus:g}"
+        )
+    if memory > node.memory_bytes + _SLACK:
+        yield Violation(
+            "memory", node.id, f"node '{node.id}' has {node.memory_bytes:g} bytes and was given {memory:g}"
+        )
+
+
+def _check_quotas(snapshot: Snapshot, decision: Decision, jobs: dict[str, JobView]) -> Iterator[Violation]:
+    limited = {
+        name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None
+    }
+    if not limited:
+        return
+    used: defaultdict[str, int] = defaultdict(int)
+    fixed: defaultdict[str, int] = defaultdict(int)
+    for job_id, placement in decision.allocation.items():
+        job = jobs.get(job_id)
+        if job is None or job.queue not in limited:
+            continue
+        used[job.queue] += placement.num_gpus
+        old = snapshot.placement(job_id)
+        if old and job.limits.pinned:
+            fixed[job.queue] += old.num_gpus
+        elif old and not job.limits.preemptible:
+            fixed[job.queue] += min(placement.num_gpus, max(job.limits.min_gpus, 1))
+    for name, quota in limited.items():
+        # A quota lowered below what immovable jobs hold cannot be met; then nobody else may hold anything.
+        if used[name] > max(quota, fixed[name]):
+            yield Violation("quota", name, f"queue '{name}' may hold {quota} GPUs and was given {used[name]}")

@@ -1,0 +1,58 @@
+"""The one tree of errors that people may see.
+
+    PolluxError                 anything we raise on purpose
+    ├── InvalidInput            the user can fix it: exit code 2
+    │   └── UnknownName         a name that is not there; suggests the closest
+    ├── IllegalTransition       a job was told to do what its state forbids
+    └── BrokenDecision          a policy returned what check() refuses: our bug
+
+Exit and HTTP codes are carried by the classes, so that no caller keeps a table of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["BrokenDecision", "IllegalTransition", "InvalidInput", "PolluxError", "UnknownName"]
+
+
+class PolluxError(Exception):
+    """Root of the tree; the message names the thing, the value seen and what to do."""
+
+    exit_code: int = 1
+    http_status: int = 500
+    retryable: bool = False
+
+
+class InvalidInput(PolluxError):
+    """Input that cannot be used as it is."""
+
+    exit_code = 2
+    http_status = 422
+
+
+class UnknownName(InvalidInput):
+    """A name that is not among the known ones."""
+
+    http_status = 404
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        super().__init__(f"unknown {what} '{name}': {hint}known: {', '.join(names)}")
+        self.suggestion: str | None = close[0] if close else None
+
+
+class IllegalTransition(PolluxError):
+    """A change of state that the lifecycle table does not have."""
+
+    exit_code = 70
+    http_status = 409
+
+
+class BrokenDecision(PolluxError):
+    """A decision that violates the snapshot it was made from."""
+
+    exit_code = 70

@@ -1,0 +1,92 @@
+"""What a policy may know of a job."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pollux.core.errors import InvalidInput
+
+__all__ = ["FixedBatchOracle", "GoodputFunction", "JobLimits", "JobView"]
+
+
+class GoodputFunction(Protocol):
+    """A job's model as policies see it; `pollux.goodput` has the real ones."""
+
+    def goodput(self, num_nodes: int, num_gpus: int, gpu_type: str = "") -> float:
+        """Useful samples per second on that placement, at the best batch; 0 where it cannot run."""
+
+
+class FixedBatchOracle(Protocol):
+    """True times of a job that keeps its batch; only a simulator can offer it."""
+
+    def step_seconds(self, num_gpus: int) -> float:
+        """Seconds of one optimiser step on `num_gpus` packed GPUs."""
+
+    def remaining_steps(self) -> float:
+        """Optimiser steps until the job ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """What a job may be given.
+
+    `gpu_types` empty means any; a job runs on one type at a time unless `mixed_types`. A *pinned* job keeps
+    its placement once it has one. A job that is not `preemptible` may be resized, never stopped.
+    CPUs and memory are per GPU.
+    """
+
+    min_gpus: int = 1
+    max_gpus: int = 64
+    max_nodes: int | None = None
+    gpu_types: tuple[str, ...] = ()
+    mixed_types: bool = False
+    cpus_per_gpu: float = 0.0
+    memory_bytes_per_gpu: float = 0.0
+    preemptible: bool = True
+    pinned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.min_gpus < 1:
+            raise InvalidInput(f"min_gpus is {self.min_gpus}; give at least 1")
+        if self.max_gpus < self.min_gpus:
+            raise InvalidInput(
+                f"max_gpus is {self.max_gpus}, below min_gpus {self.min_gpus}; raise one or lower the other"
+            )
+        if self.max_nodes is not None and self.max_nodes < 1:
+            raise InvalidInput(f"max_nodes is {self.max_nodes}; give at least 1, or leave it out")
+        for name in ("cpus_per_gpu", "memory_bytes_per_gpu"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise InvalidInput(f"{name} is {value}; give a finite number, 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job in a snapshot.
+
+    `requested_gpus` is what its user asked for (rigid policies use it). `largest_gpus` is the most replicas
+    it ever ran with. `remaining` is in useful samples (the unit of goodput), `None` when unknown.
+    `resize_cost_seconds` is how long it stands still when its placement changes. `weight` is its priority.
+    """
+
+    id: str
+    submitted_at: float
+    limits: JobLimits = field(default_factory=JobLimits)
+    requested_gpus: int = 1
+    weight: float = 1.0
+    queue: str = ""
+    attained_gpu_seconds: float = 0.0
+    num_restarts: int = 0
+    largest_gpus: int = 0
+    resize_cost_seconds: float = 30.0
+    goodput: GoodputFunction | None = field(default=None, compare=False)
+    remaining: float | None = None
+    oracle: FixedBatchOracle | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise InvalidInput(f"job '{self.id}': weight is {self.weight}; give a finite number above 0")
+        if self.requested_gpus < 1:
+            raise InvalidInput(f"job '{self.id}': requested_gpus is {self.requested_gpus}; give at least 1")

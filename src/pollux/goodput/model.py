@@ -1,0 +1,61 @@
+"""A job's whole model: throughput, efficiency and limits together; what policies and agents ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pollux.core.errors import InvalidInput
+from pollux.goodput.batch import BatchChoice, BatchLimits, best_batch
+from pollux.goodput.efficiency import Efficiency
+from pollux.goodput.throughput import ThroughputModel
+
+__all__ = ["GoodputModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputModel:
+    """GOODPUT(N, K, m, s) = THROUGHPUT · EFFICIENCY (§3), in useful samples per second.
+
+    `by_type` holds throughput models of GPU types that were measured apart; other types use `throughput`.
+    """
+
+    throughput: ThroughputModel
+    efficiency: Efficiency
+    limits: BatchLimits
+    by_type: Mapping[str, ThroughputModel] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.efficiency.initial_batch != self.limits.initial:
+            raise InvalidInput(
+                f"the efficiency is relative to a batch of {self.efficiency.initial_batch}, the limits start at "
+                f"{self.limits.initial}: give both the same initial batch"
+            )
+
+    @property
+    def max_gpus(self) -> int:
+        """The most GPUs that can each have the smallest local batch."""
+        return self.limits.maximum // self.limits.local_min
+
+    def throughput_on(self, gpu_type: str = "") -> ThroughputModel:
+        """The throughput model for a GPU type."""
+        return self.by_type.get(gpu_type, self.throughput)
+
+    def best_batch(self, num_nodes: int, num_gpus: int, gpu_type: str = "") -> tuple[BatchChoice, float]:
+        """The batch with the highest goodput on a placement, and that goodput; see `best_batch`."""
+        return best_batch(self.throughput_on(gpu_type), self.efficiency, self.limits, num_nodes, num_gpus)
+
+    def goodput(self, num_nodes: int, num_gpus: int, gpu_type: str = "") -> float:
+        """Useful samples per second at the best batch; 0 where the job cannot run."""
+        return self.best_batch(num_nodes, num_gpus, gpu_type)[1]
+
+    def goodput_at(self, choice: BatchChoice, num_nodes: int, gpu_type: str = "") -> float:
+        """Useful samples per second at a given batch."""
+        seconds = self.throughput_on(gpu_type).step_seconds(
+            float(num_nodes), float(choice.num_gpus), float(choice.local_batch), float(choice.accumulation)
+        )
+        return choice.total / seconds * self.efficiency_at(choice.total)
+
+    def efficiency_at(self, total_batch: float) -> float:
+        """Progress per sample at a total batch, relative to the initial batch."""
+        return self.efficiency.efficiency(float(total_batch))

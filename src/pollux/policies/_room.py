@@ -1,0 +1,121 @@
+"""What is left on the nodes and in the queues while a decision is being built; shared by all policies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from pollux.core import NOWHERE, JobLimits, JobView, Placement, Snapshot
+
+__all__ = ["Room"]
+
+_SLACK = 1e-9
+
+
+class Room:
+    """Free GPUs, CPUs, memory and quota; everything that is placed is taken from here."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        nodes = snapshot.cluster.nodes
+        self.snapshot = snapshot
+        self.order = {node.id: index for index, node in enumerate(nodes)}
+        self.gpus = {node.id: node.num_gpus for node in nodes}
+        self._cpus = {node.id: node.num_cpus for node in nodes}
+        self._memory = {node.id: node.memory_bytes for node in nodes}
+        self._open = {node.id for node in nodes if node.schedulable}
+        self._types = {node.id: node.gpu_type for node in nodes}
+        self.types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
+        self._quota = {
+            name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None
+        }
+
+    def quota(self, queue: str) -> float:
+        """GPUs that the queue may still take."""
+        return self._quota.get(queue, math.inf)
+
+    def available(self, job: JobView, node_id: str) -> int:
+        """GPUs that the job could take on a node now, by GPUs, CPUs and memory; 0 on closed nodes."""
+        if node_id not in self._open:
+            return 0
+        return self._capacity(job.limits, node_id)
+
+    def _capacity(self, limits: JobLimits, node_id: str) -> int:
+        count = self.gpus[node_id]
+        if limits.cpus_per_gpu:
+            count = min(count, _whole(self._cpus[node_id], limits.cpus_per_gpu))
+        if limits.memory_bytes_per_gpu:
+            count = min(count, _whole(self._memory[node_id], limits.memory_bytes_per_gpu))
+        return max(count, 0)
+
+    def can_keep(self, job: JobView, placement: Placement) -> bool:
+        """Whether a job may stay where it is: the nodes still hold it, its limits still allow it."""
+        limits = job.limits
+        if limits.pinned:
+            return True
+        if not limits.min_gpus <= placement.num_gpus <= limits.max_gpus or placement.num_gpus > self.quota(job.queue):
+            return False
+        if limits.max_nodes is not None and placement.num_nodes > limits.max_nodes:
+            return False
+        types = {self._types.get(node_id) for node_id, _ in placement.shares}
+        if limits.gpu_types and not types <= set(limits.gpu_types):
+            return False
+        if len(types) > 1 and not limits.mixed_types:
+            return False
+        return all(
+            node_id in self.gpus and self._capacity(limits, node_id) >= count for node_id, count in placement.shares
+        )
+
+    def take(self, job: JobView, placement: Placement) -> None:
+        """Hold these GPUs for the job."""
+        self._move(job, placement, 1)
+
+    def give(self, job: JobView, placement: Placement) -> None:
+        """Let go of them again."""
+        self._move(job, placement, -1)
+
+    def _move(self, job: JobView, placement: Placement, sign: int) -> None:
+        limits = job.limits
+        for node_id, count in placement.shares:
+            if node_id not in self.gpus:
+                continue
+            self.gpus[node_id] -= sign * count
+            if limits.cpus_per_gpu:
+                self._cpus[node_id] -= sign * count * limits.cpus_per_gpu
+            if limits.memory_bytes_per_gpu:
+                self._memory[node_id] -= sign * count * limits.memory_bytes_per_gpu
+        if job.queue in self._quota:
+            self._quota[job.queue] -= sign * placement.num_gpus
+
+    def nodes_for(self, job: JobView, gpu_type: str | None) -> Iterable[str]:
+        """Nodes of a type (`None`: any) on which the job may run, in order."""
+        wanted = job.limits.gpu_types
+        for node_id, node_type in self._types.items():
+            if (gpu_type is None or node_type == gpu_type) and (not wanted or node_type in wanted):
+                yield node_id
+
+    def spread(self, job: JobView, count: int) -> Placement:
+        """`count` GPUs from the nodes with most left, the lowest node first among equals; `NOWHERE` if impossible.
+
+        A job that may not mix types is tried on each type in turn.
+        """
+        if count > self.quota(job.queue):
+            return NOWHERE
+        groups = [None] if job.limits.mixed_types or len(self.types) == 1 else list(self.types)
+        for gpu_type in groups:
+            available = [(-self.available(job, node), self.order[node], node) for node in self.nodes_for(job, gpu_type)]
+            available.sort()
+            shares: list[tuple[str, int]] = []
+            left = count
+            for negative, _, node in available:
+                if left <= 0 or negative == 0:
+                    break
+                shares.append((node, min(left, -negative)))
+                left -= shares[-1][1]
+            max_nodes = job.limits.max_nodes
+            if left == 0 and (max_nodes is None or len(shares) <= max_nodes):
+                return Placement(tuple(shares))
+        return NOWHERE
+
+
+def _whole(have: float, each: float) -> int:
+    return 2**31 if math.isinf(have) else math.floor(have / each + _SLACK)

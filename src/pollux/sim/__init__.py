@@ -1,0 +1,1 @@
+"""The simulator: the controller's first driver, with a virtual clock and simulated jobs."""

@@ -1,0 +1,296 @@
+"""The virtual clock: drives the controller and a policy over simulated jobs.
+
+Jobs progress between two moments by themselves; the loop only knows arrivals, epoch ends and decisions.
+With the trigger `rounds`, arrivals and completions are noticed at the round's end, as in the published simulation.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pollux.controller import (
+    Command,
+    Controller,
+    ControllerSettings,
+    DecisionMade,
+    JobFinished,
+    JobReported,
+    JobRunning,
+    JobSpec,
+    JobSubmitted,
+    ResizeJob,
+    StartJob,
+    StopJob,
+    require,
+)
+from pollux.core import NOWHERE, Cluster, InvalidInput, JobLimits, Policy
+from pollux.sim.application import Application
+from pollux.sim.jobs import FixedBatch, LearnedBatch, Oracle, SimulatedJob
+from pollux.sim.workload import JobRequest, Workload, check_applications
+
+__all__ = ["JobOutcome", "RunOutcome", "SimulationSettings", "simulate"]
+
+_OFFERED = frozenset({"goodput", "oracle", "remaining"})
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSettings:
+    """The world: cluster, clock, costs. The defaults are the published ones.
+
+    `interference` is the share of speed that a distributed job loses when another distributed job uses one of
+    its nodes. `max_gpus_per_job` bounds adaptive jobs. `max_hours` ends a run that gets nowhere.
+    """
+
+    num_nodes: int = 16
+    gpus_per_node: int = 4
+    trigger: Literal["rounds", "events"] = "rounds"
+    interval_seconds: float = 60.0
+    resize_seconds: float = 30.0
+    interference: float = 0.0
+    max_gpus_per_job: int = 64
+    max_hours: float = 10_000.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1:
+            raise InvalidInput(f"nodes is {self.num_nodes}; give at least 1")
+        if self.gpus_per_node < 1:
+            raise InvalidInput(f"gpus-per-node is {self.gpus_per_node}; give at least 1")
+        if not (math.isfinite(self.resize_seconds) and self.resize_seconds >= 0):
+            raise InvalidInput(f"resize-seconds is {self.resize_seconds}; give a finite number, 0 or more")
+        if not 0 <= self.interference < 1:
+            raise InvalidInput(f"interference is {self.interference}; give a share of speed from 0 to below 1")
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the whole cluster."""
+        return self.num_nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """One job's life, in seconds of virtual time."""
+
+    name: str
+    application: str
+    submitted: float
+    started: float
+    finished: float
+    restarts: int
+    gpu_seconds: float
+    samples: tuple[tuple[float, int, int, float], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """Everything one run gave; `decision_seconds` are CPU seconds of the policy and its check."""
+
+    workload: str
+    policy: str
+    jobs: tuple[JobOutcome, ...]
+    decision_seconds: tuple[float, ...] = field(repr=False)
+    cpu_seconds: float
+    failed_fits: int = 0
+
+
+class _Run:
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        applications: Mapping[str, Application],
+        settings: SimulationSettings,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        require(policy, _OFFERED)
+        check_applications(workload, applications, settings.num_gpus)
+        self.workload, self.policy, self.applications, self.settings = workload, policy, applications, settings
+        self.progress = progress
+        self.controller = Controller(
+            Cluster.uniform(settings.num_nodes, settings.gpus_per_node),
+            ControllerSettings(settings.trigger, settings.interval_seconds, seed=settings.seed),
+        )
+        self.rounds = settings.trigger == "rounds"
+        self.arrivals = list(reversed(workload.jobs))
+        self.jobs: dict[str, SimulatedJob] = {}
+        self.unfinished: dict[str, SimulatedJob] = {}
+        self.announced: set[tuple[str, int]] = set()
+        self.reported: dict[str, object] = {}
+        self.wake: dict[str, float] = {}
+        self.slowdowns: dict[str, float] = {}
+        self.decision_seconds: list[float] = []
+
+    def run(self) -> RunOutcome:
+        started = time.process_time()
+        self.controller.begin(0.0)
+        while self.arrivals or self.unfinished:
+            now = self._next_moment()
+            if now > self.settings.max_hours * 3600:
+                waiting = next(iter(self.unfinished), "?")
+                raise InvalidInput(
+                    f"workload '{self.workload.name}' under '{self.policy.name}': job '{waiting}' is not done after "
+                    f"{self.settings.max_hours:g} simulated hours; give the cluster more GPUs or the job less to do"
+                )
+            self._advance(now)
+            self._arrive(now)
+            due = self.controller.next_decision_at
+            if due is not None and due <= now:
+                self._decide(now)
+        return self._outcome(time.process_time() - started)
+
+    def _next_moment(self) -> float:
+        due = self.controller.next_decision_at
+        moments = [] if due is None else [due]
+        if not self.rounds:
+            moments += [self.arrivals[-1].time] if self.arrivals else []
+            moments += self.wake.values()
+        if not moments:
+            raise InvalidInput(
+                f"policy '{self.policy.name}' leaves {len(self.unfinished)} jobs of workload '{self.workload.name}' "
+                "waiting for ever; give the cluster more GPUs, or choose another policy"
+            )
+        return min(moments)
+
+    def _advance(self, now: float) -> None:
+        """Bring jobs to `now`; in rounds all of them, else those for which something is due."""
+        jobs = self.unfinished
+        if not self.rounds:
+            jobs = {job_id: job for job_id, job in jobs.items() if self.wake.get(job_id, math.inf) <= now}
+        for job_id, job in list(jobs.items()):
+            self._advance_job(job_id, job, now)
+
+    def _advance_job(self, job_id: str, job: SimulatedJob, now: float) -> None:
+        job.advance(now, self.slowdowns.get(job_id, 0.0))
+        record = self.controller.jobs[job_id]
+        if job.placement and not job.standstill_seconds and (job_id, record.generation) not in self.announced:
+            self.announced.add((job_id, record.generation))
+            self.controller.apply(JobRunning(job.clock, job_id, record.generation))
+        if job.completed_at is not None:
+            self.controller.apply(JobFinished(job.completed_at, job_id))
+            del self.unfinished[job_id]
+            self.wake.pop(job_id, None)
+            self._interfere()
+            if self.progress is not None:
+                self.progress(len(self.jobs) - len(self.unfinished), len(self.workload.jobs))
+            return
+        model = job.batching.model
+        if model is not None and model is not self.reported.get(job_id):
+            self.reported[job_id] = model
+            self.controller.apply(JobReported(now, job_id, model, job.remaining_samples))
+        self._set_wake(job_id, job)
+
+    def _set_wake(self, job_id: str, job: SimulatedJob) -> None:
+        if self.rounds:
+            return
+        at = job.next_epoch_at(self.slowdowns.get(job_id, 0.0))
+        if at is None:
+            self.wake.pop(job_id, None)
+        else:
+            self.wake[job_id] = at
+
+    def _arrive(self, now: float) -> None:
+        while self.arrivals and self.arrivals[-1].time <= now:
+            request = self.arrivals.pop()
+            job, spec = self._new_job(request)
+            self.jobs[request.name] = self.unfinished[request.name] = job
+            self.controller.apply(JobSubmitted(request.time, spec))
+
+    def _new_job(self, request: JobRequest) -> tuple[SimulatedJob, JobSpec]:
+        settings, application = self.settings, self.applications[request.application]
+        limits = application.limits
+        job = SimulatedJob(
+            request.name,
+            application,
+            FixedBatch(application, request.batch_size),
+            whole_seconds=self.rounds,
+            clock=request.time,
+        )
+        if self.policy.batch == "fixed":
+            most = max(request.batch_size // limits.local_min, request.num_gpus)
+            if application.fixed is not None:
+                most = max(application.fixed.num_gpus, request.num_gpus)
+            oracle = Oracle(job, request.batch_size, settings.gpus_per_node)
+        else:
+            fixed, oracle = application.fixed, None
+            most = fixed.num_gpus if fixed else min(settings.max_gpus_per_job, limits.maximum // limits.local_min)
+            job.batching = LearnedBatch(application, fixed.batch_size if fixed else None)
+        spec = JobSpec(
+            request.name,
+            JobLimits(1, min(most, settings.num_gpus), max_nodes=application.max_nodes),
+            requested_gpus=request.num_gpus,
+            resize_cost_seconds=settings.resize_seconds,
+            oracle=oracle,
+        )
+        return job, spec
+
+    def _decide(self, now: float) -> None:
+        if not self.rounds:
+            for job_id, job in list(self.unfinished.items()):
+                self._advance_job(job_id, job, now)
+        began = time.process_time()
+        snapshot = self.controller.snapshot(now)
+        decision = self.policy.allocate(snapshot)
+        commands = self.controller.apply(DecisionMade(now, snapshot.revision, decision))
+        self.decision_seconds.append(time.process_time() - began)
+        moved = [self._execute(command, now) for command in commands]
+        if any(moved):
+            self._interfere()
+        if not self.rounds:
+            for job_id, job in self.unfinished.items():
+                self._set_wake(job_id, job)
+
+    def _execute(self, command: Command, now: float) -> bool:
+        if isinstance(command, StartJob | ResizeJob | StopJob):
+            job = self.jobs[command.job_id]
+            job.clock = now
+            target = NOWHERE if isinstance(command, StopJob) else command.placement
+            job.place(target, self.settings.resize_seconds)
+            return True
+        return False
+
+    def _interfere(self) -> None:
+        """Who shares a node's network with another distributed job."""
+        if not self.settings.interference:
+            return
+        users: dict[str, int] = {}
+        spread = {job_id: job.placement for job_id, job in self.unfinished.items() if job.placement.is_distributed}
+        for placement in spread.values():
+            for node, _ in placement.shares:
+                users[node] = users.get(node, 0) + 1
+        self.slowdowns = {
+            job_id: self.settings.interference
+            for job_id, placement in spread.items()
+            if any(users[node] > 1 for node, _ in placement.shares)
+        }
+
+    def _outcome(self, cpu_seconds: float) -> RunOutcome:
+        outcomes = []
+        for request in self.workload.jobs:
+            job, record = self.jobs[request.name], self.controller.jobs[request.name]
+            assert record.started_at is not None and record.ended_at is not None
+            samples = tuple((s.at, s.num_gpus, s.total_batch, s.efficiency) for s in job.samples)
+            outcomes.append(
+                JobOutcome(
+                    request.name, request.application, request.time, record.started_at, record.ended_at,
+                    record.num_restarts, record.attained_gpu_seconds, samples,
+                )  # fmt: skip
+            )
+        fits = sum(job.batching.num_failed_fits for job in self.jobs.values() if isinstance(job.batching, LearnedBatch))
+        return RunOutcome(
+            self.workload.name, self.policy.name, tuple(outcomes), tuple(self.decision_seconds), cpu_seconds, fits
+        )
+
+
+def simulate(
+    workload: Workload,
+    policy: Policy,
+    applications: Mapping[str, Application],
+    settings: SimulationSettings | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RunOutcome:
+    """Run one workload under one policy; `progress(done, total)` is called as jobs end."""
+    return _Run(workload, policy, applications, settings or SimulationSettings(), progress).run()

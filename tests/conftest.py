@@ -1,0 +1,47 @@
+"""What every test shares: hypothesis profiles, the published data, and "a skip is a failure" in CI."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+settings.register_profile("deterministic", derandomize=True, deadline=None)
+settings.register_profile("explore", derandomize=False, deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
+
+
+@pytest.fixture(scope="session")
+def osdi21_data() -> Path:
+    """The published OSDI'21 measurements and workloads, read in place."""
+    folder = Path(os.environ.get("POLLUX_OSDI21_DATA", REPOSITORY.parent / "shared" / "data" / "osdi21"))
+    if not folder.is_dir():
+        pytest.skip(f"the OSDI'21 data is not at {folder}; set POLLUX_OSDI21_DATA to its folder")
+    return folder
+
+
+def _forbidden_skips(config: pytest.Config) -> Sequence[pytest.TestReport | pytest.CollectReport]:
+    """The skips that count as failures; none in an xdist worker, since the main process sees them all."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") != "true" or hasattr(config, "workerinput") or reporter is None:
+        return []
+    return list(reporter.stats.get("skipped", []))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    passing = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if session.exitstatus in passing and _forbidden_skips(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skips = _forbidden_skips(config)
+    if not skips:
+        return
+    terminalreporter.section("skipped, which CI=true counts as failed", red=True)
+    for report in skips:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        terminalreporter.line(f"{report.nodeid}: {reason}")

@@ -1,0 +1,52 @@
+"""The hook in tests/conftest.py that turns skips into failures when CI=true."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
+SKIPPED_TEST = "import pytest\ndef test_one(): pass\ndef test_two(): pytest.skip('no such thing here')\n"
+SKIPPED_MODULE = "import pytest\npytest.skip('no such module', allow_module_level=True)\n"
+PASSING = "def test_one(): pass\n"
+
+
+def run(folder: Path, source: str, ci: str, *options: str) -> subprocess.CompletedProcess[str]:
+    shutil.copy(CONFTEST, folder / "conftest.py")
+    (folder / "test_sample.py").write_text(source)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        cwd=folder,
+        env=environment | {"CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "xdist"])
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        (SKIPPED_TEST, "test_sample.py::test_two: Skipped: no such thing here"),
+        (SKIPPED_MODULE, "no such module"),
+    ],
+    ids=["test", "module"],
+)
+def test_a_skip_fails_the_run_and_is_named(tmp_path, source, named, options):
+    result = run(tmp_path, source, "true", *options)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert named in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "ci"), [(SKIPPED_TEST, ""), (PASSING, "true")], ids=["not in CI", "no skip"]
+)
+def test_other_runs_pass(tmp_path, source, ci):
+    result = run(tmp_path, source, ci)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "which CI=true counts" not in result.stdout
