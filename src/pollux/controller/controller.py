@@ -33,10 +33,12 @@ from pollux.core import (
     BrokenDecision,
     Cluster,
     GoodputFunction,
+    IllegalTransition,
     InvalidInput,
     JobView,
     Placement,
     Policy,
+    PolluxError,
     Queue,
     Snapshot,
     UnknownName,
@@ -117,6 +119,7 @@ class Controller:
         self._memory: object = None
         self._last_decision = -math.inf
         self._next_decision: float | None = None
+        self._last_change = 0
         self._handlers: dict[type[Event], Callable[..., list[Command]]] = {
             JobSubmitted: self._submitted,
             JobRunning: self._running,
@@ -143,20 +146,25 @@ class Controller:
         return self._next_decision
 
     def begin(self, at: float) -> list[Command]:
-        """Start the clock of rounds; with the trigger `events` there is nothing to do until something happens."""
+        """Start the clock of rounds; under `events` there is nothing to do until something happens."""
         if self.settings.trigger == "rounds":
             return self._schedule(at + self.settings.interval_seconds)
         return []
 
     def apply(self, event: Event) -> list[Command]:
-        """Take a fact in; what must be done now comes out."""
+        """Take a fact in; what must be done now comes out. An event that is refused changes nothing."""
         handler = self._handlers.get(type(event))
         if handler is None:
             raise InvalidInput(
                 f"event {type(event).__name__} is unknown to this controller; use one of events.py"
             )
         self.revision += 1
-        return handler(event)
+        try:
+            return handler(event)
+        except PolluxError:
+            # A refused event is not in the log: a replay must count the same revisions without it.
+            self.revision -= 1
+            raise
 
     def snapshot(self, now: float) -> Snapshot:
         """Everything a policy may know at `now`."""
@@ -184,8 +192,9 @@ class Controller:
         if view is None:
             spec = record.spec
             view = JobView(
-                id=spec.id, submitted_at=record.submitted_at, limits=spec.limits, requested_gpus=spec.requested_gpus,
-                weight=spec.weight, queue=spec.queue, attained_gpu_seconds=attained, num_restarts=record.num_restarts,
+                id=spec.id, submitted_at=record.submitted_at, limits=spec.limits,
+                requested_gpus=spec.requested_gpus, weight=spec.weight, queue=spec.queue,
+                attained_gpu_seconds=attained, num_restarts=record.num_restarts,
                 largest_gpus=record.largest_gpus, resize_cost_seconds=record.resize_cost_seconds,
                 goodput=record.goodput, remaining=record.remaining, oracle=spec.oracle,
             )  # fmt: skip
@@ -201,6 +210,7 @@ class Controller:
         if spec.id in self.jobs:
             raise InvalidInput(f"job '{spec.id}' is known already; give the new one another name")
         record = JobRecord(spec, event.at, resize_cost_seconds=spec.resize_cost_seconds)
+        self._view(record, event.at)  # refuses what no snapshot could hold, while its user is still there
         self.jobs[spec.id] = self._active[spec.id] = record
         return self._changed(event.at)
 
@@ -229,13 +239,13 @@ class Controller:
             return False
         if record.decided_goodput is None:
             return True
-        now = record.goodput.goodput(record.placement.num_nodes, record.placement.num_gpus)
+        now = self._predicted(record, record.goodput)
         return abs(now - record.decided_goodput) > self.settings.model_drift * record.decided_goodput
 
     def _finished(self, event: JobFinished) -> list[Command]:
         record = self._record(event.job_id)
-        record.detail = event.detail
         self._end(record, JobState(event.outcome), event.at)
+        record.detail = event.detail
         return self._changed(event.at)
 
     def _cancelled(self, event: JobCancelled) -> list[Command]:
@@ -247,12 +257,16 @@ class Controller:
     def _paused(self, event: JobPaused) -> list[Command]:
         record = self._record(event.job_id)
         before = record.placement
-        self._place(record, NOWHERE, event.at)
         record.state = step(event.job_id, record.state, JobState.PAUSED)
+        self._place(record, NOWHERE, event.at)
         return [*self._stop(record, before, "paused"), *self._changed(event.at)]
 
     def _resumed(self, event: JobResumed) -> list[Command]:
         record = self._record(event.job_id)
+        if record.state is not JobState.PAUSED:
+            raise IllegalTransition(
+                f"job '{event.job_id}' is {record.state}; only a paused job can be resumed"
+            )
         record.state = step(event.job_id, record.state, JobState.QUEUED)
         return self._changed(event.at)
 
@@ -290,16 +304,19 @@ class Controller:
 
     def _decided(self, event: DecisionMade) -> list[Command]:
         snapshot = self.snapshot(event.at)
-        self._last_decision = event.at
-        self._next_decision = None
         decision, current = event.decision, event.revision == self.revision - 1
         if not current:
-            # Things happened while the policy was thinking. Its answer still counts if it fits what is there now.
+            # Things happened while the policy was thinking. Its answer still counts if it fits what is there.
             known = {job.id for job in snapshot.jobs}
-            decision = replace(decision, allocation={k: v for k, v in decision.allocation.items() if k in known})
+            allocation = {
+                job_id: placement for job_id, placement in decision.allocation.items() if job_id in known
+            }
+            decision = replace(decision, allocation=allocation)
         violations = check(snapshot, decision)
         if violations and current:
             raise BrokenDecision("; ".join(str(violation) for violation in violations))
+        self._last_decision = event.at
+        self._next_decision = None
         if violations:
             return self._schedule(event.at)
         self._memory = decision.memory
@@ -319,6 +336,9 @@ class Controller:
         self._remember_predictions()
         if self.settings.trigger == "rounds":
             commands += self._schedule(event.at + self.settings.interval_seconds)
+        elif self._last_change > event.revision:
+            # The policy did not know of that change yet.
+            commands += self._schedule(event.at + self.settings.min_gap_seconds)
         return commands
 
     def _remember_predictions(self) -> None:
@@ -327,14 +347,18 @@ class Controller:
         for record in self._active.values():
             record.decided_goodput = None
             if record.goodput is not None and record.placement:
-                record.decided_goodput = record.goodput.goodput(
-                    record.placement.num_nodes, record.placement.num_gpus
-                )
+                record.decided_goodput = self._predicted(record, record.goodput)
+
+    def _predicted(self, record: JobRecord, model: GoodputFunction) -> float:
+        placement = record.placement
+        gpu_type = self._cluster.by_id[placement.shares[0][0]].gpu_type
+        return model.goodput(placement.num_nodes, placement.num_gpus, gpu_type)
 
     def _changed(self, at: float) -> list[Command]:
         """Something that can change the answer happened: under `events`, a decision is due."""
         if self.settings.trigger != "events":
             return []
+        self._last_change = self.revision
         due = max(at, self._last_decision + self.settings.min_gap_seconds)
         if self._next_decision is not None and self._next_decision <= due:
             return []

@@ -32,12 +32,13 @@ HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
 _WHILE_HOLDING = frozenset({JobState.QUEUED, JobState.PAUSED, JobState.RESIZING}) | ENDED
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.STARTING, JobState.PAUSED, JobState.FAILED, JobState.CANCELLED}),
+    # A job may end while it waits: it was through just as it was told to stop.
+    JobState.QUEUED: frozenset({JobState.STARTING, JobState.PAUSED}) | ENDED,
     # A start may be overtaken: moved elsewhere, preempted, or over before its first report arrives.
     JobState.STARTING: _WHILE_HOLDING | {JobState.RUNNING},
     JobState.RUNNING: _WHILE_HOLDING,
     JobState.RESIZING: _WHILE_HOLDING | {JobState.RUNNING},
-    JobState.PAUSED: frozenset({JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.PAUSED: frozenset({JobState.QUEUED}) | ENDED,
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pollux.core.cluster import Node
-from pollux.core.job import JobView
+from pollux.core.job import JobLimits, JobView
 from pollux.core.placement import NOWHERE, Placement
 from pollux.core.snapshot import Decision, Snapshot
 
 __all__ = ["Violation", "check"]
 
-# Sums of fractional CPU requests carry rounding errors; a millionth of a CPU is not an overload.
+# Sums of fractional requests carry rounding errors; a millionth of what a node has is not an overload.
 _SLACK = 1e-6
 
 
@@ -32,8 +32,9 @@ class Violation:
 def check(snapshot: Snapshot, decision: Decision) -> tuple[Violation, ...]:
     """All rules that `decision` breaks, in a fixed order; empty when it is legal.
 
-    A pinned job that stays where it is passes the rules on its own size and nodes, since nobody may move it;
-    it still counts for capacity and quota.
+    A running job that is pinned or not preemptible passes all rules by staying exactly where it is, whatever
+    changed around it, since it may be impossible to do anything else. Where such jobs alone hold more than a
+    node or a queue has, nobody else may hold anything there. So every snapshot has a legal decision.
     """
     jobs = {job.id: job for job in snapshot.jobs}
     found: list[Violation] = []
@@ -55,8 +56,11 @@ def _check_job(snapshot: Snapshot, job: JobView, old: Placement, new: Placement)
         if new != old:
             yield Violation("pinned", job.id, f"job '{job.id}' is pinned to {old} and was moved to {new}")
         return
-    if old and not new and not limits.preemptible:
-        yield Violation("preemptible", job.id, f"job '{job.id}' is not preemptible and was stopped")
+    if old and not limits.preemptible:
+        if new == old:
+            return
+        if not new:
+            yield Violation("preemptible", job.id, f"job '{job.id}' is not preemptible and was stopped")
     if not new:
         return
     if new.num_gpus < limits.min_gpus:
@@ -96,34 +100,57 @@ def _check_node_use(snapshot: Snapshot, job: JobView, old: Placement, new: Place
         yield Violation("one-gpu-type", job.id, f"job '{job.id}' spans GPU types {', '.join(sorted(types))}")
 
 
+class _Load:
+    """What is held on one node."""
+
+    __slots__ = ("cpus", "gpus", "memory_bytes")
+
+    def __init__(self) -> None:
+        self.gpus, self.cpus, self.memory_bytes = 0, 0.0, 0.0
+
+    def add(self, count: int, limits: JobLimits) -> None:
+        self.gpus += count
+        self.cpus += count * limits.cpus_per_gpu
+        self.memory_bytes += count * limits.memory_bytes_per_gpu
+
+
+def _stays(snapshot: Snapshot, job: JobView, new: Placement) -> bool:
+    """Whether it is a job that may not be stopped, and was left alone."""
+    immovable = job.limits.pinned or not job.limits.preemptible
+    return immovable and bool(new) and new == snapshot.placement(job.id)
+
+
 def _check_nodes(snapshot: Snapshot, decision: Decision, jobs: dict[str, JobView]) -> Iterator[Violation]:
-    gpus: defaultdict[str, int] = defaultdict(int)
-    cpus: defaultdict[str, float] = defaultdict(float)
-    memory: defaultdict[str, float] = defaultdict(float)
+    held: defaultdict[str, _Load] = defaultdict(_Load)
+    staying: defaultdict[str, _Load] = defaultdict(_Load)
     for job_id, placement in decision.allocation.items():
         job = jobs.get(job_id)
+        limits = JobLimits() if job is None else job.limits
+        stays = job is not None and _stays(snapshot, job, placement)
         for node_id, count in placement.shares:
-            gpus[node_id] += count
-            if job is not None:
-                cpus[node_id] += count * job.limits.cpus_per_gpu
-                memory[node_id] += count * job.limits.memory_bytes_per_gpu
-    for node_id, used in gpus.items():
+            held[node_id].add(count, limits)
+            if stays:
+                staying[node_id].add(count, limits)
+    for node_id, load in held.items():
         node = snapshot.cluster.by_id.get(node_id)
         if node is not None:
-            yield from _check_node(node, used, cpus[node_id], memory[node_id])
+            yield from _check_node(node, load, staying[node_id])
 
 
-def _check_node(node: Node, gpus: int, cpus: float, memory: float) -> Iterator[Violation]:
-    if gpus > node.num_gpus:
-        yield Violation("gpus", node.id, f"node '{node.id}' has {node.num_gpus} GPUs and was given {gpus}")
-    if cpus > node.num_cpus + _SLACK:
-        yield Violation(
-            "cpus", node.id, f"node '{node.id}' has {node.num_cpus:g} CPUs and was given {cpus:g}"
-        )
-    if memory > node.memory_bytes + _SLACK:
-        yield Violation(
-            "memory", node.id, f"node '{node.id}' has {node.memory_bytes:g} bytes and was given {memory:g}"
-        )
+def _check_node(node: Node, held: _Load, staying: _Load) -> Iterator[Violation]:
+    if held.gpus > max(node.num_gpus, staying.gpus):
+        message = f"node '{node.id}' has {node.num_gpus} GPUs and was given {held.gpus}"
+        yield Violation("gpus", node.id, message)
+    if _exceeds(held.cpus, max(node.num_cpus, staying.cpus)):
+        message = f"node '{node.id}' has {node.num_cpus:g} CPUs and was given {held.cpus:g}"
+        yield Violation("cpus", node.id, message)
+    if _exceeds(held.memory_bytes, max(node.memory_bytes, staying.memory_bytes)):
+        message = f"node '{node.id}' has {node.memory_bytes:g} bytes and was given {held.memory_bytes:g}"
+        yield Violation("memory", node.id, message)
+
+
+def _exceeds(used: float, available: float) -> bool:
+    return used > available + _SLACK * max(available, 1.0)
 
 
 def _check_quotas(snapshot: Snapshot, decision: Decision, jobs: dict[str, JobView]) -> Iterator[Violation]:
@@ -139,11 +166,10 @@ def _check_quotas(snapshot: Snapshot, decision: Decision, jobs: dict[str, JobVie
         if job is None or job.queue not in limited:
             continue
         used[job.queue] += placement.num_gpus
-        old = snapshot.placement(job_id)
-        if old and job.limits.pinned:
-            fixed[job.queue] += old.num_gpus
-        elif old and not job.limits.preemptible:
-            fixed[job.queue] += min(placement.num_gpus, max(job.limits.min_gpus, 1))
+        if _stays(snapshot, job, placement):
+            fixed[job.queue] += placement.num_gpus
+        elif snapshot.placement(job_id) and not job.limits.preemptible:
+            fixed[job.queue] += min(placement.num_gpus, job.limits.min_gpus)
     for name, quota in limited.items():
         # A quota lowered below what immovable jobs hold cannot be met; then nobody else may hold anything.
         if used[name] > max(quota, fixed[name]):

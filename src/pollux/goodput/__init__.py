@@ -6,6 +6,7 @@ Nothing here knows of clusters, other jobs or clocks.
 from pollux.goodput.batch import BatchChoice, BatchLimits, best_batch, published_best_batch, split_total
 from pollux.goodput.efficiency import Efficiency
 from pollux.goodput.fabric import FabricThroughput
+from pollux.goodput.fit import FitResult, Observation, fit, fit_fabric
 from pollux.goodput.model import GoodputModel
 from pollux.goodput.tables import BatchTables, batch_tables, goodput_tables
 from pollux.goodput.throughput import PublishedThroughput, ThroughputModel
@@ -16,11 +17,15 @@ __all__ = [
     "BatchTables",
     "Efficiency",
     "FabricThroughput",
+    "FitResult",
     "GoodputModel",
+    "Observation",
     "PublishedThroughput",
     "ThroughputModel",
     "batch_tables",
     "best_batch",
+    "fit",
+    "fit_fabric",
     "goodput_tables",
     "published_best_batch",
     "split_total",

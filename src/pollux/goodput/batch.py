@@ -156,7 +156,9 @@ class _Placement:
         cost_rate = repeats - 1 + rate
         grown = self.slope * local_batch
         elasticity = grown * cost_rate / ((repeats - 1) * compute + overlapped)
-        bend = grown * (overlap - 1.0) * rate * (1.0 - share) / (compute * cost_rate) if cost_rate > 0.0 else 0.0
+        bend = (
+            grown * (overlap - 1.0) * rate * (1.0 - share) / (compute * cost_rate) if cost_rate > 0.0 else 0.0
+        )
         value = self.noise / (self.noise + self.signal * self.num_gpus * local_batch * repeats)
         return value - elasticity, -value * (1.0 - value) - elasticity * (1.0 + bend - elasticity)
 
@@ -261,7 +263,9 @@ def best_batch(
     return BatchChoice(local_batch, repeats - 1, num_gpus), goodput
 
 
-def _largest_below_maximum(placement: _Placement, limits: BatchLimits, repeats: int) -> tuple[float, int, int]:
+def _largest_below_maximum(
+    placement: _Placement, limits: BatchLimits, repeats: int
+) -> tuple[float, int, int]:
     """When no multiple of K lies between initial and maximum: the largest batch that does not pass maximum."""
     num_gpus = placement.num_gpus
     local_batch = max(1, min(limits.local_max, limits.maximum // (num_gpus * repeats)))

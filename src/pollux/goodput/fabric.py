@@ -1,12 +1,12 @@
 """A second throughput model, for fabrics where synchronising does not grow linearly with the number of GPUs.
 
-It counts what an all-reduce does: messages, which cost latency, and bytes, which cost transfer time.
+It counts what an all-reduce does: rounds of messages, which cost latency, and bytes, which cost transfer time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -19,42 +19,29 @@ __all__ = ["AllReduce", "FabricThroughput", "ring_sync_basis", "tree_sync_basis"
 AllReduce = Literal["ring", "tree"]
 
 
-def _ring_rounds(members: Array) -> Array:
-    """2(p−1) messages pass through each member of a ring of p."""
-    return 2.0 * (members - 1.0)
-
-
-def _ring_volume(members: Array) -> Array:
-    """Each member sends 2(p−1)/p of the gradient."""
-    return 2.0 * (members - 1.0) / members
-
-
-def _tree_rounds(members: Array) -> Array:
-    """2·ceil(log2 p): up to the root and down again; the slack keeps powers of two exact."""
-    return 2.0 * np.ceil(np.log2(members) - 1e-9)
-
-
-def _tree_volume(members: Array) -> Array:
-    """The whole gradient goes up once and down once."""
-    return np.where(members > 1.0, 2.0, 0.0)
-
-
-def _basis(
-    num_nodes: Array, num_gpus: Array, rounds: Callable[[Array], Array], volume: Callable[[Array], Array]
-) -> FloatArray:
-    nodes = np.maximum(num_nodes, 1.0)
-    members = np.maximum(num_gpus / nodes, 1.0)
-    return np.stack([volume(nodes), rounds(nodes), volume(members), rounds(members)])
-
-
 def ring_sync_basis(num_nodes: Array, num_gpus: Array) -> FloatArray:
-    """What rings within nodes and one across them cost, for N[S], K[S]; shape [4, S]."""
-    return _basis(num_nodes, num_gpus, _ring_rounds, _ring_volume)
+    """Volume and rounds of one ring through all GPUs, for N[S], K[S]; shape [4, S]."""
+    gpus = np.maximum(num_gpus, 1.0)
+    rounds = 2.0 * (gpus - 1.0)
+    across = np.asarray(num_nodes) > 1
+    basis = np.empty((4, *gpus.shape))
+    basis[1] = rounds * across
+    basis[3] = rounds * ~across
+    np.divide(basis[1], gpus, out=basis[0])
+    np.divide(basis[3], gpus, out=basis[2])
+    return basis
 
 
 def tree_sync_basis(num_nodes: Array, num_gpus: Array) -> FloatArray:
-    """What trees within nodes and one across them cost, for N[S], K[S]; shape [4, S]."""
-    return _basis(num_nodes, num_gpus, _tree_rounds, _tree_volume)
+    """Volume and rounds of a tree over the nodes and a ring within each, for N[S], K[S]; shape [4, S]."""
+    nodes = np.maximum(num_nodes, 1.0)
+    members = np.maximum(num_gpus / nodes, 1.0)
+    basis = np.empty((4, *members.shape))
+    basis[0] = 2.0 * (nodes > 1.0)
+    basis[1] = 2.0 * np.log2(nodes)
+    basis[3] = 2.0 * (members - 1.0)
+    np.divide(basis[3], members, out=basis[2])
+    return basis
 
 
 _BASES: dict[str, SyncBasis] = {"ring": ring_sync_basis, "tree": tree_sync_basis}
@@ -62,11 +49,12 @@ _BASES: dict[str, SyncBasis] = {"ring": ring_sync_basis, "tree": tree_sync_basis
 
 @dataclass(frozen=True, slots=True)
 class FabricThroughput(AffineThroughput):
-    """Hierarchical all-reduce: within each node over K/N GPUs, then across the N nodes; in seconds but γ.
+    """T_sync = rounds·latency + volume·transfer, in seconds; computing and overlap are as published.
 
-    T_sync(p) = rounds(p)·latency + volume(p)·transfer for each of the two levels, added up. Ring: rounds 2(p−1),
-    volume 2(p−1)/p. Tree: rounds 2·ceil(log2 p), volume 2. `transfer` is the time the whole gradient takes over
-    one link (bytes over bandwidth). Compute and overlap are as published.
+    `transfer` is the time the whole gradient takes over one link (bytes over bandwidth), `latency` that of one
+    message. A ring of p GPUs makes 2(p−1) rounds and moves a volume of 2(p−1)/p; it runs at the pace of its slowest
+    link, so across nodes only the node link counts. A tree of N nodes makes 2·log2(N) rounds and moves 2; within
+    each node a ring of K/N GPUs comes on top.
     """
 
     alpha_c: float
@@ -76,7 +64,7 @@ class FabricThroughput(AffineThroughput):
     local_transfer: float
     local_latency: float
     gamma: float
-    algorithm: AllReduce = "ring"
+    algorithm: AllReduce = field(default="ring", kw_only=True)
 
     def __post_init__(self) -> None:
         if self.algorithm not in _BASES:
@@ -111,11 +99,20 @@ class FabricThroughput(AffineThroughput):
         return _BASES[self.algorithm]
 
     def sync_seconds(self, num_nodes: Quantity, num_gpus: Quantity) -> Quantity:
-        """T_sync(N, K) = across(N) + within(K/N)."""
-        nodes, gpus = np.broadcast_arrays(np.asarray(num_nodes, float), np.asarray(num_gpus, float))
-        parameters = np.array(self.parameters[2:6])
-        seconds = np.tensordot(parameters, self.sync_basis(nodes, gpus), axes=1)
+        """T_sync(N, K) of the all-reduce; 0 for one GPU."""
         if isinstance(num_nodes, np.ndarray) or isinstance(num_gpus, np.ndarray):
-            result: Quantity = seconds
+            nodes, gpus = np.broadcast_arrays(np.asarray(num_nodes, float), np.asarray(num_gpus, float))
+            result: Quantity = np.tensordot(
+                np.array(self.parameters[2:6]), self.sync_basis(nodes, gpus), axes=1
+            )
             return result
-        return float(seconds)
+        members = num_gpus
+        seconds = 0.0
+        transfer, latency = self.local_transfer, self.local_latency
+        if num_nodes > 1 and self.algorithm == "ring":
+            transfer, latency = self.node_transfer, self.node_latency
+        elif num_nodes > 1:
+            members = num_gpus / num_nodes
+            seconds = 2.0 * (self.node_transfer + math.log2(num_nodes) * self.node_latency)
+        rounds = 2.0 * max(members - 1.0, 0.0)
+        return float(seconds + rounds * latency + rounds / max(members, 1.0) * transfer)

@@ -1,20 +1,239 @@
-"""Fit of the throughput parameters to measured step times, with optimistic priors for what was not yet seen.
+"""Fit of a throughput model to measured step times, with optimistic priors for what was not yet seen.
 
-The loss, the priors and what is reported live here; the solver is in `solver`.
+The loss is in `loss`, its minimisation in `solver`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from pollux.goodput.fabric import AllReduce, FabricThroughput
-from pollux.goodput.loss import CONSTANT_SLOTS, GROWTH_SLOTS, LOWER, FitProblem
-from pollux.goodput.solver import minimise
+from pollux.goodput.fabric import AllReduce, FabricThroughput, ring_sync_basis, tree_sync_basis
+from pollux.goodput.loss import LOWER, UPPER, FitProblem
+from pollux.goodput.solver import Minimum, minimise
 from pollux.goodput.throughput import FloatArray, PublishedThroughput, SyncBasis, published_sync_basis
 
 __all__ = ["FitResult", "Observation", "fit", "fit_fabric"]
+
+Model = TypeVar("Model", PublishedThroughput, FabricThroughput)
+
+ACROSS_NODES_FACTOR = 1.1
+_FIRST_OVERLAPS = (1.0, 1.5, 2.5)
+_LEAST_GUESS = 0.01
+_PERFECT = 1e-3
+# Growth is held back in the first guess, as the penalty does in the loss: two GPUs alone must leave it small.
+_GROWTH_HELD_BACK = np.array([1.0 + 1e-6, 1.01, 1.0 + 1e-6, 1.01])
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What was measured on one placement at one local batch: mean seconds of T_grad and of a step with s = 0.
+
+    `weight` is relative; recent measurements may count for more than old ones.
+    """
+
+    num_nodes: int
+    num_gpus: int
+    local_batch: float
+    compute_seconds: float
+    step_seconds: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult(Generic[Model]):
+    """The outcome of a fit. When `converged` is false, `parameters` are the previous ones, or `None`.
+
+    `reason` is empty after a clean fit; else it says what failed, or which rows were left out.
+    """
+
+    parameters: Model | None
+    loss: float
+    converged: bool
+    reason: str
+    num_evaluations: int
+
+
+def fit(
+    observations: Sequence[Observation], previous: PublishedThroughput | None = None
+) -> FitResult[PublishedThroughput]:
+    """Fit the seven published parameters (§4.1): least RMSE(log T_grad) + RMSE(log T_step) + penalties.
+
+    Where nothing was seen the model is optimistic, so that jobs explore. One distinct local batch: αc is half the
+    mean compute time. No placement across nodes: αn and βn at the bound during the fit, 1.1 times αr and βr after
+    it. None within a node: αr and βr at the bound. No K > 2: βn and βr at the bound.
+    Bad measurements never raise: unusable rows are left out, and a fit that fails keeps `previous` and says why.
+    """
+    return _fit(observations, previous, published_sync_basis, _published)
+
+
+def fit_fabric(
+    observations: Sequence[Observation],
+    previous: FabricThroughput | None = None,
+    algorithm: AllReduce | None = None,
+) -> FitResult[FabricThroughput]:
+    """Fit the fabric model with the same loss and priors; without `algorithm`, the one of lower loss."""
+    results = [
+        _fit(observations, previous, basis, build)
+        for name, basis, build in (("ring", ring_sync_basis, _ring), ("tree", tree_sync_basis, _tree))
+        if algorithm in (None, name)
+    ]
+    return min(results, key=lambda result: (not result.converged, result.loss))
+
+
+def _published(values: Sequence[float]) -> PublishedThroughput:
+    return PublishedThroughput(*values)
+
+
+def _ring(values: Sequence[float]) -> FabricThroughput:
+    return FabricThroughput(*values, algorithm="ring")
+
+
+def _tree(values: Sequence[float]) -> FabricThroughput:
+    return FabricThroughput(*values, algorithm="tree")
+
+
+def _fit(
+    observations: Sequence[Observation],
+    previous: Model | None,
+    basis: SyncBasis,
+    build: Callable[[Sequence[float]], Model],
+) -> FitResult[Model]:
+    rows, ignored = _usable_rows(observations)
+    if rows.shape[1] == 0:
+        reason = ignored or "no observations"
+        return FitResult(previous, math.inf, False, f"{reason}: kept the previous parameters", 0)
+    problem = FitProblem(rows[2], basis(rows[0], rows[1]), rows[3], rows[4], rows[5])
+    fixed = _fixed_values(problem)
+    free = np.isnan(fixed)
+    try:
+        minimum = _descend(problem, previous, fixed, free)
+    except np.linalg.LinAlgError as error:
+        reason = f"the fit failed ({error}): kept the previous parameters"
+        return FitResult(previous, math.inf, False, reason, problem.evaluations)
+    if not (minimum.converged and math.isfinite(minimum.loss)):
+        reason = f"the fit stopped at a loss of {minimum.loss}: kept the previous parameters"
+        return FitResult(previous, minimum.loss, False, reason, problem.evaluations)
+    fitted = minimum.parameters
+    if not problem.basis[0].any():
+        fitted[2:4] = np.maximum(fitted[2:4], ACROSS_NODES_FACTOR * fitted[4:6])
+    return FitResult(build(fitted.tolist()), minimum.loss, True, ignored, problem.evaluations)
+
+
+def _descend(
+    problem: FitProblem,
+    previous: PublishedThroughput | FabricThroughput | None,
+    fixed: FloatArray,
+    free: npt.NDArray[np.bool_],
+) -> Minimum:
+    """The minimum from the previous parameters, if they are a good start, or from the best first guess.
+
+    The loss often has a second valley besides that at γ = 1: a search that ended there tries the other side.
+    """
+    guesses = _first_guesses(problem, fixed, free)
+    best = min(guesses, key=problem.loss)
+    if previous is not None:
+        warm = _warm_start(np.array(previous.parameters), best, fixed, free)
+        if problem.loss(warm) < problem.loss(best):
+            return minimise(problem, warm, free, near=True)
+    minimum = minimise(problem, best, free)
+    if minimum.parameters[6] <= LOWER[6] and problem.rmse[1] > _PERFECT and free[2:6].any():
+        other = minimise(problem, guesses[-1], free)
+        return min(minimum, other, key=lambda found: found.loss)
+    return minimum
+
+
+def _usable_rows(observations: Sequence[Observation]) -> tuple[FloatArray, str]:
+    """The rows as columns of a [6, R] array without those no fit can use, and a word on what was left out."""
+    table = np.array(
+        [
+            (row.num_nodes, row.num_gpus, row.local_batch, row.compute_seconds, row.step_seconds, row.weight)
+            for row in observations
+        ],
+        dtype=float,
+    ).reshape(-1, 6)
+    rows = np.ascontiguousarray(table.T)
+    usable = np.isfinite(table).all(axis=1) & (table > 0.0).all(axis=1) & (rows[0] <= rows[1])
+    if usable.all():
+        return rows, ""
+    ignored = len(usable) - int(usable.sum())
+    return rows[:, usable], f"left out {ignored} of {len(usable)} rows that are not positive, finite numbers"
+
+
+def _fixed_values(problem: FitProblem) -> FloatArray:
+    """The value of each parameter that the rows say nothing about; NaN for those to be fitted."""
+    fixed = np.full(7, np.nan)
+    local_batch = problem.local_batch
+    if local_batch.min() == local_batch.max():
+        fixed[0] = 0.5 * float(problem.weight @ problem.measured[0])
+    fixed[2:6][~problem.basis.any(axis=1)] = LOWER[2]
+    return fixed
+
+
+def _warm_start(
+    previous: FloatArray, cold: FloatArray, fixed: FloatArray, free: npt.NDArray[np.bool_]
+) -> FloatArray:
+    """The previous parameters; where one was at the bound, unseen till now, the cold guess instead."""
+    unseen = previous <= 2.0 * LOWER
+    unseen[6] = False
+    values = np.where(unseen, cold, previous)
+    return np.where(free, np.clip(values, LOWER, UPPER), fixed)
+
+
+def _first_guesses(problem: FitProblem, fixed: FloatArray, free: npt.NDArray[np.bool_]) -> FloatArray:
+    """Guesses by linear least squares on relative errors, one row for each degree of overlap."""
+    guess = np.where(free, 1.0, fixed)
+    _guess_compute(problem, guess, bool(free[0]))
+    candidates = np.repeat(guess[None], len(_FIRST_OVERLAPS), axis=0)
+    candidates[:, 6] = _FIRST_OVERLAPS
+    if free[2:6].any():
+        _guess_sync(problem, candidates, free[2:6])
+    np.clip(candidates, LOWER, UPPER, out=candidates)
+    return candidates
+
+
+def _guess_compute(problem: FitProblem, guess: FloatArray, both: bool) -> None:
+    """αc and βc with the least mean of ((αc + βc·m)/T_grad − 1)², kept positive."""
+    weight, inverse = problem.weight, 1.0 / problem.measured[0]
+    if not both:
+        guess[1] = float(weight @ problem.measured[0] - guess[0]) / float(problem.local_batch[0])
+        return
+    columns = np.array([inverse, problem.local_batch * inverse])
+    weighted = columns * weight
+    (one, cross), (_, two) = (weighted @ columns.T).tolist()
+    right_one, right_two = weighted.sum(axis=1).tolist()
+    determinant = one * two - cross * cross
+    least_one, least_two = _LEAST_GUESS * right_one / one, _LEAST_GUESS * right_two / two
+    alpha = beta = 0.0
+    if determinant > 1e-12 * one * two:
+        alpha = (right_one * two - right_two * cross) / determinant
+        beta = (one * right_two - cross * right_one) / determinant
+    if alpha < least_one:
+        alpha = least_one
+        beta = (right_two - cross * alpha) / two
+    if beta < least_two:
+        beta = least_two
+        alpha = max((right_one - cross * beta) / one, least_one)
+    guess[0], guess[1] = alpha, beta
+
+
+def _guess_sync(problem: FitProblem, guesses: FloatArray, free: npt.NDArray[np.bool_]) -> None:
+    """The four parameters of T_sync, by least squares on what each γ leaves of the step time, kept positive."""
+    overlap = guesses[:, 6, None]
+    step = problem.measured[1]
+    compute = np.minimum(guesses[0, 0] + guesses[0, 1] * problem.local_batch, step)
+    exposed = np.maximum(1.0 - (compute / step) ** overlap, 0.05**overlap)
+    columns = problem.basis / (step * exposed ** (1.0 / overlap))[:, None]
+    weighted = columns * problem.weight
+    normal = weighted @ columns.transpose(0, 2, 1)
+    right = weighted.sum(axis=2)
+    diagonal = np.where(free, np.einsum("gii->gi", normal), 1.0)
+    normal[:, range(4), range(4)] = diagonal * _GROWTH_HELD_BACK
+    values = np.linalg.solve(normal, right[..., None])[..., 0]
+    np.maximum(values, _LEAST_GUESS * right / diagonal, out=values)
+    guesses[:, 2:6] = np.where(free, values, guesses[:, 2:6])

@@ -1,7 +1,7 @@
 """The loss of a throughput fit, with its derivatives. Where it is smallest is for `solver` to find.
 
-Parameters are (αc, βc, constant and growth across nodes, constant and growth within a node, γ); the columns of
-T_sync in the four in the middle come from a `SyncBasis`, so any model linear in them can be fitted.
+Parameters are (αc, βc, constant and growth across nodes, constant and growth within a node, γ). T_sync is linear
+in the four in the middle and comes as a `SyncBasis`, so that any model of that form can be fitted.
 """
 
 from __future__ import annotations
@@ -12,20 +12,36 @@ import numpy as np
 
 from pollux.goodput.throughput import MAX_OVERLAP, FloatArray
 
-__all__ = ["LOWER", "UPPER", "FitProblem"]
+__all__ = ["LOWER", "NUM_PARAMETERS", "UPPER", "FitProblem", "to_coordinates", "to_parameters"]
 
+NUM_PARAMETERS = 7
 LOWER = np.array([1e-8] * 6 + [1.0])
 UPPER = np.array([1e8] * 6 + [MAX_OVERLAP])
+
 GAMMA_PENALTY = 1e-3
 GROWTH_PENALTY = 1e-2
-_TINY_RATIO = 1e-30
-_TINY_ERROR = 1e-9
+
+_NO_SECONDS = 1e-30
+
+
+def to_coordinates(parameters: FloatArray) -> FloatArray:
+    """Logarithms of the first six parameters, and γ itself: in these the loss is well scaled."""
+    coordinates = np.log(parameters)
+    coordinates[6] = parameters[6]
+    return coordinates
+
+
+def to_parameters(coordinates: FloatArray) -> FloatArray:
+    """The inverse of `to_coordinates`."""
+    parameters = np.exp(coordinates)
+    parameters[6] = coordinates[6]
+    return parameters
 
 
 class FitProblem:
     """RMSE(log T_grad) + RMSE(log T_step) + 1e-3(γ−1)² + 1e-2[(βn/αn)² + (βr/αr)²] over weighted rows.
 
-    Derivatives are in the coordinates of the solver: logarithms of the first six parameters, and γ itself.
+    Smoothed by δ: an RMSE r counts as sqrt(r² + δ²), since a perfect fit would otherwise sit on a kink.
     """
 
     def __init__(
@@ -36,85 +52,106 @@ class FitProblem:
         step_seconds: FloatArray,
         weight: FloatArray,
     ) -> None:
+        rows = len(local_batch)
         self.local_batch = local_batch
         self.basis = basis
         self.measured = np.array([compute_seconds, step_seconds])
-        self.target = np.log(self.measured)
         self.weight = weight / weight.sum()
-        rows = len(local_batch)
-        self.seconds = np.empty((2, rows))
-        self.jacobian = np.zeros((7, 2, rows))
         self.evaluations = 0
+        self._target = np.log(self.measured)
+        self._columns = np.empty((6, rows))
+        self._columns[0] = 1.0
+        self._columns[1] = local_batch
+        self._columns[2:] = basis
+        self._factors = np.zeros((2, 6))
+        self._allocate(rows)
 
-    def loss(self, parameters: FloatArray) -> float:
-        """The loss alone; leaves what `derivatives` needs."""
+    def _allocate(self, rows: int) -> None:
+        """Errors, their weights and their Jacobian: R of T_grad, R of T_step, then the three penalties.
+
+        A penalty p·exp(2u) is a row of weight 4p·exp(2u) and error 1/2: gradient and curvature are exact.
+        """
+        self._all_errors = np.full(2 * rows + 3, 0.5)
+        self._all_weights = np.full(2 * rows + 3, 2.0 * GAMMA_PENALTY)
+        self._jacobian = jacobian = np.zeros((NUM_PARAMETERS, 2 * rows + 3))
+        self._errors = self._all_errors[: 2 * rows].reshape(2, rows)
+        self._compute_errors, self._step_errors = self._errors
+        self._compute_weights, self._step_weights = self._all_weights[: 2 * rows].reshape(2, rows)
+        first, second = slice(0, rows), slice(rows, 2 * rows)
+        self._compute_by_compute = jacobian[:2, first]
+        self._compute_by_alpha, self._compute_by_beta = self._compute_by_compute
+        self._step_by_compute = jacobian[:2, second]
+        self._step_by_sync = jacobian[2:6, second]
+        self._step_by_gamma = jacobian[6, second]
+        jacobian[2, -3] = jacobian[4, -2] = -1.0
+        jacobian[3, -3] = jacobian[5, -2] = jacobian[6, -1] = 1.0
+
+    def loss(self, parameters: FloatArray, smoothing: float = 0.0) -> float:
+        """The loss; leaves behind what `derivatives` at the same parameters needs."""
         self.evaluations += 1
-        alpha, beta = parameters[0], parameters[1]
-        gamma = float(parameters[6])
-        compute, step = self.seconds
-        np.multiply(self.local_batch, beta, out=compute)
-        compute += alpha
-        self.sync = sync = parameters[2:6] @ self.basis
-        longer = np.maximum(compute, sync)
-        ratio = np.minimum(compute, sync)
-        ratio /= longer
-        np.maximum(ratio, _TINY_RATIO, out=ratio)
-        self.log_ratio = np.log(ratio)
-        self.power = np.exp(gamma * self.log_ratio)
-        self.log_whole = np.log1p(self.power)
-        np.exp(self.log_whole / gamma, out=step)
-        step *= longer
-        self.error = np.log(self.seconds)
-        self.error -= self.target
-        squares = (self.error * self.error) @ self.weight
-        self.rmse = math.sqrt(squares[0]), math.sqrt(squares[1])
-        self.growth = (
-            GROWTH_PENALTY * (parameters[3] / parameters[2]) ** 2,
-            GROWTH_PENALTY * (parameters[5] / parameters[4]) ** 2,
-        )
-        penalty = GAMMA_PENALTY * (gamma - 1.0) ** 2 + self.growth[0] + self.growth[1]
-        return float(self.rmse[0] + self.rmse[1] + penalty)
+        _, _, alpha_n, beta_n, alpha_r, beta_r, gamma = parameters.tolist()
+        factors = self._factors
+        factors[0, :2] = parameters[:2]
+        factors[1, 2:] = parameters[2:6]
+        self._seconds = seconds = factors @ self._columns
+        np.maximum(seconds, _NO_SECONDS, out=seconds)
+        self._logs = logs = np.log(seconds)
+        log_compute, log_sync = logs
+        power = log_compute - log_sync
+        np.abs(power, out=power)
+        power *= -gamma
+        np.exp(power, out=power)
+        np.log1p(power, out=power)
+        power /= gamma
+        self._log_step = log_step = np.maximum(log_compute, log_sync)
+        log_step += power
+        errors = self._errors
+        self._compute_errors[:] = log_compute
+        self._step_errors[:] = log_step
+        errors -= self._target
+        mean_squares = ((errors * errors) @ self.weight).tolist()
+        floor = smoothing * smoothing
+        self.rmse = math.sqrt(mean_squares[0] + floor), math.sqrt(mean_squares[1] + floor)
+        across: float = GROWTH_PENALTY * (beta_n / alpha_n) ** 2
+        within: float = GROWTH_PENALTY * (beta_r / alpha_r) ** 2
+        self._growth = across, within
+        penalty: float = GAMMA_PENALTY * (gamma - 1.0) ** 2 + across + within
+        return self.rmse[0] + self.rmse[1] + penalty
 
-    def derivatives(self, parameters: FloatArray, free: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Gradient and an approximate, positive Hessian at the parameters `loss` was last called with.
+    def derivatives(self, parameters: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Gradient in `to_coordinates`, and a positive approximation of the Hessian.
 
-        The root mean squares are replaced by the parabola that touches them, as in reweighted least squares.
+        For the parameters and smoothing of the last call of `loss`. Each RMSE is replaced by the parabola that
+        touches it, and that by its Gauss-Newton form, as in iteratively reweighted least squares.
+        """
+        self._fill_jacobian(parameters)
+        weights, jacobian = self._all_weights, self._jacobian
+        np.multiply(self.weight, 1.0 / max(self.rmse[0], _NO_SECONDS), out=self._compute_weights)
+        np.multiply(self.weight, 1.0 / max(self.rmse[1], _NO_SECONDS), out=self._step_weights)
+        weights[-3] = 4.0 * self._growth[0]
+        weights[-2] = 4.0 * self._growth[1]
+        self._all_errors[-1] = parameters[6] - 1.0
+        weighted = jacobian * weights
+        return weighted @ self._all_errors, weighted @ jacobian.T
+
+    def _fill_jacobian(self, parameters: FloatArray) -> None:
+        """d log T_grad and d log T_step in the coordinates.
+
+        With the shares T_grad^γ/T_step^γ and T_sync^γ/T_step^γ: d log T_step = share·d log T_grad +
+        share·d log T_sync + Σ share·log(T/T_step)/γ·dγ.
         """
         gamma = float(parameters[6])
-        compute = self.seconds[0]
-        jacobian = self.jacobian
-        whole = 1.0 + self.power
-        minor = self.power / whole
-        share = np.where(compute >= self.sync, 1.0 - minor, minor)
-        np.divide(parameters[0], compute, out=jacobian[0, 0])
-        np.subtract(1.0, jacobian[0, 0], out=jacobian[1, 0])
-        np.multiply(jacobian[:2, 0], share, out=jacobian[:2, 1])
-        scaled = (1.0 - share) / np.maximum(self.sync, 1e-300)
-        np.multiply(self.basis, scaled, out=jacobian[2:6, 1])
-        jacobian[2:6, 1] *= parameters[2:6, None]
-        np.multiply(minor, self.log_ratio, out=minor)
-        minor *= gamma
-        minor -= self.log_whole
-        np.divide(minor, gamma * gamma, out=jacobian[6, 1])
-        weights = np.multiply.outer(
-            (1.0 / max(self.rmse[0], _TINY_ERROR), 1.0 / max(self.rmse[1], _TINY_ERROR)), self.weight
-        ).ravel()
-        flat = jacobian.reshape(7, -1) * free[:, None]
-        weighted = flat * weights
-        gradient = weighted @ self.error.ravel()
-        hessian = weighted @ flat.T
-        self._add_penalties(gamma, free, gradient, hessian)
-        return gradient, hessian
-
-    def _add_penalties(self, gamma: float, free: FloatArray, gradient: FloatArray, hessian: FloatArray) -> None:
-        for constant, penalty in ((2, self.growth[0]), (4, self.growth[1])):
-            grown = constant + 1
-            gradient[constant] -= 2.0 * penalty * free[constant]
-            gradient[grown] += 2.0 * penalty * free[grown]
-            hessian[constant, constant] += 4.0 * penalty * free[constant]
-            hessian[grown, grown] += 4.0 * penalty * free[grown]
-            cross = 4.0 * penalty * free[constant] * free[grown]
-            hessian[constant, grown] -= cross
-            hessian[grown, constant] -= cross
-        gradient[6] += 2.0 * GAMMA_PENALTY * (gamma - 1.0) * free[6]
-        hessian[6, 6] += 2.0 * GAMMA_PENALTY * free[6]
+        compute, sync = self._seconds
+        relative = self._logs - self._log_step
+        shares = relative * gamma
+        np.exp(shares, out=shares)
+        compute_share, sync_share = shares
+        relative *= shares
+        np.add(relative[0], relative[1], out=self._step_by_gamma)
+        self._step_by_gamma /= gamma
+        np.divide(parameters[0], compute, out=self._compute_by_alpha)
+        np.subtract(1.0, self._compute_by_alpha, out=self._compute_by_beta)
+        np.multiply(self._compute_by_compute, compute_share, out=self._step_by_compute)
+        sync_share /= sync
+        np.multiply(self.basis, sync_share, out=self._step_by_sync)
+        self._step_by_sync *= parameters[2:6, None]

@@ -124,7 +124,9 @@ class _Cells:
     """Some jobs (rows) on all placements (columns). x = s + 1 throughout, as in `batch`."""
 
     def __init__(self, jobs: FloatArray, compute: FloatArray, sync: FloatArray, gpus: FloatArray) -> None:
-        self.initial, self.maximum, self.local_min, self.local_max, accumulates, self.noise, self.signal = jobs
+        self.initial, self.maximum, self.local_min, self.local_max, accumulates, self.noise, self.signal = (
+            jobs
+        )
         self.accumulates = accumulates > 0.0
         self.intercept, slope, self.overlap = compute
         self.slope = np.maximum(slope, _SMALLEST_SLOPE)
@@ -270,9 +272,11 @@ class _Cells:
         plain *= self.overlap**OVERLAP_EXPONENT
         plain += perfect
         plain *= 0.5
-        return plain
+        return np.asarray(plain)
 
-    def _newton_step(self, local_batch: FloatArray, extra: FloatArray, batch_weight: FloatArray) -> FloatArray:
+    def _newton_step(
+        self, local_batch: FloatArray, extra: FloatArray, batch_weight: FloatArray
+    ) -> FloatArray:
         """The Newton step in log m to the root of d log goodput / d log m; the formulas are in `batch`."""
         grown = self.slope * local_batch
         compute = grown + self.intercept
@@ -306,4 +310,4 @@ class _Cells:
         bend *= elasticity
         bend += value * (1.0 - value)
         slope /= bend
-        return slope
+        return np.asarray(slope)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
 from pollux.core import Policy, UnknownName
 
-__all__ = ["create", "names", "summary"]
+__all__ = ["create", "names", "options", "summary"]
 
 _REGISTRY: Mapping[str, str] = {
     "pollux": "pollux.policies.pollux:Pollux",
@@ -37,6 +38,11 @@ def _load(name: str) -> type[Any]:
 def create(name: str, **options: object) -> Policy:
     """A policy by name, with the options its class takes."""
     return cast(Policy, _load(name)(**options))
+
+
+def options(name: str) -> frozenset[str]:
+    """The options that a policy takes."""
+    return frozenset(inspect.signature(_load(name)).parameters)
 
 
 def summary(name: str) -> str:

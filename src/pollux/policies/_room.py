@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from pollux.core import NOWHERE, JobLimits, JobView, Placement, Snapshot
+from pollux.core import NOWHERE, JobLimits, JobView, Placement, Reason, Snapshot
 
 __all__ = ["Room"]
 
@@ -18,7 +18,6 @@ class Room:
     def __init__(self, snapshot: Snapshot) -> None:
         nodes = snapshot.cluster.nodes
         self.snapshot = snapshot
-        self.order = {node.id: index for index, node in enumerate(nodes)}
         self.gpus = {node.id: node.num_gpus for node in nodes}
         self._cpus = {node.id: node.num_cpus for node in nodes}
         self._memory = {node.id: node.memory_bytes for node in nodes}
@@ -28,6 +27,11 @@ class Room:
         self._quota = {
             name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None
         }
+
+    @property
+    def num_free(self) -> int:
+        """GPUs that are free on open nodes."""
+        return sum(max(self.gpus[node_id], 0) for node_id in self._open)
 
     def quota(self, queue: str) -> float:
         """GPUs that the queue may still take."""
@@ -50,9 +54,11 @@ class Room:
     def can_keep(self, job: JobView, placement: Placement) -> bool:
         """Whether a job may stay where it is: the nodes still hold it, its limits still allow it."""
         limits = job.limits
-        if limits.pinned:
+        if limits.pinned and placement:
             return True
-        if not limits.min_gpus <= placement.num_gpus <= limits.max_gpus or placement.num_gpus > self.quota(job.queue):
+        if not limits.min_gpus <= placement.num_gpus <= limits.max_gpus:
+            return False
+        if placement.num_gpus > self.quota(job.queue):
             return False
         if limits.max_nodes is not None and placement.num_nodes > limits.max_nodes:
             return False
@@ -62,8 +68,19 @@ class Room:
         if len(types) > 1 and not limits.mixed_types:
             return False
         return all(
-            node_id in self.gpus and self._capacity(limits, node_id) >= count for node_id, count in placement.shares
+            node_id in self.gpus and self._capacity(limits, node_id) >= count
+            for node_id, count in placement.shares
         )
+
+    def part(self, job: JobView, placement: Placement, count: int) -> Placement:
+        """`count` of the GPUs that the job holds, from its largest shares; `NOWHERE` if not allowed."""
+        left, shares = count, {}
+        for node_id, held in sorted(placement.shares, key=lambda share: -share[1]):
+            usable = min(held, left, self._capacity(job.limits, node_id) if node_id in self.gpus else 0)
+            shares[node_id] = usable
+            left -= usable
+        kept = Placement.of({node_id: shares[node_id] for node_id, _ in placement.shares})
+        return kept if left == 0 and self.can_keep(job, kept) else NOWHERE
 
     def take(self, job: JobView, placement: Placement) -> None:
         """Hold these GPUs for the job."""
@@ -93,28 +110,43 @@ class Room:
             if (gpu_type is None or node_type == gpu_type) and (not wanted or node_type in wanted):
                 yield node_id
 
+    def most(self, job: JobView) -> int:
+        """The most GPUs that the job could take now, within its limits."""
+        found = max((sum(count for count, _ in nodes) for nodes in self._by_type(job)), default=0)
+        return int(min(found, job.limits.max_gpus, max(self.quota(job.queue), 0)))
+
     def spread(self, job: JobView, count: int) -> Placement:
-        """`count` GPUs from the nodes with most left, the lowest node first among equals; `NOWHERE` if impossible.
+        """`count` GPUs from the nodes with most left, the first node among equals; `NOWHERE` if impossible.
 
         A job that may not mix types is tried on each type in turn.
         """
         if count > self.quota(job.queue):
             return NOWHERE
-        groups = [None] if job.limits.mixed_types or len(self.types) == 1 else list(self.types)
-        for gpu_type in groups:
-            available = [(-self.available(job, node), self.order[node], node) for node in self.nodes_for(job, gpu_type)]
-            available.sort()
-            shares: list[tuple[str, int]] = []
-            left = count
-            for negative, _, node in available:
-                if left <= 0 or negative == 0:
-                    break
-                shares.append((node, min(left, -negative)))
-                left -= shares[-1][1]
-            max_nodes = job.limits.max_nodes
-            if left == 0 and (max_nodes is None or len(shares) <= max_nodes):
+        for nodes in self._by_type(job):
+            left, shares = count, []
+            for available, node_id in nodes:
+                if left:
+                    shares.append((node_id, min(left, available)))
+                    left -= shares[-1][1]
+            if not left:
                 return Placement(tuple(shares))
         return NOWHERE
+
+    def _by_type(self, job: JobView) -> Iterator[list[tuple[int, str]]]:
+        """For each choice of GPU type, what nodes have left for a job: most first, no more than it may span."""
+        mixed = job.limits.mixed_types or len(self.types) == 1
+        for gpu_type in [None] if mixed else self.types:
+            nodes = self.nodes_for(job, gpu_type)
+            found = [(count, node) for node in nodes if (count := self.available(job, node))]
+            found.sort(key=lambda entry: -entry[0])
+            yield found[: job.limits.max_nodes]
+
+    def refusal(self, job: JobView, wanted: int) -> Reason:
+        """Why a job that could use `wanted` GPUs holds none, once everybody else is placed."""
+        quota, free = self.quota(job.queue), self.num_free
+        if wanted > quota:
+            return Reason("waits-for-quota", {"gpus": wanted, "quota_left": max(quota, 0)})
+        return Reason("waits-for-gpus" if wanted > free else "no-room", {"gpus": wanted, "free_gpus": free})
 
 
 def _whole(have: float, each: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pollux.core import BatchMode, Decision, Snapshot
-from pollux.policies._greedy import admit
+from pollux.policies._greedy import admit_in_turn
 
 __all__ = ["Fifo"]
 
@@ -21,4 +21,4 @@ class Fifo:
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Admit in order of submission."""
         order = sorted(snapshot.jobs, key=lambda job: job.submitted_at)
-        return admit(snapshot, order, strict=self.strict, preempt=False)
+        return admit_in_turn(snapshot, order, strict=self.strict)

@@ -1,8 +1,8 @@
-"""Least attained service: who has used the fewest GPU-seconds goes first (the two-dimensional form of Tiresias)."""
+"""Least attained service: who has used the fewest GPU-seconds goes first (2D, as in Tiresias)."""
 
 from __future__ import annotations
 
-from pollux.core import BatchMode, Decision, Snapshot
+from pollux.core import BatchMode, Decision, InvalidInput, Snapshot
 from pollux.policies._greedy import admit
 
 __all__ = ["Las"]
@@ -20,6 +20,8 @@ class Las:
     batch: BatchMode = "fixed"
 
     def __init__(self, quantum_gpu_seconds: float = 3600.0) -> None:
+        if not quantum_gpu_seconds > 0:
+            raise InvalidInput(f"quantum_gpu_seconds is {quantum_gpu_seconds}; give a number above 0")
         self.quantum_gpu_seconds = quantum_gpu_seconds
 
     def allocate(self, snapshot: Snapshot) -> Decision:

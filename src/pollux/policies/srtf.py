@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pollux.core import BatchMode, Decision, JobView, Snapshot
-from pollux.policies._greedy import admit
+from pollux.policies._greedy import admit, wanted_gpus
 
 __all__ = ["Srtf"]
 
@@ -21,7 +21,7 @@ class Srtf:
         def remaining_seconds(job: JobView) -> float:
             if job.oracle is None:
                 return 0.0
-            return job.oracle.step_seconds(job.requested_gpus) * job.oracle.remaining_steps()
+            return job.oracle.step_seconds(wanted_gpus(job)) * job.oracle.remaining_steps()
 
         order = sorted(snapshot.jobs, key=lambda job: (remaining_seconds(job), job.submitted_at))
         return admit(snapshot, order)

@@ -1,14 +1,21 @@
-"""Tiresias (Gu et al., NSDI'19), discretised two-dimensional LAS, as in the published comparison with Pollux."""
+"""Tiresias (Gu et al., NSDI'19), discretised two-dimensional LAS, as in the comparison with Pollux."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from pollux.core import BatchMode, Decision, Snapshot
+from pollux.core import BatchMode, Decision, InvalidInput, Snapshot
 from pollux.policies._greedy import admit
 
 __all__ = ["Tiresias"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Queues:
+    """Job ids by queue, each in the order in which they joined it."""
+
+    queues: tuple[tuple[str, ...], ...] = ()
 
 
 class Tiresias:
@@ -23,15 +30,20 @@ class Tiresias:
     batch: BatchMode = "fixed"
 
     def __init__(self, thresholds_gpu_seconds: tuple[float, ...] = (57_600.0,)) -> None:
+        if list(thresholds_gpu_seconds) != sorted(set(thresholds_gpu_seconds)):
+            raise InvalidInput(
+                f"thresholds_gpu_seconds are {thresholds_gpu_seconds}; give them in rising order"
+            )
         self.thresholds_gpu_seconds = thresholds_gpu_seconds
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Admit queue by queue."""
         # Queues are kept as they were; who sinks into one joins its end. Lost memory only costs that order.
-        level = {job.id: bisect_right(self.thresholds_gpu_seconds, job.attained_gpu_seconds) for job in snapshot.jobs}
-        queues: list[list[str]] = [[] for _ in range(len(self.thresholds_gpu_seconds) + 1)]
+        thresholds = self.thresholds_gpu_seconds
+        level = {job.id: bisect_right(thresholds, job.attained_gpu_seconds) for job in snapshot.jobs}
+        queues: list[list[str]] = [[] for _ in range(len(thresholds) + 1)]
         moved: list[str] = []
-        last = snapshot.memory if isinstance(snapshot.memory, tuple) else ()
+        last = snapshot.memory.queues if isinstance(snapshot.memory, _Queues) else ()
         for depth, queue in enumerate(last):
             for job_id in queue:
                 if job_id in level:
@@ -41,4 +53,4 @@ class Tiresias:
             queues[level[job_id]].append(job_id)
         jobs = {job.id: job for job in snapshot.jobs}
         decision = admit(snapshot, [jobs[job_id] for queue in queues for job_id in queue])
-        return replace(decision, memory=tuple(tuple(queue) for queue in queues))
+        return replace(decision, memory=_Queues(tuple(tuple(queue) for queue in queues)))

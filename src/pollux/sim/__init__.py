@@ -1,1 +1,34 @@
 """The simulator: the controller's first driver, with a virtual clock and simulated jobs."""
+
+from __future__ import annotations
+
+from pollux.sim.application import Application, FixedConfiguration
+from pollux.sim.compare import PolicyChoice, choose_policies, compare
+from pollux.sim.fairness import IsolatedTimes, finish_time_fairness
+from pollux.sim.metrics import configuration, document, measure
+from pollux.sim.profiles import load_profiles
+from pollux.sim.simulation import JobOutcome, RunOutcome, SimulationSettings, simulate
+from pollux.sim.workload import JobRequest, Workload, check_applications, read_workload, write_workload
+
+__all__ = [
+    "Application",
+    "FixedConfiguration",
+    "IsolatedTimes",
+    "JobOutcome",
+    "JobRequest",
+    "PolicyChoice",
+    "RunOutcome",
+    "SimulationSettings",
+    "Workload",
+    "check_applications",
+    "choose_policies",
+    "compare",
+    "configuration",
+    "document",
+    "finish_time_fairness",
+    "load_profiles",
+    "measure",
+    "read_workload",
+    "simulate",
+    "write_workload",
+]

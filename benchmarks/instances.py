@@ -1,0 +1,74 @@
+"""Synthetic scheduling problems: clusters full of jobs with random models, in four situations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from pollux.core import Cluster, JobLimits, JobView, Policy, Snapshot
+from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
+
+CASES = ("cold", "steady", "burst", "contention")
+
+
+def random_job(rng: np.random.Generator, name: str, now: float, max_gpus: int = 64) -> JobView:
+    """One job with a model drawn from wide ranges: fast and slow steps, good and bad networks, quiet and noisy."""
+    initial = int(2 ** rng.integers(3, 10))
+    local_max = int(initial * 2 ** rng.integers(0, 3))
+    local_min = max(int(local_max // 2 ** rng.integers(2, 6)), 1)
+    maximum = max(int(initial * 2 ** rng.integers(4, 8)), local_min * max_gpus)
+    alpha_c = 10 ** rng.uniform(-2.0, -0.7)
+    beta_c = alpha_c * rng.uniform(0.5, 4.0) / local_max
+    alpha_r = alpha_c * 10 ** rng.uniform(-1.5, 0.3)
+    alpha_n = alpha_r * 10 ** rng.uniform(0.1, 0.9)
+    model = GoodputModel(
+        PublishedThroughput(
+            alpha_c, beta_c, alpha_n, alpha_n * 10 ** rng.uniform(-3.0, -1.0),
+            alpha_r, alpha_r * 10 ** rng.uniform(-3.0, -1.0), rng.uniform(1.0, 4.0),
+        ),
+        Efficiency(initial, 1.0, 10 ** rng.uniform(-0.5, 2.0)),
+        BatchLimits(initial, maximum, local_min, local_max),
+    )  # fmt: skip
+    age = float(10 ** rng.uniform(1.8, 4.8))
+    restarts = int(rng.integers(0, 6)) if age > 600 else 0
+    return JobView(
+        name, now - age, JobLimits(1, min(max_gpus, model.max_gpus)), goodput=model, num_restarts=restarts,
+        largest_gpus=max_gpus, attained_gpu_seconds=age,
+    )  # fmt: skip
+
+
+def make(policy: Policy, case: str, num_nodes: int, gpus_per_node: int, num_jobs: int, seed: int) -> Snapshot:
+    """A snapshot of that situation; `policy` brings the cluster into it.
+
+    cold: nobody holds anything. steady: all but a few jobs hold what the policy gave them a while ago, and their
+    noise has moved since. burst: 30 % of the jobs have just arrived. contention: three jobs for every two GPUs.
+    """
+    rng = np.random.default_rng([seed, num_nodes, num_jobs, CASES.index(case)])
+    now = 100_000.0
+    cluster = Cluster.uniform(num_nodes, gpus_per_node)
+    if case == "contention":
+        num_jobs = max(num_jobs, math.ceil(1.5 * cluster.num_gpus))
+    jobs = [random_job(rng, f"job-{i}", now) for i in range(num_jobs)]
+    cold = Snapshot(1, now, cluster, tuple(jobs))
+    if case == "cold":
+        return cold
+    arriving = {"steady": 0.05, "burst": 0.3, "contention": 0.2}[case]
+    present = jobs[: max(int(num_jobs * (1 - arriving)), 1)]
+    running: dict[str, object] = {}
+    for step in range(3):
+        present = [_drift(rng, job) for job in present]
+        decision = policy.allocate(Snapshot(step, now, cluster, tuple(present), running))  # type: ignore[arg-type]
+        running = dict(decision.allocation)
+    new = [replace(job, submitted_at=now - float(rng.uniform(0, 90)), num_restarts=0) for job in jobs[len(present) :]]
+    present = [_drift(rng, job) for job in present]
+    return Snapshot(9, now, cluster, tuple(present + new), running)  # type: ignore[arg-type]
+
+
+def _drift(rng: np.random.Generator, job: JobView) -> JobView:
+    model = job.goodput
+    assert isinstance(model, GoodputModel)
+    noise = model.efficiency
+    moved = Efficiency(noise.initial_batch, noise.grad_sqr, noise.grad_var * float(np.exp(rng.normal(0.05, 0.2))))
+    return replace(job, goodput=replace(model, efficiency=moved))

@@ -1,0 +1,88 @@
+"""The `pollux` command itself: its sub-commands, and how errors end it.
+
+Exit codes are those the errors carry; usage errors are 2, an interrupt is 130.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pollux import __version__
+from pollux.cli.policies import policies
+from pollux.cli.simulate import simulate
+from pollux.cli.workload import app as workload_app
+from pollux.core import PolluxError
+
+__all__ = ["app", "main"]
+
+# Some versions of typer bring their own copy of click, so its classes are reached through typer's.
+_UsageError: Any = typer.BadParameter.__base__
+
+_INTERRUPTED = 130
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except PolluxError as error:
+        message, code = str(error), error.exit_code
+    except KeyboardInterrupt:
+        message, code = "interrupted; nothing was written", _INTERRUPTED
+    except _UsageError as error:
+        where = f"; see '{error.ctx.command_path} --help'" if error.ctx else ""
+        message, code = f"{error.format_message().rstrip('.')}{where}", 2
+    else:
+        return
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    raise typer.Exit(code)
+
+
+class _Program(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _one_line_errors():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _one_line_errors():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=_Program,
+    help="Goodput-optimised scheduling of deep-learning jobs (Pollux, OSDI'21).",
+    epilog="Example: pollux simulate --policies pollux,tiresias",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("simulate")(simulate)
+app.command("policies")(policies)
+app.add_typer(workload_app, name="workload")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pollux {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def main() -> None:
+    """Run the command line."""
+    run: Callable[..., None] = app
+    run(prog_name="pollux")

@@ -1,0 +1,79 @@
+"""Files and folders that appear under their name only when they are complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from pollux.core import InvalidInput
+
+__all__ = ["staged_file", "staged_folder"]
+
+
+@contextmanager
+def staged_file(option: str, target: Path) -> Iterator[TextIO]:
+    """A text file to write to; it becomes `target` when the block ends well, and is gone when it does not.
+
+    Pipes and devices are written to directly. `option` is what the user gave the path to.
+    """
+    with _named_errors(option, target):
+        if target.is_dir():
+            raise InvalidInput(f"{option}: '{target}' is a folder; give a file in it")
+        if target.exists() and not target.is_file():
+            with target.open("w", encoding="utf-8") as file:
+                yield file
+            return
+        target = target.resolve()
+        temporary = _beside(target)
+        try:
+            with temporary.open("x", encoding="utf-8") as file:
+                yield file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def staged_folder(option: str, target: Path) -> Iterator[Path]:
+    """An empty folder to fill; when the block ends well, what is in it moves to `target`.
+
+    A folder that is there already keeps its other files.
+    """
+    with _named_errors(option, target):
+        if target.exists() and not target.is_dir():
+            raise InvalidInput(f"{option}: '{target}' is a file; give a folder")
+        target = target.resolve()
+        temporary = _beside(target)
+        temporary.mkdir()
+        try:
+            if target.exists() and not os.access(target, os.W_OK | os.X_OK):
+                raise PermissionError(None, "Permission denied")
+            yield temporary
+            target.mkdir(parents=True, exist_ok=True)
+            for file in sorted(temporary.iterdir()):
+                file.replace(target / file.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    """A free hidden name on the same file system: in the closest folder that exists."""
+    folder = next(parent for parent in target.parents if parent.exists())
+    return folder / f".{target.name}.{os.getpid()}.tmp"
+
+
+@contextmanager
+def _named_errors(option: str, target: Path) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InvalidInput(
+            f"{option}: '{target}' cannot be written ({error.strerror or error}); choose another place"
+        ) from None

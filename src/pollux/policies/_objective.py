@@ -1,0 +1,127 @@
+"""The published cluster objective: speed-ups, restart factors and the power mean that weighs them.
+
+Shared by the solver and by the genetic reference, so that both are judged by the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pollux.core import InvalidInput, JobView, Snapshot
+from pollux.goodput import GoodputModel, goodput_tables
+
+__all__ = ["Objective"]
+
+FloatArray = npt.NDArray[np.float64]
+
+# Keeps a waiting job's utility above zero, so that the power mean stays finite for p < 0 (published).
+_UTILITY_FLOOR = 1e-3
+
+
+class Objective:
+    """Maximise `(Σ w v^p / Σ w)^(1/p)` with `v = speed-up · ρ · nodes/GPUs + 0.001` (paper Eq. 9-11).
+
+    `start_floor` is the least ρ of a job that holds nothing: by the published formula a job of age 0 would be
+    worth nothing to start.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, jobs: Sequence[JobView], fairness: float = -1.0, start_floor: float = 0.0
+    ) -> None:
+        if not math.isfinite(fairness):
+            raise InvalidInput(f"fairness is {fairness}; give a finite power, -1 is the published one")
+        self.jobs = jobs
+        self.fairness = fairness
+        nodes = [node for node in snapshot.cluster.nodes if node.num_gpus]
+        num_gpus = max(sum(node.num_gpus for node in nodes), 1)
+        self.scale = len(nodes) / num_gpus
+        self.fair_gpus = max(math.ceil(num_gpus / max(len(jobs), 1)), 1)
+        self.weights = np.array([snapshot.weight(job) for job in jobs], dtype=float)
+        self.restart_factors = _restart_factors(snapshot, jobs, start_floor)
+        self._gpu_types: dict[str, int] = {}
+        for node in nodes:
+            self._gpu_types[node.gpu_type] = self._gpu_types.get(node.gpu_type, 0) + node.num_gpus
+        self._modelled = [i for i, job in enumerate(jobs) if isinstance(job.goodput, GoodputModel)]
+        self._models = [job.goodput for job in jobs if isinstance(job.goodput, GoodputModel)]
+        self._base = self._fair_share_goodput()
+
+    def _fair_share_goodput(self) -> FloatArray:
+        """Goodput at `ceil(GPUs/jobs)` replicas modelled on one node, averaged over the cluster's GPUs by type."""
+        base = np.zeros(len(self.jobs))
+        total = sum(self._gpu_types.values()) or 1
+        for gpu_type, gpus in self._gpu_types.items():
+            base += gpus / total * self._goodputs([1], [self.fair_gpus], gpu_type)[:, 0]
+        for i in np.flatnonzero(base <= 0.0):
+            function = self.jobs[i].goodput
+            if function is None:
+                base[i] = self.fair_gpus
+                continue
+            # The fair share is more than its batch limits allow: compare with the most it can use.
+            fair = self.fair_gpus
+            while fair > 1 and base[i] <= 0.0:
+                fair = min(fair // 2, function.max_gpus) if isinstance(function, GoodputModel) else fair // 2
+                base[i] = max(function.goodput(1, max(fair, 1), gpu_type) for gpu_type in self._gpu_types)
+        return base
+
+    def _goodputs(self, num_nodes: Sequence[int], num_gpus: Sequence[int], gpu_type: str) -> FloatArray:
+        """Goodput of every job on every placement; of a job never measured, its number of GPUs."""
+        table = np.zeros((len(self.jobs), len(num_gpus)))
+        if self._models:
+            rows = goodput_tables(self._models, np.asarray(num_nodes), np.asarray(num_gpus), gpu_type)
+            table[self._modelled] = rows
+        if len(self._models) < len(self.jobs):
+            for i, job in enumerate(self.jobs):
+                if job.goodput is None:
+                    table[i] = num_gpus
+                elif not isinstance(job.goodput, GoodputModel):
+                    table[i] = [
+                        job.goodput.goodput(n, k, gpu_type) for n, k in zip(num_nodes, num_gpus, strict=True)
+                    ]
+        return table
+
+    def speedups(self, num_nodes: Sequence[int], num_gpus: Sequence[int], gpu_type: str = "") -> FloatArray:
+        """`goodput / goodput(fair share)` of every job on every placement, shape [jobs, placements]."""
+        if not len(num_gpus):
+            return np.zeros((len(self.jobs), 0))
+        table = self._goodputs(num_nodes, num_gpus, gpu_type)
+        return np.divide(table, self._base[:, None], out=np.zeros_like(table), where=self._base[:, None] > 0)
+
+    def utilities(self, speedups: FloatArray, factors: FloatArray | float = 1.0) -> FloatArray:
+        """`v` of speed-ups under restart factors."""
+        result: FloatArray = speedups * factors * self.scale + _UTILITY_FLOOR
+        return result
+
+    def costs(self, utilities: FloatArray) -> FloatArray:
+        """What a job adds to the sum that is to be minimised, without its weight: `v^p`, `-log v` or `-v^p`."""
+        p = self.fairness
+        if p == 0:
+            return -np.log(utilities)
+        if p == -1:
+            return 1.0 / utilities
+        powers: FloatArray = utilities**p
+        return powers if p < 0 else -powers
+
+    def fitness(self, utilities: FloatArray) -> float:
+        """The weighted power mean of the utilities of all jobs."""
+        if not len(utilities):
+            return 0.0
+        total = float(self.weights.sum())
+        mean = float((self.weights * self.costs(utilities)).sum()) / total
+        p = self.fairness
+        if p == 0:
+            return math.exp(-mean)
+        return float(abs(mean) ** (1.0 / p))
+
+
+def _restart_factors(snapshot: Snapshot, jobs: Sequence[JobView], start_floor: float) -> FloatArray:
+    """`ρ = max(age - restarts·d, 0) / (age + d)`, d the job's own resize cost (paper Eq. 11)."""
+    factors = np.empty(len(jobs))
+    for i, job in enumerate(jobs):
+        age, cost = max(snapshot.now - job.submitted_at, 0.0), job.resize_cost_seconds
+        rho = max(age - job.num_restarts * cost, 0.0) / (age + cost) if age + cost > 0 else 1.0
+        factors[i] = rho if snapshot.placement(job.id) else max(rho, start_floor)
+    return factors

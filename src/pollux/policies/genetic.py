@@ -1,0 +1,284 @@
+"""Pollux (Qiao et al., OSDI'21) with the published genetic search: the reference that `pollux` is measured by.
+
+The evolution itself is in `_search`; here are its inputs, what an allocation is worth, and the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pollux.core import (
+    BatchMode,
+    Decision,
+    InvalidInput,
+    JobView,
+    Placement,
+    Reason,
+    Snapshot,
+    check,
+)
+from pollux.policies._objective import Objective
+from pollux.policies._room import Room
+from pollux.policies._search import Found, Space, search
+
+__all__ = ["PolluxGenetic"]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int32]
+
+# The published simulation has no measurements beyond 16 nodes.
+_MAX_NODES = 16
+_MOST = 2**20
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Front:
+    """What one decision leaves to the next: the non-dominated matrices [members, jobs, nodes], and whose they are."""
+
+    jobs: tuple[str, ...]
+    nodes: tuple[str, ...]
+    states: IntArray
+
+    def adapted(self, jobs: Sequence[str], nodes: Sequence[str]) -> IntArray:
+        """The same for other jobs and nodes: zero where one is new."""
+        states = np.zeros((len(self.states), len(jobs), len(nodes)), dtype=np.int32)
+        old_jobs = {job_id: j for j, job_id in enumerate(self.jobs)}
+        old_nodes = {node_id: n for n, node_id in enumerate(self.nodes)}
+        rows = [(j, old_jobs[job_id]) for j, job_id in enumerate(jobs) if job_id in old_jobs]
+        columns = [(n, old_nodes[node_id]) for n, node_id in enumerate(nodes) if node_id in old_nodes]
+        if rows and columns:
+            (to_rows, from_rows), (to_columns, from_columns) = zip(*rows, strict=True), zip(*columns, strict=True)
+            every = range(len(states))
+            states[np.ix_(every, to_rows, to_columns)] = self.states[np.ix_(every, from_rows, from_columns)]
+        return states
+
+
+class PolluxGenetic:
+    """NSGA-II over GPUs by job and node, as published: 100 matrices, 100 generations (paper §4.2).
+
+    Two objectives: the fairness-weighted power mean of `Objective`, and the cluster's utility, which is the mean
+    speed-up per replica weighted by GPUs held. The matrix that is best by the first is taken. A decision starts
+    from the non-dominated matrices of the last one. A job may hold at most twice the GPUs that it ever ran with;
+    with `avoid_interference` at most one distributed job uses a node, unless the node isolates traffic.
+    """
+
+    name = "pollux-genetic"
+    needs: frozenset[str] = frozenset({"goodput"})
+    batch: BatchMode = "adaptive"
+
+    def __init__(
+        self,
+        fairness: float = -1.0,
+        avoid_interference: bool = True,
+        population: int = 100,
+        generations: int = 100,
+    ) -> None:
+        if population < 1:
+            raise InvalidInput(f"population is {population}; give at least 1")
+        if generations < 0:
+            raise InvalidInput(f"generations is {generations}; give 0 or more")
+        self.fairness = fairness
+        self.avoid_interference = avoid_interference
+        self.population = population
+        self.generations = generations
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """Evolve allocations, take the best."""
+        if not snapshot.jobs:
+            return Decision({})
+        jobs = sorted(snapshot.jobs, key=lambda job: _precedence(snapshot, job))
+        space = _space(snapshot, jobs, self.avoid_interference)
+        objective = Objective(snapshot, jobs, self.fairness, start_floor=0.0)
+        worth = _Worth(snapshot, jobs, objective, space)
+        rng = np.random.default_rng([snapshot.seed % 2**64, snapshot.revision % 2**64])
+        start = _start(snapshot, jobs, space.current)
+        found = search(space, worth, start, self.population, self.generations, rng)
+        allocation = _placements(snapshot, jobs, space.current, found.states[found.best])
+        decision = Decision(
+            allocation, reasons=_reasons(jobs, allocation, objective), memory=_remember(snapshot, jobs, found)
+        )
+        return decision if not check(snapshot, decision) else _keep_what_runs(snapshot, jobs)
+
+
+def _precedence(snapshot: Snapshot, job: JobView) -> tuple[int, float, float]:
+    """Who cannot be moved, then who cannot be stopped, then by attained service and submission."""
+    rank = 2
+    if snapshot.placement(job.id):
+        rank = 0 if job.limits.pinned else 2 if job.limits.preemptible else 1
+    return rank, job.attained_gpu_seconds, job.submitted_at
+
+
+def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool) -> Space:
+    nodes = snapshot.cluster.nodes
+    number = {node.id: n for n, node in enumerate(nodes)}
+    current = np.zeros((len(jobs), len(nodes)), dtype=np.int32)
+    for j, job in enumerate(jobs):
+        for node_id, count in snapshot.placement(job.id).shares:
+            if node_id in number:
+                current[j, number[node_id]] = count
+    limits = [job.limits for job in jobs]
+    ranks = [_precedence(snapshot, job)[0] for job in jobs]
+    held = [snapshot.placement(job.id).num_gpus for job in jobs]
+    types = list(dict.fromkeys(node.gpu_type for node in nodes))
+    quotas = {name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None}
+    queues = {name: q for q, name in enumerate(quotas)}
+    caps = [
+        min(max(2 * max(job.largest_gpus, gpus), job.limits.min_gpus, 1), job.limits.max_gpus, _MOST)
+        for job, gpus in zip(jobs, held, strict=True)
+    ]
+    needs = np.array([(limit.cpus_per_gpu, limit.memory_bytes_per_gpu) for limit in limits])
+    stock = np.array([(node.num_cpus, node.memory_bytes) for node in nodes]).reshape(-1, 2)
+    scarce = needs.any(axis=0) & np.isfinite(stock).any(axis=0)
+    return Space(
+        current=current,
+        most=_most(snapshot, jobs, current, needs, stock),
+        gpus=_whole(min(node.num_gpus, _MOST) for node in nodes),
+        min_gpus=_whole(limit.min_gpus for limit in limits),
+        max_gpus=_whole(caps),
+        max_nodes=_whole(limit.max_nodes or max(_MAX_NODES, limit.min_gpus) for limit in limits),
+        node_type=_whole(types.index(node.gpu_type) for node in nodes),
+        one_type=np.array([not limit.mixed_types and len(types) > 1 for limit in limits]),
+        shared=np.array([avoid_interference and not node.isolated_network for node in nodes], dtype=bool),
+        needs=needs[:, scarce],
+        stock=stock[:, scarce],
+        queue=_whole(queues.get(job.queue, -1) for job in jobs),
+        quota=_whole(min(quota, _MOST) for quota in quotas.values()),
+        num_pinned=ranks.count(0),
+        num_kept=ranks.count(1),
+    )
+
+
+def _whole(values: Iterable[int]) -> IntArray:
+    return np.array(list(values), dtype=np.int32)
+
+
+def _most(
+    snapshot: Snapshot, jobs: Sequence[JobView], current: IntArray, needs: FloatArray, stock: FloatArray
+) -> IntArray:
+    """GPUs that each node may give to each job if nobody else is there; on a closed node, what the job has."""
+    most = np.tile([float(min(node.num_gpus, _MOST)) for node in snapshot.cluster.nodes], (len(jobs), 1))
+    for r in range(needs.shape[1]):
+        some = needs[:, r] > 0
+        most[some] = np.minimum(most[some], np.floor(stock[:, r] / needs[some, r, None] + _SLACK))
+    for n, node in enumerate(snapshot.cluster.nodes):
+        if not node.schedulable:
+            most[:, n] = np.minimum(most[:, n], current[:, n])
+    for j, job in enumerate(jobs):
+        wanted = job.limits.gpu_types
+        if job.limits.pinned and snapshot.placement(job.id):
+            most[j] = 0
+        elif wanted:
+            most[j, [node.gpu_type not in wanted for node in snapshot.cluster.nodes]] = 0
+    return most.astype(np.int32)
+
+
+class _Worth:
+    """The two objectives of matrices, from tables of speed-ups by job, nodes and GPUs."""
+
+    def __init__(self, snapshot: Snapshot, jobs: Sequence[JobView], objective: Objective, space: Space) -> None:
+        self.objective, self.current = objective, space.current
+        # A job whose node is gone cannot stay, whatever its row says.
+        self.moves = np.array([not _may_stay(snapshot, job) for job in jobs])
+        held = space.current.sum(axis=1).max(initial=1)
+        self.most_gpus = int(min(max(space.max_gpus.max(initial=1), held), max(space.gpus.sum(), held)))
+        spanned = np.count_nonzero(space.current, axis=1).max(initial=1)
+        nodes = int(min(max(space.max_nodes.max(initial=1), spanned), len(space.gpus), self.most_gpus))
+        self.most_nodes = max(nodes, 1)
+        largest = int(space.gpus.max(initial=1))
+        pairs = [
+            (n, k) for n in range(1, self.most_nodes + 1) for k in range(n, min(n * largest, self.most_gpus) + 1)
+        ]
+        self.node_type = space.node_type
+        types = list(dict.fromkeys(node.gpu_type for node in snapshot.cluster.nodes))
+        self.tables = np.zeros((len(types), len(jobs), self.most_nodes + 1, self.most_gpus + 1))
+        across, counts = [n for n, _ in pairs], [k for _, k in pairs]
+        for t, gpu_type in enumerate(types):
+            self.tables[t][:, across, counts] = objective.speedups(across, counts, gpu_type)
+
+    def speedups(self, states: IntArray, num_gpus: IntArray) -> FloatArray:
+        """Of every job, shape [population, jobs]; across GPU types, that of the slowest."""
+        present = (states > 0).view(np.int8)
+        num_nodes = np.minimum(np.einsum("pjn->pj", present, dtype=np.int32), self.most_nodes)
+        members = np.arange(states.shape[1])
+        gpus = np.minimum(num_gpus, self.most_gpus)
+        if len(self.tables) == 1:
+            return self.tables[0][members, num_nodes, gpus]
+        result = np.full(num_gpus.shape, np.inf)
+        for t, table in enumerate(self.tables):
+            used = present[:, :, self.node_type == t].any(axis=2)
+            np.minimum(result, table[members, num_nodes, gpus], out=result, where=used)
+        return np.where(num_gpus > 0, result, 0.0)
+
+    def __call__(self, states: IntArray) -> FloatArray:
+        """The power mean of utilities, and the speed-up per GPU; shape [population, 2]."""
+        objective = self.objective
+        num_gpus = np.einsum("pjn->pj", states)
+        speedups = self.speedups(states, num_gpus)
+        changed = (states != self.current).any(axis=2) | self.moves
+        utilities = objective.utilities(speedups, np.where(changed, objective.restart_factors, 1.0))
+        mean = objective.costs(utilities) @ objective.weights / objective.weights.sum()
+        p = objective.fairness
+        fitness = np.exp(-mean) if p == 0 else np.abs(mean) ** (1.0 / p)
+        return np.column_stack((fitness, speedups.sum(axis=1) / np.maximum(num_gpus.sum(axis=1), 1)))
+
+
+def _may_stay(snapshot: Snapshot, job: JobView) -> bool:
+    if job.limits.pinned or not job.limits.preemptible:
+        return True
+    return all(node_id in snapshot.cluster.by_id for node_id, _ in snapshot.placement(job.id).shares)
+
+
+def _start(snapshot: Snapshot, jobs: Sequence[JobView], current: IntArray) -> IntArray:
+    """The current allocation, and what the last decision left."""
+    now = current[None]
+    front = snapshot.memory
+    if not isinstance(front, _Front) or front.states.shape[1:] != (len(front.jobs), len(front.nodes)):
+        return now
+    nodes = [node.id for node in snapshot.cluster.nodes]
+    return np.concatenate((now, front.adapted([job.id for job in jobs], nodes)))
+
+
+def _remember(snapshot: Snapshot, jobs: Sequence[JobView], found: Found) -> _Front:
+    states = found.states[found.ranks == 0]
+    states.setflags(write=False)
+    return _Front(tuple(job.id for job in jobs), tuple(node.id for node in snapshot.cluster.nodes), states)
+
+
+def _placements(
+    snapshot: Snapshot, jobs: Sequence[JobView], current: IntArray, chosen: IntArray
+) -> dict[str, Placement]:
+    """Rows as placements, in the cluster's order of nodes; an unchanged row is the placement that is there."""
+    names = [node.id for node in snapshot.cluster.nodes]
+    allocation: dict[str, Placement] = {}
+    for job, before, after in zip(jobs, current, chosen, strict=True):
+        placement = snapshot.placement(job.id)
+        if not (placement and (before == after).all() and _may_stay(snapshot, job)):
+            placement = Placement(tuple((names[n], int(after[n])) for n in np.flatnonzero(after)))
+        if placement:
+            allocation[job.id] = placement
+    return allocation
+
+
+def _reasons(
+    jobs: Sequence[JobView], allocation: Mapping[str, Placement], objective: Objective
+) -> dict[str, Reason]:
+    numbers = {"fair_gpus": float(objective.fair_gpus)}
+    return {job.id: Reason("waits-for-gpus", numbers) for job in jobs if job.id not in allocation}
+
+
+def _keep_what_runs(snapshot: Snapshot, jobs: Sequence[JobView]) -> Decision:
+    """Everybody stays who may; a legal answer should the search ever give another."""
+    room = Room(snapshot)
+    allocation: dict[str, Placement] = {}
+    for job in jobs:
+        placement = snapshot.placement(job.id)
+        immovable = job.limits.pinned or not job.limits.preemptible
+        if placement and (immovable or room.can_keep(job, placement)):
+            allocation[job.id] = placement
+            room.take(job, placement)
+    return Decision(allocation)

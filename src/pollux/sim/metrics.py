@@ -1,0 +1,103 @@
+"""What a run comes to: the numbers of tables and JSON, and the configuration they hold for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pollux import __version__
+from pollux.sim.application import Application
+from pollux.sim.compare import PolicyChoice
+from pollux.sim.fairness import IsolatedTimes, finish_time_fairness
+from pollux.sim.simulation import RunOutcome, SimulationSettings
+from pollux.sim.workload import Workload
+
+__all__ = ["TIMINGS", "configuration", "document", "measure"]
+
+TIMINGS = ("decision_ms_mean", "decision_ms_max", "cpu_seconds")
+"""Fields of a result that depend on the machine; all others repeat to the byte."""
+
+_HOUR = 3600.0
+
+
+def measure(
+    outcome: RunOutcome,
+    applications: Mapping[str, Application],
+    settings: SimulationSettings,
+    times: IsolatedTimes | None = None,
+) -> dict[str, Any]:
+    """One result: a workload under a policy.
+
+    Completion times (JCT) run from submission to finish; percentiles are linear between jobs. The makespan runs from
+    the first submission to the last finish; utilisation is GPU time held, resizes included, over GPU time there was
+    in the makespan. A restart is any placement after a job's first. `ftf` is ρ of `fairness`; unfair is ρ > 1.
+    """
+    jobs = outcome.jobs
+    hours = np.array([job.finished - job.submitted for job in jobs]) / _HOUR
+    makespan_hours = (max(job.finished for job in jobs) - min(job.submitted for job in jobs)) / _HOUR
+    gpu_hours = sum(job.gpu_seconds for job in jobs) / _HOUR
+    fairness = finish_time_fairness(jobs, applications, settings, times)
+    decisions = np.array(outcome.decision_seconds or (0.0,)) * 1000.0
+    return {
+        "workload": outcome.workload,
+        "policy": outcome.policy,
+        "avg_jct_hours": float(np.mean(hours)),
+        "p50_jct_hours": float(np.percentile(hours, 50)),
+        "p99_jct_hours": float(np.percentile(hours, 99)),
+        "makespan_hours": makespan_hours,
+        "restarts_per_job": sum(job.restarts for job in jobs) / len(jobs),
+        "gpu_hours": gpu_hours,
+        "utilization": gpu_hours / (settings.num_gpus * makespan_hours),
+        "worst_ftf": max(fairness),
+        "unfair_fraction": sum(rho > 1.0 for rho in fairness) / len(jobs),
+        "decision_ms_mean": float(np.mean(decisions)),
+        "decision_ms_max": float(np.max(decisions)),
+        "cpu_seconds": outcome.cpu_seconds,
+        "jobs": [
+            {
+                "name": job.name,
+                "application": job.application,
+                "submitted": job.submitted,
+                "started": job.started,
+                "finished": job.finished,
+                "restarts": job.restarts,
+                "gpu_seconds": job.gpu_seconds,
+                "ftf": rho,
+            }
+            for job, rho in zip(jobs, fairness, strict=True)
+        ],
+    }
+
+
+def configuration(
+    workloads: Sequence[Workload],
+    policies: Sequence[PolicyChoice],
+    applications: Mapping[str, Application],
+    settings: SimulationSettings,
+    profiles: str = "built-in",
+) -> dict[str, Any]:
+    """All that a result depends on; how many processes worked on it is not part of that."""
+    return {
+        "workloads": [{"name": workload.name, "jobs": len(workload.jobs)} for workload in workloads],
+        "policies": [{"name": policy.name, "options": dict(policy.options)} for policy in policies],
+        "profiles": profiles,
+        **asdict(settings),
+        "applications": {name: _describe(applications[name]) for name in sorted(applications)},
+    }
+
+
+def _describe(application: Application) -> dict[str, Any]:
+    return {
+        **asdict(application.limits),
+        "max_nodes": application.max_nodes,
+        "epochs": len(application.progress),
+        "fixed": None if application.fixed is None else asdict(application.fixed),
+    }
+
+
+def document(config: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `--json` writes; `version` is that of the program."""
+    return {"version": __version__, "config": dict(config), "results": [dict(result) for result in results]}
