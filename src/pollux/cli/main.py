@@ -58,6 +58,7 @@ app = typer.Typer(
     help="Goodput-optimised scheduling of deep-learning jobs (Pollux, OSDI'21).",
     epilog="Example: pollux simulate --policies pollux,tiresias",
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("simulate")(simulate)
@@ -75,7 +76,8 @@ def _print_version(wanted: bool) -> None:
 def _start(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     if ctx.invoked_subcommand is None:

@@ -18,7 +18,7 @@ def policies(
     Example: pollux policies --json
     """
     from pollux import policies as registry
-    from pollux.cli.render import policies_table, standard_output
+    from pollux.cli.render import policies_table, print_table, standard_output
 
     entries: list[dict[str, Any]] = []
     for name in registry.names():
@@ -35,4 +35,4 @@ def policies(
     if as_json:
         typer.echo(json.dumps({"policies": entries}, indent=2))
     else:
-        standard_output().print(policies_table(entries))
+        print_table(standard_output(), policies_table(entries))

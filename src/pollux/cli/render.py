@@ -1,25 +1,69 @@
-"""How results look in a terminal: tables, the line that says which world was simulated, the progress bar."""
+"""How results look in a terminal: tables and the progress bar."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
-__all__ = ["policies_table", "progress_bar", "results_table", "standard_output", "world_lines"]
+__all__ = ["policies_table", "print_table", "progress_bar", "results_table", "standard_output"]
 
 _PIPE_WIDTH = 160
+_WIDE_WIDTH = 110
+_NARROW_WIDTH = 80
+_WORST = ("worst_ftf", "decision_ms_max")
+
+_WIDE = (
+    ("avg\nJCT h", "{avg_jct_hours:.3f}"),
+    ("p50\nJCT h", "{p50_jct_hours:.3f}"),
+    ("p99\nJCT h", "{p99_jct_hours:.2f}"),
+    ("make-\nspan h", "{makespan_hours:.2f}"),
+    ("restarts\nper job", "{restarts_per_job:.2f}"),
+    ("GPUs\nin use", "{utilization:.0%}"),
+    ("worst\nFTF", "{ftf}"),
+    ("unfair\njobs", "{unfair_fraction:.0%}"),
+    ("decision ms\nmean / max", "{decision_ms_mean:.1f} / {decision_ms_max:.0f}"),
+    ("avg JCT\nvs {first}", "{ratio:.2f}×"),
+)
+_NARROW = (
+    ("avg\nJCT h", "{avg_jct_hours:.3f}"),
+    ("p50\nJCT h", "{p50_jct_hours:.3f}"),
+    ("p99\nJCT h", "{p99_jct_hours:.2f}"),
+    ("make-\nspan", "{makespan_hours:.2f}"),
+    ("re-\nstarts", "{restarts_per_job:.2f}"),
+    ("GPU\nuse", "{utilization:.0%}"),
+    ("worst\nFTF", "{ftf}"),
+    ("ms to\ndecide", "{decision_ms_mean:.1f}"),
+    ("vs\n{short}", "{ratio:.2f}×"),
+)
 
 
 def standard_output() -> Console:
-    """Where tables go; wide enough for any of them when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    """Where tables go; a narrower terminal wraps lines, so that nothing is cut."""
+    console = Console(highlight=False)
+    console.width = max(console.width, _NARROW_WIDTH) if console.is_terminal else _PIPE_WIDTH
+    return console
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print with a blank line before and after."""
+    console.print()
+    console.print(table)
+    console.print()
 
 
 @contextmanager
@@ -43,83 +87,55 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def results_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """One line per policy under a line per workload; the ratio is of average JCT, to the first policy's."""
+def results_table(results: Sequence[Mapping[str, Any]], width: int) -> Table:
+    """One line per policy under a line per workload; the ratio is of average JCT, to the first policy's.
+
+    With several workloads, their means follow (of what is a worst value: the worst).
+    """
+    columns = _WIDE if width >= _WIDE_WIDTH else _NARROW
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("\npolicy", min_width=16, overflow="fold")
     first = results[0]["policy"]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    for heading in (
-        "avg\nJCT h", "p50\nJCT h", "p99\nJCT h", "make-\nspan h", "restarts\nper job", "GPUs\nin use",
-        "worst\nFTF", "unfair\njobs", "decision ms\nmean / max", "avg JCT\nvs first",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.columns[-1].header = f"avg JCT\nvs {first}"
-    baseline = 1.0
-    last = None
-    for result in results:
-        if result["workload"] != last:
-            if last is not None:
-                table.add_section()
-            last = result["workload"]
-            baseline = result["avg_jct_hours"]
-            table.add_row(f"[bold]{last}[/bold]")
-        table.add_row(*_cells(result, baseline))
+    short = first if len(first) <= len("pollux") else "first"
+    for heading, _ in columns:
+        table.add_column(heading.format(first=first, short=short), justify="right", no_wrap=True)
+    groups: dict[str, Sequence[Mapping[str, Any]]] = {
+        name: list(runs) for name, runs in groupby(results, key=lambda result: result["workload"])
+    }
+    if len(groups) > 1:
+        groups[f"mean of {len(groups)} workloads"] = _means(results)
+    for name, runs in groups.items():
+        table.add_section()
+        table.add_row(Text(name, style="bold"))
+        for run in runs:
+            ratio = run["avg_jct_hours"] / runs[0]["avg_jct_hours"]
+            ftf = f"{run['worst_ftf']:.{2 if run['worst_ftf'] < 100 else 0}f}"
+            cells = [form.format(ratio=ratio, ftf=ftf, **run) for _, form in columns]
+            table.add_row(Text(f"  {run['policy']}"), *cells)
     return table
 
 
-def _cells(result: Mapping[str, Any], baseline: float) -> list[str]:
-    return [
-        f"  {result['policy']}",
-        f"{result['avg_jct_hours']:.3f}",
-        f"{result['p50_jct_hours']:.3f}",
-        f"{result['p99_jct_hours']:.2f}",
-        f"{result['makespan_hours']:.2f}",
-        f"{result['restarts_per_job']:.2f}",
-        f"{result['utilization']:.0%}",
-        f"{result['worst_ftf']:.2f}",
-        f"{result['unfair_fraction']:.0%}",
-        f"{result['decision_ms_mean']:.1f} / {result['decision_ms_max']:.0f}",
-        f"{result['avg_jct_hours'] / baseline:.2f}×",
-    ]
-
-
-def world_lines(config: Mapping[str, Any]) -> list[str]:
-    """What was simulated, in a few lines."""
-    if config["trigger"] == "rounds":
-        clock = f"rounds of {config['interval_seconds']:g} s"
-    else:
-        clock = "decisions on events"
-    world = [
-        f"{config['num_nodes']} nodes × {config['gpus_per_node']} GPUs",
-        clock,
-        f"{config['resize_seconds']:g} s to resize",
-        f"at most {config['max_gpus_per_job']} GPUs per adaptive job, doubling at most",
-        f"seed {config['seed']}",
-    ]
-    if config["interference"]:
-        world.insert(3, f"interference {config['interference']:.0%}")
-    lines = [", ".join(world)]
-    used = config["applications"]
-    fixed = [
-        f"{name} ({settings['fixed']['num_gpus']} GPU, batch {settings['fixed']['batch_size']})"
-        for name, settings in used.items()
-        if settings["fixed"]
-    ]
-    lines.append(f"applications: {config['profiles']}; fixed: {', '.join(fixed) or 'none'}")
-    for policy in config["policies"]:
-        if policy["options"]:
-            options = ", ".join(f"{key} {value}" for key, value in policy["options"].items())
-            lines.append(f"{policy['name']}: {options}")
-    return lines
+def _means(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    policies = list(dict.fromkeys(result["policy"] for result in results))
+    means: list[dict[str, Any]] = []
+    for policy in policies:
+        runs = [result for result in results if result["policy"] == policy]
+        mean: dict[str, Any] = {"policy": policy}
+        for key, value in runs[0].items():
+            if isinstance(value, float):
+                values = [run[key] for run in runs]
+                mean[key] = max(values) if key in _WORST else sum(values) / len(values)
+        means.append(mean)
+    return means
 
 
 def policies_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """Name, batch mode, needs, summary."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("policy", no_wrap=True)
     table.add_column("batch", no_wrap=True)
     table.add_column("needs")
     table.add_column("what it is")
     for entry in entries:
-        table.add_row(entry["name"], entry["batch"], ", ".join(entry["needs"]) or "–", entry["summary"])
+        table.add_row(entry["name"], entry["batch"], ", ".join(entry["needs"]) or "–", Text(entry["summary"]))
     return table

@@ -14,7 +14,15 @@ from pollux.core.errors import InvalidInput
 from pollux.goodput.efficiency import Efficiency
 from pollux.goodput.throughput import ThroughputModel, overlapped_seconds
 
-__all__ = ["BatchChoice", "BatchLimits", "best_batch", "published_best_batch", "split_total"]
+__all__ = [
+    "OVERLAP_EXPONENT",
+    "PUBLISHED_TOTALS",
+    "BatchChoice",
+    "BatchLimits",
+    "best_batch",
+    "published_best_batch",
+    "split_total",
+]
 
 OVERLAP_EXPONENT = -0.7
 """γ to this power weighs the root without overlap in the first guess at the root; found by trial."""
@@ -29,7 +37,7 @@ _MAX_ROOT_STEPS = 40
 class BatchLimits:
     """What a job's batch may be, in samples.
 
-    `initial` (M0) to `maximum` bound the total batch, `local_min` to `local_max` what one GPU takes at a time;
+    `initial` (M0) to `maximum` bound the total batch, `local_min` to `local_max` what one GPU takes at once;
     `accumulation` says whether a GPU may take several local batches per optimiser step.
     """
 
@@ -50,12 +58,12 @@ class BatchLimits:
             )
         if self.local_max < self.local_min:
             raise InvalidInput(
-                f"local_max is {self.local_max}, below local_min {self.local_min}: raise local_max or lower local_min"
+                f"local_max is {self.local_max}, below local_min {self.local_min}: swap or widen them"
             )
         if self.local_min > self.initial:
             raise InvalidInput(
-                f"local_min is {self.local_min}, above initial {self.initial}: one GPU could not run the initial "
-                "batch; lower local_min"
+                f"local_min is {self.local_min}, above initial {self.initial}: one GPU could not run the "
+                "initial batch; lower local_min"
             )
 
 
@@ -90,12 +98,13 @@ def split_total(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
     local_batch = min(-(-local // (accumulation + 1)), limits.maximum // (num_gpus * (accumulation + 1)))
     if local_batch < 1:
         raise InvalidInput(
-            f"a batch of {total} (maximum {limits.maximum}) leaves no sample for some of {num_gpus} GPUs: use fewer"
+            f"a batch of {total} (maximum {limits.maximum}) leaves some of {num_gpus} GPUs without a sample: "
+            "use fewer"
         )
     return BatchChoice(min(local_batch, limits.local_max), accumulation, num_gpus)
 
 
-def can_run(limits: BatchLimits, num_nodes: int, num_gpus: int) -> bool:
+def _can_run(limits: BatchLimits, num_nodes: int, num_gpus: int) -> bool:
     """Whether a placement exists and can hold at least the smallest and the initial batch."""
     if not 1 <= num_nodes <= num_gpus or limits.local_min * num_gpus > limits.maximum:
         return False
@@ -186,8 +195,8 @@ class _Placement:
     def best_local(self, repeats: int, low: int, high: int) -> tuple[float, int]:
         """Best goodput and m in [low, high] at fixed x.
 
-        In log m the slope falls throughout, so its root, found by Newton steps inside a shrinking bracket, is the
-        only peak, and the best integer is next to it.
+        In log m the slope falls throughout, so its root, found by Newton steps inside a shrinking bracket, is
+        the only peak, and the best integer is next to it.
         """
         below, above = low * (1.0 - 1e-9), high * (1.0 + 1e-9)
         local_batch = self.near_best_local(repeats, low, high)
@@ -216,7 +225,7 @@ class _Placement:
 
 
 def _local_range(limits: BatchLimits, smallest_total: int, num_gpus: int, repeats: int) -> tuple[int, int]:
-    """The local batches that keep the total within limits at x = `repeats`; empty when the first is larger."""
+    """The local batches that keep the total within limits at x; none when the first number is larger."""
     per_sample = num_gpus * repeats
     low = max(limits.local_min, -(-smallest_total // per_sample))
     return low, min(limits.local_max, limits.maximum // per_sample)
@@ -229,13 +238,14 @@ def best_batch(
     num_nodes: int,
     num_gpus: int,
 ) -> tuple[BatchChoice, float]:
-    """The integers m and s with the highest goodput on N nodes and K GPUs, and that goodput; 0 if it cannot run.
+    """The integers m and s of highest goodput on N nodes and K GPUs, and that goodput; 0 if it cannot run.
 
-    For a given total, fewer and larger local batches are always faster; so without integers the best is either
-    s = 0, or full local batches repeated x* times. What remains to try are floor(x*) full repeats, and one more
-    repeat with the best m. One GPU must repeat at least twice beyond M0, to have two gradients to measure with.
+    For a given total, fewer and larger local batches are always faster; so without integers the best is
+    either s = 0, or full local batches repeated x* times. What remains to try are floor(x*) full repeats, and
+    one more repeat with the best m. One GPU must repeat at least twice beyond M0, to have two gradients to
+    measure with. Since m is whole, up to 1/local_max of the maximum may be left unused.
     """
-    if not can_run(limits, num_nodes, num_gpus):
+    if not _can_run(limits, num_nodes, num_gpus):
         return BatchChoice(0, 0, num_gpus), 0.0
     placement = _Placement(throughput, efficiency, num_nodes, num_gpus)
     best = (0.0, 0, 1)
@@ -266,7 +276,7 @@ def best_batch(
 def _largest_below_maximum(
     placement: _Placement, limits: BatchLimits, repeats: int
 ) -> tuple[float, int, int]:
-    """When no multiple of K lies between initial and maximum: the largest batch that does not pass maximum."""
+    """When no multiple of K lies between initial and maximum: the largest batch not above maximum."""
     num_gpus = placement.num_gpus
     local_batch = max(1, min(limits.local_max, limits.maximum // (num_gpus * repeats)))
     repeats = min(repeats, limits.maximum // (num_gpus * local_batch))
@@ -284,7 +294,7 @@ def published_best_batch(
 
     Kept as a reference for tests, benchmarks and the published simulation.
     """
-    if not can_run(limits, num_nodes, num_gpus):
+    if not _can_run(limits, num_nodes, num_gpus):
         return BatchChoice(0, 0, num_gpus), 0.0
     largest = limits.maximum if limits.accumulation else min(limits.maximum, num_gpus * limits.local_max)
     smallest = min(max(limits.initial, limits.local_min * num_gpus), largest)

@@ -1,4 +1,4 @@
-"""Statistical efficiency: how much of a larger batch is useful. How its two inputs are measured is not here."""
+"""Statistical efficiency: how much of a larger batch is useful. How its inputs are measured is not here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MIN_GRAD_VAR = 1e-6
 class Efficiency:
     """EFFICIENCY(M) = (φ + M0)/(φ + M) with the noise scale φ = M0·var/sqr (§3.1).
 
-    `grad_sqr` is the squared length of the true gradient, `grad_var` the variance of its estimate at the initial
-    batch M0, in one unit. Raw estimates may be below zero: `from_estimates` clamps them.
+    `grad_sqr` is the squared length of the true gradient, `grad_var` the variance of its estimate at the
+    initial batch M0, in the same unit. Raw estimates may be below zero: `from_estimates` clamps them.
     """
 
     initial_batch: int

@@ -1,6 +1,6 @@
 """A second throughput model, for fabrics where synchronising does not grow linearly with the number of GPUs.
 
-It counts what an all-reduce does: rounds of messages, which cost latency, and bytes, which cost transfer time.
+It counts what an all-reduce does: rounds of messages, which cost latency, and bytes, which cost transfer.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _BASES: dict[str, SyncBasis] = {"ring": ring_sync_basis, "tree": tree_sync_basis
 class FabricThroughput(AffineThroughput):
     """T_sync = rounds·latency + volume·transfer, in seconds; computing and overlap are as published.
 
-    `transfer` is the time the whole gradient takes over one link (bytes over bandwidth), `latency` that of one
-    message. A ring of p GPUs makes 2(p−1) rounds and moves a volume of 2(p−1)/p; it runs at the pace of its slowest
-    link, so across nodes only the node link counts. A tree of N nodes makes 2·log2(N) rounds and moves 2; within
-    each node a ring of K/N GPUs comes on top.
+    `transfer` is the time the whole gradient takes over one link (bytes over bandwidth), `latency` that of
+    one message. A ring of p GPUs makes 2(p−1) rounds and moves a volume of 2(p−1)/p; it runs at the pace of
+    its slowest link, so across nodes only the node link counts. A tree of N nodes makes 2·log2(N) rounds and
+    moves 2; within each node a ring of K/N GPUs comes on top.
     """
 
     alpha_c: float

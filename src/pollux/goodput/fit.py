@@ -18,7 +18,7 @@ from pollux.goodput.loss import LOWER, UPPER, FitProblem
 from pollux.goodput.solver import Minimum, minimise
 from pollux.goodput.throughput import FloatArray, PublishedThroughput, SyncBasis, published_sync_basis
 
-__all__ = ["FitResult", "Observation", "fit", "fit_fabric"]
+__all__ = ["ACROSS_NODES_FACTOR", "FitResult", "Observation", "fit", "fit_fabric"]
 
 Model = TypeVar("Model", PublishedThroughput, FabricThroughput)
 
@@ -26,6 +26,9 @@ ACROSS_NODES_FACTOR = 1.1
 _FIRST_OVERLAPS = (1.0, 1.5, 2.5)
 _LEAST_GUESS = 0.01
 _PERFECT = 1e-3
+# Nodes, GPUs, samples, seconds, seconds and weight that a measurement can have; NaN compares false.
+_LEAST_USABLE = np.array([1.0, 1.0, 1e-3, 1e-8, 1e-8, 1e-9])
+_LARGEST_USABLE = np.array([1e6, 1e6, 1e12, 1e8, 1e8, 1e9])
 # Growth is held back in the first guess, as the penalty does in the loss: two GPUs alone must leave it small.
 _GROWTH_HELD_BACK = np.array([1.0 + 1e-6, 1.01, 1.0 + 1e-6, 1.01])
 
@@ -47,9 +50,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class FitResult(Generic[Model]):
-    """The outcome of a fit. When `converged` is false, `parameters` are the previous ones, or `None`.
+    """The outcome of a fit. When `converged` is false it failed, and `parameters` are the previous, if any.
 
-    `reason` is empty after a clean fit; else it says what failed, or which rows were left out.
+    `reason` is empty after a clean fit; else it says what failed, which rows were left out, or that steps ran
+    out.
     """
 
     parameters: Model | None
@@ -64,10 +68,11 @@ def fit(
 ) -> FitResult[PublishedThroughput]:
     """Fit the seven published parameters (§4.1): least RMSE(log T_grad) + RMSE(log T_step) + penalties.
 
-    Where nothing was seen the model is optimistic, so that jobs explore. One distinct local batch: αc is half the
-    mean compute time. No placement across nodes: αn and βn at the bound during the fit, 1.1 times αr and βr after
-    it. None within a node: αr and βr at the bound. No K > 2: βn and βr at the bound.
-    Bad measurements never raise: unusable rows are left out, and a fit that fails keeps `previous` and says why.
+    Where nothing was seen the model is optimistic, so that jobs explore. One distinct local batch: αc is half
+    the mean compute time. No placement across nodes: αn and βn at the bound during the fit, and at least 1.1
+    times αr and βr after it. None within a node: αr and βr at the bound. No K > 2: βn and βr at the bound.
+    Bad measurements never raise: unusable rows are left out, and a fit that fails keeps `previous`, and both
+    are reported.
     """
     return _fit(observations, previous, published_sync_basis, _published)
 
@@ -116,13 +121,15 @@ def _fit(
     except np.linalg.LinAlgError as error:
         reason = f"the fit failed ({error}): kept the previous parameters"
         return FitResult(previous, math.inf, False, reason, problem.evaluations)
-    if not (minimum.converged and math.isfinite(minimum.loss)):
+    if not math.isfinite(minimum.loss):
         reason = f"the fit stopped at a loss of {minimum.loss}: kept the previous parameters"
         return FitResult(previous, minimum.loss, False, reason, problem.evaluations)
-    fitted = minimum.parameters
+    fitted = np.clip(minimum.parameters, LOWER, UPPER)
     if not problem.basis[0].any():
         fitted[2:4] = np.maximum(fitted[2:4], ACROSS_NODES_FACTOR * fitted[4:6])
-    return FitResult(build(fitted.tolist()), minimum.loss, True, ignored, problem.evaluations)
+    reasons = [ignored, "" if minimum.converged else "out of steps while the loss still fell a little"]
+    reason = "; ".join(filter(None, reasons))
+    return FitResult(build(fitted.tolist()), minimum.loss, True, reason, problem.evaluations)
 
 
 def _descend(
@@ -131,14 +138,19 @@ def _descend(
     fixed: FloatArray,
     free: npt.NDArray[np.bool_],
 ) -> Minimum:
-    """The minimum from the previous parameters, if they are a good start, or from the best first guess.
+    """The minimum near the previous parameters; without them, from the best first guess.
 
-    The loss often has a second valley besides that at γ = 1: a search that ended there tries the other side.
+    What was at the bound till now takes its first guess too, since a descent could not leave the bound. The
+    loss often has a second valley besides that at γ = 1: a first search that ends there tries the other side.
     """
+    warm = None if previous is None else np.where(free, np.clip(previous.parameters, LOWER, UPPER), fixed)
+    stuck = np.zeros_like(free) if warm is None else _without_slope(warm) & free
+    if warm is not None and not stuck.any():
+        return minimise(problem, warm, free, near=True)
     guesses = _first_guesses(problem, fixed, free)
     best = min(guesses, key=problem.loss)
-    if previous is not None:
-        warm = _warm_start(np.array(previous.parameters), best, fixed, free)
+    if warm is not None:
+        warm = np.where(stuck, best, warm)
         if problem.loss(warm) < problem.loss(best):
             return minimise(problem, warm, free, near=True)
     minimum = minimise(problem, best, free)
@@ -158,11 +170,12 @@ def _usable_rows(observations: Sequence[Observation]) -> tuple[FloatArray, str]:
         dtype=float,
     ).reshape(-1, 6)
     rows = np.ascontiguousarray(table.T)
-    usable = np.isfinite(table).all(axis=1) & (table > 0.0).all(axis=1) & (rows[0] <= rows[1])
+    usable = ((table >= _LEAST_USABLE) & (table <= _LARGEST_USABLE)).all(axis=1) & (rows[0] <= rows[1])
     if usable.all():
         return rows, ""
     ignored = len(usable) - int(usable.sum())
-    return rows[:, usable], f"left out {ignored} of {len(usable)} rows that are not positive, finite numbers"
+    reason = f"left out {ignored} of {len(usable)} rows: not finite, out of range, or more nodes than GPUs"
+    return rows[:, usable], reason
 
 
 def _fixed_values(problem: FitProblem) -> FloatArray:
@@ -175,14 +188,11 @@ def _fixed_values(problem: FitProblem) -> FloatArray:
     return fixed
 
 
-def _warm_start(
-    previous: FloatArray, cold: FloatArray, fixed: FloatArray, free: npt.NDArray[np.bool_]
-) -> FloatArray:
-    """The previous parameters; where one was at the bound, unseen till now, the cold guess instead."""
-    unseen = previous <= 2.0 * LOWER
-    unseen[6] = False
-    values = np.where(unseen, cold, previous)
-    return np.where(free, np.clip(values, LOWER, UPPER), fixed)
+def _without_slope(parameters: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which of the six times are so close to nothing that, with overlap, the loss hardly depends on them."""
+    near_bound = parameters <= 2.0 * LOWER
+    near_bound[6] = False
+    return near_bound
 
 
 def _first_guesses(problem: FitProblem, fixed: FloatArray, free: npt.NDArray[np.bool_]) -> FloatArray:
@@ -223,7 +233,7 @@ def _guess_compute(problem: FitProblem, guess: FloatArray, both: bool) -> None:
 
 
 def _guess_sync(problem: FitProblem, guesses: FloatArray, free: npt.NDArray[np.bool_]) -> None:
-    """The four parameters of T_sync, by least squares on what each γ leaves of the step time, kept positive."""
+    """The four parameters of T_sync, by least squares on what γ leaves of the step time, kept positive."""
     overlap = guesses[:, 6, None]
     step = problem.measured[1]
     compute = np.minimum(guesses[0, 0] + guesses[0, 1] * problem.local_batch, step)

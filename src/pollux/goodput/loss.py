@@ -1,7 +1,7 @@
 """The loss of a throughput fit, with its derivatives. Where it is smallest is for `solver` to find.
 
-Parameters are (αc, βc, constant and growth across nodes, constant and growth within a node, γ). T_sync is linear
-in the four in the middle and comes as a `SyncBasis`, so that any model of that form can be fitted.
+Parameters are (αc, βc, constant and growth across nodes, constant and growth within a node, γ). T_sync is
+linear in the four in the middle and comes as a `SyncBasis`, so that any model of that form can be fitted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ import numpy as np
 
 from pollux.goodput.throughput import MAX_OVERLAP, FloatArray
 
-__all__ = ["LOWER", "NUM_PARAMETERS", "UPPER", "FitProblem", "to_coordinates", "to_parameters"]
+__all__ = [
+    "GAMMA_PENALTY",
+    "GROWTH_PENALTY",
+    "LOWER",
+    "NUM_PARAMETERS",
+    "UPPER",
+    "FitProblem",
+    "to_coordinates",
+    "to_parameters",
+]
 
 NUM_PARAMETERS = 7
 LOWER = np.array([1e-8] * 6 + [1.0])
@@ -121,8 +130,8 @@ class FitProblem:
     def derivatives(self, parameters: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Gradient in `to_coordinates`, and a positive approximation of the Hessian.
 
-        For the parameters and smoothing of the last call of `loss`. Each RMSE is replaced by the parabola that
-        touches it, and that by its Gauss-Newton form, as in iteratively reweighted least squares.
+        For the parameters and smoothing of the last call of `loss`. Each RMSE is replaced by the parabola
+        that touches it, and that by its Gauss-Newton form, as in iteratively reweighted least squares.
         """
         self._fill_jacobian(parameters)
         weights, jacobian = self._all_weights, self._jacobian

@@ -28,8 +28,8 @@ class GoodputModel:
     def __post_init__(self) -> None:
         if self.efficiency.initial_batch != self.limits.initial:
             raise InvalidInput(
-                f"the efficiency is relative to a batch of {self.efficiency.initial_batch}, the limits start at "
-                f"{self.limits.initial}: give both the same initial batch"
+                f"the efficiency is relative to a batch of {self.efficiency.initial_batch}, the limits start "
+                f"at {self.limits.initial}: give both the same initial batch"
             )
 
     @property

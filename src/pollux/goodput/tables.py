@@ -27,7 +27,7 @@ _SMALLEST_SLOPE = 1e-30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchTables:
-    """Per job and placement, shape [J, S]: useful samples per second, m and s; all 0 where a job cannot run."""
+    """Per job and placement, shape [J, S]: useful samples per second, m and s; 0 where a job cannot run."""
 
     goodput: FloatArray
     local_batch: npt.NDArray[np.int64]

@@ -179,7 +179,7 @@ class PublishedThroughput(AffineThroughput):
         return published_sync_basis
 
     def sync_seconds(self, num_nodes: Quantity, num_gpus: Quantity) -> Quantity:
-        """T_sync(N, K): affine in K from two GPUs on, with other parameters within a node and across nodes."""
+        """T_sync(N, K): affine in K from two GPUs on, with parameters of its own across nodes."""
         if isinstance(num_nodes, np.ndarray) or isinstance(num_gpus, np.ndarray):
             across = np.asarray(num_nodes) > 1
             beyond = np.maximum(num_gpus - 2.0, 0.0)

@@ -133,7 +133,7 @@ class Room:
         return NOWHERE
 
     def _by_type(self, job: JobView) -> Iterator[list[tuple[int, str]]]:
-        """For each choice of GPU type, what nodes have left for a job: most first, no more than it may span."""
+        """For each choice of GPU type, what nodes have left for a job: most first, as many as allowed."""
         mixed = job.limits.mixed_types or len(self.types) == 1
         for gpu_type in [None] if mixed else self.types:
             nodes = self.nodes_for(job, gpu_type)

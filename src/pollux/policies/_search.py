@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +25,21 @@ _CLEAR_ELEMENT = 0.1
 # Small spaces run out of new matrices; then a generation has fewer children.
 _MATING_ATTEMPTS = 10
 _SLACK = 1e-9
+_PER_JOB = ("current", "lost", "most", "min_gpus", "max_gpus", "max_nodes", "one_type", "needs", "queue")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Space:
-    """Which matrices are legal, and the moves between them; rows are jobs in the order in which they are served.
+    """Which matrices are legal, and the moves between them; rows are jobs in the order of being served.
 
-    The first `num_pinned` rows never change; the next `num_kept` ones belong to jobs that may be resized but not
-    stopped. `most` is what a node may give to a job at all. `needs` and `stock` are further resources, per GPU and
-    per node. `queue` is a job's index into `quota`, -1 for none. `shared` are the nodes on which the traffic of
-    distributed jobs would collide.
+    The first `num_pinned` rows never change; the next `num_kept` are jobs that may be resized, not stopped.
+    `lost` are GPUs that jobs hold on nodes that are gone; `most` is what a node may give to a job at all.
+    `needs` and `stock` are further resources, per GPU and per node. `queue` is a job's index into `quota`, -1
+    for none. `shared` are the nodes on which the traffic of distributed jobs would collide.
     """
 
     current: IntArray
+    lost: IntArray
     most: IntArray
     gpus: IntArray
     min_gpus: IntArray
@@ -52,13 +54,42 @@ class Space:
     quota: IntArray
     num_pinned: int = 0
     num_kept: int = 0
+    home: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "home", self.current)
+        if self.num_kept:
+            object.__setattr__(self, "home", self._find_home())
+
+    def _find_home(self) -> IntArray:
+        """Rows to which jobs that may not be stopped can always go back, legal all together.
+
+        That is what they have now, cut to what is allowed now; those for which too little would be left stay
+        exactly as they are, which is always legal, and go before the others.
+        """
+        num_jobs, rng = len(self.current), np.random.default_rng(0)
+        kept = range(self.num_pinned, self.num_pinned + self.num_kept)
+        stuck: list[int] = []
+        while True:
+            free = [j for j in range(self.num_pinned, num_jobs) if j not in stuck]
+            order = [*range(self.num_pinned), *stuck, *free]
+            fixed = self.num_pinned + len(stuck)
+            rows = {name: getattr(self, name)[order] for name in _PER_JOB}
+            # Sharing a network is no reason to be cut.
+            apart = replace(self, **rows, shared=np.zeros_like(self.shared), num_pinned=fixed, num_kept=0)
+            home = np.empty_like(self.current)
+            home[order] = apart.repair(apart.current[None].copy(), rng)[0]
+            short = [j for j in kept if j not in stuck and home[j].sum() < self.min_gpus[j]]
+            if not short:
+                return home
+            stuck += short
 
     def crossover(self, parents: IntArray, rng: np.random.Generator) -> IntArray:
         """Two children of each pair of parents [2, pairs, jobs, nodes]: one cut over the jobs."""
         num_jobs = parents.shape[2]
         cuts = rng.integers(0, num_jobs, size=parents.shape[1], dtype=np.int32)
-        swapped = (np.arange(num_jobs) < cuts[:, None])[None, :, :, None]
-        children: IntArray = np.where(swapped, parents[::-1], parents)
+        swapped = np.arange(num_jobs) < cuts.reshape(-1, 1)
+        children: IntArray = np.where(swapped[None, :, :, None], parents[::-1], parents)
         return children.reshape(-1, *parents.shape[2:])
 
     def mutate(self, states: IntArray, rng: np.random.Generator) -> None:
@@ -73,15 +104,14 @@ class Space:
     def _grow(self, states: IntArray, rng: np.random.Generator) -> None:
         """On nodes with free GPUs, about one job that fits and about one that is there draw a new count.
 
-        It is uniform from what the job has to the most that the node may give: more than is free is taken from
-        later jobs by the repair.
+        It is uniform from what the job has to the most that the node may give: what is not free, the repair
+        takes from later jobs.
         """
         fits, present = self.most > 0, states > 0
         free = np.einsum("pjn->pn", states) < self.gpus
         newcomer = _about_one(fits.sum(axis=0), free)
-        resident = _about_one(np.einsum("pjn->pn", present.view(np.int8)), free)
-        chances = present * (resident * (1.0 - newcomer))[:, None, :]
-        chances += fits * newcomer[:, None, :]
+        resident = _about_one(np.einsum("pjn->pn", present, dtype=np.int32), free)
+        chances = fits * newcomer[:, None, :] + present * (resident * (1 - newcomer))[:, None, :]
         individuals, members, nodes = np.nonzero(rng.random(states.shape, dtype=np.float32) < chances)
         low = states[individuals, members, nodes]
         span = np.maximum(self.most[members, nodes] - low, 0) + 1
@@ -90,12 +120,12 @@ class Space:
     def repair(self, states: IntArray, rng: np.random.Generator) -> IntArray:
         """Make matrices legal by taking GPUs away, in place.
 
-        Where a job that may not be stopped would fall below its minimum, all such jobs stay as they are.
+        Where a job that may not be stopped would fall below its minimum, all such jobs go home.
         """
         self._repair(states, self.num_pinned, rng)
         if self.num_kept:
             kept = slice(self.num_pinned, self.num_pinned + self.num_kept)
-            short = (states[:, kept].sum(axis=2) < np.maximum(self.min_gpus[kept], 1)).any(axis=1)
+            short = (states[:, kept].sum(axis=2) < self.min_gpus[kept]).any(axis=1)
             if short.any():
                 again = states[short]
                 self._repair(again, kept.stop, rng)
@@ -103,8 +133,8 @@ class Space:
         return states
 
     def _repair(self, states: IntArray, first: int, rng: np.random.Generator) -> None:
-        """Rows before `first` are as now and go before all others."""
-        states[:, :first] = self.current[:first]
+        """Rows before `first` are at home and go before all others."""
+        states[:, :first] = self.home[:first]
         free = states[:, first:]
         np.minimum(free, self.most[first:], out=free)
         if self.one_type.any():
@@ -129,7 +159,7 @@ class Space:
     def _separate(self, states: IntArray, first: int) -> None:
         """Of the distributed jobs on a node only the first keeps it."""
         present = states > 0
-        distributed = np.einsum("pjn->pj", present.view(np.int8)) > 1
+        distributed = np.einsum("pjn->pj", present, dtype=np.int32) > 1
         present &= distributed[:, :, None]
         present &= self.shared
         later = present.cumsum(axis=1, dtype=np.int16) > 1
@@ -138,7 +168,7 @@ class Space:
         states[later] = 0
 
     def _cap(self, rows: IntArray, caps: IntArray, first: int, rng: np.random.Generator) -> None:
-        """Cut jobs [population, jobs, nodes] to `caps` GPUs and to their number of nodes, on nodes in random order."""
+        """Cut rows to `caps` [population, jobs] GPUs and to their numbers of nodes, nodes in random order."""
         most_nodes = self.max_nodes[first:]
         over = np.einsum("pjn->pj", rows) > caps
         if rows.shape[2] > most_nodes.min(initial=rows.shape[2]):
@@ -156,11 +186,11 @@ class Space:
 
     def _within_quota(self, states: IntArray, first: int) -> IntArray:
         """GPUs that each job may hold if earlier ones of its queue are served first."""
-        totals = np.einsum("pjn->pj", states)
+        totals: IntArray = np.einsum("pjn->pj", states)
         for q, quota in enumerate(self.quota):
             members = np.flatnonzero(self.queue == q)
-            held = int(self.current[members[members < first]].sum())
-            members = members[members >= first]
+            before, members = members[members < first], members[members >= first]
+            held = int(self.home[before].sum() + self.lost[before].sum())
             running = np.minimum(totals[:, members].cumsum(axis=1), max(int(quota) - held, 0))
             totals[:, members] = np.diff(running, axis=1, prepend=0)
         return totals[:, first:]
@@ -168,7 +198,7 @@ class Space:
     def _fit(self, states: IntArray, first: int) -> None:
         """Serve jobs in order with what the nodes have."""
         free = states[:, first:]
-        left = np.maximum(self.gpus - self.current[:first].sum(axis=0), 0).astype(np.int32)
+        left = np.maximum(self.gpus - self.home[:first].sum(axis=0), 0).astype(np.int32)
         if self.needs.shape[1]:
             used = np.einsum("pjn,jr->pnr", states, self.needs)
             scarce = (used > self.stock).any(axis=(1, 2))
@@ -180,7 +210,7 @@ class Space:
 
     def _fit_all(self, rows: IntArray, first: int, gpus: IntArray) -> IntArray:
         """The same, with GPUs and the other resources together."""
-        held = np.einsum("jn,jr->nr", self.current[:first], self.needs[:first])
+        held = np.einsum("jn,jr->nr", self.home[:first], self.needs[:first])
         left = np.broadcast_to(np.maximum(self.stock - held, 0.0), (len(rows), *self.stock.shape)).copy()
         free = np.broadcast_to(gpus, (len(rows), len(gpus))).copy()
         for j in range(rows.shape[1]):
@@ -204,9 +234,9 @@ def _about_one(counts: npt.NDArray[np.integer], where: BoolArray) -> Float32Arra
 def non_dominated_ranks(values: FloatArray) -> npt.NDArray[np.int64]:
     """The front of each point [points, 2], 0 the best; both objectives are to be maximised.
 
-    In descending order of the first objective, a front dominates a point if the last one that joined it has at
-    least the point's second objective. Those decrease from front to front, so bisection finds the first that
-    does not. Equal points share a front.
+    In descending order of the first objective, a front dominates a point if the last one that joined it has
+    at least the point's second objective. These decrease from front to front, so bisection finds the first
+    front that does not. Equal points share a front.
     """
     ranks = np.empty(len(values), dtype=np.int64)
     order = np.lexsort((-values[:, 1], -values[:, 0]))
@@ -234,7 +264,7 @@ def crowding_distances(values: FloatArray, ranks: npt.NDArray[np.int64]) -> Floa
     order, keys = order[new], keys[new]
     starts = np.flatnonzero(np.diff(keys[:, 0], prepend=-1.0))
     ends = np.append(starts[1:], len(keys)) - 1
-    extent = np.abs(keys[ends, 1:] - keys[starts, 1:])[np.searchsorted(starts, np.arange(len(keys)), "right") - 1]
+    extent = np.repeat(np.abs(keys[ends, 1:] - keys[starts, 1:]), ends - starts + 1, axis=0)
     gaps = np.zeros((len(keys), 2))
     gaps[1:-1] = np.abs(keys[2:, 1:] - keys[:-2, 1:])
     crowding = np.divide(gaps, extent, out=np.zeros_like(gaps), where=extent > 0).sum(axis=1)
@@ -271,11 +301,12 @@ class Found:
     def tournament(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
         """Winners of `count` duels between random members: the better front, then the less crowded."""
         size = len(self.states)
-        rounds = -(-2 * count // size)
-        drawn = rng.permuted(np.tile(np.arange(size), (rounds, 1)), axis=1).ravel()[: 2 * count].reshape(2, count)
-        ranks, distances = self.ranks[drawn], self.distances[drawn]
-        second = (ranks[1] < ranks[0]) | ((ranks[1] == ranks[0]) & (distances[1] > distances[0]))
-        winners: npt.NDArray[np.int64] = np.where(second, drawn[1], drawn[0])
+        everybody = np.tile(np.arange(size), (-(-2 * count // size), 1))
+        one, other = rng.permuted(everybody, axis=1).ravel()[: 2 * count].reshape(2, count)
+        ranks, distances = self.ranks, self.distances
+        level = ranks[one] == ranks[other]
+        loses = (ranks[other] < ranks[one]) | (level & (distances[other] > distances[one]))
+        winners: npt.NDArray[np.int64] = np.where(loses, other, one)
         return winners
 
 

@@ -1,4 +1,4 @@
-"""Pollux (Qiao et al., OSDI'21) with the published genetic search: the reference that `pollux` is measured by.
+"""Pollux (Qiao et al., OSDI'21) with its published genetic search; the reference for `pollux`.
 
 The evolution itself is in `_search`; here are its inputs, what an allocation is worth, and the answer.
 """
@@ -11,16 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pollux.core import (
-    BatchMode,
-    Decision,
-    InvalidInput,
-    JobView,
-    Placement,
-    Reason,
-    Snapshot,
-    check,
-)
+from pollux.core import BatchMode, Decision, InvalidInput, JobView, Placement, Reason, Snapshot, check
 from pollux.policies._objective import Objective
 from pollux.policies._room import Room
 from pollux.policies._search import Found, Space, search
@@ -32,13 +23,14 @@ IntArray = npt.NDArray[np.int32]
 
 # The published simulation has no measurements beyond 16 nodes.
 _MAX_NODES = 16
+# More than anybody has, and a thousand times that is still a 32-bit number.
 _MOST = 2**20
 _SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Front:
-    """What one decision leaves to the next: the non-dominated matrices [members, jobs, nodes], and whose they are."""
+    """What one decision leaves to the next: its non-dominated matrices [members, jobs, nodes], and whose."""
 
     jobs: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -46,25 +38,21 @@ class _Front:
 
     def adapted(self, jobs: Sequence[str], nodes: Sequence[str]) -> IntArray:
         """The same for other jobs and nodes: zero where one is new."""
-        states = np.zeros((len(self.states), len(jobs), len(nodes)), dtype=np.int32)
-        old_jobs = {job_id: j for j, job_id in enumerate(self.jobs)}
-        old_nodes = {node_id: n for n, node_id in enumerate(self.nodes)}
-        rows = [(j, old_jobs[job_id]) for j, job_id in enumerate(jobs) if job_id in old_jobs]
-        columns = [(n, old_nodes[node_id]) for n, node_id in enumerate(nodes) if node_id in old_nodes]
-        if rows and columns:
-            (to_rows, from_rows), (to_columns, from_columns) = zip(*rows, strict=True), zip(*columns, strict=True)
-            every = range(len(states))
-            states[np.ix_(every, to_rows, to_columns)] = self.states[np.ix_(every, from_rows, from_columns)]
-        return states
+        rows = {job_id: j for j, job_id in enumerate(self.jobs)}
+        columns = {node_id: n for n, node_id in enumerate(self.nodes)}
+        # One more row and column of zeros, at -1.
+        padded = np.pad(self.states, ((0, 0), (0, 1), (0, 1)))
+        found = padded[:, [rows.get(job_id, -1) for job_id in jobs]]
+        return found[:, :, [columns.get(node_id, -1) for node_id in nodes]]
 
 
 class PolluxGenetic:
     """NSGA-II over GPUs by job and node, as published: 100 matrices, 100 generations (paper §4.2).
 
-    Two objectives: the fairness-weighted power mean of `Objective`, and the cluster's utility, which is the mean
-    speed-up per replica weighted by GPUs held. The matrix that is best by the first is taken. A decision starts
-    from the non-dominated matrices of the last one. A job may hold at most twice the GPUs that it ever ran with;
-    with `avoid_interference` at most one distributed job uses a node, unless the node isolates traffic.
+    Two objectives: the power mean of `Objective`, and the cluster's utility, i.e. the mean speed-up per
+    replica, weighted by GPUs held. The best by the first is taken. A decision starts from the non-dominated
+    matrices of the last one. A job may hold at most twice the GPUs that it ever ran with; with
+    `avoid_interference` at most one distributed job uses a node, unless the node isolates traffic.
     """
 
     name = "pollux-genetic"
@@ -89,16 +77,16 @@ class PolluxGenetic:
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Evolve allocations, take the best."""
-        if not snapshot.jobs:
-            return Decision({})
         jobs = sorted(snapshot.jobs, key=lambda job: _precedence(snapshot, job))
+        if not jobs or not snapshot.cluster.num_gpus:
+            return _keep_what_runs(snapshot, jobs)
         space = _space(snapshot, jobs, self.avoid_interference)
         objective = Objective(snapshot, jobs, self.fairness, start_floor=0.0)
         worth = _Worth(snapshot, jobs, objective, space)
         rng = np.random.default_rng([snapshot.seed % 2**64, snapshot.revision % 2**64])
         start = _start(snapshot, jobs, space.current)
         found = search(space, worth, start, self.population, self.generations, rng)
-        allocation = _placements(snapshot, jobs, space.current, found.states[found.best])
+        allocation = _placements(snapshot, jobs, space, found.states[found.best])
         decision = Decision(
             allocation, reasons=_reasons(jobs, allocation, objective), memory=_remember(snapshot, jobs, found)
         )
@@ -106,11 +94,17 @@ class PolluxGenetic:
 
 
 def _precedence(snapshot: Snapshot, job: JobView) -> tuple[int, float, float]:
-    """Who cannot be moved, then who cannot be stopped, then by attained service and submission."""
+    """Who is not moved, then who may not be stopped, then by attained service and submission."""
     rank = 2
-    if snapshot.placement(job.id):
-        rank = 0 if job.limits.pinned else 2 if job.limits.preemptible else 1
+    if snapshot.placement(job.id) and (job.limits.pinned or not job.limits.preemptible):
+        # No row can say that a job has GPUs on a node that is gone; it may still stay as it is.
+        rank = 0 if job.limits.pinned or not _is_known(snapshot, job) else 1
     return rank, job.attained_gpu_seconds, job.submitted_at
+
+
+def _is_known(snapshot: Snapshot, job: JobView) -> bool:
+    """Whether all nodes of a job's placement are there."""
+    return all(node_id in snapshot.cluster.by_id for node_id, _ in snapshot.placement(job.id).shares)
 
 
 def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool) -> Space:
@@ -128,7 +122,7 @@ def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool
     quotas = {name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None}
     queues = {name: q for q, name in enumerate(quotas)}
     caps = [
-        min(max(2 * max(job.largest_gpus, gpus), job.limits.min_gpus, 1), job.limits.max_gpus, _MOST)
+        min(max(2 * max(job.largest_gpus, gpus), job.limits.min_gpus, 1), job.limits.max_gpus)
         for job, gpus in zip(jobs, held, strict=True)
     ]
     needs = np.array([(limit.cpus_per_gpu, limit.memory_bytes_per_gpu) for limit in limits])
@@ -136,8 +130,9 @@ def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool
     scarce = needs.any(axis=0) & np.isfinite(stock).any(axis=0)
     return Space(
         current=current,
+        lost=_whole(held) - current.sum(axis=1, dtype=np.int32),
         most=_most(snapshot, jobs, current, needs, stock),
-        gpus=_whole(min(node.num_gpus, _MOST) for node in nodes),
+        gpus=_whole(node.num_gpus for node in nodes),
         min_gpus=_whole(limit.min_gpus for limit in limits),
         max_gpus=_whole(caps),
         max_nodes=_whole(limit.max_nodes or max(_MAX_NODES, limit.min_gpus) for limit in limits),
@@ -147,21 +142,21 @@ def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool
         needs=needs[:, scarce],
         stock=stock[:, scarce],
         queue=_whole(queues.get(job.queue, -1) for job in jobs),
-        quota=_whole(min(quota, _MOST) for quota in quotas.values()),
+        quota=_whole(quotas.values()),
         num_pinned=ranks.count(0),
         num_kept=ranks.count(1),
     )
 
 
 def _whole(values: Iterable[int]) -> IntArray:
-    return np.array(list(values), dtype=np.int32)
+    return np.array([min(value, _MOST) for value in values], dtype=np.int32)
 
 
 def _most(
     snapshot: Snapshot, jobs: Sequence[JobView], current: IntArray, needs: FloatArray, stock: FloatArray
 ) -> IntArray:
-    """GPUs that each node may give to each job if nobody else is there; on a closed node, what the job has."""
-    most = np.tile([float(min(node.num_gpus, _MOST)) for node in snapshot.cluster.nodes], (len(jobs), 1))
+    """GPUs that each node may give to each job if nobody else is there; if it is closed, what the job has."""
+    most = np.tile(_whole(node.num_gpus for node in snapshot.cluster.nodes), (len(jobs), 1)).astype(float)
     for r in range(needs.shape[1]):
         some = needs[:, r] > 0
         most[some] = np.minimum(most[some], np.floor(stock[:, r] / needs[some, r, None] + _SLACK))
@@ -180,39 +175,40 @@ def _most(
 class _Worth:
     """The two objectives of matrices, from tables of speed-ups by job, nodes and GPUs."""
 
-    def __init__(self, snapshot: Snapshot, jobs: Sequence[JobView], objective: Objective, space: Space) -> None:
-        self.objective, self.current = objective, space.current
-        # A job whose node is gone cannot stay, whatever its row says.
-        self.moves = np.array([not _may_stay(snapshot, job) for job in jobs])
-        held = space.current.sum(axis=1).max(initial=1)
-        self.most_gpus = int(min(max(space.max_gpus.max(initial=1), held), max(space.gpus.sum(), held)))
-        spanned = np.count_nonzero(space.current, axis=1).max(initial=1)
-        nodes = int(min(max(space.max_nodes.max(initial=1), spanned), len(space.gpus), self.most_gpus))
-        self.most_nodes = max(nodes, 1)
-        largest = int(space.gpus.max(initial=1))
-        pairs = [
-            (n, k) for n in range(1, self.most_nodes + 1) for k in range(n, min(n * largest, self.most_gpus) + 1)
-        ]
-        self.node_type = space.node_type
-        types = list(dict.fromkeys(node.gpu_type for node in snapshot.cluster.nodes))
-        self.tables = np.zeros((len(types), len(jobs), self.most_nodes + 1, self.most_gpus + 1))
-        across, counts = [n for n, _ in pairs], [k for _, k in pairs]
-        for t, gpu_type in enumerate(types):
-            self.tables[t][:, across, counts] = objective.speedups(across, counts, gpu_type)
+    def __init__(
+        self, snapshot: Snapshot, jobs: Sequence[JobView], objective: Objective, space: Space
+    ) -> None:
+        self.objective, self.current, self.node_type = objective, space.current, space.node_type
+        # A job whose node is gone does not stay, whatever its row says.
+        self.moves = np.array([not _is_known(snapshot, job) for job in jobs])
+        self.moves[: space.num_pinned] = False
+        gpus = max(
+            min(int(space.max_gpus.max()), int(space.gpus.sum())), int(space.current.sum(axis=1).max())
+        )
+        spanned = int(np.count_nonzero(space.current, axis=1).max())
+        nodes = max(min(int(space.max_nodes.max()), len(space.gpus), gpus), spanned)
+        pairs = [(n, k) for n in range(1, nodes + 1) for k in range(n, gpus + 1)]
+        # The largest nodes cannot hold more than that; a placement as it is now may, if its node has shrunk.
+        largest = max(int(space.gpus.max()), int(space.current.max()))
+        num_nodes, num_gpus = zip(*((n, k) for n, k in pairs if k <= n * largest), strict=True)
+        types = dict.fromkeys(node.gpu_type for node in snapshot.cluster.nodes)
+        self.tables = np.zeros((len(types), len(jobs), nodes + 1, gpus + 1))
+        for table, gpu_type in zip(self.tables, types, strict=True):
+            table[:, num_nodes, num_gpus] = objective.speedups(num_nodes, num_gpus, gpu_type)
 
     def speedups(self, states: IntArray, num_gpus: IntArray) -> FloatArray:
         """Of every job, shape [population, jobs]; across GPU types, that of the slowest."""
-        present = (states > 0).view(np.int8)
-        num_nodes = np.minimum(np.einsum("pjn->pj", present, dtype=np.int32), self.most_nodes)
+        present = states > 0
+        num_nodes = np.einsum("pjn->pj", present, dtype=np.int32)
         members = np.arange(states.shape[1])
-        gpus = np.minimum(num_gpus, self.most_gpus)
         if len(self.tables) == 1:
-            return self.tables[0][members, num_nodes, gpus]
-        result = np.full(num_gpus.shape, np.inf)
+            single: FloatArray = self.tables[0][members, num_nodes, num_gpus]
+            return single
+        slowest = np.full(num_gpus.shape, np.inf)
         for t, table in enumerate(self.tables):
             used = present[:, :, self.node_type == t].any(axis=2)
-            np.minimum(result, table[members, num_nodes, gpus], out=result, where=used)
-        return np.where(num_gpus > 0, result, 0.0)
+            np.minimum(slowest, table[members, num_nodes, num_gpus], out=slowest, where=used)
+        return np.where(num_gpus > 0, slowest, 0.0)
 
     def __call__(self, states: IntArray) -> FloatArray:
         """The power mean of utilities, and the speed-up per GPU; shape [population, 2]."""
@@ -227,12 +223,6 @@ class _Worth:
         return np.column_stack((fitness, speedups.sum(axis=1) / np.maximum(num_gpus.sum(axis=1), 1)))
 
 
-def _may_stay(snapshot: Snapshot, job: JobView) -> bool:
-    if job.limits.pinned or not job.limits.preemptible:
-        return True
-    return all(node_id in snapshot.cluster.by_id for node_id, _ in snapshot.placement(job.id).shares)
-
-
 def _start(snapshot: Snapshot, jobs: Sequence[JobView], current: IntArray) -> IntArray:
     """The current allocation, and what the last decision left."""
     now = current[None]
@@ -240,7 +230,7 @@ def _start(snapshot: Snapshot, jobs: Sequence[JobView], current: IntArray) -> In
     if not isinstance(front, _Front) or front.states.shape[1:] != (len(front.jobs), len(front.nodes)):
         return now
     nodes = [node.id for node in snapshot.cluster.nodes]
-    return np.concatenate((now, front.adapted([job.id for job in jobs], nodes)))
+    return np.concatenate((now, front.adapted([job.id for job in jobs], nodes).clip(0, _MOST)))
 
 
 def _remember(snapshot: Snapshot, jobs: Sequence[JobView], found: Found) -> _Front:
@@ -250,14 +240,15 @@ def _remember(snapshot: Snapshot, jobs: Sequence[JobView], found: Found) -> _Fro
 
 
 def _placements(
-    snapshot: Snapshot, jobs: Sequence[JobView], current: IntArray, chosen: IntArray
+    snapshot: Snapshot, jobs: Sequence[JobView], space: Space, chosen: IntArray
 ) -> dict[str, Placement]:
-    """Rows as placements, in the cluster's order of nodes; an unchanged row is the placement that is there."""
+    """Rows as placements, in the cluster's order of nodes; an unchanged row is the placement as it is."""
     names = [node.id for node in snapshot.cluster.nodes]
     allocation: dict[str, Placement] = {}
-    for job, before, after in zip(jobs, current, chosen, strict=True):
+    for j, (job, before, after) in enumerate(zip(jobs, space.current, chosen, strict=True)):
         placement = snapshot.placement(job.id)
-        if not (placement and (before == after).all() and _may_stay(snapshot, job)):
+        stays = (before == after).all() and (j < space.num_pinned or _is_known(snapshot, job))
+        if not (placement and stays):
             placement = Placement(tuple((names[n], int(after[n])) for n in np.flatnonzero(after)))
         if placement:
             allocation[job.id] = placement

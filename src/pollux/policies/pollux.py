@@ -1,4 +1,4 @@
-"""Pollux (Qiao et al., OSDI'21): goodput and fairness, with a solver of our own.
+"""Pollux (Qiao et al., OSDI'21): goodput with fairness, found by a solver of our own.
 
 Counts by a near-exact knapsack, then a placement that keeps unchanged jobs and clears room at the least cost.
 """
@@ -6,200 +6,223 @@ Counts by a near-exact knapsack, then a placement that keeps unchanged jobs and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
-
-from pollux.core import BatchMode, Decision, JobView, Placement, Reason, Snapshot
+from pollux.core import BatchMode, Decision, InvalidInput, Placement, Reason, Snapshot
 from pollux.policies._board import Board, Shares
-from pollux.policies._counts import Options, choose
-from pollux.policies._objective import FloatArray, Objective
+from pollux.policies._counts import IntArray, choose
+from pollux.policies._objective import Objective
+from pollux.policies._options import FIRST, NOTHING, STAY, Table
 
 __all__ = ["Pollux"]
 
-_NOTHING, _STAY, _FIRST = 0, 1, 2
-
 
 class Pollux:
-    """Maximise the power mean of restart-weighted speed-ups (see `_objective`).
+    """Maximise the power mean of restart-weighted speed-ups; `_objective` has the formulas.
 
-    `fairness` is p. A job at most doubles the largest number of GPUs it has run with. With
-    `avoid_interference` at most one distributed job uses a node, unless the node isolates traffic.
+    `fairness` is p: 1 for none, -1 as published, -10 for strict. A job at most doubles the largest number of
+    GPUs it has run with. With `avoid_interference` at most one distributed job uses a node, unless the node
+    isolates traffic. `growth_gain` is the share of its cost that a running job must save to be resized only
+    because GPUs would stay idle otherwise.
     """
 
     name = "pollux"
     needs: frozenset[str] = frozenset({"goodput"})
     batch: BatchMode = "adaptive"
 
-    def __init__(
-        self, fairness: float = -1.0, avoid_interference: bool = True, start_floor: float = 0.5,
-        hysteresis: float = 0.0, powers: bool = True,
-    ) -> None:
+    # By the published formula a job of age 0 has ρ = 0: whether it starts would not matter to the objective.
+    start_floor = 0.1
+
+    def __init__(self, fairness: float = -1.0, avoid_interference: bool = True, growth_gain: float = 0.05) -> None:
+        if not math.isfinite(fairness):
+            raise InvalidInput(f"fairness is {fairness}; give a finite power, -1 is the published one")
         self.fairness = fairness
         self.avoid_interference = avoid_interference
-        self.start_floor = start_floor
-        self.hysteresis = hysteresis
-        self.powers = powers
+        self.growth_gain = growth_gain
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Counts, then places."""
-        return _Solution(self, snapshot).decide()
+        """Counts, then places, then what is left over."""
+        if not snapshot.jobs:
+            return Decision({})
+        solution = _Solution(self, snapshot)
+        solution.solve(choose(solution.table.options))
+        return solution.decision()
 
 
 class _Solution:
     def __init__(self, policy: Pollux, snapshot: Snapshot) -> None:
-        self.policy, self.snapshot = policy, snapshot
-        self.jobs: Sequence[JobView] = snapshot.jobs
+        self.policy, self.snapshot, self.jobs = policy, snapshot, snapshot.jobs
         self.nodes = snapshot.cluster.nodes
-        self.number = {node.id: n for n, node in enumerate(self.nodes)}
+        number = {node.id: n for n, node in enumerate(self.nodes)}
+        self.held: list[Shares] = [
+            tuple((number[node], count) for node, count in snapshot.placement(job.id).shares if node in number)
+            for job in self.jobs
+        ]
         self.objective = Objective(snapshot, self.jobs, policy.fairness, policy.start_floor)
-        self.types = list(dict.fromkeys(node.gpu_type for node in self.nodes))
+        self.table = Table(snapshot, self.objective, self.held)
         self.board = Board(self.nodes, self.jobs, policy.avoid_interference)
-        self.held: list[Shares] = [self._numbered(snapshot.placement(job.id)) for job in self.jobs]
+        self.quota = {n: q.gpu_quota for n, q in snapshot.queues.items() if q.gpu_quota is not None}
 
-    def _numbered(self, placement: Placement) -> Shares:
-        return tuple((self.number[node], count) for node, count in placement.shares if node in self.number)
-
-    def decide(self) -> Decision:
-        if not self.jobs:
-            return Decision({})
-        self._build_options()
-        chosen = choose(self.options)
-        self._place(chosen)
-        return self._decision()
-
-    # Options
-
-    def _shapes(self, gpu_type: str, most: int) -> list[tuple[int, int]]:
-        """(nodes, GPUs) worth considering: powers of two within a node, then whole nodes."""
-        sizes = [node.num_gpus for node in self.nodes if node.gpu_type == gpu_type and node.schedulable]
-        largest = max(sizes, default=0)
-        if not largest:
-            return []
-        if self.policy.powers:
-            counts = {2**i for i in range(largest.bit_length()) if 2**i <= largest} | {largest}
-        else:
-            counts = set(range(1, largest + 1))
-        counts |= {largest * q for q in range(2, sizes.count(largest) + 1)}
-        counts |= {job.limits.min_gpus for job in self.jobs}
-        return [(math.ceil(k / largest), k) for k in sorted(counts) if k <= min(most, sum(sizes))]
-
-    def _build_options(self) -> None:
-        jobs, objective = self.jobs, self.objective
-        caps = [min(max(2 * job.largest_gpus, job.limits.min_gpus), job.limits.max_gpus) for job in jobs]
-        columns = [(t, n, k) for t, gpu_type in enumerate(self.types) for n, k in self._shapes(gpu_type, max(caps))]
-        self.columns = columns
-        speedups = np.empty((len(jobs), len(columns)))
-        for t, gpu_type in enumerate(self.types):
-            mine = [i for i, column in enumerate(columns) if column[0] == t]
-            speedups[:, mine] = objective.speedups([columns[i][1] for i in mine], [columns[i][2] for i in mine], gpu_type)
-        self.stay_speedup = self._stay_speedups()
-        factors = objective.restart_factors * (1.0 - self.policy.hysteresis * np.array([bool(held) for held in self.held]))
-        self.move_utility = objective.utilities(speedups, factors[:, None])
-        self.stay_utility = objective.utilities(self.stay_speedup)
-        weights = objective.weights
-        width = _FIRST + len(columns)
-        cost = np.full((len(jobs), width), np.inf)
-        gpus = np.zeros((len(jobs), width), dtype=np.int64)
-        pool = np.zeros((len(jobs), width), dtype=np.int64)
-        cost[:, _NOTHING] = weights * objective.costs(objective.utilities(np.zeros(len(jobs))))
-        cost[:, _FIRST:] = weights[:, None] * objective.costs(self.move_utility)
-        column_gpus = np.array([k for _, _, k in columns], dtype=np.int64)
-        column_nodes = np.array([n for _, n, _ in columns], dtype=np.int64)
-        gpus[:, _FIRST:] = column_gpus
-        pool[:, _FIRST:] = np.array([t for t, _, _ in columns], dtype=np.int64)
-        low = np.array([job.limits.min_gpus for job in jobs])[:, None]
-        closed = (column_gpus < low) | (column_gpus > np.array(caps)[:, None]) | (speedups <= 0)
-        most_nodes = np.array([job.limits.max_nodes or len(self.nodes) for job in jobs])
-        closed |= column_nodes > most_nodes[:, None]
-        cost[:, _FIRST:][closed] = np.inf
-        for j, job in enumerate(jobs):
-            held = self.held[j]
-            if job.limits.gpu_types:
-                wrong = [i for i, (t, _, _) in enumerate(columns) if self.types[t] not in job.limits.gpu_types]
-                cost[j, [_FIRST + i for i in wrong]] = np.inf
-            if held:
-                gpus[j, _STAY] = sum(count for _, count in held)
-                pool[j, _STAY] = self.types.index(self.nodes[held[0][0]].gpu_type)
-                cost[j, _STAY] = weights[j] * objective.costs(self.stay_utility[j : j + 1])[0]
-                if job.limits.pinned:
-                    cost[j, :_STAY] = np.inf
-                    cost[j, _FIRST:] = np.inf
-                elif not job.limits.preemptible:
-                    cost[j, _NOTHING] = np.inf
-        quotas = [name for name, queue in self.snapshot.queues.items() if queue.gpu_quota is not None]
-        queue = np.array([quotas.index(job.queue) if job.queue in quotas else -1 for job in jobs], dtype=np.int64)
-        capacity = [sum(node.num_gpus for node in self.nodes if node.gpu_type == gpu_type) for gpu_type in self.types]
-        limits = [self.snapshot.queues[name].gpu_quota for name in quotas]
-        self.caps = caps
-        self.options = Options(cost, gpus, pool, queue, np.array(capacity, dtype=np.int64), np.array(limits, dtype=np.int64))
-
-    def _stay_speedups(self) -> FloatArray:
-        """Speed-up of every job where it is now."""
-        shapes = {}
-        for held in self.held:
-            if held:
-                shapes.setdefault((self.nodes[held[0][0]].gpu_type, len(held), sum(c for _, c in held)), len(shapes))
-        result = np.zeros(len(self.jobs))
-        for gpu_type in self.types:
-            mine = [shape for shape in shapes if shape[0] == gpu_type]
-            table = self.objective.speedups([s[1] for s in mine], [s[2] for s in mine], gpu_type)
-            column = {shape: i for i, shape in enumerate(mine)}
-            for j, held in enumerate(self.held):
-                if held and self.nodes[held[0][0]].gpu_type == gpu_type:
-                    result[j] = table[j, column[gpu_type, len(held), sum(c for _, c in held)]]
-        return result
-
-    # Places
-
-    def _place(self, chosen: np.ndarray) -> None:
-        board, cost = self.board, self.options.cost
-        stay = [j for j in range(len(self.jobs)) if chosen[j] == _STAY]
-        for j in stay:
-            board.put(j, self.held[j])
-            moved = self.objective.utilities(self.stay_speedup[j : j + 1], self.objective.restart_factors[j])
-            board.move_cost[j] = math.inf if self.jobs[j].limits.pinned else float(
-                self.objective.weights[j] * self.objective.costs(moved)[0] - cost[j, _STAY]
-            )
-        movers = [j for j in range(len(self.jobs)) if chosen[j] >= _FIRST]
-        movers.sort(key=lambda j: -self.options.gpus[j, chosen[j]])
+    def solve(self, chosen: IntArray) -> None:
+        """Turn chosen options into shares on the board."""
+        movers = self._keep(chosen)
+        movers.sort(key=lambda j: -self.table.options.gpus[j, chosen[j]])
         for j in movers:
-            self._place_one(j, int(chosen[j]))
-        for j in range(len(self.jobs)):
-            if not board.shares[j]:
-                self._place_waiting(j)
+            self._move(j, int(chosen[j]))
+        for j, held in enumerate(self.held):
+            if not self.board.shares[j] and not (held and self._restore(j)):
+                self._start_small(j)
+        self._use_idle()
 
-    def _place_one(self, j: int, option: int) -> None:
-        board, cost = self.board, self.options.cost
-        fallback = cost[j, _STAY] if self.held[j] and board.usable(j, self.held[j]) else cost[j, _NOTHING]
-        tried = option
-        while tried >= _FIRST:
-            t, _, count = self.columns[tried - _FIRST]
-            if cost[j, tried] < math.inf and board.place(j, count, self.types[t], self.held[j], fallback - cost[j, tried]) is not None:
-                return
-            if self.held[j] and board.usable(j, self.held[j]):
+    # Keeping and moving
+
+    def _keep(self, chosen: IntArray) -> list[int]:
+        """Put everybody who stays on the board, pinned jobs first; the others, in order, have to move."""
+        board, movers = self.board, []
+        for j, job in enumerate(self.jobs):
+            if self.held[j] and job.limits.pinned:
                 board.put(j, self.held[j])
-                return
-            tried -= 1
+                board.move_cost[j] = math.inf
+        for j, job in enumerate(self.jobs):
+            if board.shares[j]:
+                continue
+            if chosen[j] == STAY and board.usable(j, self.held[j]):
+                board.put(j, self.held[j])
+                board.move_cost[j] = self.table.moved_cost[j] - self.table.stay_cost[j]
+            elif chosen[j] != NOTHING:
+                movers.append(j)
+                if self.held[j] and not job.limits.preemptible and board.usable(j, self.held[j]):
+                    # It must end up somewhere: its place is kept until there is a better one.
+                    board.put(j, self.held[j])
+        return movers
 
-    def _place_waiting(self, j: int) -> None:
-        job = self.jobs[j]
-        if self.held[j] and self.board.usable(j, self.held[j]):
-            self.board.put(j, self.held[j])
+    def _move(self, j: int, option: int) -> None:
+        """Place a job as chosen; else where it is; else on the next smaller shape that can be had."""
+        board, table, costs = self.board, self.table, self.table.options.cost[j]
+        reserved = board.shares[j]
+        if reserved:
+            board.put(j, ())
+        may_stay = bool(self.held[j]) and table.may_stay(j)
+        if option < FIRST:
+            option = max((i for i in range(FIRST, len(costs)) if costs[i] < math.inf), default=NOTHING)
+        while option >= FIRST:
+            t, _, count = table.shapes[option - FIRST]
+            if costs[option] < math.inf and count <= self._quota_left(j):
+                stays = may_stay and board.usable(j, self.held[j])
+                worst = table.stay_cost[j] if stays else table.nothing_cost[j]
+                if board.place(j, count, table.types[t], self.held[j], worst - costs[option]) is not None:
+                    return
+            if self._restore(j):
+                return
+            option -= 1
+        if reserved:
+            board.put(j, reserved)
+
+    def _restore(self, j: int) -> bool:
+        """Let a job stay where it is after all."""
+        held = self.held[j]
+        if not held or not self.table.may_stay(j) or not self.board.usable(j, held):
+            return False
+        if sum(count for _, count in held) > self._quota_left(j):
+            return False
+        self.board.put(j, held)
+        self.board.move_cost[j] = self.table.moved_cost[j] - self.table.stay_cost[j]
+        return True
+
+    def _start_small(self, j: int) -> None:
+        """Give a job that waits its minimum, wherever GPUs are idle."""
+        limits = self.jobs[j].limits
+        if limits.min_gpus > self._quota_left(j):
             return
-        for gpu_type in self.types:
-            if (not job.limits.gpu_types or gpu_type in job.limits.gpu_types) and self.board.scatter(j, job.limits.min_gpus, gpu_type):
+        for gpu_type in self.table.types:
+            allowed = not limits.gpu_types or gpu_type in limits.gpu_types
+            if allowed and self.board.scatter(j, limits.min_gpus, gpu_type):
                 return
 
-    def _decision(self) -> Decision:
+    def _quota_left(self, j: int) -> float:
+        queue = self.jobs[j].queue
+        limit = self.quota.get(queue)
+        if limit is None:
+            return math.inf
+        used = sum(
+            count
+            for i, job in enumerate(self.jobs)
+            if job.queue == queue and i != j
+            for _, count in self.board.shares[i]
+        )
+        return limit - used
+
+    # What is left over
+
+    def _use_idle(self) -> None:
+        """Grow jobs into GPUs that would stay idle on their node, the largest saving per GPU first."""
+        for n, node in enumerate(self.nodes):
+            while node.schedulable and self.board.free[n] > 0:
+                offers = [offer for j in self.board.residents[n] for offer in self._growth(j, n)]
+                if not offers:
+                    break
+                _, _, j, count = min(offers)
+                self.board.put(j, ((n, count),))
+
+    def _growth(self, j: int, n: int) -> list[tuple[float, int, int, int]]:
+        """Ways to grow a job on its one node: (-saving per GPU, job, job, new count)."""
+        shares = self.board.shares[j]
+        if len(shares) != 1 or self.board.move_cost[j] == math.inf:
+            return []
+        have = shares[0][1]
+        t = self.table.types.index(self.nodes[n].gpu_type)
+        stays = shares == self.held[j]
+        cost = self.table.stay_cost[j] if stays else self._shape_cost(j, t, have)
+        threshold = self.policy.growth_gain * abs(cost) if stays else 0.0
+        most = min(have + self.board.free[n], self._quota_left(j))
+        offers = []
+        for count in range(have + 1, int(most) + 1):
+            saving = cost - self._shape_cost(j, t, count)
+            if saving > threshold and self.board.fits(j, n, count - have):
+                offers.append((-saving / (count - have), j, j, count))
+        return offers
+
+    def _shape_cost(self, j: int, t: int, count: int) -> float:
+        column = self.table.column.get((t, count))
+        return math.inf if column is None else float(self.table.shape_cost[j, column - FIRST])
+
+    # The answer
+
+    def decision(self) -> Decision:
+        """Shares by name, and why."""
         allocation: dict[str, Placement] = {}
         reasons: dict[str, Reason] = {}
         for j, job in enumerate(self.jobs):
-            shares = self.board.shares[j]
-            if not shares:
-                reasons[job.id] = Reason("waits-for-gpus", {"fair_gpus": self.objective.fair_gpus})
-            elif shares == self.held[j]:
+            shares, held = self.board.shares[j], self.held[j]
+            if shares and shares == held:
                 allocation[job.id] = self.snapshot.placement(job.id)
-            else:
+                continue
+            if shares:
                 allocation[job.id] = Placement(tuple((self.nodes[n].id, count) for n, count in shares))
+            before, after = sum(count for _, count in held), sum(count for _, count in shares)
+            reasons[job.id] = Reason(_code(before, after), self._numbers(j, before, after))
         return Decision(allocation, reasons=reasons)
+
+    def _numbers(self, j: int, before: int, after: int) -> dict[str, float]:
+        numbers = {
+            "gpus_before": float(before),
+            "gpus_after": float(after),
+            "fair_gpus": float(self.objective.fair_gpus),
+            "restart_factor": float(self.table.factors[j]),
+            "speedup_before": float(self.table.stay_speedups[j]),
+        }
+        shares = self.board.shares[j]
+        if shares:
+            column = self.table.column.get((self.table.types.index(self.nodes[shares[0][0]].gpu_type), after))
+            if column is not None:
+                numbers["speedup_after"] = float(self.table.speedups[j, column - FIRST])
+        return numbers
+
+
+def _code(before: int, after: int) -> str:
+    if not after:
+        return "preempted" if before else "waits-for-gpus"
+    if not before:
+        return "started"
+    if after == before:
+        return "moved"
+    return "grew" if after > before else "shrank"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pollux.sim.application import Application, FixedConfiguration
-from pollux.sim.compare import PolicyChoice, choose_policies, compare
+from pollux.sim.compare import PolicyChoice, check_runs, choose_policies, compare
 from pollux.sim.fairness import IsolatedTimes, finish_time_fairness
-from pollux.sim.metrics import configuration, document, measure
+from pollux.sim.metrics import configuration, describe_world, document, measure, to_json
 from pollux.sim.profiles import load_profiles
 from pollux.sim.simulation import JobOutcome, RunOutcome, SimulationSettings, simulate
 from pollux.sim.workload import JobRequest, Workload, check_applications, read_workload, write_workload
@@ -21,14 +21,17 @@ __all__ = [
     "SimulationSettings",
     "Workload",
     "check_applications",
+    "check_runs",
     "choose_policies",
     "compare",
     "configuration",
+    "describe_world",
     "document",
     "finish_time_fairness",
     "load_profiles",
     "measure",
     "read_workload",
     "simulate",
+    "to_json",
     "write_workload",
 ]

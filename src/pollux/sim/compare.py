@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,7 @@ from pollux.sim.application import Application
 from pollux.sim.simulation import RunOutcome, SimulationSettings, simulate
 from pollux.sim.workload import Workload, check_applications
 
-__all__ = ["PolicyChoice", "choose_policies", "compare"]
-
-Progress = Callable[[int, int], None]
+__all__ = ["PolicyChoice", "check_runs", "choose_policies", "compare"]
 
 _POLL_SECONDS = 0.1
 
@@ -31,10 +30,10 @@ class PolicyChoice:
 
 
 def choose_policies(names: Sequence[str], options: Mapping[str, object]) -> tuple[PolicyChoice, ...]:
-    """These policies, each with those of the options that it takes; unknown names and bad options are refused."""
+    """These policies, each with those of the options that it takes; refuses what none of them can use."""
     if not names:
         raise InvalidInput(f"no policy given; choose from {', '.join(registry.names())}")
-    chosen = []
+    chosen: list[PolicyChoice] = []
     for name in names:
         if any(choice.name == name for choice in chosen):
             raise InvalidInput(f"policy '{name}' is given twice; leave one out")
@@ -45,23 +44,47 @@ def choose_policies(names: Sequence[str], options: Mapping[str, object]) -> tupl
     return tuple(chosen)
 
 
+def check_runs(
+    workloads: Sequence[Workload],
+    policies: Sequence[PolicyChoice],
+    applications: Mapping[str, Application],
+    settings: SimulationSettings,
+) -> None:
+    """Refuse what would fail later: before any run, with the line of the workload that is to blame.
+
+    Where a policy keeps what users asked for, it must fit on the nodes their application was measured on.
+    """
+    rigid = [policy.name for policy in policies if registry.create(policy.name).batch == "fixed"]
+    for workload in workloads:
+        check_applications(workload, applications, settings.num_gpus)
+        for job in workload.jobs if rigid else ():
+            num_nodes = -(-job.num_gpus // settings.gpus_per_node)
+            most = applications[job.application].max_nodes
+            if num_nodes > most:
+                where = job.source or f"job '{job.name}'"
+                raise InvalidInput(
+                    f"{where}, field 'num_replicas': '{job.num_gpus}': needs {num_nodes} nodes of "
+                    f"{settings.gpus_per_node} GPUs, but {job.application} was measured on at most {most}; "
+                    f"ask for fewer, or leave out {rigid[0]}"
+                )
+
+
 def compare(
     workloads: Sequence[Workload],
     policies: Sequence[PolicyChoice],
     applications: Mapping[str, Application],
     settings: SimulationSettings,
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[RunOutcome, ...]:
     """Every workload under every policy: by workload, then by policy, in the order given.
 
-    `progress(done, total)` counts finished jobs over all runs. With several `workers` each run has a process of its
-    own at a time; nothing but timings depends on their number.
+    `progress(done, total)` counts finished jobs over all runs. Several `workers` are processes that each
+    do one run at a time; nothing but timings depends on their number.
     """
     if workers < 1:
         raise InvalidInput(f"workers is {workers}; give at least 1")
-    for workload in workloads:
-        check_applications(workload, applications, settings.num_gpus)
+    check_runs(workloads, policies, applications, settings)
     runs = [(workload, policy) for workload in workloads for policy in policies]
     total = sum(len(workload.jobs) for workload, _ in runs)
     report = progress or (lambda done, total: None)
@@ -99,8 +122,8 @@ _world: _World | None = None
 
 def _begin(applications: Mapping[str, Application], settings: SimulationSettings, done: Any) -> None:
     global _world
-    # The terminal sends Ctrl-C to every process; a worker then just ends, and the parent says so.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The terminal sends Ctrl-C to every process; the parent alone answers it, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _world = _World(applications, settings, done)
 
 
@@ -132,7 +155,8 @@ def _in_processes(
     strangers = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(min(workers, len(runs)), context, _begin, (applications, settings, done))
     try:
-        futures = [pool.submit(_run, index, *run) for index, run in enumerate(runs)]
+        with _interrupts_held():
+            futures = [pool.submit(_run, index, *run) for index, run in enumerate(runs)]
         _watch(futures, lambda: report(sum(done)))
         outcomes = tuple(future.result() for future in futures)
     except BaseException:
@@ -142,6 +166,16 @@ def _in_processes(
         raise
     pool.shutdown()
     return outcomes
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits until the block ends; processes started in it never see it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _watch(futures: Sequence[Future[RunOutcome]], report: Callable[[], None]) -> None:

@@ -1,30 +1,33 @@
 """Finish-time fairness ρ: how a job fared against having its fair share of the cluster to itself.
 
-The isolated time is a property of the job and the cluster, not of a policy, so that ρ can be compared between them.
+The isolated time is a property of job and cluster, so that ρ can be compared between policies.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pollux.core import InvalidInput
 from pollux.sim.application import Application
-from pollux.sim.isolated import run_seconds
+from pollux.sim.isolated import recorded_runs, run_seconds
 from pollux.sim.simulation import JobOutcome, SimulationSettings
 
 __all__ = ["DEFINITION", "IsolatedTimes", "average_contention", "finish_time_fairness"]
 
 DEFINITION = (
-    "Finish-time fairness ρ = (finished − submitted) / T_id. T_id is the time the job would need alone on its fair share "
-    "of the cluster: share = GPUs / N_avg, with N_avg the time-average number of submitted, unfinished jobs over the "
-    "job's life in that run. On k packed GPUs the job runs at the recorded batch size that ends it soonest (true step "
-    "times and gradient noise, no waiting, no restarts), and may leave GPUs idle if that is faster; between whole k, "
-    "T_id is linear; below the fewest GPUs it can run on, it grows as 1/share. An application with a fixed configuration "
-    "keeps it. T_id does not depend on the policy's own choices. ρ > 1 is unfair: the job fared worse than alone on its share."
+    "Finish-time fairness ρ = (finished − submitted) / T_id. T_id is the time the job would need alone on "
+    "its fair share of the cluster: share = GPUs / N_avg, with N_avg the time-average number of submitted, "
+    "unfinished jobs over the job's life in that run. On k packed GPUs the job runs at the recorded batch "
+    "size that ends it soonest (true step times and gradient noise, no waiting, no restarts), and may leave "
+    "GPUs idle if that is faster; between whole k, T_id is linear; below the fewest GPUs it can run on, it "
+    "grows as 1/share. An application with a fixed configuration keeps it. What the policy chose does not "
+    "enter T_id, except that N_avg counts the jobs it left unfinished. ρ > 1 is unfair: worse than alone on "
+    "the share."
 )
 """What ρ means, in words that reports repeat."""
 
@@ -32,8 +35,8 @@ DEFINITION = (
 class IsolatedTimes:
     """T_id(application, share) on packed GPUs of one cluster; remembers what it has worked out.
 
-    T(k) is the shortest training over the recorded batch sizes on k GPUs; T_id(k) = min over k' ≤ k of T(k'), since
-    a job need not use all it may. Configurations that a profile cannot answer do not count.
+    T(k) is the shortest training over the recorded batch sizes on k GPUs; T_id(k) = min over k' ≤ k of T(k'),
+    since a job need not use all it may. Configurations that a profile cannot answer do not count.
     """
 
     def __init__(
@@ -73,30 +76,26 @@ class IsolatedTimes:
         while len(best) <= up_to or not math.isfinite(best[-1]):
             if len(best) > most:
                 raise InvalidInput(
-                    f"application '{name}': no recorded batch size can be run on 1 to {most} packed GPUs "
-                    f"({self._gpus_per_node} per node) with the step times that were measured; measure these placements"
+                    f"application '{name}': neither its recorded nor its fixed batch can be run on 1 to "
+                    f"{most} packed GPUs ({self._gpus_per_node} per node) with the measured step times; "
+                    "measure these placements"
                 )
             best.append(min(best[-1], self._shortest(self._applications[name], len(best))))
         return best
 
     def _shortest(self, application: Application, num_gpus: int) -> float:
         fixed = application.fixed
-        if fixed is not None:
-            batches: Sequence[int] = (fixed.batch_size,) if num_gpus == fixed.num_gpus else ()
-        else:
-            least = max(application.limits.initial, application.limits.local_min * num_gpus)
-            batches = [size for size in application.batch_sizes if least <= size <= application.limits.maximum]
-        shortest = math.inf
-        for batch in batches:
-            try:
-                shortest = min(shortest, run_seconds(application, batch, num_gpus, self._gpus_per_node))
-            except InvalidInput:
-                continue
-        return shortest
+        if fixed is None:
+            runs = recorded_runs(application, num_gpus, self._gpus_per_node)
+            return min(runs.values(), default=math.inf)
+        if num_gpus == fixed.num_gpus:
+            with suppress(InvalidInput):
+                return run_seconds(application, fixed.batch_size, num_gpus, self._gpus_per_node)
+        return math.inf
 
 
 def average_contention(jobs: Sequence[JobOutcome]) -> NDArray[np.float64]:
-    """N_avg of every job: mean number of submitted, unfinished jobs, itself included, while it was one of them."""
+    """N_avg of every job: mean number of submitted, unfinished jobs during its life, itself included."""
     submitted = np.array([job.submitted for job in jobs])
     finished = np.array([job.finished for job in jobs])
 
@@ -111,7 +110,9 @@ def average_contention(jobs: Sequence[JobOutcome]) -> NDArray[np.float64]:
         """∫ of the number of unfinished jobs from the beginning up to `at`."""
         return elapsed(submitted, at) - elapsed(finished, at)
 
-    contention: NDArray[np.float64] = (job_seconds(finished) - job_seconds(submitted)) / (finished - submitted)
+    contention: NDArray[np.float64] = (job_seconds(finished) - job_seconds(submitted)) / (
+        finished - submitted
+    )
     return contention
 
 
@@ -121,7 +122,7 @@ def finish_time_fairness(
     settings: SimulationSettings,
     times: IsolatedTimes | None = None,
 ) -> list[float]:
-    """ρ of every job of a run, in order; see `DEFINITION`. `times` may be shared by runs on equal clusters."""
+    """ρ of every job of a run, see `DEFINITION`; `times` may be shared by runs on equal clusters."""
     times = times or IsolatedTimes(applications, settings.num_nodes, settings.gpus_per_node)
     shares = settings.num_gpus / average_contention(jobs)
     return [

@@ -98,8 +98,8 @@ def generate_workload(
     keeps the bursts that all days share. The window starts so that the busiest hour comes after about two
     thirds of it; beyond a day, the day repeats. Every job is drawn once before any is drawn again.
 
-    Without a trace, arrivals are a Poisson process whose rate triples around ten o'clock, and GPU times a
-    mixture of log-normals: 95 % with a median of 0.3 GPU-hours (σ 1.8), 5 % of 60 (σ 1.3).
+    Without a trace, arrivals are a Poisson process whose rate triples around that hour of every day, and GPU
+    times a mixture of log-normals: 95 % with a median of 0.3 GPU-hours (σ 1.8), 5 % with one of 60 (σ 1.3).
 
     For one seed, jobs and arrivals do not depend on `realistic`, and the jobs of a lower `load` are among
     those of a higher one.
@@ -205,18 +205,18 @@ def _shuffled(stream: random.Random, size: int) -> Iterator[int]:
 
 
 def _synthetic(stream: random.Random, window: float) -> Iterator[_Arrival]:
-    """Arrivals of no real cluster, for ever; their rate is 1 + 2·exp(−z²/2) with z = (hour − 10)/2."""
+    """Arrivals of no real cluster, for ever; their rate is 1 + 2·exp(−h²/8), h hours from the daily peak."""
     peak = _PEAK_SHARE * min(window, _DAY)
     while True:
         second = stream.random() * window
-        # From the nearest ten o'clock, be it the day's or the next day's.
+        # From the nearest peak, be it the day's or the next day's.
         hours_off = ((second - peak) / 3600.0 + 12.0) % 24.0 - 12.0
         if stream.random() * 3.0 > 1.0 + 2.0 * math.exp(-(hours_off**2) / 8.0):
             continue
         median, spread = (0.3, 1.8) if stream.random() < 0.95 else (60.0, 1.3)
         # Zero has no quantile; any other value will do in its place.
         gpu_hours = median * math.exp(spread * NormalDist().inv_cdf(stream.random() or 0.5))
-        several = stream.random() < (0.05 if gpu_hours < _CLASS_GPU_HOURS[1] else 0.7)
+        several = stream.random() < (0.02, 0.05, 0.4, 0.8)[_class_of(gpu_hours)]
         num_gpus = _pick(stream, (2, 4, 4, 8, 8, 16)) if several else 1
         if _is_usable(gpu_hours * 3600.0 / num_gpus, gpu_hours):
             yield _Arrival(second, gpu_hours, num_gpus)
@@ -229,7 +229,7 @@ def _class_of(gpu_hours: float) -> int:
 def _classes(users: Users) -> list[list[str]]:
     """Applications of each class, S to XL; a class without any has those of the nearest that has some."""
     own: list[list[str]] = [[] for _ in range(len(_CLASS_GPU_HOURS) + 1)]
-    for name in users.applications:
+    for name in sorted(users.applications):
         known = _PUBLISHED_CLASSES.get(name)
         own[_class_of(users.least_gpu_hours(name)) if known is None else known].append(name)
     filled = [index for index, names in enumerate(own) if names]

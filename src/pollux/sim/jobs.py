@@ -12,6 +12,14 @@ from pollux.sim.application import Application
 __all__ = ["Batching", "FixedBatch", "LearnedBatch", "Oracle", "Sample", "SimulatedJob", "packed_step_seconds"]
 
 
+# A batch is kept unless another promises this much more. The published search tries 50 fixed totals and so cannot
+# see smaller differences either; following them would refit the model at every epoch for nothing.
+_BATCH_GAIN = 0.002
+
+# Rounding may leave a job this share of the clock short of its epoch's end; it counts as reached.
+_CLOCK_RESOLUTION = 1e-9
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What a job did from `at` on; kept for plots."""
@@ -72,6 +80,7 @@ class LearnedBatch:
         self._model: GoodputModel | None = None
         self._chosen: dict[tuple[int, int], BatchChoice] = {}
         self.num_failed_fits = 0
+        self._last: tuple[tuple[int, int], BatchChoice] | None = None
 
     @property
     def model(self) -> GoodputModel | None:
@@ -88,7 +97,13 @@ class LearnedBatch:
         key = (placement.num_nodes, num_gpus)
         choice = self._chosen.get(key)
         if choice is None:
-            choice = self._chosen[key] = self._model.best_batch(*key)[0]
+            choice, best = self._model.best_batch(*key)
+            if self._last is not None and self._last[0] == key:
+                last = self._last[1]
+                if best < (1.0 + _BATCH_GAIN) * self._model.goodput_at(last, placement.num_nodes):
+                    choice = last
+            self._chosen[key] = choice
+            self._last = (key, choice)
         return choice
 
     def observe(self, placement: Placement, batch: BatchChoice, times: tuple[float, float], noise: Efficiency) -> None:
@@ -152,11 +167,11 @@ class SimulatedJob:
         self.batching.observe(self.placement, self.batch, times, noise)
         target = self.application.progress[self.epoch]
         seconds = until - self.clock
-        if self.progress + rate * seconds < target:
+        needed = (target - self.progress) / rate
+        if needed > seconds + _CLOCK_RESOLUTION * max(until, 1.0):
             self.progress += rate * seconds
             self.clock = until
         else:
-            needed = (target - self.progress) / rate
             self.clock += round(needed) if self.whole_seconds else needed
             self.progress = target
             self.epoch += 1

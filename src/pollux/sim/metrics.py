@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +16,7 @@ from pollux.sim.fairness import IsolatedTimes, finish_time_fairness
 from pollux.sim.simulation import RunOutcome, SimulationSettings
 from pollux.sim.workload import Workload
 
-__all__ = ["TIMINGS", "configuration", "document", "measure"]
+__all__ = ["TIMINGS", "configuration", "describe_world", "document", "measure", "to_json"]
 
 TIMINGS = ("decision_ms_mean", "decision_ms_max", "cpu_seconds")
 """Fields of a result that depend on the machine; all others repeat to the byte."""
@@ -31,9 +32,10 @@ def measure(
 ) -> dict[str, Any]:
     """One result: a workload under a policy.
 
-    Completion times (JCT) run from submission to finish; percentiles are linear between jobs. The makespan runs from
-    the first submission to the last finish; utilisation is GPU time held, resizes included, over GPU time there was
-    in the makespan. A restart is any placement after a job's first. `ftf` is ρ of `fairness`; unfair is ρ > 1.
+    Completion times (JCT) run from submission to finish; percentiles are linear between jobs. The makespan
+    runs from the first submission to the last finish; utilisation is GPU time held, resizes included, over
+    GPU time there was in the makespan. A restart is any placement after a job's first. `ftf` is the ρ of
+    `fairness`; a job is unfairly treated when ρ > 1.
     """
     jobs = outcome.jobs
     hours = np.array([job.finished - job.submitted for job in jobs]) / _HOUR
@@ -101,3 +103,35 @@ def _describe(application: Application) -> dict[str, Any]:
 def document(config: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What `--json` writes; `version` is that of the program."""
     return {"version": __version__, "config": dict(config), "results": [dict(result) for result in results]}
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """The text of a results file."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def describe_world(config: Mapping[str, Any]) -> list[str]:
+    """What was simulated, in a few lines."""
+    rounds = f"rounds of {config['interval_seconds']:g} s" if config["trigger"] == "rounds" else "events"
+    cluster = [
+        f"{config['num_nodes']} nodes × {config['gpus_per_node']} GPUs",
+        f"decisions by {rounds}",
+        f"{config['resize_seconds']:g} s standstill when a job's GPUs change",
+    ]
+    if config["interference"]:
+        cluster.append(f"distributed jobs that share a node lose {config['interference']:.0%} of their speed")
+    fixed = [
+        f"{name} ({held['num_gpus']} GPU{'s' * (held['num_gpus'] > 1)}, batch {held['batch_size']})"
+        for name, application in config["applications"].items()
+        if (held := application["fixed"])
+    ]
+    jobs = [
+        f"adaptive jobs at most double their GPUs at a time, up to {config['max_gpus_per_job']}",
+        f"fixed even then: {', '.join(fixed) or 'nothing'}",
+    ]
+    source = [f"applications: {config['profiles']}", f"seed {config['seed']}"]
+    for policy in config["policies"]:
+        if policy["options"]:
+            options = ", ".join(f"{key} {value}" for key, value in policy["options"].items())
+            source.append(f"{policy['name']} with {options}")
+    return ["; ".join(line) for line in (cluster, jobs, source)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_gpus", "plot_job", "plot_jct", "require_matplotlib", "save"]
+__all__ = ["plot_gpus", "plot_jct", "plot_job", "require_matplotlib", "save"]
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers; black is left out.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
@@ -31,7 +31,9 @@ _DOTS_PER_INCH = 130
 def require_matplotlib() -> None:
     """Refuse early, with the remedy, where plots cannot be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidInput("plots need matplotlib, which is not installed: pip install 'pollux-scheduler[plot]'")
+        raise InvalidInput(
+            "plots need matplotlib, which is not installed: pip install 'pollux-scheduler[plot]'"
+        )
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -63,10 +65,14 @@ def plot_jct(outcomes: Sequence[RunOutcome]) -> Figure:
     for outcome, colour in zip(outcomes, _colours(run.policy for run in outcomes).values(), strict=False):
         hours = np.sort([(job.finished - job.submitted) / _HOUR for job in outcome.jobs])
         shares = np.arange(1, len(hours) + 1) / len(hours)
-        label = f"{outcome.policy}: average {_duration(float(np.mean(hours)))}"
-        axes.step(np.r_[hours[0], hours], np.r_[0.0, shares], where="post", color=colour, label=label, linewidth=1.8)
+        label = f"{outcome.policy}: average {np.mean(hours):.3g} h"
+        axes.step(
+            np.r_[hours[0], hours], np.r_[0.0, shares], where="post", color=colour, label=label, linewidth=1.8
+        )
         mean = float(np.mean(hours))
-        axes.plot(mean, np.mean(hours <= mean), marker="o", markersize=7, color=colour, markeredgecolor="white")
+        axes.plot(
+            mean, np.mean(hours <= mean), marker="o", markersize=7, color=colour, markeredgecolor="white"
+        )
     axes.set_xscale("log")
     _duration_ticks(axes)
     axes.set_ylim(0.0, 1.01)
@@ -78,28 +84,52 @@ def plot_jct(outcomes: Sequence[RunOutcome]) -> Figure:
     return figure
 
 
-def _duration(hours: float) -> str:
-    if hours >= 1.0:
-        return f"{hours:.2f} h"
-    return f"{hours * 60:.1f} min" if hours * 60 >= 1.0 else f"{hours * _HOUR:.0f} s"
-
-
 def _duration_ticks(axes: Axes) -> None:
     """Ticks at durations people think in."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    seconds = (1, 10, 60, 300, 900, 3600, 3 * 3600, 10 * 3600, 24 * 3600, 3 * 86400, 10 * 86400, 30 * 86400, 100 * 86400)
-    names = ("1 s", "10 s", "1 min", "5 min", "15 min", "1 h", "3 h", "10 h", "1 d", "3 d", "10 d", "30 d", "100 d")
+    seconds = (
+        1,
+        10,
+        60,
+        300,
+        900,
+        3600,
+        3 * 3600,
+        10 * 3600,
+        24 * 3600,
+        3 * 86400,
+        10 * 86400,
+        30 * 86400,
+        100 * 86400,
+    )
+    names = (
+        "1 s",
+        "10 s",
+        "1 min",
+        "5 min",
+        "15 min",
+        "1 h",
+        "3 h",
+        "10 h",
+        "1 d",
+        "3 d",
+        "10 d",
+        "30 d",
+        "100 d",
+    )
     axes.xaxis.set_major_locator(FixedLocator([second / _HOUR for second in seconds]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda hours, _: names[int(np.argmin([abs(hours * _HOUR / s - 1) for s in seconds]))])
+    axes.xaxis.set_major_formatter(
+        lambda hours, _: names[int(np.argmin([abs(hours * _HOUR / s - 1) for s in seconds]))]
+    )
 
 
 def plot_gpus(outcomes: Sequence[RunOutcome], num_gpus: int) -> Figure:
     """Who held GPUs when, a row per policy; the runs are of one workload.
 
-    Left, a lane per job in order of submission, coloured by its GPUs (grey: waiting). Right, the same stacked, a band
-    per job, coloured by application.
+    Left, a lane per job in order of submission, coloured by its GPUs (grey: waiting). Right, the same
+    stacked, a band per job, coloured by application.
     """
     rows = len(outcomes)
     require_matplotlib()
@@ -109,13 +139,23 @@ def plot_gpus(outcomes: Sequence[RunOutcome], num_gpus: int) -> Figure:
     grid = figure.subplots(rows, 2, sharex="all", squeeze=False, width_ratios=(1.0, 1.0))
     applications = _colours(sorted({job.application for outcome in outcomes for job in outcome.jobs}))
     end = max(job.finished for outcome in outcomes for job in outcome.jobs) / _HOUR
-    most = max((sample[1] for outcome in outcomes for job in outcome.jobs for sample in job.samples), default=1)
+    most = max(
+        (sample[1] for outcome in outcomes for job in outcome.jobs for sample in job.samples), default=1
+    )
     for outcome, (lanes, bands) in zip(outcomes, grid, strict=True):
         scale = _lanes(lanes, outcome, max(most, 2))
         _bands(bands, outcome, applications, num_gpus)
         lanes.set_title(f"{outcome.policy}: GPUs of each job", loc="left")
         bands.set_title(f"{outcome.policy}: GPUs in use", loc="left")
-        figure.colorbar(scale, ax=lanes, label="GPUs", pad=0.01, aspect=30, format=lambda value, _: f"{2**value:g}")
+        figure.colorbar(
+            scale,
+            ax=lanes,
+            label="GPUs",
+            pad=0.01,
+            aspect=30,
+            ticks=range(most.bit_length()),
+            format=lambda value, _: f"{2**value:g}",
+        )
     for axes in grid[-1]:
         axes.set_xlabel("hours")
         axes.set_xlim(0.0, end)
@@ -147,7 +187,9 @@ def _lanes(axes: Axes, outcome: RunOutcome, most: int) -> Any:
             else:
                 waiting.append(box)
     axes.add_collection(PolyCollection(waiting, facecolors="#d9d9d9", linewidths=0))
-    filled = PolyCollection(boxes, array=np.array(values), cmap="viridis_r", norm=Normalize(0, math.log2(most)), linewidths=0)
+    filled = PolyCollection(
+        boxes, array=np.array(values), cmap="viridis_r", norm=Normalize(0, math.log2(most)), linewidths=0
+    )
     axes.add_collection(filled)
     axes.set_ylim(len(outcome.jobs), 0)
     axes.set_ylabel("job, by submission")
@@ -184,8 +226,10 @@ def _shade(colour: str, index: int) -> tuple[float, ...]:
     return tuple(part + (1.0 - part) * white for part in to_rgb(colour))
 
 
-def _outlines(x: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """Step-shaped outlines of the area between two curves that hold from each x to the next, where it is not empty."""
+def _outlines(
+    x: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
+) -> list[NDArray[np.float64]]:
+    """Outlines of the area between two curves that hold from each x to the next, where it is not empty."""
     filled = np.flatnonzero(np.diff(np.r_[False, high[:-1] > low[:-1], False]))
     outlines = []
     for begin, end in zip(filled[::2], filled[1::2], strict=True):
@@ -204,7 +248,7 @@ def _held(job: JobOutcome, times: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def plot_job(outcomes: Sequence[RunOutcome], name: str) -> Figure:
-    """GPUs, total batch and statistical efficiency of one job over time, by policy; the runs are of one workload."""
+    """GPUs, total batch and efficiency of one job over time, by policy; the runs are of one workload."""
     figure = _figure(9.0, 6.5)
     gpus, batch, efficiency = figure.subplots(3, 1, sharex=True)
     lives = {outcome.policy: next(job for job in outcome.jobs if job.name == name) for outcome in outcomes}
@@ -212,7 +256,11 @@ def plot_job(outcomes: Sequence[RunOutcome], name: str) -> Figure:
         samples = np.array([*job.samples, (job.finished, *job.samples[-1][1:])])
         hours = (samples[:, 0] - job.submitted) / _HOUR
         running = np.where(samples[:, 1] > 0, 1.0, np.nan)
-        for axes, values in ((gpus, samples[:, 1]), (batch, samples[:, 2] * running), (efficiency, samples[:, 3] * running)):
+        for axes, values in (
+            (gpus, samples[:, 1]),
+            (batch, samples[:, 2] * running),
+            (efficiency, samples[:, 3] * running),
+        ):
             axes.step(hours, values, where="post", color=colour, label=policy, linewidth=1.5)
         gpus.plot(hours[-1], samples[-1, 1], marker="o", markersize=4, color=colour)
     batches = [sample[2] for job in lives.values() for sample in job.samples if sample[2]]

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from pollux import policies as registry
 from pollux.sim.application import Application
 from pollux.sim.fairness import DEFINITION
+from pollux.sim.metrics import describe_world, to_json
 from pollux.sim.plots import plot_gpus, plot_jct, plot_job, save
 from pollux.sim.simulation import RunOutcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["chosen_job", "describe_world", "to_json", "write_report"]
+__all__ = ["chosen_job", "write_report"]
 
 _COLUMNS = (
     ("policy", "policy", "{}"),
@@ -40,12 +41,23 @@ _COLUMNS = (
 )
 
 _DEFINITIONS = (
-    ("JCT", "Job completion time: from submission to finish, waiting and restarts included. Percentiles are linear between jobs."),
+    (
+        "JCT",
+        "Job completion time: from submission to finish, waiting and restarts included. Percentiles are "
+        "linear between jobs.",
+    ),
     ("Makespan", "From the first submission to the last finish."),
     ("Restarts", "Every placement of a job after its first, counted whenever its GPUs change."),
-    ("Utilisation", "GPU time held, standing still for a resize included, over the cluster's GPU time in the makespan."),
+    (
+        "Utilisation",
+        "GPU time held, standing still for a resize included, over the cluster's GPU time in the makespan.",
+    ),
     ("Goodput", "Throughput × statistical efficiency: useful samples per second."),
-    ("Efficiency", "Progress per sample relative to the initial batch: (φ + M₀)/(φ + M), with noise scale φ, batch M, initial batch M₀."),
+    (
+        "Efficiency",
+        "Progress per sample relative to the initial batch: (φ + M₀)/(φ + M), with noise scale φ, batch M "
+        "and initial batch M₀.",
+    ),
     ("FTF", DEFINITION),
     ("Decision", "CPU time of one scheduling decision: snapshot, policy, check and plan."),
 )
@@ -58,11 +70,12 @@ _PAGE = Template("""<!doctype html>
 <meta name="color-scheme" content="light dark">
 <title>$title</title>
 <style>
-:root { color-scheme: light dark; --ink: #1c1e21; --paper: #fff; --faint: #63676e; --rule: #d9dce1; --stripe: #f4f5f7; }
+:root { --ink: #1c1e21; --paper: #fff; --faint: #63676e; --rule: #d9dce1; --stripe: #f4f5f7; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e7ea; --paper: #16181c; --faint: #a2a7b0; --rule: #3a3e46; --stripe: #1f2228; }
 }
-body { color: var(--ink); background: var(--paper); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
+body { color: var(--ink); background: var(--paper); font: 15px/1.5 system-ui, sans-serif; }
+body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
 h1, h2 { line-height: 1.2; }
 h2 { margin-top: 2.5rem; }
 .faint, figcaption { color: var(--faint); }
@@ -82,7 +95,7 @@ summary { cursor: pointer; }
 </head>
 <body>
 <h1>$title</h1>
-<p class="faint">$world</p>
+$world
 $sections
 <h2>Definitions</h2>
 <dl>
@@ -94,11 +107,6 @@ $definitions
 </body>
 </html>
 """)
-
-
-def to_json(document: Mapping[str, Any]) -> str:
-    """The text of a results file."""
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def chosen_job(outcomes: Sequence[RunOutcome], applications: Mapping[str, Application]) -> str:
@@ -115,7 +123,7 @@ def write_report(
     applications: Mapping[str, Application],
     job: str | None = None,
 ) -> None:
-    """Fill a folder with `results.json`, `report.html` and, per workload, `jct-`, `gpus-` and `job-WORKLOAD.png`.
+    """Fill a folder with `results.json`, `report.html` and per workload `jct-`, `gpus-` and `job-NAME.png`.
 
     `job` names the one to plot over time; workloads without it get no such plot.
     """
@@ -147,7 +155,8 @@ def _figures(runs: Sequence[RunOutcome], num_gpus: int, job: str) -> Iterator[tu
 def _picture(png: bytes, caption: str) -> str:
     source = base64.b64encode(png).decode("ascii")
     text = html.escape(caption)
-    return f'<figure><img alt="{text}" src="data:image/png;base64,{source}"><figcaption>{text}</figcaption></figure>'
+    image = f'<img alt="{text}" src="data:image/png;base64,{source}">'
+    return f"<figure>{image}<figcaption>{text}</figcaption></figure>"
 
 
 def _section(workload: str, results: Sequence[Mapping[str, Any]], pictures: Sequence[str]) -> str:
@@ -160,7 +169,9 @@ def _section(workload: str, results: Sequence[Mapping[str, Any]], pictures: Sequ
     ]
     jobs = _jobs_table(results)
     return (
-        f"<h2>Workload {html.escape(workload)}</h2>\n<p>{len(first['jobs'])} jobs.</p>\n{_table(heads, rows)}\n"
+        f"<h2>Workload {html.escape(workload)}</h2>\n<p>{len(first['jobs'])} jobs.</p>\n"
+        + _table(heads, rows)
+        + "\n"
         + "\n".join(pictures)
         + f"\n<details><summary>Every job</summary>{jobs}</details>"
     )
@@ -168,7 +179,11 @@ def _section(workload: str, results: Sequence[Mapping[str, Any]], pictures: Sequ
 
 def _jobs_table(results: Sequence[Mapping[str, Any]]) -> str:
     heads = ["job", "submitted (h)"]
-    heads += [f"{result['policy']}: {what}" for result in results for what in ("JCT (h)", "restarts", "GPU-h", "FTF")]
+    heads += [
+        f"{result['policy']}: {what}"
+        for result in results
+        for what in ("JCT (h)", "restarts", "GPU-h", "FTF")
+    ]
     rows = []
     for lives in zip(*(result["jobs"] for result in results), strict=True):
         row = [lives[0]["name"], f"{lives[0]['submitted'] / 3600:.2f}"]
@@ -185,7 +200,9 @@ def _jobs_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(title)}</th>" for title in heads)
-    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
@@ -194,34 +211,11 @@ def _page(document: Mapping[str, Any], sections: Sequence[str]) -> str:
     names = ", ".join(policy["name"] for policy in config["policies"])
     return _PAGE.substitute(
         title=html.escape(f"Simulated scheduling: {names}"),
-        world=html.escape(" · ".join(describe_world(config))),
+        world="\n".join(f'<p class="faint">{html.escape(line)}</p>' for line in describe_world(config)),
         sections="\n".join(sections),
-        definitions="\n".join(f"<dt>{html.escape(word)}</dt><dd>{html.escape(text)}</dd>" for word, text in _DEFINITIONS),
+        definitions="\n".join(
+            f"<dt>{html.escape(word)}</dt><dd>{html.escape(text)}</dd>" for word, text in _DEFINITIONS
+        ),
         config=html.escape(json.dumps(config, indent=2)),
         version=html.escape(document["version"]),
     )
-
-
-def describe_world(config: Mapping[str, Any]) -> list[str]:
-    """What was simulated, as phrases."""
-    rounds = config["trigger"] == "rounds"
-    phrases = [
-        f"{config['num_nodes']} nodes × {config['gpus_per_node']} GPUs",
-        f"decisions in rounds of {config['interval_seconds']:g} s" if rounds else "decisions on events",
-        f"{config['resize_seconds']:g} s standstill when a job's GPUs change",
-        f"adaptive jobs at most double their GPUs at a time, up to {config['max_gpus_per_job']}",
-    ]
-    if config["interference"]:
-        phrases.append(f"distributed jobs that share a node lose {config['interference']:.0%} of their speed")
-    fixed = [
-        f"{name} on {entry['fixed']['num_gpus']} GPU{'s' * (entry['fixed']['num_gpus'] > 1)} at batch {entry['fixed']['batch_size']}"
-        for name, entry in config["applications"].items()
-        if entry["fixed"]
-    ]
-    phrases.append(f"fixed under adaptive policies: {', '.join(fixed) or 'nothing'}")
-    phrases.append(f"applications: {config['profiles']}")
-    for policy in config["policies"]:
-        if policy["options"]:
-            phrases.append(f"{policy['name']}: " + ", ".join(f"{key} {value}" for key, value in policy["options"].items()))
-    phrases.append(f"seed {config['seed']}")
-    return phrases

@@ -32,8 +32,8 @@ class Users:
         """The fastest batch of each GPU count at which the speed-up per GPU is neither wasteful nor timid.
 
         That is 0.5 to 0.8, over the best run on one GPU; if no count is in this range, the one that comes
-        nearest. Counts are those that people type, powers of two and six times these, up to 16 or a quarter of
-        the cluster. An application with a fixed configuration has only that one.
+        nearest. Counts are those that people type, powers of two and six times these, up to 16 or a quarter
+        of the cluster. An application with a fixed configuration has only that one.
         """
         if name not in self._tuned:
             fixed = self._fixed(name)

@@ -96,5 +96,5 @@ def write_workload(jobs: Iterable[JobRequest]) -> str:
     writer = csv.writer(text_buffer, lineterminator="\n")
     writer.writerow(FIELDS)
     for job in jobs:
-        writer.writerow([job.name, f"{job.time:g}", job.application, job.num_gpus, job.batch_size])
+        writer.writerow([job.name, int(job.time) if job.time == int(job.time) else job.time, job.application, job.num_gpus, job.batch_size])
     return text_buffer.getvalue()

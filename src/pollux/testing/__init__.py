@@ -6,6 +6,7 @@ What is re-exported here needs nothing beyond the package itself. `pollux.testin
 
 from __future__ import annotations
 
+from pollux.testing.application import FakeApplication
 from pollux.testing.builders import (
     FakeOracle,
     SaturatingGoodput,
@@ -20,6 +21,7 @@ from pollux.testing.driver import DriverLog, FakeDriver, FakeWork
 
 __all__ = [
     "DriverLog",
+    "FakeApplication",
     "FakeDriver",
     "FakeOracle",
     "FakeWork",

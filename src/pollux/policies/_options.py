@@ -1,0 +1,189 @@
+"""What each job could be given: placements worth considering, their cost to the objective, and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pollux.core import JobView, Node, Snapshot
+from pollux.policies._board import Shares
+from pollux.policies._counts import Options
+from pollux.policies._objective import FloatArray, Objective
+
+__all__ = ["FIRST", "NOTHING", "STAY", "Shape", "Table", "gpu_cap", "node_sizes"]
+
+NOTHING, STAY, FIRST = 0, 1, 2
+"""Columns of the options: hold nothing, stay, then one per shape."""
+
+Shape = tuple[int, int, int]
+"""(type, nodes, GPUs) of a placement on as few nodes as possible."""
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+def gpu_cap(job: JobView) -> int:
+    """Most GPUs a job may have now: it at most doubles the most it has run with (published)."""
+    return min(max(2 * job.largest_gpus, job.limits.min_gpus), job.limits.max_gpus)
+
+
+def node_sizes(largest: int) -> tuple[int, ...]:
+    """Counts within a node that pack without waste: the divisors of the node's size.
+
+    Any mixture of 1, 2, 4 and 8 fills nodes of 8; with 3, 5 and 6 among them some GPUs stay idle or many jobs
+    have to move. Sizes with few divisors get a half as well.
+    """
+    sizes = {k for k in range(1, largest + 1) if largest % k == 0}
+    if len(sizes) < 4 and largest > 4:
+        sizes |= {2, largest // 2}
+    return tuple(sorted(sizes))
+
+
+class Table:
+    """Costs of all options of all jobs; `options` is what the knapsack chooses from.
+
+    Every count within a node has a column, since idle GPUs may be added to jobs afterwards; the knapsack sees
+    only the counts of `node_sizes`, whole nodes, and the minimum of jobs that need another count.
+    """
+
+    def __init__(self, snapshot: Snapshot, objective: Objective, held: Sequence[Shares]) -> None:
+        self.jobs, self.nodes, self.objective, self.held = snapshot.jobs, snapshot.cluster.nodes, objective, held
+        self.snapshot = snapshot
+        self.types = list(dict.fromkeys(node.gpu_type for node in self.nodes))
+        self.caps = np.array([gpu_cap(job) for job in self.jobs], dtype=np.int64)
+        self.shapes: list[Shape] = []
+        packs: list[bool] = []
+        for t in range(len(self.types)):
+            for shape, pack in self._shapes_of(t):
+                self.shapes.append(shape)
+                packs.append(pack)
+        self.column = {(t, k): FIRST + i for i, (t, _, k) in enumerate(self.shapes)}
+        self.gpus_of = np.array([k for _, _, k in self.shapes], dtype=np.int64)
+        self.factors = objective.restart_factors
+        speedups = self._speedups()
+        self.stay_speedups = self._stay_speedups()
+        weights = objective.weights
+        self.nothing_cost = weights * objective.costs(objective.utilities(np.zeros(len(self.jobs))))
+        self.stay_cost = weights * objective.costs(objective.utilities(self.stay_speedups))
+        moved = objective.utilities(self.stay_speedups, self.factors)
+        self.moved_cost = weights * objective.costs(moved)
+        self.speedups = speedups
+        self.shape_cost = weights[:, None] * objective.costs(objective.utilities(speedups, self.factors[:, None]))
+        self.shape_cost[self._forbidden(speedups)] = np.inf
+        self.options = self._options(np.array(packs, dtype=bool))
+
+    def _shapes_of(self, t: int) -> list[tuple[Shape, bool]]:
+        """Shapes of one GPU type, and whether the knapsack may choose them freely."""
+        open_sizes = [node.num_gpus for node in self.nodes if node.gpu_type == self.types[t] and node.schedulable]
+        largest = max(open_sizes, default=0)
+        if not largest:
+            return []
+        most = min(int(self.caps.max(initial=0)), sum(open_sizes))
+        pack = set(node_sizes(largest)) | {largest * q for q in range(2, most // largest + 1)}
+        counts = pack | set(range(1, largest)) | {job.limits.min_gpus for job in self.jobs}
+        return [((t, math.ceil(k / largest), k), k in pack) for k in sorted(counts) if k <= most]
+
+    def _speedups(self) -> FloatArray:
+        table = np.zeros((len(self.jobs), len(self.shapes)))
+        for t, gpu_type in enumerate(self.types):
+            mine = [i for i, shape in enumerate(self.shapes) if shape[0] == t]
+            if mine:
+                nodes, gpus = [self.shapes[i][1] for i in mine], [self.shapes[i][2] for i in mine]
+                table[:, mine] = self.objective.speedups(nodes, gpus, gpu_type)
+        return table
+
+    def _stay_speedups(self) -> FloatArray:
+        """Speed-up of every job where it is now, 0 where it holds nothing."""
+        result = np.zeros(len(self.jobs))
+        groups: dict[str, dict[tuple[int, int], list[int]]] = {}
+        for j, held in enumerate(self.held):
+            if held:
+                shape = len(held), sum(count for _, count in held)
+                groups.setdefault(self.nodes[held[0][0]].gpu_type, {}).setdefault(shape, []).append(j)
+        for gpu_type, by_shape in groups.items():
+            table = self.objective.speedups([n for n, _ in by_shape], [k for _, k in by_shape], gpu_type)
+            for column, members in enumerate(by_shape.values()):
+                result[members] = table[members, column]
+        return result
+
+    def _forbidden(self, speedups: FloatArray) -> BoolArray:
+        """Shapes that a job's limits, or its CPUs and memory on any node, rule out."""
+        jobs = self.jobs
+        low = np.array([job.limits.min_gpus for job in jobs], dtype=np.int64)[:, None]
+        nodes = np.array([n for _, n, _ in self.shapes], dtype=np.int64)
+        most_nodes = np.array([job.limits.max_nodes or len(self.nodes) for job in jobs], dtype=np.int64)[:, None]
+        closed: BoolArray = (self.gpus_of < low) | (self.gpus_of > self.caps[:, None]) | (nodes > most_nodes)
+        closed |= speedups <= 0.0
+        for j, job in enumerate(jobs):
+            limits = job.limits
+            if limits.gpu_types:
+                closed[j] |= [self.types[t] not in limits.gpu_types for t, _, _ in self.shapes]
+            if limits.cpus_per_gpu or limits.memory_bytes_per_gpu:
+                largest = [self._largest_share(job, gpu_type) for gpu_type in self.types]
+                closed[j] |= [math.ceil(k / n) > largest[t] for t, n, k in self.shapes]
+        return closed
+
+    def _largest_share(self, job: JobView, gpu_type: str) -> int:
+        """Most GPUs of one empty node of a type for which its CPUs and memory suffice."""
+
+        def share(node: Node) -> int:
+            count = float(node.num_gpus)
+            for have, each in (
+                (node.num_cpus, job.limits.cpus_per_gpu),
+                (node.memory_bytes, job.limits.memory_bytes_per_gpu),
+            ):
+                if each:
+                    count = min(count, have // each)
+            return int(count)
+
+        return max((share(n) for n in self.nodes if n.gpu_type == gpu_type and n.schedulable), default=0)
+
+    def may_stay(self, j: int) -> bool:
+        """Whether a job's limits still allow where it is."""
+        held, limits = self.held[j], self.jobs[j].limits
+        if not held or limits.pinned:
+            return bool(held)
+        count = sum(gpus for _, gpus in held)
+        types = {self.nodes[n].gpu_type for n, _ in held}
+        return (
+            limits.min_gpus <= count <= limits.max_gpus
+            and (limits.max_nodes is None or len(held) <= limits.max_nodes)
+            and (not limits.gpu_types or types <= set(limits.gpu_types))
+            and (len(types) == 1 or limits.mixed_types)
+            and len(held) == self.snapshot.placement(self.jobs[j].id).num_nodes
+        )
+
+    def _options(self, packs: BoolArray) -> Options:
+        jobs, width = self.jobs, FIRST + len(self.shapes)
+        cost = np.full((len(jobs), width), np.inf)
+        gpus = np.zeros((len(jobs), width), dtype=np.int64)
+        pool = np.zeros((len(jobs), width), dtype=np.int64)
+        cost[:, NOTHING] = self.nothing_cost
+        cost[:, FIRST:] = self.shape_cost
+        offered = np.isfinite(self.shape_cost)
+        none_packs = ~(offered & packs).any(axis=1)
+        cost[:, FIRST:][~packs & ~none_packs[:, None]] = np.inf
+        gpus[:, FIRST:] = self.gpus_of
+        pool[:, FIRST:] = np.array([t for t, _, _ in self.shapes], dtype=np.int64)
+        is_open = [node.schedulable for node in self.nodes]
+        for j, job in enumerate(jobs):
+            if self.held[j] and self.may_stay(j):
+                cost[j, STAY] = self.stay_cost[j]
+                # GPUs on closed nodes are no use to anybody else, so staying there takes nothing from the pool.
+                gpus[j, STAY] = sum(count for n, count in self.held[j] if is_open[n])
+                pool[j, STAY] = self.types.index(self.nodes[self.held[j][0][0]].gpu_type)
+            if self.held[j] and job.limits.pinned:
+                cost[j, [NOTHING, *range(FIRST, width)]] = np.inf
+            elif self.held[j] and not job.limits.preemptible and np.isfinite(cost[j, STAY:]).any():
+                cost[j, NOTHING] = np.inf
+        quotas = {n: q.gpu_quota for n, q in self.snapshot.queues.items() if q.gpu_quota is not None}
+        index = {name: i for i, name in enumerate(quotas)}
+        capacity = [
+            sum(n.num_gpus for n in self.nodes if n.gpu_type == gpu_type and n.schedulable) for gpu_type in self.types
+        ]
+        return Options(
+            cost, gpus, pool, np.array([index.get(job.queue, -1) for job in jobs], dtype=np.int64),
+            np.array(capacity, dtype=np.int64), np.array(list(quotas.values()), dtype=np.int64),
+        )  # fmt: skip

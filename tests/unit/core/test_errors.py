@@ -1,0 +1,36 @@
+import pytest
+
+from pollux.core import BrokenDecision, IllegalTransition, InvalidInput, PolluxError, UnknownName
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "http_status"),
+    [
+        (PolluxError, 1, 500),
+        (InvalidInput, 2, 422),
+        (UnknownName, 2, 404),
+        (IllegalTransition, 70, 409),
+        (BrokenDecision, 70, 500),
+    ],
+)
+def test_classes_carry_their_codes(error, exit_code, http_status):
+    assert issubclass(error, PolluxError)
+    assert (error.exit_code, error.http_status, error.retryable) == (exit_code, http_status, False)
+
+
+def test_users_can_fix_invalid_input_and_unknown_names_only():
+    assert issubclass(UnknownName, InvalidInput)
+    assert not issubclass(IllegalTransition, InvalidInput)
+    assert not issubclass(BrokenDecision, InvalidInput)
+
+
+def test_a_close_name_is_suggested():
+    error = UnknownName("policy", "tiresas", ["tiresias", "fifo"])
+    assert error.suggestion == "tiresias"
+    assert str(error) == "unknown policy 'tiresas': did you mean 'tiresias'? known: fifo, tiresias"
+
+
+def test_a_name_far_from_all_is_only_told_what_there_is():
+    error = UnknownName("policy", "xyzzy", ["tiresias", "fifo"])
+    assert error.suggestion is None
+    assert str(error) == "unknown policy 'xyzzy': known: fifo, tiresias"
