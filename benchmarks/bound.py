@@ -60,7 +60,9 @@ class Judge:
         cost = np.full((len(jobs), 2 + len(counts)), np.inf)
         cost[:, :1] = weights * objective.costs(objective.utilities(np.zeros((len(jobs), 1))))
         cost[:, 1] = np.where([bool(p) for p in current], objective.weights * objective.costs(stays), np.inf)
-        cost[:, 2:] = np.where(counts <= caps[:, None], weights * objective.costs(moves), np.inf)
+        least = np.array([job.limits.min_gpus for job in jobs])[:, None]
+        open_counts = (counts >= least) & (counts <= caps[:, None])
+        cost[:, 2:] = np.where(open_counts, weights * objective.costs(moves), np.inf)
         gpus = np.zeros_like(cost, dtype=np.int64)
         gpus[:, 1] = [p.num_gpus for p in current]
         gpus[:, 2:] = counts

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 
-from pollux.core import Cluster, JobLimits, JobView, Policy, Snapshot
+from pollux.core import Cluster, Decision, JobLimits, JobView, Policy, Snapshot
 from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
+from pollux.sim.builtin import builtin_applications, builtin_workload
+from pollux.sim.simulation import simulate
 
 CASES = ("cold", "steady", "burst", "contention")
+SEARCH_ROUNDS = 3
 
 
 def random_job(rng: np.random.Generator, name: str, now: float, max_gpus: int = 64) -> JobView:
@@ -43,14 +45,15 @@ def make(policy: Policy, case: str, num_nodes: int, gpus_per_node: int, num_jobs
     """A snapshot of that situation; `policy` brings the cluster into it.
 
     cold: nobody holds anything. steady: all but a few jobs hold what the policy gave them a while ago, and their
-    noise has moved since. burst: 30 % of the jobs have just arrived. contention: three jobs for every two GPUs.
+    noise has moved since. burst: 30 % of the jobs have just arrived. contention: the jobs need half as many GPUs
+    again as there are, just to run at their minimum.
     """
     rng = np.random.default_rng([seed, num_nodes, num_jobs, CASES.index(case)])
     now = 100_000.0
     cluster = Cluster.uniform(num_nodes, gpus_per_node)
-    if case == "contention":
-        num_jobs = max(num_jobs, math.ceil(1.5 * cluster.num_gpus))
     jobs = [random_job(rng, f"job-{i}", now) for i in range(num_jobs)]
+    if case == "contention":
+        jobs = [_needy(rng, job, 1.5 * cluster.num_gpus / num_jobs) for job in jobs]
     cold = Snapshot(1, now, cluster, tuple(jobs))
     if case == "cold":
         return cold
@@ -64,6 +67,33 @@ def make(policy: Policy, case: str, num_nodes: int, gpus_per_node: int, num_jobs
     new = [replace(job, submitted_at=now - float(rng.uniform(0, 90)), num_restarts=0) for job in jobs[len(present) :]]
     present = [_drift(rng, job) for job in present]
     return Snapshot(9, now, cluster, tuple(present + new), running)  # type: ignore[arg-type]
+
+
+class _Recorder:
+    """A policy that remembers what it was asked."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.name, self.needs, self.batch, self._policy = policy.name, policy.needs, policy.batch, policy
+        self.snapshots: list[Snapshot] = []
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        self.snapshots.append(snapshot)
+        return self._policy.allocate(snapshot)
+
+
+def history(policy: Policy, count: int) -> list[Snapshot]:
+    """Snapshots of a simulated day: the built-in workload on 16 nodes x 4 GPUs, evenly spaced while it is busy."""
+    recorder = _Recorder(policy)
+    simulate(builtin_workload(), recorder, builtin_applications())
+    busy = [snapshot for snapshot in recorder.snapshots if len(snapshot.jobs) >= 4]
+    return [busy[i * len(busy) // count] for i in range(count)]
+
+
+def _needy(rng: np.random.Generator, job: JobView, mean_gpus: float) -> JobView:
+    """The job with a minimum, a power of two whose mean over jobs is about `mean_gpus`."""
+    exponent = np.log2(max(mean_gpus / 1.25, 1.0)) + rng.uniform(-1.0, 1.0)
+    least = min(2 ** max(round(float(exponent)), 0), job.limits.max_gpus)
+    return replace(job, limits=replace(job.limits, min_gpus=least))
 
 
 def _drift(rng: np.random.Generator, job: JobView) -> JobView:

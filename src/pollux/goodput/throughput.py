@@ -6,6 +6,7 @@ The other implementation is in `fabric`; the fit of both to measurements is in `
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -79,7 +80,7 @@ def overlapped_seconds(compute: Quantity, sync: Quantity, overlap: float) -> Qua
     return float(compute * (1.0 + (sync / compute) ** overlap) ** (1.0 / overlap))
 
 
-class AffineThroughput:
+class AffineThroughput(ABC):
     """What all models with an affine T_grad and the law of overlap share; a subclass adds T_sync."""
 
     __slots__ = ()
@@ -97,9 +98,9 @@ class AffineThroughput:
         result: Quantity = self.alpha_c + self.beta_c * local_batch
         return result
 
+    @abstractmethod
     def sync_seconds(self, num_nodes: Quantity, num_gpus: Quantity) -> Quantity:
         """T_sync(N, K)."""
-        raise NotImplementedError
 
     def step_seconds(
         self, num_nodes: Quantity, num_gpus: Quantity, local_batch: Quantity, accumulation: Quantity | int = 0

@@ -1,6 +1,5 @@
 """Whatever a user gets wrong: one line that names it and the remedy, exit code 2, nothing left behind."""
 
-import json
 import shutil
 
 import pytest
@@ -169,7 +168,8 @@ def test_built_in_workload_on_too_small_a_cluster(run, tmp_path):
     assert_refused(result, ["'num_replicas'", "the cluster has 1 GPUs", "--nodes"], tmp_path, [])
 
 
-def test_placement_that_no_measurement_surrounds(simulate, profiles, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_placement_that_no_measurement_surrounds(simulate, profiles, tmp_path, workers):
     table = profiles / "tiny" / "placements.csv"
     rows = [row for row in table.read_text().splitlines() if not row.startswith(("12", "22"))]
     table.write_text("\n".join(rows) + "\n")
@@ -177,7 +177,8 @@ def test_placement_that_no_measurement_surrounds(simulate, profiles, tmp_path):
         "num_nodes,num_replicas,local_bsz,step_time,sync_time\n2,3,4,0.2,0.06\n2,3,16,0.3,0.06\n"
     )
     before = sorted(tmp_path.rglob("*"))
-    result = simulate("--json", tmp_path / "r.json", "--output", tmp_path / "out", "--policies", "fifo")
+    words = ["--policies", "fifo,las", "--workers", workers]
+    result = simulate("--json", tmp_path / "r.json", "--output", tmp_path / "out", *words)
     assert_refused(result, [str(profiles / "tiny"), "2-2", "local batch 8", "measure it"], tmp_path, before)
 
 
@@ -188,19 +189,6 @@ def test_more_nodes_than_were_measured(simulate, profiles, workload, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     fragments = [f"{workload}, line 5", "'num_replicas'", "'4'", "needs 2 nodes", "ask for fewer"]
     assert_refused(simulate(), fragments, tmp_path, before)
-
-
-def test_failure_in_a_worker_process_is_one_line_too(run, profiles, workload, tmp_path):
-    settings = {"tiny": {"fixed": {"num_gpus": 1, "batch_size": 31}}}
-    (profiles / "applications.json").write_text(json.dumps(settings))
-    (profiles / "tiny" / "placements.csv").write_text(
-        "placement,local_bsz,step_time,sync_time\n1,4,0.1,0\n1,8,0.1,0\n2,8,0.1,0\n11,4,0.1,0\n11,8,0.2,0.1\n"
-        "22,4,0.1,0.1\n22,8,0.2,0.1\n"
-    )
-    before = sorted(tmp_path.rglob("*"))
-    words = ["--nodes", 2, "--gpus-per-node", 2, "--policies", "pollux,pollux-genetic", "--workers", 2]
-    result = run("simulate", workload, "--profiles", profiles, *words)
-    assert_refused(result, [str(profiles / "tiny"), "local batch 16", "measure it"], tmp_path, before)
 
 
 @pytest.mark.parametrize(

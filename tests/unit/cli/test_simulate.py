@@ -82,7 +82,12 @@ def test_options_reach_the_configuration(simulate):
     config = json.loads(simulate(*words).stdout)["config"]
     assert config["policies"][0]["options"] == {"fairness": -2.0, "avoid_interference": False}
     assert config["policies"][1]["options"] == {}
-    expected = {"interference": 0.5, "interval_seconds": 30.0, "resize_seconds": 10.0, "max_gpus_per_job": 2}
+    expected: dict[str, object] = {
+        "interference": 0.5,
+        "interval_seconds": 30.0,
+        "resize_seconds": 10.0,
+        "max_gpus_per_job": 2,
+    }
     expected |= {"seed": 7, "trigger": "events"}
     assert {key: config[key] for key in expected} == expected
 
@@ -124,13 +129,13 @@ def test_output_folder(simulate, tmp_path):
     target = tmp_path / "results"
     target.mkdir()
     (target / "notes.txt").write_text("mine")
-    (target / "report.html").write_text("old")
+    (target / "report.html").write_text("from before")
     result = simulate("--output", target, "--policies", "fifo")
     assert result.exit_code == 0, result.stderr
     assert sorted(path.name for path in target.iterdir()) == [
         "gpus-small.png", "jct-small.png", "job-small.png", "notes.txt", "report.html", "results.json",
     ]  # fmt: skip
-    assert "old" not in (target / "report.html").read_text()
+    assert "from before" not in (target / "report.html").read_text()
     assert str(target / "report.html") in result.stdout
 
 

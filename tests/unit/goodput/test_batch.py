@@ -49,6 +49,13 @@ def test_a_fixed_total_is_split_as_published(total, num_gpus, local_batch, accum
     assert split_total(total, num_gpus, BERT) == BatchChoice(local_batch, accumulation, num_gpus)
 
 
+def test_one_gpu_beyond_the_initial_batch_is_split_in_two_even_if_it_could_hold_all():
+    limits = BatchLimits(initial=12, maximum=384, local_min=4, local_max=48)
+    assert split_total(12, 1, limits) == BatchChoice(12, 0, 1)
+    assert split_total(21, 1, limits) == BatchChoice(11, 1, 1)
+    assert split_total(21, 2, limits) == BatchChoice(11, 0, 2)
+
+
 def test_a_split_never_passes_the_maximum():
     limits = BatchLimits(initial=32, maximum=32, local_min=1, local_max=32)
     choice = split_total(32, 3, limits)

@@ -57,6 +57,25 @@ def test_no_worse_than_lbfgs_on_noisy_measurements(lbfgs_loss, seed):
     assert fit(rows).loss <= lbfgs_loss(rows) * (1 + 1e-3) + 1e-4
 
 
+def test_a_second_valley_beyond_no_overlap_is_found(lbfgs_loss):
+    """Measured on one node with cifar10: the valley at γ = 1 ends 4 % above that at γ = 3."""
+    rows = [
+        Observation(1, 4, 64, 0.0610, 0.0684),
+        Observation(1, 3, 32, 0.0441, 0.0523),
+        Observation(1, 3, 1024, 0.7360, 0.8214, weight=2.0),
+    ]
+    result = fit(rows)
+    assert result.loss <= min(0.1146, lbfgs_loss(rows))
+    assert result.parameters is not None
+    assert result.parameters.gamma > 2.0
+
+
+def test_a_perfect_fit_slides_to_the_least_penalty(lbfgs_loss):
+    """Two rows of imagenet that many parameters fit exactly: only the penalties tell them apart."""
+    rows = [Observation(8, 10, 163, 0.7719, 0.8209), Observation(8, 24, 40, 0.2480, 0.4772)]
+    assert fit(rows).loss <= min(0.01058, lbfgs_loss(rows))
+
+
 def test_one_local_batch_halves_the_compute_time():
     rows = observe(ONE_NODE, (8.0,), noise=0.1)
     mean = sum(row.compute_seconds for row in rows) / len(rows)
@@ -110,6 +129,15 @@ def test_a_warm_start_learns_what_the_previous_fit_had_not_seen():
     before = fitted(observe(((1, 1),), noise=0.05))
     rows = observe(ONE_NODE + ACROSS, noise=0.05)
     assert fit(rows, before).loss <= fit(rows).loss * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_warm_start_leaves_the_bound_when_something_new_is_seen(noise):
+    """At the bound and with overlap the loss has no slope: a plain descent would stay there."""
+    before = fitted(observe(ACROSS, noise=noise))
+    assert before.alpha_r == BOUND
+    rows = observe(ACROSS + ONE_NODE, noise=noise)
+    assert fit(rows, before).loss <= fit(rows).loss * (1 + 1e-3) + 1e-4
 
 
 def test_a_warm_start_forgets_a_machine_that_is_gone():

@@ -548,7 +548,7 @@ def test_an_illegal_answer_of_the_search_becomes_a_legal_decision(monkeypatch):
 
 def test_clusters_and_requests_may_be_large():
     jobs = [
-        known("wide", max_nodes=200, largest_gpus=100),
+        known("wide", goodput=SaturatingGoodput(), max_nodes=200, max_gpus=150),
         known("huge", 1.0, min_gpus=10**12, max_gpus=10**12),
     ]
     situation = snapshot(cluster(*[1] * 150), jobs, {"wide": " ".join(f"n{i}:1" for i in range(140))})

@@ -188,5 +188,5 @@ def test_files_that_will_not_do(folder, file, content, said):
 def test_no_recorded_run_at_all(folder):
     for path in (folder / "net").glob("validation-*.csv"):
         path.unlink()
-    with pytest.raises(InvalidInput, match="no validation-B.csv"):
+    with pytest.raises(InvalidInput, match=r"no validation-B\.csv"):
         load_profiles(folder)

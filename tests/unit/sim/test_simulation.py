@@ -105,7 +105,7 @@ def test_ends_of_epochs_are_whole_seconds():
 def test_the_policy_is_asked_every_round_whether_anything_happened_or_not():
     policy = Scripted({"j0": "node-0:1"})
     run(requests(130.0), policy)
-    assert policy.asked_at == [60.0 * i for i in range(1, 7)]
+    assert policy.asked_at == [60.0 * i for i in range(1, 8)]
 
 
 def test_the_round_can_have_another_length():
