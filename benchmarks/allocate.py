@@ -160,7 +160,12 @@ def _job(path: Path, i: int, entry: Any, now: float, nodes: list[Node]) -> tuple
     batch = entry.get("batch")
     if not isinstance(batch, dict):
         raise InvalidInput(f"{where}.batch is {batch!r}; give {{initial, maximum, local_min, local_max}}")
-    limits = BatchLimits(*(int(_number(f"{where}.batch", batch, k, whole=True)) for k in ("initial", "maximum", "local_min", "local_max")))
+    limits = BatchLimits(
+        *(
+            int(_number(f"{where}.batch", batch, k, whole=True))
+            for k in ("initial", "maximum", "local_min", "local_max")
+        )
+    )
     noise = _number(where, entry, "noise_scale")
     model = GoodputModel(
         PublishedThroughput(*(float(p) for p in parameters)),
@@ -188,7 +193,9 @@ def _job(path: Path, i: int, entry: Any, now: float, nodes: list[Node]) -> tuple
     return view, placement
 
 
-def _number(where: str, entry: dict[str, Any], field: str, *, whole: bool = False, default: float | None = None) -> float:
+def _number(
+    where: str, entry: dict[str, Any], field: str, *, whole: bool = False, default: float | None = None
+) -> float:
     value = entry.get(field, default)
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
     if not good or (whole and value != int(value)):

@@ -98,10 +98,7 @@ def samples(
 def reference_fit(observations: Sequence[Observation]) -> float:
     """The loss that L-BFGS-B attains from the published start, with the exact gradient."""
     columns = np.array(
-        [
-            (row.num_nodes, row.num_gpus, row.local_batch, row.compute_seconds, row.step_seconds)
-            for row in observations
-        ]
+        [(row.num_nodes, row.num_gpus, row.local_batch, row.compute_seconds, row.step_seconds) for row in observations]
     ).T
     basis = published_sync_basis(columns[0], columns[1])
     problem = FitProblem(columns[2], basis, columns[3], columns[4], np.ones(columns.shape[1]))
@@ -193,16 +190,12 @@ def batch_times(model: GoodputModel, repeats: int) -> dict[str, float]:
     num_nodes, num_gpus = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
     arguments = model.throughput, model.efficiency, model.limits
     return {
-        "best_batch_ms": median_ms(
-            lambda index: best_batch(*arguments, *pairs[index % len(pairs)]), repeats, inner=50
-        ),
+        "best_batch_ms": median_ms(lambda index: best_batch(*arguments, *pairs[index % len(pairs)]), repeats, inner=50),
         "reference_best_batch_ms": median_ms(
             lambda index: published_best_batch(*arguments, *pairs[index % len(pairs)]), repeats, inner=10
         ),
         "placements_424_ms": median_ms(lambda _: goodput_tables([model], num_nodes, num_gpus), repeats),
-        "reference_placements_424_ms": median_ms(
-            lambda _: reference_table(model, num_nodes, num_gpus), repeats
-        ),
+        "reference_placements_424_ms": median_ms(lambda _: reference_table(model, num_nodes, num_gpus), repeats),
     }
 
 

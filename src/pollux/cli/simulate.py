@@ -28,9 +28,7 @@ def simulate(
     ] = None,
     policies: Annotated[
         str,
-        typer.Option(
-            metavar="NAMES", help="Comma-separated names; the first is the yardstick. See 'pollux policies'."
-        ),
+        typer.Option(metavar="NAMES", help="Comma-separated names; the first is the yardstick. See 'pollux policies'."),
     ] = "pollux,tiresias,optimus-oracle",
     profiles: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Measured applications; else the built-in ones.")
@@ -47,9 +45,7 @@ def simulate(
     ] = "rounds",
     interval: Annotated[
         float,
-        typer.Option(
-            metavar="SECONDS", parser=real(lambda value: value > 0, "above 0"), help="Length of a round."
-        ),
+        typer.Option(metavar="SECONDS", parser=real(lambda value: value > 0, "above 0"), help="Length of a round."),
     ] = 60.0,
     resize_seconds: Annotated[
         float,
@@ -76,14 +72,10 @@ def simulate(
     avoid_interference: Annotated[
         bool, typer.Option(help="Whether Pollux keeps distributed jobs off each other's nodes.")
     ] = True,
-    seed: Annotated[
-        int, typer.Option(metavar="N", parser=whole(0), help="Same seed and input, same results.")
-    ] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Same seed and input, same results.")] = 1,
     workers: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", parser=whole(1), help="Processes; by default one per run, up to the number of CPUs."
-        ),
+        typer.Option(metavar="N", parser=whole(1), help="Processes; by default one per run, up to the number of CPUs."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for plots, results.json and report.html.")

@@ -33,9 +33,7 @@ def _workload(ctx: typer.Context) -> None:
 def generate(
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CSV", help="Trace to sample arrivals and sizes from; else a built-in distribution."
-        ),
+        typer.Option(metavar="CSV", help="Trace to sample arrivals and sizes from; else a built-in distribution."),
     ] = None,
     profiles: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Measured applications; else the built-in ones.")
@@ -55,9 +53,7 @@ def generate(
         int, typer.Option(metavar="N", parser=whole(1), help="Nodes of the cluster it is meant for.")
     ] = 16,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", parser=whole(1), help="GPUs of each node.")] = 4,
-    output: Annotated[
-        str, typer.Option(metavar="FILE", help="Where to write; '-' is standard output.")
-    ] = "-",
+    output: Annotated[str, typer.Option(metavar="FILE", help="Where to write; '-' is standard output.")] = "-",
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of CSV.")] = False,
 ) -> None:
     """Generate a workload: jobs with submission times, and the GPUs and batch their users would have chosen.
@@ -89,9 +85,7 @@ def generate(
         name = "workload" if output == "-" else Path(output).stem
         workload = generate_workload(applications, settings, trace, name)
         if as_json:
-            entries = [
-                {key: value for key, value in asdict(job).items() if key != "source"} for job in workload.jobs
-            ]
+            entries = [{key: value for key, value in asdict(job).items() if key != "source"} for job in workload.jobs]
             content = json.dumps({"name": name, "config": asdict(settings), "jobs": entries}, indent=2) + "\n"
         else:
             content = write_workload(workload.jobs)

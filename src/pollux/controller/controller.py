@@ -155,9 +155,7 @@ class Controller:
         """Take a fact in; what must be done now comes out. An event that is refused changes nothing."""
         handler = self._handlers.get(type(event))
         if handler is None:
-            raise InvalidInput(
-                f"event {type(event).__name__} is unknown to this controller; use one of events.py"
-            )
+            raise InvalidInput(f"event {type(event).__name__} is unknown to this controller; use one of events.py")
         self.revision += 1
         try:
             return handler(event)
@@ -264,9 +262,7 @@ class Controller:
     def _resumed(self, event: JobResumed) -> list[Command]:
         record = self._record(event.job_id)
         if record.state is not JobState.PAUSED:
-            raise IllegalTransition(
-                f"job '{event.job_id}' is {record.state}; only a paused job can be resumed"
-            )
+            raise IllegalTransition(f"job '{event.job_id}' is {record.state}; only a paused job can be resumed")
         record.state = step(event.job_id, record.state, JobState.QUEUED)
         return self._changed(event.at)
 
@@ -308,9 +304,7 @@ class Controller:
         if not current:
             # Things happened while the policy was thinking. Its answer still counts if it fits what is there.
             known = {job.id for job in snapshot.jobs}
-            allocation = {
-                job_id: placement for job_id, placement in decision.allocation.items() if job_id in known
-            }
+            allocation = {job_id: placement for job_id, placement in decision.allocation.items() if job_id in known}
             decision = replace(decision, allocation=allocation)
         violations = check(snapshot, decision)
         if violations and current:

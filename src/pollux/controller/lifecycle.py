@@ -50,7 +50,5 @@ def step(job_id: str, before: JobState, after: JobState) -> JobState:
     """`after`, if the table allows it; the error tells what the job could have done."""
     if after not in TRANSITIONS[before]:
         allowed = ", ".join(sorted(TRANSITIONS[before])) or "nothing"
-        raise IllegalTransition(
-            f"job '{job_id}' is {before} and cannot become {after}; it may become {allowed}"
-        )
+        raise IllegalTransition(f"job '{job_id}' is {before} and cannot become {after}; it may become {allowed}")
     return after

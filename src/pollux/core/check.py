@@ -91,9 +91,7 @@ def _check_node_use(snapshot: Snapshot, job: JobView, old: Placement, new: Place
         types.add(node.gpu_type)
         if job.limits.gpu_types and node.gpu_type not in job.limits.gpu_types:
             wanted = ", ".join(job.limits.gpu_types)
-            yield Violation(
-                "gpu-type", job.id, f"job '{job.id}' wants {wanted} and got {node.gpu_type} on '{node_id}'"
-            )
+            yield Violation("gpu-type", job.id, f"job '{job.id}' wants {wanted} and got {node.gpu_type} on '{node_id}'")
         if not node.schedulable and count > old.on(node_id):
             yield Violation("schedulable", job.id, f"job '{job.id}' got new GPUs on closed node '{node_id}'")
     if len(types) > 1 and not job.limits.mixed_types:
@@ -154,9 +152,7 @@ def _exceeds(used: float, available: float) -> bool:
 
 
 def _check_quotas(snapshot: Snapshot, decision: Decision, jobs: dict[str, JobView]) -> Iterator[Violation]:
-    limited = {
-        name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None
-    }
+    limited = {name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None}
     if not limited:
         return
     used: defaultdict[str, int] = defaultdict(int)

@@ -50,9 +50,7 @@ class Queue:
         if not (math.isfinite(self.weight) and self.weight > 0):
             raise InvalidInput(f"queue '{self.name}': weight is {self.weight}; give a finite number above 0")
         if self.gpu_quota is not None and self.gpu_quota < 0:
-            raise InvalidInput(
-                f"queue '{self.name}': gpu_quota is {self.gpu_quota}; give 0 or more, or leave it out"
-            )
+            raise InvalidInput(f"queue '{self.name}': gpu_quota is {self.gpu_quota}; give 0 or more, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,7 @@ class Placement:
         total = 0
         for node, count in self.shares:
             if count < 1:
-                raise InvalidInput(
-                    f"placement holds {count} GPUs on '{node}'; leave out nodes that hold none"
-                )
+                raise InvalidInput(f"placement holds {count} GPUs on '{node}'; leave out nodes that hold none")
             total += count
         if len(self.shares) > 1 and len({node for node, _ in self.shares}) != len(self.shares):
             raise InvalidInput(f"placement {self.shares} names a node twice; add its GPUs up")

@@ -266,9 +266,7 @@ class Board:
         shares = [(n, largest) for _, _, n, _ in picked]
         if rest:
             taken = {n for n, _ in shares}
-            spare = next(
-                (n for n in self.with_free(gpu_type, rest) if n not in taken and not self._crowded(n)), None
-            )
+            spare = next((n for n in self.with_free(gpu_type, rest) if n not in taken and not self._crowded(n)), None)
             if spare is None:
                 return None
             shares.append((spare, rest))
@@ -276,7 +274,7 @@ class Board:
         return self._swap(job, tuple(sorted(shares)), leavers, gpu_type, cost, budget, depth)
 
     def scatter(self, job: int, count: int, gpu_type: str) -> bool:
-        """Put the job on `count` GPUs wherever they are, from the fullest possible nodes down; one node if it can be."""
+        """Put the job on `count` GPUs wherever they are idle: on one node if it can be, else on as few as possible."""
         room = sorted(
             ((-self.room_on(job, n), n) for n in self.with_free(gpu_type, 1)),
         )

@@ -47,7 +47,7 @@ def choose(options: Options) -> IntArray:
 def _exact(options: Options) -> IntArray:
     """Dynamic program over GPUs left: best[g] of jobs so far within g GPUs."""
     capacity = int(options.capacity[0])
-    jobs, width = options.cost.shape
+    jobs = len(options.cost)
     best = np.zeros(capacity + 1)
     picks = np.zeros((jobs, capacity + 1), dtype=np.int64)
     grid = np.arange(capacity + 1)
@@ -94,7 +94,8 @@ def _by_prices(options: Options) -> IntArray:
         for q, rows in enumerate(member):
             if prices[num_pools + q]:
                 priced[rows] += prices[num_pools + q] * options.gpus[rows]
-        return priced.argmin(axis=1)
+        picked: IntArray = priced.argmin(axis=1)
+        return picked
 
     chosen = pick()
     for _ in range(_SWEEPS if len(prices) > 1 else 1):
@@ -131,7 +132,9 @@ def _repair(options: Options, usage: _Usage, chosen: IntArray) -> IntArray:
             burdened |= (options.queue >= 0) & over[num_pools:][np.maximum(options.queue, 0)]
         freed = gpus[:, None] - options.gpus
         with np.errstate(invalid="ignore"):
-            ratio = np.where((freed > 0) & burdened[:, None], (options.cost - cost[:, None]) / np.maximum(freed, 1), np.inf)
+            ratio = np.where(
+                (freed > 0) & burdened[:, None], (options.cost - cost[:, None]) / np.maximum(freed, 1), np.inf
+            )
         flat = int(ratio.argmin())
         job, option = divmod(flat, options.cost.shape[1])
         if not np.isfinite(ratio.flat[flat]):

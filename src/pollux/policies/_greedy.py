@@ -58,9 +58,7 @@ class _Draft:
         self.reasons: dict[str, Reason] = {}
         self._empty = Room(snapshot)
         fixed = [
-            job
-            for job in order
-            if snapshot.placement(job.id) and (job.limits.pinned or not job.limits.preemptible)
+            job for job in order if snapshot.placement(job.id) and (job.limits.pinned or not job.limits.preemptible)
         ]
         for job in fixed:
             self.take(job, snapshot.placement(job.id))

@@ -55,7 +55,7 @@ class Objective:
         total = sum(self._gpu_types.values()) or 1
         for gpu_type, gpus in self._gpu_types.items():
             base += gpus / total * self._goodputs([1], [self.fair_gpus], gpu_type)[:, 0]
-        for i in np.flatnonzero(base <= 0.0):
+        for i in np.flatnonzero(base <= 0.0).tolist():
             function = self.jobs[i].goodput
             if function is None:
                 base[i] = self.fair_gpus
@@ -78,9 +78,7 @@ class Objective:
                 if job.goodput is None:
                     table[i] = num_gpus
                 elif not isinstance(job.goodput, GoodputModel):
-                    table[i] = [
-                        job.goodput.goodput(n, k, gpu_type) for n, k in zip(num_nodes, num_gpus, strict=True)
-                    ]
+                    table[i] = [job.goodput.goodput(n, k, gpu_type) for n, k in zip(num_nodes, num_gpus, strict=True)]
         return table
 
     def speedups(self, num_nodes: Sequence[int], num_gpus: Sequence[int], gpu_type: str = "") -> FloatArray:

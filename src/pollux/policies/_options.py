@@ -163,8 +163,8 @@ class Table:
         cost[:, NOTHING] = self.nothing_cost
         cost[:, FIRST:] = self.shape_cost
         offered = np.isfinite(self.shape_cost)
-        none_packs = ~(offered & packs).any(axis=1)
-        cost[:, FIRST:][~packs & ~none_packs[:, None]] = np.inf
+        some_pack = (offered & packs).any(axis=1, keepdims=True)
+        cost[:, FIRST:][~packs & some_pack] = np.inf
         gpus[:, FIRST:] = self.gpus_of
         pool[:, FIRST:] = np.array([t for t, _, _ in self.shapes], dtype=np.int64)
         is_open = [node.schedulable for node in self.nodes]

@@ -24,9 +24,7 @@ class Room:
         self._open = {node.id for node in nodes if node.schedulable}
         self._types = {node.id: node.gpu_type for node in nodes}
         self.types = tuple(dict.fromkeys(node.gpu_type for node in nodes))
-        self._quota = {
-            name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None
-        }
+        self._quota = {name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None}
 
     @property
     def num_free(self) -> int:
@@ -68,8 +66,7 @@ class Room:
         if len(types) > 1 and not limits.mixed_types:
             return False
         return all(
-            node_id in self.gpus and self._capacity(limits, node_id) >= count
-            for node_id, count in placement.shares
+            node_id in self.gpus and self._capacity(limits, node_id) >= count for node_id, count in placement.shares
         )
 
     def part(self, job: JobView, placement: Placement, count: int) -> Placement:

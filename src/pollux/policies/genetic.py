@@ -175,16 +175,12 @@ def _most(
 class _Worth:
     """The two objectives of matrices, from tables of speed-ups by job, nodes and GPUs."""
 
-    def __init__(
-        self, snapshot: Snapshot, jobs: Sequence[JobView], objective: Objective, space: Space
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, jobs: Sequence[JobView], objective: Objective, space: Space) -> None:
         self.objective, self.current, self.node_type = objective, space.current, space.node_type
         # A job whose node is gone does not stay, whatever its row says.
         self.moves = np.array([not _is_known(snapshot, job) for job in jobs])
         self.moves[: space.num_pinned] = False
-        gpus = max(
-            min(int(space.max_gpus.max()), int(space.gpus.sum())), int(space.current.sum(axis=1).max())
-        )
+        gpus = max(min(int(space.max_gpus.max()), int(space.gpus.sum())), int(space.current.sum(axis=1).max()))
         spanned = int(np.count_nonzero(space.current, axis=1).max())
         nodes = max(min(int(space.max_nodes.max()), len(space.gpus), gpus), spanned)
         pairs = [(n, k) for n in range(1, nodes + 1) for k in range(n, gpus + 1)]
@@ -239,9 +235,7 @@ def _remember(snapshot: Snapshot, jobs: Sequence[JobView], found: Found) -> _Fro
     return _Front(tuple(job.id for job in jobs), tuple(node.id for node in snapshot.cluster.nodes), states)
 
 
-def _placements(
-    snapshot: Snapshot, jobs: Sequence[JobView], space: Space, chosen: IntArray
-) -> dict[str, Placement]:
+def _placements(snapshot: Snapshot, jobs: Sequence[JobView], space: Space, chosen: IntArray) -> dict[str, Placement]:
     """Rows as placements, in the cluster's order of nodes; an unchanged row is the placement as it is."""
     names = [node.id for node in snapshot.cluster.nodes]
     allocation: dict[str, Placement] = {}
@@ -255,9 +249,7 @@ def _placements(
     return allocation
 
 
-def _reasons(
-    jobs: Sequence[JobView], allocation: Mapping[str, Placement], objective: Objective
-) -> dict[str, Reason]:
+def _reasons(jobs: Sequence[JobView], allocation: Mapping[str, Placement], objective: Objective) -> dict[str, Reason]:
     numbers = {"fair_gpus": float(objective.fair_gpus)}
     return {job.id: Reason("waits-for-gpus", numbers) for job in jobs if job.id not in allocation}
 

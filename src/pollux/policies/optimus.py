@@ -48,9 +48,7 @@ class OptimusOracle:
             if placement:
                 allocation[job.id] = placement
                 room.take(job, placement)
-        reasons = {
-            job.id: room.refusal(job, job.limits.min_gpus) for job in waiting if job.id not in allocation
-        }
+        reasons = {job.id: room.refusal(job, job.limits.min_gpus) for job in waiting if job.id not in allocation}
         return Decision(allocation, reasons=reasons)
 
 

@@ -31,9 +31,7 @@ class Tiresias:
 
     def __init__(self, thresholds_gpu_seconds: tuple[float, ...] = (57_600.0,)) -> None:
         if list(thresholds_gpu_seconds) != sorted(set(thresholds_gpu_seconds)):
-            raise InvalidInput(
-                f"thresholds_gpu_seconds are {thresholds_gpu_seconds}; give them in rising order"
-            )
+            raise InvalidInput(f"thresholds_gpu_seconds are {thresholds_gpu_seconds}; give them in rising order")
         self.thresholds_gpu_seconds = thresholds_gpu_seconds
 
     def allocate(self, snapshot: Snapshot) -> Decision:

@@ -39,9 +39,7 @@ class IsolatedTimes:
     since a job need not use all it may. Configurations that a profile cannot answer do not count.
     """
 
-    def __init__(
-        self, applications: Mapping[str, Application], num_nodes: int = 16, gpus_per_node: int = 4
-    ) -> None:
+    def __init__(self, applications: Mapping[str, Application], num_nodes: int = 16, gpus_per_node: int = 4) -> None:
         self._applications = applications
         self._num_nodes, self._gpus_per_node = num_nodes, gpus_per_node
         self._best: dict[str, list[float]] = {}
@@ -110,9 +108,7 @@ def average_contention(jobs: Sequence[JobOutcome]) -> NDArray[np.float64]:
         """∫ of the number of unfinished jobs from the beginning up to `at`."""
         return elapsed(submitted, at) - elapsed(finished, at)
 
-    contention: NDArray[np.float64] = (job_seconds(finished) - job_seconds(submitted)) / (
-        finished - submitted
-    )
+    contention: NDArray[np.float64] = (job_seconds(finished) - job_seconds(submitted)) / (finished - submitted)
     return contention
 
 

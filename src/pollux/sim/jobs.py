@@ -43,6 +43,10 @@ class Batching(Protocol):
     def model(self) -> GoodputFunction | None:
         """What the job knows of its own goodput; `None` while it knows nothing."""
 
+    @property
+    def num_failed_fits(self) -> int:
+        """How often measurements could not be fitted."""
+
 
 class FixedBatch:
     """The user's total batch, whatever the placement."""
@@ -61,7 +65,12 @@ class FixedBatch:
     @property
     def model(self) -> None:
         """A rigid job has no model."""
-        return None
+        return
+
+    @property
+    def num_failed_fits(self) -> int:
+        """A rigid job fits nothing."""
+        return 0
 
 
 class LearnedBatch:
@@ -252,5 +261,3 @@ def packed_step_seconds(application: Application, total_batch: int, num_gpus: in
         accumulation, local = 1, -(-total_batch // 2)
     step, sync = application.step_and_sync_seconds(counts, local)
     return step + accumulation * (step - sync)
-
-

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pollux import __version__
+from pollux import policies as registry
 from pollux.sim.application import Application
 from pollux.sim.compare import PolicyChoice
 from pollux.sim.fairness import IsolatedTimes, finish_time_fairness
@@ -84,11 +85,17 @@ def configuration(
     """All that a result depends on; how many processes worked on it is not part of that."""
     return {
         "workloads": [{"name": workload.name, "jobs": len(workload.jobs)} for workload in workloads],
-        "policies": [{"name": policy.name, "options": dict(policy.options)} for policy in policies],
+        "policies": [{"name": policy.name, "options": _options(policy)} for policy in policies],
         "profiles": profiles,
         **asdict(settings),
         "applications": {name: _describe(applications[name]) for name in sorted(applications)},
     }
+
+
+def _options(policy: PolicyChoice) -> dict[str, Any]:
+    """Every option a policy has, given or not; a policy keeps its options under their names."""
+    made = registry.create(policy.name, **policy.options)
+    return {name: getattr(made, name) for name in sorted(registry.options(policy.name)) if hasattr(made, name)}
 
 
 def _describe(application: Application) -> dict[str, Any]:
@@ -132,6 +139,14 @@ def describe_world(config: Mapping[str, Any]) -> list[str]:
     source = [f"applications: {config['profiles']}", f"seed {config['seed']}"]
     for policy in config["policies"]:
         if policy["options"]:
-            options = ", ".join(f"{key} {value}" for key, value in policy["options"].items())
+            options = ", ".join(f"{key} {_plain(value)}" for key, value in policy["options"].items())
             source.append(f"{policy['name']} with {options}")
     return ["; ".join(line) for line in (cluster, jobs, source)]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return " ".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

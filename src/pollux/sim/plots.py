@@ -31,9 +31,7 @@ _DOTS_PER_INCH = 130
 def require_matplotlib() -> None:
     """Refuse early, with the remedy, where plots cannot be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidInput(
-            "plots need matplotlib, which is not installed: pip install 'pollux-scheduler[plot]'"
-        )
+        raise InvalidInput("plots need matplotlib, which is not installed: pip install 'pollux-scheduler[plot]'")
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -66,13 +64,9 @@ def plot_jct(outcomes: Sequence[RunOutcome]) -> Figure:
         hours = np.sort([(job.finished - job.submitted) / _HOUR for job in outcome.jobs])
         shares = np.arange(1, len(hours) + 1) / len(hours)
         label = f"{outcome.policy}: average {np.mean(hours):.3g} h"
-        axes.step(
-            np.r_[hours[0], hours], np.r_[0.0, shares], where="post", color=colour, label=label, linewidth=1.8
-        )
+        axes.step(np.r_[hours[0], hours], np.r_[0.0, shares], where="post", color=colour, label=label, linewidth=1.8)
         mean = float(np.mean(hours))
-        axes.plot(
-            mean, np.mean(hours <= mean), marker="o", markersize=7, color=colour, markeredgecolor="white"
-        )
+        axes.plot(mean, np.mean(hours <= mean), marker="o", markersize=7, color=colour, markeredgecolor="white")
     axes.set_xscale("log")
     _duration_ticks(axes)
     axes.set_ylim(0.0, 1.01)
@@ -139,9 +133,7 @@ def plot_gpus(outcomes: Sequence[RunOutcome], num_gpus: int) -> Figure:
     grid = figure.subplots(rows, 2, sharex="all", squeeze=False, width_ratios=(1.0, 1.0))
     applications = _colours(sorted({job.application for outcome in outcomes for job in outcome.jobs}))
     end = max(job.finished for outcome in outcomes for job in outcome.jobs) / _HOUR
-    most = max(
-        (sample[1] for outcome in outcomes for job in outcome.jobs for sample in job.samples), default=1
-    )
+    most = max((sample[1] for outcome in outcomes for job in outcome.jobs for sample in job.samples), default=1)
     for outcome, (lanes, bands) in zip(outcomes, grid, strict=True):
         scale = _lanes(lanes, outcome, max(most, 2))
         _bands(bands, outcome, applications, num_gpus)
@@ -226,9 +218,7 @@ def _shade(colour: str, index: int) -> tuple[float, ...]:
     return tuple(part + (1.0 - part) * white for part in to_rgb(colour))
 
 
-def _outlines(
-    x: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-) -> list[NDArray[np.float64]]:
+def _outlines(x: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     """Outlines of the area between two curves that hold from each x to the next, where it is not empty."""
     filled = np.flatnonzero(np.diff(np.r_[False, high[:-1] > low[:-1], False]))
     outlines = []

@@ -70,7 +70,7 @@ class MeasuredApplication:
 
     def _settings(self, settings: Mapping[str, Any]) -> tuple[BatchLimits, FixedConfiguration | None]:
         local = [batch for table in self._placements.values() for batch in table[0]]
-        found = {
+        found: dict[str, Any] = {
             "initial": self.batch_sizes[0],
             "maximum": self.batch_sizes[-1],
             "local_min": int(min(local)),
@@ -114,7 +114,7 @@ class MeasuredApplication:
 
             table = np.array(self._points)
             self._interpolator = LinearNDInterpolator(table[:, :3], table[:, 3:])
-        return self._interpolator(*point)[0] if np.ndim(self._interpolator(*point)) > 1 else self._interpolator(*point)
+        return np.ravel(self._interpolator(*point))
 
     def gradient_statistics(self, total_batch: float, epoch: int) -> tuple[float, float]:
         """Linear in the total batch between recorded runs, constant beyond them."""
@@ -135,7 +135,9 @@ class MeasuredApplication:
         if run is not None:
             return run.iteration[epoch - 1]
         return float(
-            np.interp(total_batch, self.batch_sizes, [self._runs[size].iteration[epoch - 1] for size in self.batch_sizes])
+            np.interp(
+                total_batch, self.batch_sizes, [self._runs[size].iteration[epoch - 1] for size in self.batch_sizes]
+            )
         )
 
 
@@ -146,12 +148,16 @@ def load_profiles(folder: Path) -> dict[str, MeasuredApplication]:
     overrides = _read_overrides(folder / "applications.json")
     found = sorted(path for path in folder.iterdir() if path.is_dir() and (path / "placements.csv").exists())
     if not found:
-        raise InvalidInput(f"{folder}: no application in it; each needs a folder with placements.csv and validation-B.csv")
+        raise InvalidInput(
+            f"{folder}: no application in it; each needs a folder with placements.csv and validation-B.csv"
+        )
     unknown = next((name for name in overrides if name not in {path.name for path in found}), None)
     if unknown is not None:
         raise UnknownName(f"application in {folder / 'applications.json'}", unknown, [path.name for path in found])
     return {
-        path.name: MeasuredApplication(path, {**DEFAULT_APPLICATIONS.get(path.name, {}), **overrides.get(path.name, {})})
+        path.name: MeasuredApplication(
+            path, {**DEFAULT_APPLICATIONS.get(path.name, {}), **overrides.get(path.name, {})}
+        )
         for path in found
     }
 
@@ -162,9 +168,9 @@ def _read_overrides(path: Path) -> dict[str, dict[str, Any]]:
     try:
         overrides = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidInput(f"{path}: not JSON ({error}); write {{\"name\": {{\"initial\": 128, ...}}}}") from None
+        raise InvalidInput(f'{path}: not JSON ({error}); write {{"name": {{"initial": 128, ...}}}}') from None
     if not isinstance(overrides, dict) or not all(isinstance(value, dict) for value in overrides.values()):
-        raise InvalidInput(f"{path}: must map application names to settings, like {{\"name\": {{\"initial\": 128}}}}")
+        raise InvalidInput(f'{path}: must map application names to settings, like {{"name": {{"initial": 128}}}}')
     return overrides
 
 
@@ -231,5 +237,7 @@ def _read_runs(folder: Path) -> dict[int, _Run]:
         raise InvalidInput(f"{folder}: no validation-B.csv; give at least one recorded run")
     epochs = {len(run.progress) for run in runs.values()}
     if len(epochs) > 1:
-        raise InvalidInput(f"{folder}: runs have {sorted(epochs)} epochs; give every validation-B.csv the same number of rows")
+        raise InvalidInput(
+            f"{folder}: runs have {sorted(epochs)} epochs; give each validation-B.csv the same number of rows"
+        )
     return runs

@@ -179,11 +179,7 @@ def _section(workload: str, results: Sequence[Mapping[str, Any]], pictures: Sequ
 
 def _jobs_table(results: Sequence[Mapping[str, Any]]) -> str:
     heads = ["job", "submitted (h)"]
-    heads += [
-        f"{result['policy']}: {what}"
-        for result in results
-        for what in ("JCT (h)", "restarts", "GPU-h", "FTF")
-    ]
+    heads += [f"{result['policy']}: {what}" for result in results for what in ("JCT (h)", "restarts", "GPU-h", "FTF")]
     rows = []
     for lives in zip(*(result["jobs"] for result in results), strict=True):
         row = [lives[0]["name"], f"{lives[0]['submitted'] / 3600:.2f}"]
@@ -200,9 +196,7 @@ def _jobs_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(title)}</th>" for title in heads)
-    body = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 

@@ -271,15 +271,22 @@ class _Run:
         outcomes = []
         for request in self.workload.jobs:
             job, record = self.jobs[request.name], self.controller.jobs[request.name]
-            assert record.started_at is not None and record.ended_at is not None
+            assert record.started_at is not None, request.name
+            assert record.ended_at is not None, request.name
             samples = tuple((s.at, s.num_gpus, s.total_batch, s.efficiency) for s in job.samples)
             outcomes.append(
                 JobOutcome(
-                    request.name, request.application, request.time, record.started_at, record.ended_at,
-                    record.num_restarts, record.attained_gpu_seconds, samples,
-                )  # fmt: skip
+                    request.name,
+                    request.application,
+                    request.time,
+                    record.started_at,
+                    record.ended_at,
+                    record.num_restarts,
+                    record.attained_gpu_seconds,
+                    samples,
+                )
             )
-        fits = sum(job.batching.num_failed_fits for job in self.jobs.values() if isinstance(job.batching, LearnedBatch))
+        fits = sum(job.batching.num_failed_fits for job in self.jobs.values())
         return RunOutcome(
             self.workload.name, self.policy.name, tuple(outcomes), tuple(self.decision_seconds), cpu_seconds, fits
         )

@@ -69,7 +69,8 @@ def check_applications(workload: Workload, applications: Mapping[str, Applicatio
         application = applications.get(job.application)
         if application is None:
             raise InvalidInput(
-                f"{where}, field 'application': '{job.application}': no such profile; known: {', '.join(sorted(applications))}"
+                f"{where}, field 'application': '{job.application}': no such profile; "
+                f"known: {', '.join(sorted(applications))}"
             )
         if job.num_gpus > num_gpus:
             raise InvalidInput(
@@ -84,8 +85,8 @@ def check_applications(workload: Workload, applications: Mapping[str, Applicatio
             )
         if job.num_gpus * limits.local_min > job.batch_size:
             raise InvalidInput(
-                f"{where}, field 'num_replicas': '{job.num_gpus}': a batch of {job.batch_size} gives each GPU fewer than "
-                f"the {limits.local_min} samples that {job.application} needs; ask for at most "
+                f"{where}, field 'num_replicas': '{job.num_gpus}': a batch of {job.batch_size} gives each GPU fewer "
+                f"than the {limits.local_min} samples that {job.application} needs; ask for at most "
                 f"{job.batch_size // limits.local_min}, or a larger batch_size"
             )
 
@@ -96,5 +97,13 @@ def write_workload(jobs: Iterable[JobRequest]) -> str:
     writer = csv.writer(text_buffer, lineterminator="\n")
     writer.writerow(FIELDS)
     for job in jobs:
-        writer.writerow([job.name, int(job.time) if job.time == int(job.time) else job.time, job.application, job.num_gpus, job.batch_size])
+        writer.writerow(
+            [
+                job.name,
+                int(job.time) if job.time == int(job.time) else job.time,
+                job.application,
+                job.num_gpus,
+                job.batch_size,
+            ]
+        )
     return text_buffer.getvalue()

@@ -57,6 +57,4 @@ def run() -> Callable[..., object]:
 @pytest.fixture
 def simulate(run, profiles, workload):
     """Run `pollux simulate` on the small world, with further words."""
-    return lambda *words: run(
-        "simulate", workload, "--profiles", profiles, *SMALL_CLUSTER, "--workers", 1, *words
-    )
+    return lambda *words: run("simulate", workload, "--profiles", profiles, *SMALL_CLUSTER, "--workers", 1, *words)

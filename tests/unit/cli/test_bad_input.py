@@ -140,9 +140,7 @@ def test_options(simulate, tmp_path, profiles, workload, words, fragments):
 
 
 def test_workload_that_is_not_there(run, tmp_path):
-    assert_refused(
-        run("simulate", tmp_path / "no.csv"), ["no.csv", "no such file", "check the path"], tmp_path, []
-    )
+    assert_refused(run("simulate", tmp_path / "no.csv"), ["no.csv", "no such file", "check the path"], tmp_path, [])
 
 
 def test_workload_that_is_a_folder(run, tmp_path):

@@ -56,39 +56,14 @@ def test_json_file_beside_the_table(simulate, tmp_path):
 
 
 def test_options_reach_the_configuration(simulate):
-    words = [
-        "--fairness",
-        "-2",
-        "--interference",
-        "0.5",
-        "--no-avoid-interference",
-        "--interval",
-        "30",
-        "--resize-seconds",
-        "10",
-    ]
-    words += [
-        "--max-gpus-per-job",
-        "2",
-        "--seed",
-        "7",
-        "--trigger",
-        "events",
-        "--json",
-        "-",
-        "--policies",
-        "pollux,fifo",
-    ]
-    config = json.loads(simulate(*words).stdout)["config"]
-    assert config["policies"][0]["options"] == {"fairness": -2.0, "avoid_interference": False}
-    assert config["policies"][1]["options"] == {}
-    expected: dict[str, object] = {
-        "interference": 0.5,
-        "interval_seconds": 30.0,
-        "resize_seconds": 10.0,
-        "max_gpus_per_job": 2,
-    }
-    expected |= {"seed": 7, "trigger": "events"}
+    words = ("--fairness", -2, "--interference", 0.5, "--no-avoid-interference", "--interval", 30)
+    words += ("--resize-seconds", 10, "--max-gpus-per-job", 2, "--seed", 7, "--trigger", "events")
+    config = json.loads(simulate(*words, "--json", "-", "--policies", "pollux,fifo").stdout)["config"]
+    options = config["policies"][0]["options"]
+    assert (options["fairness"], options["avoid_interference"]) == (-2.0, False)
+    assert "fairness" not in config["policies"][1]["options"]
+    expected: dict[str, object] = {"interference": 0.5, "interval_seconds": 30.0, "resize_seconds": 10.0}
+    expected |= {"max_gpus_per_job": 2, "seed": 7, "trigger": "events"}
     assert {key: config[key] for key in expected} == expected
 
 
@@ -109,9 +84,7 @@ def test_same_seed_same_bytes_for_any_number_of_workers_and_any_hash_seed(profil
         ]
         command = [sys.executable, "-m", "pollux", *map(str, words), "--workers", str(workers)]
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
-        texts.append(
-            subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-        )
+        texts.append(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
     assert without_timings(texts[0]) == without_timings(texts[1])
 
 
@@ -181,7 +154,5 @@ def test_built_in_workload_without_any_argument(run, monkeypatch):
 def test_published_workload_gives_the_published_averages(run, osdi21_data):
     words = ["--profiles", osdi21_data / "profiles", "--policies", "tiresias,optimus-oracle", "--json", "-"]
     result = run("simulate", osdi21_data / "workloads" / "workload-1.csv", *words, "--workers", 1)
-    averages = {
-        entry["policy"]: round(entry["avg_jct_hours"], 4) for entry in json.loads(result.stdout)["results"]
-    }
+    averages = {entry["policy"]: round(entry["avg_jct_hours"], 4) for entry in json.loads(result.stdout)["results"]}
     assert averages == {"tiresias": 0.6871, "optimus-oracle": 1.1353}

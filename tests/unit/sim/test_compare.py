@@ -49,9 +49,7 @@ def test_runs_are_those_of_the_simulator(inline):
 
 def test_processes_change_nothing(inline):
     seen = []
-    outcomes = compare(
-        WORKLOADS, POLICIES, APPLICATIONS, SETTINGS, workers=2, progress=lambda *done: seen.append(done)
-    )
+    outcomes = compare(WORKLOADS, POLICIES, APPLICATIONS, SETTINGS, workers=2, progress=lambda *done: seen.append(done))
     assert lives(outcomes) == lives(inline)
     assert seen[0] == (0, 10)
     assert seen[-1] == (10, 10)
@@ -76,9 +74,7 @@ def test_unknown_policy_suggests_the_closest():
         choose_policies(["tiresia"], {})
 
 
-@pytest.mark.parametrize(
-    ("names", "message"), [([], "no policy"), (["fifo", "fifo"], "'fifo' is given twice")]
-)
+@pytest.mark.parametrize(("names", "message"), [([], "no policy"), (["fifo", "fifo"], "'fifo' is given twice")])
 def test_useless_choices_are_refused(names, message):
     with pytest.raises(InvalidInput, match=message):
         choose_policies(names, {})
@@ -103,9 +99,7 @@ def test_workloads_are_checked_before_anything_runs():
     wrong = Workload("wrong", (JobRequest("a", 0.0, "nothing", 1, 8),))
     seen = []
     with pytest.raises(InvalidInput, match="field 'application': 'nothing'"):
-        compare(
-            [*WORKLOADS, wrong], POLICIES, APPLICATIONS, SETTINGS, progress=lambda *done: seen.append(done)
-        )
+        compare([*WORKLOADS, wrong], POLICIES, APPLICATIONS, SETTINGS, progress=lambda *done: seen.append(done))
     assert seen == []
 
 

@@ -152,9 +152,7 @@ def test_rho_is_time_over_isolated_time():
 def test_alone_in_the_cluster_is_compared_with_the_whole_of_it():
     settings = SimulationSettings(num_nodes=2, gpus_per_node=4)
     alone = times().seconds("plain", 8)
-    assert finish_time_fairness([job("a", 50, 50 + alone)], {"plain": Plain()}, settings) == [
-        pytest.approx(1.0)
-    ]
+    assert finish_time_fairness([job("a", 50, 50 + alone)], {"plain": Plain()}, settings) == [pytest.approx(1.0)]
 
 
 def test_published_applications_take_plausible_times(osdi21_data):

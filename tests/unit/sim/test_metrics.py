@@ -5,6 +5,7 @@ import json
 import pytest
 
 import pollux
+from pollux import policies
 from pollux.sim.builtin import builtin_applications, builtin_workload
 from pollux.sim.compare import choose_policies
 from pollux.sim.metrics import TIMINGS, configuration, describe_world, document, measure, to_json
@@ -82,16 +83,17 @@ def test_single_job():
 
 @pytest.fixture
 def config():
-    policies = choose_policies(["pollux", "fifo"], {"fairness": -2.0, "avoid_interference": False})
-    return configuration([builtin_workload()], policies, builtin_applications(), SETTINGS)
+    chosen = choose_policies(["pollux", "fifo"], {"fairness": -2.0, "avoid_interference": False})
+    return configuration([builtin_workload()], chosen, builtin_applications(), SETTINGS)
 
 
 def test_configuration_has_all_that_results_depend_on(config):
     assert config["num_nodes"] == 2
-    assert config["policies"] == [
-        {"name": "pollux", "options": {"fairness": -2.0, "avoid_interference": False}},
-        {"name": "fifo", "options": {}},
-    ]
+    assert [policy["name"] for policy in config["policies"]] == ["pollux", "fifo"]
+    given = {"fairness": -2.0, "avoid_interference": False}
+    assert config["policies"][0]["options"].items() >= given.items()
+    for policy in config["policies"]:
+        assert set(policy["options"]) == policies.options(policy["name"]), "defaults count too"
     assert set(config["applications"]) == set(builtin_applications())
     assert all("fixed" in entry for entry in config["applications"].values())
     assert "workers" not in config
@@ -115,6 +117,7 @@ def test_world_says_what_was_fixed(config):
         "double",
         "recsys (1 GPU, batch 64)",
         "seed 0",
+        "fairness -2",
     ):
         assert phrase in text
     assert "lose" not in text

@@ -134,9 +134,7 @@ def test_named_job_is_plotted_where_it_is(runs, tmp_path):
 
 
 def life(name, submitted, finished, *samples, application="x"):
-    held = sum(
-        (until[0] - at[0]) * at[1] for at, until in zip(samples, (*samples[1:], (finished,)), strict=True)
-    )
+    held = sum((until[0] - at[0]) * at[1] for at, until in zip(samples, (*samples[1:], (finished,)), strict=True))
     return JobOutcome(name, application, submitted, samples[0][0], finished, 0, held, samples)
 
 
