@@ -68,7 +68,7 @@ def table(outcome: RunOutcome) -> str:
 @pytest.mark.parametrize("trigger", ["rounds", "events"])
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "las", "tiresias", "optimus-oracle"])
 def test_run_is_as_recorded(policy, trigger):
-    settings = SimulationSettings(2, 4, trigger, interference=0.25)
+    settings = SimulationSettings(2, 4, trigger)
     # Queues and quanta of a size that so small a run reaches.
     options = {"tiresias": {"thresholds_gpu_seconds": (3600.0,)}, "las": {"quantum_gpu_seconds": 1800.0}}
     found = table(simulate(WORKLOAD, create(policy, **options.get(policy, {})), APPLICATIONS, settings))

@@ -51,8 +51,6 @@ def staged_folder(option: str, target: Path) -> Iterator[Path]:
         temporary = _beside(target)
         temporary.mkdir()
         try:
-            if target.exists() and not os.access(target, os.W_OK | os.X_OK):
-                raise PermissionError(None, "Permission denied")
             yield temporary
             target.mkdir(parents=True, exist_ok=True)
             for file in sorted(temporary.iterdir()):
@@ -62,8 +60,8 @@ def staged_folder(option: str, target: Path) -> Iterator[Path]:
 
 
 def _beside(target: Path) -> Path:
-    """A free hidden name on the same file system: in the closest folder that exists."""
-    folder = next(parent for parent in target.parents if parent.exists())
+    """A free hidden name on the same file system: in the target, if it is a folder, or as close as exists."""
+    folder = target if target.is_dir() else next(parent for parent in target.parents if parent.exists())
     return folder / f".{target.name}.{os.getpid()}.tmp"
 
 

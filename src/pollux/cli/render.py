@@ -70,6 +70,9 @@ def print_table(console: Console, table: Table) -> None:
 def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
     """`update(done, total)` for a bar on standard error; nothing is shown unless that is a terminal."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -80,7 +83,6 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task(description, total=None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pollux.core import JobView, Node
 
@@ -28,7 +28,13 @@ class Board:
     `move_cost[j]` is what it costs the objective to move job j, `inf` if it may not be moved.
     """
 
-    def __init__(self, nodes: Sequence[Node], jobs: Sequence[JobView], avoid_interference: bool) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        jobs: Sequence[JobView],
+        avoid_interference: bool,
+        quotas: Mapping[str, int] | None = None,
+    ) -> None:
         self.nodes = nodes
         self.jobs = jobs
         self.free = [node.num_gpus for node in nodes]
@@ -46,6 +52,7 @@ class Board:
                 levels = self._by_free.setdefault(node.gpu_type, [])
                 levels.extend([] for _ in range(node.num_gpus + 1 - len(levels)))
                 levels[node.num_gpus].append(n)
+        self._quotas = dict(quotas or {})
         self._journal: list[tuple[int, Shares]] = []
 
     # Changing the board
@@ -71,7 +78,9 @@ class Board:
 
     def _count(self, job: int, shares: Shares, sign: int) -> None:
         spread = len(shares) > 1
-        limits = self.jobs[job].limits
+        limits, queue = self.jobs[job].limits, self.jobs[job].queue
+        if queue in self._quotas:
+            self._quotas[queue] -= sign * sum(count for _, count in shares)
         for n, count in shares:
             self.free[n] -= sign * count
             node = self.nodes[n]
@@ -100,6 +109,11 @@ class Board:
             self._cpus[n] + _SLACK >= count * limits.cpus_per_gpu
             and self._memory[n] + _SLACK >= count * limits.memory_bytes_per_gpu
         )
+
+    def quota_left(self, job: int) -> float:
+        """GPUs that the job may hold under its queue's quota, what it holds now included."""
+        left = self._quotas.get(self.jobs[job].queue)
+        return math.inf if left is None else left + sum(count for _, count in self.shares[job])
 
     def room_on(self, job: int, n: int) -> int:
         """The most GPUs of node n that the job could take now."""

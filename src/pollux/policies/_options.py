@@ -119,10 +119,10 @@ class Table:
         for j, job in enumerate(jobs):
             limits = job.limits
             if limits.gpu_types:
-                closed[j] |= [self.types[t] not in limits.gpu_types for t, _, _ in self.shapes]
+                closed[j] |= np.array([self.types[t] not in limits.gpu_types for t, _, _ in self.shapes], dtype=bool)
             if limits.cpus_per_gpu or limits.memory_bytes_per_gpu:
                 largest = [self._largest_share(job, gpu_type) for gpu_type in self.types]
-                closed[j] |= [math.ceil(k / n) > largest[t] for t, n, k in self.shapes]
+                closed[j] |= np.array([math.ceil(k / n) > largest[t] for t, n, k in self.shapes], dtype=bool)
         return closed
 
     def _largest_share(self, job: JobView, gpu_type: str) -> int:
@@ -176,8 +176,11 @@ class Table:
                 pool[j, STAY] = self.types.index(self.nodes[self.held[j][0][0]].gpu_type)
             if self.held[j] and job.limits.pinned:
                 cost[j, [NOTHING, *range(FIRST, width)]] = np.inf
-            elif self.held[j] and not job.limits.preemptible and np.isfinite(cost[j, STAY:]).any():
+            elif self.held[j] and not job.limits.preemptible:
+                # It may always stay, but where its limits say otherwise anything else is better.
                 cost[j, NOTHING] = np.inf
+                if not self.may_stay(j):
+                    cost[j, STAY] = 2.0 * abs(self.nothing_cost[j])
         quotas = {n: q.gpu_quota for n, q in self.snapshot.queues.items() if q.gpu_quota is not None}
         index = {name: i for i, name in enumerate(quotas)}
         capacity = [

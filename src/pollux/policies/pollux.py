@@ -41,7 +41,7 @@ class Pollux:
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Counts, then places, then what is left over."""
-        if not snapshot.jobs:
+        if not snapshot.jobs or not snapshot.cluster.nodes:
             return Decision({})
         solution = _Solution(self, snapshot)
         solution.solve(choose(solution.table.options))
@@ -59,8 +59,8 @@ class _Solution:
         ]
         self.objective = Objective(snapshot, self.jobs, policy.fairness, policy.start_floor)
         self.table = Table(snapshot, self.objective, self.held)
-        self.board = Board(self.nodes, self.jobs, policy.avoid_interference)
-        self.quota = {n: q.gpu_quota for n, q in snapshot.queues.items() if q.gpu_quota is not None}
+        quotas = {n: q.gpu_quota for n, q in snapshot.queues.items() if q.gpu_quota is not None}
+        self.board = Board(self.nodes, self.jobs, policy.avoid_interference, quotas)
 
     def solve(self, chosen: IntArray) -> None:
         """Turn chosen options into shares on the board."""
@@ -76,80 +76,72 @@ class _Solution:
     # Keeping and moving
 
     def _keep(self, chosen: IntArray) -> list[int]:
-        """Put everybody who stays on the board, pinned jobs first; the others, in order, have to move."""
+        """Put everybody who stays on the board, immovable jobs first; the others, in order, have to move."""
         board, movers = self.board, []
+        anchored = [bool(held) and self._anchored(j) for j, held in enumerate(self.held)]
         for j, job in enumerate(self.jobs):
-            if self.held[j] and job.limits.pinned:
+            if anchored[j]:
+                # It must end up somewhere: its place is kept, at least until there is a better one.
                 board.put(j, self.held[j])
                 board.move_cost[j] = math.inf
+                if not job.limits.pinned and chosen[j] != STAY:
+                    movers.append(j)
+        overfull = {n for n, free in enumerate(board.free) if free < 0}
         for j, job in enumerate(self.jobs):
-            if board.shares[j]:
+            if anchored[j]:
+                if chosen[j] == STAY and not job.limits.pinned and any(n in overfull for n, _ in self.held[j]):
+                    movers.append(j)
+            elif chosen[j] == STAY and self._restore(j):
                 continue
-            if chosen[j] == STAY and board.usable(j, self.held[j]):
-                board.put(j, self.held[j])
-                board.move_cost[j] = self.table.moved_cost[j] - self.table.stay_cost[j]
             elif chosen[j] != NOTHING:
                 movers.append(j)
-                if self.held[j] and not job.limits.preemptible and board.usable(j, self.held[j]):
-                    # It must end up somewhere: its place is kept until there is a better one.
-                    board.put(j, self.held[j])
         return movers
+
+    def _anchored(self, j: int) -> bool:
+        return self.jobs[j].limits.pinned or not self.jobs[j].limits.preemptible
 
     def _move(self, j: int, option: int) -> None:
         """Place a job as chosen; else where it is; else on the next smaller shape that can be had."""
         board, table, costs = self.board, self.table, self.table.options.cost[j]
-        reserved = board.shares[j]
-        if reserved:
+        kept = board.shares[j]
+        if kept:
             board.put(j, ())
-        may_stay = bool(self.held[j]) and table.may_stay(j)
         if option < FIRST:
             option = max((i for i in range(FIRST, len(costs)) if costs[i] < math.inf), default=NOTHING)
         while option >= FIRST:
             t, _, count = table.shapes[option - FIRST]
-            if costs[option] < math.inf and count <= self._quota_left(j):
-                stays = may_stay and board.usable(j, self.held[j])
+            if costs[option] < math.inf and count <= board.quota_left(j):
+                stays = table.may_stay(j) and board.usable(j, self.held[j])
                 worst = table.stay_cost[j] if stays else table.nothing_cost[j]
                 if board.place(j, count, table.types[t], self.held[j], worst - costs[option]) is not None:
+                    board.move_cost[j] = 0.0
                     return
             if self._restore(j):
                 return
             option -= 1
-        if reserved:
-            board.put(j, reserved)
+        if kept:
+            board.put(j, kept)
 
     def _restore(self, j: int) -> bool:
         """Let a job stay where it is after all."""
         held = self.held[j]
         if not held or not self.table.may_stay(j) or not self.board.usable(j, held):
             return False
-        if sum(count for _, count in held) > self._quota_left(j):
+        if sum(count for _, count in held) > self.board.quota_left(j):
             return False
         self.board.put(j, held)
-        self.board.move_cost[j] = self.table.moved_cost[j] - self.table.stay_cost[j]
+        self.board.move_cost[j] = max(self.table.moved_cost[j] - self.table.stay_cost[j], 0.0)
         return True
 
     def _start_small(self, j: int) -> None:
         """Give a job that waits its minimum, wherever GPUs are idle."""
         limits = self.jobs[j].limits
-        if limits.min_gpus > self._quota_left(j):
+        if limits.min_gpus > self.board.quota_left(j):
             return
         for gpu_type in self.table.types:
             allowed = not limits.gpu_types or gpu_type in limits.gpu_types
             if allowed and self.board.scatter(j, limits.min_gpus, gpu_type):
                 return
-
-    def _quota_left(self, j: int) -> float:
-        queue = self.jobs[j].queue
-        limit = self.quota.get(queue)
-        if limit is None:
-            return math.inf
-        used = sum(
-            count
-            for i, job in enumerate(self.jobs)
-            if job.queue == queue and i != j
-            for _, count in self.board.shares[i]
-        )
-        return limit - used
 
     # What is left over
 
@@ -173,7 +165,7 @@ class _Solution:
         stays = shares == self.held[j]
         cost = self.table.stay_cost[j] if stays else self._shape_cost(j, t, have)
         threshold = self.policy.growth_gain * abs(cost) if stays else 0.0
-        most = min(have + self.board.free[n], self._quota_left(j))
+        most = min(have + self.board.free[n], self.board.quota_left(j))
         offers = []
         for count in range(have + 1, int(most) + 1):
             saving = cost - self._shape_cost(j, t, count)

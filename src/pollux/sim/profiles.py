@@ -212,11 +212,12 @@ def _read_scalability(folder: Path) -> list[tuple[Any, ...]]:
     fields = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
     return [
         (
-            whole(row, "num_nodes", minimum=1), whole(row, "num_replicas", minimum=1), whole(row, "local_bsz", minimum=1),
-            number(row, "step_time", above=True), number(row, "sync_time"),
+            *(whole(row, field, minimum=1) for field in fields[:3]),
+            number(row, "step_time", above=True),
+            number(row, "sync_time"),
         )
         for row in read_rows(path, fields)
-    ]  # fmt: skip
+    ]
 
 
 def _read_runs(folder: Path) -> dict[int, _Run]:
@@ -237,7 +238,5 @@ def _read_runs(folder: Path) -> dict[int, _Run]:
         raise InvalidInput(f"{folder}: no validation-B.csv; give at least one recorded run")
     epochs = {len(run.progress) for run in runs.values()}
     if len(epochs) > 1:
-        raise InvalidInput(
-            f"{folder}: runs have {sorted(epochs)} epochs; give each validation-B.csv the same number of rows"
-        )
+        raise InvalidInput(f"{folder}: runs have {sorted(epochs)} epochs; give all validation-B.csv equally many rows")
     return runs

@@ -57,8 +57,8 @@ def test_json_file_beside_the_table(simulate, tmp_path):
 
 def test_options_reach_the_configuration(simulate):
     words = ("--fairness", -2, "--interference", 0.5, "--no-avoid-interference", "--interval", 30)
-    words += ("--resize-seconds", 10, "--max-gpus-per-job", 2, "--seed", 7, "--trigger", "events")
-    config = json.loads(simulate(*words, "--json", "-", "--policies", "pollux,fifo").stdout)["config"]
+    more = ("--resize-seconds", 10, "--max-gpus-per-job", 2, "--seed", 7, "--trigger", "events")
+    config = json.loads(simulate(*words, *more, "--json", "-", "--policies", "pollux,fifo").stdout)["config"]
     options = config["policies"][0]["options"]
     assert (options["fairness"], options["avoid_interference"]) == (-2.0, False)
     assert "fairness" not in config["policies"][1]["options"]

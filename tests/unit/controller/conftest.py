@@ -39,9 +39,7 @@ class Desk:
             commands += self(JobSubmitted(at, JobSpec(job_id, JobLimits(**limits), **fields)))
         return commands
 
-    def decide(
-        self, at: float, revision: int | None = None, memory: object = None, **wanted: str
-    ) -> list[Command]:
+    def decide(self, at: float, revision: int | None = None, memory: object = None, **wanted: str) -> list[Command]:
         """As if a policy had answered; at the current revision unless told otherwise."""
         decision = Decision({job_id: place(text) for job_id, text in wanted.items()}, memory=memory)
         return self(DecisionMade(at, self.controller.revision if revision is None else revision, decision))

@@ -223,6 +223,7 @@ def test_queues_are_told_to_policies(make_desk):
 def test_new_limits_are_shown_and_nothing_else_happens(desk):
     desk.submit(0, "a", requested_gpus=4)
     desk.decide(60, a="n0:4")
+    assert desk.controller.snapshot(70).jobs[0].limits.max_gpus == 64
     assert work(desk(JobLimitsChanged(70, "a", JobLimits(max_gpus=2)))) == []
     (view,) = desk.controller.snapshot(70).jobs
     assert view.limits.max_gpus == 2

@@ -165,9 +165,7 @@ def test_a_late_answer_counts_if_it_still_fits(desk):
     desk(JobCancelled(50, "b"))
     desk.submit(51, "c")
     commands = desk.decide(60, revision=asked_at, a="n0:2", b="n0:2")
-    assert [command for command in commands if isinstance(command, StartJob)] == [
-        StartJob("a", 1, place("n0:2"))
-    ]
+    assert [command for command in commands if isinstance(command, StartJob)] == [StartJob("a", 1, place("n0:2"))]
 
 
 def test_a_late_answer_that_fits_no_more_is_dropped_and_asked_anew(desk):

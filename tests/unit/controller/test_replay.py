@@ -25,9 +25,7 @@ from pollux.testing import FakeDriver, FakeOracle, FakeWork, cluster
 
 def story() -> tuple[list[Event], dict[str, FakeWork]]:
     events: list[Event] = [
-        JobSubmitted(
-            25.0 * i, JobSpec(f"j{i}", JobLimits(max_gpus=4), 1 + i % 3, oracle=FakeOracle(steps=99.0 * i))
-        )
+        JobSubmitted(25.0 * i, JobSpec(f"j{i}", JobLimits(max_gpus=4), 1 + i % 3, oracle=FakeOracle(steps=99.0 * i)))
         for i in range(9)
     ]
     events += [

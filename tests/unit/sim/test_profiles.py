@@ -13,6 +13,8 @@ PLACEMENTS = """placement,local_bsz,step_time,sync_time
 4,20,2.5,0.5
 12,10,2.0,1.0
 12,20,3.0,1.0
+13,10,2.6,1.6
+22,10,2.2,1.2
 """
 SCALABILITY = """num_nodes,num_replicas,local_bsz,step_time,sync_time
 8,8,10,4.0,3.0
@@ -55,6 +57,13 @@ def test_measured_placements_are_linear_in_the_local_batch(net):
 
 def test_where_the_numbering_of_nodes_begins_does_not_matter(net):
     assert net.step_and_sync_seconds((2, 1), 10) == net.step_and_sync_seconds((1, 2), 10) == (2.0, 1.0)
+    assert net.step_and_sync_seconds((3, 1), 10) == (2.6, 1.6), "not the mean of all on two nodes and four GPUs"
+
+
+def test_a_local_batch_that_was_not_measured_there_is_interpolated_from_the_means(folder):
+    (folder / "net" / "scalability.csv").write_text(SCALABILITY + "2,4,20,4.4,2.4\n")
+    step, sync = load_profiles(folder)["net"].step_and_sync_seconds((2, 2), 15)
+    assert (step, sync) == (pytest.approx((2.4 + 4.4) / 2), pytest.approx((1.4 + 2.4) / 2))
 
 
 def test_other_placements_are_interpolated(net):
@@ -167,9 +176,9 @@ def test_folders_without_applications(tmp_path):
     ("file", "content", "said"),
     [
         ("placements.csv", "placement,local_bsz,step_time,sync_time\n", "no rows"),
-        ("placements.csv", PLACEMENTS + "104,10,1,0\n", "line 8, field 'placement': '104'"),
-        ("placements.csv", PLACEMENTS + "1,10,0,0\n", "line 8, field 'step_time'"),
-        ("placements.csv", PLACEMENTS + "1,10,1,-1\n", "line 8, field 'sync_time'"),
+        ("placements.csv", PLACEMENTS + "104,10,1,0\n", "line 10, field 'placement': '104'"),
+        ("placements.csv", PLACEMENTS + "1,10,0,0\n", "line 10, field 'step_time'"),
+        ("placements.csv", PLACEMENTS + "1,10,1,-1\n", "line 10, field 'sync_time'"),
         ("placements.csv", "placement,local_bsz,step_time\n1,1,1\n", "field 'sync_time': column is missing"),
         ("scalability.csv", SCALABILITY + "0,8,10,1,1\n", "line 6, field 'num_nodes'"),
         ("validation-10.csv", RUN.format(""), "validation-10.csv: no rows"),
