@@ -54,9 +54,7 @@ class TestLas(PolicyConformance):
         return create("las")
 
 
-SUITES = [
-    suite for suite in globals().values() if isinstance(suite, type) and suite.__name__.startswith("Test")
-]
+SUITES = [suite for suite in globals().values() if isinstance(suite, type) and suite.__name__.startswith("Test")]
 
 
 @pytest.mark.parametrize("name", names())

@@ -8,6 +8,7 @@ at the difference before it is committed:
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,10 @@ def table(outcome: RunOutcome) -> str:
 def test_run_is_as_recorded(policy, trigger):
     settings = SimulationSettings(2, 4, trigger)
     # Queues and quanta of a size that so small a run reaches.
-    options = {"tiresias": {"thresholds_gpu_seconds": (3600.0,)}, "las": {"quantum_gpu_seconds": 1800.0}}
+    options: dict[str, dict[str, Any]] = {
+        "tiresias": {"thresholds_gpu_seconds": (3600.0,)},
+        "las": {"quantum_gpu_seconds": 1800.0},
+    }
     found = table(simulate(WORKLOAD, create(policy, **options.get(policy, {})), APPLICATIONS, settings))
     path = TABLES / f"{policy}-{trigger}.csv"
     if os.environ.get("POLLUX_RERECORD") == "1":

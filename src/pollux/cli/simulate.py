@@ -137,6 +137,9 @@ def _run(
     from pollux.sim import IsolatedTimes, compare, configuration, describe_world, document, measure, to_json
 
     config = configuration(workloads, policies, applications, settings, source)
+    times = IsolatedTimes(applications, settings.num_nodes, settings.gpus_per_node)
+    for name in sorted({request.application for workload in workloads for request in workload.jobs}):
+        times.seconds(name, 1.0)  # refuses now what no measurement could be compared with afterwards
     with ExitStack() as files:
         folder = stream = None
         if output is not None:
@@ -148,7 +151,6 @@ def _run(
             stream = files.enter_context(staged_file("--json", Path(json_file)))
         with progress_bar("simulating") as progress:
             outcomes = compare(workloads, policies, applications, settings, workers, progress)
-        times = IsolatedTimes(applications, settings.num_nodes, settings.gpus_per_node)
         results = [measure(outcome, applications, settings, times) for outcome in outcomes]
         complete = document(config, results)
         if folder is not None:

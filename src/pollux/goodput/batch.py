@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 OVERLAP_EXPONENT = -0.7
-"""γ to this power weighs the root without overlap in the first guess at the root; found by trial."""
+"""γ to this power weighs the root without overlap in the first guess at the root, Eq. (G16); found by trial."""
 
 PUBLISHED_TOTALS = 50
 _CEILING_SLACK = 1e-8
@@ -35,7 +35,7 @@ _MAX_ROOT_STEPS = 40
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What a job's batch may be, in samples.
+    """What a job's batch may be, in samples; Eq. (G12).
 
     `initial` (M0) to `maximum` bound the total batch, `local_min` to `local_max` what one GPU takes at once;
     `accumulation` says whether a GPU may take several local batches per optimiser step.
@@ -77,12 +77,12 @@ class BatchChoice:
 
     @property
     def total(self) -> int:
-        """M = K·m·(s + 1)."""
+        """M = K·m·(s + 1), Eq. (G1)."""
         return self.num_gpus * self.local_batch * (self.accumulation + 1)
 
 
 def split_total(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
-    """How a fixed total batch is run on K GPUs.
+    """How a fixed total batch is run on K GPUs, Eq. (G13).
 
     local = ceil(M/K); s = ceil(local/local_max) − 1, at least 1 when K = 1 and M > M0, so that there are two
     gradients to tell noise from; m = ceil(local/(s+1)), at most floor(maximum/(K(s+1))).
@@ -105,7 +105,7 @@ def split_total(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
 
 
 def _can_run(limits: BatchLimits, num_nodes: int, num_gpus: int) -> bool:
-    """Whether a placement exists and can hold at least the smallest and the initial batch."""
+    """Whether a placement exists and can hold at least the smallest and the initial batch; see Eq. (G12)."""
     if not 1 <= num_nodes <= num_gpus or limits.local_min * num_gpus > limits.maximum:
         return False
     return limits.accumulation or num_gpus * limits.local_max >= limits.initial
@@ -128,14 +128,14 @@ class _Placement:
         self.signal = (1.0 - self.noise) / efficiency.initial_batch
 
     def goodput(self, local_batch: int, repeats: int) -> float:
-        """M/T_iter · EFFICIENCY(M), with EFFICIENCY = 1/(noise + signal·M)."""
+        """M/T_iter · EFFICIENCY(M), Eq. (G11), with T_iter by Eq. (G6) and EFFICIENCY = 1/(noise + signal·M)."""
         compute = self.intercept + self.slope * local_batch
         total = self.num_gpus * local_batch * repeats
         step = (repeats - 1) * compute + overlapped_seconds(compute, self.sync, self.overlap)
         return total / (step * (self.noise + self.signal * total))
 
     def best_full_repeats(self, local_max: int) -> float:
-        """The real x at which goodput peaks when every local batch is full.
+        """The real x at which goodput peaks when every local batch is full, Eq. (G15).
 
         With T = a·x + b, goodput ∝ x/((a·x + b)(noise + signal·K·m·x)): x* = sqrt(b·noise/(a·signal·K·m)).
         """
@@ -149,7 +149,8 @@ class _Placement:
     def log_slope(self, local_batch: float, repeats: int) -> tuple[float, float]:
         """d log goodput / d log m at fixed x, and its own derivative in log m, which is never positive.
 
-        The slope is φ/(φ + M) − m·T'/T: what a larger batch is still worth less what it costs in time.
+        The slope is φ/(φ + M) − m·T'/T, the two sides of Eq. (G14): what a larger batch is still worth less what
+        it costs in time.
         """
         compute = self.intercept + self.slope * local_batch
         sync, overlap = self.sync, self.overlap
@@ -172,7 +173,7 @@ class _Placement:
         return value - elasticity, -value * (1.0 - value) - elasticity * (1.0 + bend - elasticity)
 
     def near_best_local(self, repeats: int, low: int, high: int) -> float:
-        """A first guess at the best m, between the roots for γ = 1 and γ → ∞, which have closed forms.
+        """A first guess at the best m, between the roots for γ = 1 and γ → ∞, which have closed forms; Eq. (G16).
 
         T = x·T_grad + T_sync peaks at m² = (αc + T_sync/x)/βc·V with V = φ/(K·x); T = max(T_grad, T_sync) +
         (x−1)·T_grad either so on one side of the kink T_grad = T_sync, or at the kink.
@@ -195,8 +196,8 @@ class _Placement:
     def best_local(self, repeats: int, low: int, high: int) -> tuple[float, int]:
         """Best goodput and m in [low, high] at fixed x.
 
-        In log m the slope falls throughout, so its root, found by Newton steps inside a shrinking bracket, is
-        the only peak, and the best integer is next to it.
+        In log m the slope falls throughout, so its root, Eq. (G14), found by Newton steps inside a shrinking
+        bracket, is the only peak, and the best integer is next to it.
         """
         below, above = low * (1.0 - 1e-9), high * (1.0 + 1e-9)
         local_batch = self.near_best_local(repeats, low, high)
@@ -225,7 +226,7 @@ class _Placement:
 
 
 def _local_range(limits: BatchLimits, smallest_total: int, num_gpus: int, repeats: int) -> tuple[int, int]:
-    """The local batches that keep the total within limits at x; none when the first number is larger."""
+    """The local batches that keep Eq. (G12) at x; none when the first number is larger."""
     per_sample = num_gpus * repeats
     low = max(limits.local_min, -(-smallest_total // per_sample))
     return low, min(limits.local_max, limits.maximum // per_sample)
@@ -241,9 +242,9 @@ def best_batch(
     """The integers m and s of highest goodput on N nodes and K GPUs, and that goodput; 0 if it cannot run.
 
     For a given total, fewer and larger local batches are always faster; so without integers the best is
-    either s = 0, or full local batches repeated x* times. What remains to try are floor(x*) full repeats, and
-    one more repeat with the best m. One GPU must repeat at least twice beyond M0, to have two gradients to
-    measure with. Since m is whole, up to 1/local_max of the maximum may be left unused.
+    either s = 0, or full local batches repeated x* times, Eq. (G15). What remains to try are floor(x*) full
+    repeats, and one more repeat with the best m, Eq. (G14). One GPU must repeat at least twice beyond M0, to
+    have two gradients to measure with. Since m is whole, up to 1/local_max of the maximum may be left unused.
     """
     if not _can_run(limits, num_nodes, num_gpus):
         return BatchChoice(0, 0, num_gpus), 0.0
@@ -290,7 +291,7 @@ def published_best_batch(
     num_nodes: int,
     num_gpus: int,
 ) -> tuple[BatchChoice, float]:
-    """The published search: 50 totals in geometric steps, each split as in `split_total`, the best one taken.
+    """The published search, Eq. (G17): 50 totals in geometric steps, each split as in `split_total`, the best taken.
 
     Kept as a reference for tests, benchmarks and the published simulation.
     """

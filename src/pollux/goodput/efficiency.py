@@ -15,7 +15,7 @@ MIN_GRAD_VAR = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """EFFICIENCY(M) = (φ + M0)/(φ + M) with the noise scale φ = M0·var/sqr (§3.1).
+    """EFFICIENCY(M) = (φ + M0)/(φ + M), Eq. (G10), with the noise scale φ = M0·var/sqr, Eq. (G8) (§3.1).
 
     `grad_sqr` is the squared length of the true gradient, `grad_var` the variance of its estimate at the
     initial batch M0, in the same unit. Raw estimates may be below zero: `from_estimates` clamps them.
@@ -43,22 +43,22 @@ class Efficiency:
 
     @property
     def noise_scale(self) -> float:
-        """φ = M0·var/sqr in samples; infinite where the gradient has vanished."""
+        """φ = M0·var/sqr, Eq. (G8), in samples; infinite where the gradient has vanished."""
         if self.grad_sqr == 0.0:
             return math.inf
         return self.initial_batch * self.grad_var / self.grad_sqr
 
     @property
     def noise_share(self) -> float:
-        """var/(var + sqr) = φ/(φ + M0), in [0, 1]: the form in which nothing overflows."""
+        """var/(var + sqr) = φ/(φ + M0) by Eq. (G8), in [0, 1]: the form in which nothing overflows."""
         return 1.0 / (1.0 + self.grad_sqr / self.grad_var)
 
     def gain(self, scale: Quantity) -> Quantity:
-        """gain(S) = (var + sqr)/(var/S + sqr): steps at M0 that one step at M = S·M0 is worth."""
+        """gain(S) = (var + sqr)/(var/S + sqr), Eq. (G9): steps at M0 that one step at M = S·M0 is worth."""
         return scale * self._efficiency(scale)
 
     def efficiency(self, total_batch: Quantity) -> Quantity:
-        """gain(S)/S with S = M/M0: progress per sample relative to M0; 1 at M0, below 1 beyond it."""
+        """gain(S)/S with S = M/M0, Eq. (G10): progress per sample relative to M0; 1 at M0, below 1 beyond it."""
         return self._efficiency(total_batch / self.initial_batch)
 
     def _efficiency(self, scale: Quantity) -> Quantity:

@@ -20,7 +20,7 @@ AllReduce = Literal["ring", "tree"]
 
 
 def ring_sync_basis(num_nodes: Array, num_gpus: Array) -> FloatArray:
-    """Volume and rounds of one ring through all GPUs, for N[S], K[S]; shape [4, S]."""
+    """Volume and rounds of one ring through all GPUs, Eq. (G4), for N[S], K[S]; shape [4, S]."""
     gpus = np.maximum(num_gpus, 1.0)
     rounds = 2.0 * (gpus - 1.0)
     across = np.asarray(num_nodes) > 1
@@ -33,7 +33,7 @@ def ring_sync_basis(num_nodes: Array, num_gpus: Array) -> FloatArray:
 
 
 def tree_sync_basis(num_nodes: Array, num_gpus: Array) -> FloatArray:
-    """Volume and rounds of a tree over the nodes and a ring within each, for N[S], K[S]; shape [4, S]."""
+    """Volume and rounds of a tree over the nodes and a ring within each, Eq. (G5), for N[S], K[S]; shape [4, S]."""
     nodes = np.maximum(num_nodes, 1.0)
     members = np.maximum(num_gpus / nodes, 1.0)
     basis = np.empty((4, *members.shape))
@@ -50,6 +50,8 @@ _BASES: dict[str, SyncBasis] = {"ring": ring_sync_basis, "tree": tree_sync_basis
 @dataclass(frozen=True, slots=True)
 class FabricThroughput(AffineThroughput):
     """T_sync = rounds·latency + volume·transfer, in seconds; computing and overlap are as published.
+
+    Eq. (G4) for the ring, Eq. (G5) for the tree.
 
     `transfer` is the time the whole gradient takes over one link (bytes over bandwidth), `latency` that of
     one message. A ring of p GPUs makes 2(p−1) rounds and moves a volume of 2(p−1)/p; it runs at the pace of
@@ -99,7 +101,7 @@ class FabricThroughput(AffineThroughput):
         return _BASES[self.algorithm]
 
     def sync_seconds(self, num_nodes: Quantity, num_gpus: Quantity) -> Quantity:
-        """T_sync(N, K) of the all-reduce; 0 for one GPU."""
+        """T_sync(N, K) of the all-reduce, Eq. (G4) or Eq. (G5); 0 for one GPU."""
         if isinstance(num_nodes, np.ndarray) or isinstance(num_gpus, np.ndarray):
             nodes, gpus = np.broadcast_arrays(np.asarray(num_nodes, float), np.asarray(num_gpus, float))
             result: Quantity = np.tensordot(

@@ -66,11 +66,12 @@ class FitResult(Generic[Model]):
 def fit(
     observations: Sequence[Observation], previous: PublishedThroughput | None = None
 ) -> FitResult[PublishedThroughput]:
-    """Fit the seven published parameters (§4.1): least RMSE(log T_grad) + RMSE(log T_step) + penalties.
+    """Fit the seven published parameters (§4.1): least RMSE(log T_grad) + RMSE(log T_step) + penalties, Eq. (G18).
 
-    Where nothing was seen the model is optimistic, so that jobs explore. One distinct local batch: αc is half
-    the mean compute time. No placement across nodes: αn and βn at the bound during the fit, and at least 1.1
-    times αr and βr after it. None within a node: αr and βr at the bound. No K > 2: βn and βr at the bound.
+    Where nothing was seen the model is optimistic, Eq. (G22), so that jobs explore. One distinct local batch:
+    αc is half the mean compute time. No placement across nodes: αn and βn at the bound during the fit, and at
+    least 1.1 times αr and βr after it. None within a node: αr and βr at the bound. No K > 2 across nodes: βn
+    at the bound; none within a node: βr.
     Bad measurements never raise: unusable rows are left out, and a fit that fails keeps `previous`, and both
     are reported.
     """
@@ -179,7 +180,7 @@ def _usable_rows(observations: Sequence[Observation]) -> tuple[FloatArray, str]:
 
 
 def _fixed_values(problem: FitProblem) -> FloatArray:
-    """The value of each parameter that the rows say nothing about; NaN for those to be fitted."""
+    """The value of each parameter that the rows say nothing about, Eq. (G22); NaN for those to be fitted."""
     fixed = np.full(7, np.nan)
     local_batch = problem.local_batch
     if local_batch.min() == local_batch.max():
@@ -196,7 +197,7 @@ def _without_slope(parameters: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def _first_guesses(problem: FitProblem, fixed: FloatArray, free: npt.NDArray[np.bool_]) -> FloatArray:
-    """Guesses by linear least squares on relative errors, one row for each degree of overlap."""
+    """Guesses by linear least squares on relative errors, Eq. (G21), one row for each degree of overlap."""
     guess = np.where(free, 1.0, fixed)
     _guess_compute(problem, guess, bool(free[0]))
     candidates = np.repeat(guess[None], len(_FIRST_OVERLAPS), axis=0)
@@ -208,7 +209,7 @@ def _first_guesses(problem: FitProblem, fixed: FloatArray, free: npt.NDArray[np.
 
 
 def _guess_compute(problem: FitProblem, guess: FloatArray, both: bool) -> None:
-    """αc and βc with the least mean of ((αc + βc·m)/T_grad − 1)², kept positive."""
+    """αc and βc with the least mean of ((αc + βc·m)/T_grad − 1)², Eq. (G21), kept positive."""
     weight, inverse = problem.weight, 1.0 / problem.measured[0]
     if not both:
         guess[1] = float(weight @ problem.measured[0] - guess[0]) / float(problem.local_batch[0])
@@ -233,7 +234,7 @@ def _guess_compute(problem: FitProblem, guess: FloatArray, both: bool) -> None:
 
 
 def _guess_sync(problem: FitProblem, guesses: FloatArray, free: npt.NDArray[np.bool_]) -> None:
-    """The four parameters of T_sync, by least squares on what γ leaves of the step time, kept positive."""
+    """The four parameters of T_sync, by least squares on what γ leaves of the step time, Eq. (G21), kept positive."""
     overlap = guesses[:, 6, None]
     step = problem.measured[1]
     compute = np.minimum(guesses[0, 0] + guesses[0, 1] * problem.local_batch, step)

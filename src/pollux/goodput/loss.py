@@ -48,9 +48,9 @@ def to_parameters(coordinates: FloatArray) -> FloatArray:
 
 
 class FitProblem:
-    """RMSE(log T_grad) + RMSE(log T_step) + 1e-3(γ−1)² + 1e-2[(βn/αn)² + (βr/αr)²] over weighted rows.
+    """RMSE(log T_grad) + RMSE(log T_step) + 1e-3(γ−1)² + 1e-2[(βn/αn)² + (βr/αr)²] over weighted rows, Eq. (G18).
 
-    Smoothed by δ: an RMSE r counts as sqrt(r² + δ²), since a perfect fit would otherwise sit on a kink.
+    Smoothed by δ: an RMSE r counts as sqrt(r² + δ²), Eq. (G19), since a perfect fit would otherwise sit on a kink.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class FitProblem:
         jacobian[3, -3] = jacobian[5, -2] = jacobian[6, -1] = 1.0
 
     def loss(self, parameters: FloatArray, smoothing: float = 0.0) -> float:
-        """The loss; leaves behind what `derivatives` at the same parameters needs."""
+        """The loss, Eq. (G18); leaves behind what `derivatives` at the same parameters needs."""
         self.evaluations += 1
         _, _, alpha_n, beta_n, alpha_r, beta_r, gamma = parameters.tolist()
         factors = self._factors
@@ -144,7 +144,7 @@ class FitProblem:
         return weighted @ self._all_errors, weighted @ jacobian.T
 
     def _fill_jacobian(self, parameters: FloatArray) -> None:
-        """d log T_grad and d log T_step in the coordinates.
+        """d log T_grad and d log T_step in the coordinates, Eq. (G20).
 
         With the shares T_grad^γ/T_step^γ and T_sync^γ/T_step^γ: d log T_step = share·d log T_grad +
         share·d log T_sync + Σ share·log(T/T_step)/γ·dγ.

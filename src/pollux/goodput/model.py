@@ -15,7 +15,7 @@ __all__ = ["GoodputModel"]
 
 @dataclass(frozen=True, slots=True)
 class GoodputModel:
-    """GOODPUT(N, K, m, s) = THROUGHPUT · EFFICIENCY (§3), in useful samples per second.
+    """GOODPUT(N, K, m, s) = THROUGHPUT · EFFICIENCY, Eq. (G11) (§3), in useful samples per second.
 
     `by_type` holds throughput models of GPU types that were measured apart; other types use `throughput`.
     """
@@ -34,7 +34,7 @@ class GoodputModel:
 
     @property
     def max_gpus(self) -> int:
-        """The most GPUs that can each have the smallest local batch."""
+        """The most GPUs that can each have the smallest local batch; see Eq. (G12)."""
         return self.limits.maximum // self.limits.local_min
 
     def throughput_on(self, gpu_type: str = "") -> ThroughputModel:
@@ -50,12 +50,12 @@ class GoodputModel:
         return self.best_batch(num_nodes, num_gpus, gpu_type)[1]
 
     def goodput_at(self, choice: BatchChoice, num_nodes: int, gpu_type: str = "") -> float:
-        """Useful samples per second at a given batch."""
+        """Useful samples per second at a given batch: M/T_iter, Eq. (G7), times the efficiency, Eq. (G10)."""
         seconds = self.throughput_on(gpu_type).step_seconds(
             float(num_nodes), float(choice.num_gpus), float(choice.local_batch), float(choice.accumulation)
         )
         return choice.total / seconds * self.efficiency_at(choice.total)
 
     def efficiency_at(self, total_batch: float) -> float:
-        """Progress per sample at a total batch, relative to the initial batch."""
+        """Progress per sample at a total batch, relative to the initial batch; Eq. (G10)."""
         return self.efficiency.efficiency(float(total_batch))

@@ -16,7 +16,7 @@ from pollux.goodput.throughput import FloatArray
 
 __all__ = ["Minimum", "minimise"]
 
-# Of each stage: how much the kink of a perfect fit is smoothed, and the relative decrease that ends it.
+# Of each stage: how much the kink of a perfect fit is smoothed, δ of Eq. (G19), and the relative decrease that ends it.
 _STAGES = ((1e-2, 1e-4), (1e-3, 1e-4), (1e-5, 1e-6))
 _LAST = len(_STAGES) - 1
 _MAX_STEPS = 100

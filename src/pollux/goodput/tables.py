@@ -202,6 +202,7 @@ class _Cells:
         np.copyto(high, local_batch, where=empty)
 
     def _overlapped(self, compute: FloatArray) -> FloatArray:
+        """(T_grad^γ + T_sync^γ)^(1/γ) of Eq. (G6)."""
         longer = np.maximum(compute, self.sync)
         ratio = np.minimum(compute, self.sync)
         ratio /= longer
@@ -212,6 +213,7 @@ class _Cells:
         return ratio
 
     def _best_full_repeats(self, full_batch: FloatArray) -> FloatArray:
+        """x* of Eq. (G15)."""
         compute = self.intercept + self.slope * self.local_max
         exposed = self._overlapped(compute)
         exposed -= compute
@@ -221,6 +223,7 @@ class _Cells:
         return result
 
     def _goodput(self, local_batch: FloatArray, repeats: FloatArray) -> FloatArray:
+        """Eq. (G11) at m and x."""
         compute = self.slope * local_batch
         compute += self.intercept
         step = self._overlapped(compute)
@@ -232,7 +235,7 @@ class _Cells:
         return total
 
     def _best_local(self, repeats: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
-        """The real m in [low, high] with the highest goodput at x, by a few Newton steps in log m."""
+        """The real m in [low, high] with the highest goodput at x, Eq. (G14), by a few Newton steps in log m."""
         batch_weight = repeats * self.gpus
         batch_weight *= self.signal
         position = self._near_best_local(repeats, low, high, batch_weight)
@@ -247,7 +250,7 @@ class _Cells:
     def _near_best_local(
         self, repeats: FloatArray, low: FloatArray, high: FloatArray, batch_weight: FloatArray
     ) -> FloatArray:
-        """log m between the roots without overlap and with perfect overlap, which have closed forms."""
+        """log m between the roots without overlap and with perfect overlap, which have closed forms; Eq. (G16)."""
         scale = self.noise / batch_weight
         ratio = self.intercept / self.slope
         hidden = self.sync / self.slope
@@ -277,7 +280,7 @@ class _Cells:
     def _newton_step(
         self, local_batch: FloatArray, extra: FloatArray, batch_weight: FloatArray
     ) -> FloatArray:
-        """The Newton step in log m to the root of d log goodput / d log m; the formulas are in `batch`."""
+        """The Newton step in log m to the root of Eq. (G14); the formulas are in `batch`."""
         grown = self.slope * local_batch
         compute = grown + self.intercept
         longer = np.maximum(compute, self.sync)

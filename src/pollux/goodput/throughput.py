@@ -43,16 +43,16 @@ MAX_OVERLAP = 10.0
 class ThroughputModel(Protocol):
     """Seconds of one optimiser step (§3.2). Arguments are all numbers, or arrays that broadcast.
 
-    The search for the best batch relies on T_grad being affine in the local batch.
+    The search for the best batch relies on T_grad being affine in the local batch, Eq. (G2).
     """
 
     @property
     def overlap(self) -> float:
-        """γ ≥ 1: 1 when nothing of the synchronisation hides behind computation, larger when more does."""
+        """γ ≥ 1 of Eq. (G6): 1 when nothing of the synchronisation hides behind computation, larger when more does."""
         ...
 
     def compute_seconds(self, local_batch: Quantity) -> Quantity:
-        """T_grad(m) = αc + βc·m, seconds of forward and backward pass over one local batch."""
+        """T_grad(m) = αc + βc·m, Eq. (G2), seconds of forward and backward pass over one local batch."""
         ...
 
     def sync_seconds(self, num_nodes: Quantity, num_gpus: Quantity) -> Quantity:
@@ -62,12 +62,12 @@ class ThroughputModel(Protocol):
     def step_seconds(
         self, num_nodes: Quantity, num_gpus: Quantity, local_batch: Quantity, accumulation: Quantity | int = 0
     ) -> Quantity:
-        """T_iter = s·T_grad + (T_grad^γ + T_sync^γ)^(1/γ), seconds of a whole optimiser step."""
+        """T_iter = s·T_grad + (T_grad^γ + T_sync^γ)^(1/γ), Eq. (G6), seconds of a whole optimiser step."""
         ...
 
 
 def overlapped_seconds(compute: Quantity, sync: Quantity, overlap: float) -> Quantity:
-    """(T_grad^γ + T_sync^γ)^(1/γ), as max·(1 + (min/max)^γ)^(1/γ), which neither over- nor underflows."""
+    """(T_grad^γ + T_sync^γ)^(1/γ) of Eq. (G6), as max·(1 + (min/max)^γ)^(1/γ), which cannot over- or underflow."""
     if isinstance(compute, np.ndarray) or isinstance(sync, np.ndarray):
         longer = np.maximum(compute, sync)
         ratio = np.minimum(compute, sync) / longer
@@ -90,11 +90,11 @@ class AffineThroughput(ABC):
 
     @property
     def overlap(self) -> float:
-        """γ of the law of overlap."""
+        """γ of the law of overlap, Eq. (G6)."""
         return self.gamma
 
     def compute_seconds(self, local_batch: Quantity) -> Quantity:
-        """T_grad(m) = αc + βc·m."""
+        """T_grad(m) = αc + βc·m, Eq. (G2)."""
         result: Quantity = self.alpha_c + self.beta_c * local_batch
         return result
 
@@ -105,7 +105,7 @@ class AffineThroughput(ABC):
     def step_seconds(
         self, num_nodes: Quantity, num_gpus: Quantity, local_batch: Quantity, accumulation: Quantity | int = 0
     ) -> Quantity:
-        """T_iter = s·T_grad + (T_grad^γ + T_sync^γ)^(1/γ)."""
+        """T_iter = s·T_grad + (T_grad^γ + T_sync^γ)^(1/γ), Eq. (G6)."""
         compute = self.compute_seconds(local_batch)
         sync = self.sync_seconds(num_nodes, num_gpus)
         result: Quantity = accumulation * compute + overlapped_seconds(compute, sync, self.gamma)
@@ -122,7 +122,7 @@ class AffineThroughput(ABC):
 
 
 def published_sync_basis(num_nodes: Array, num_gpus: Array) -> FloatArray:
-    """The columns of T_sync in (αn, βn, αr, βr) for placements N[S], K[S]; shape [4, S]."""
+    """The columns of T_sync, Eq. (G3), in (αn, βn, αr, βr) for placements N[S], K[S]; shape [4, S]."""
     several = num_gpus > 1
     across = num_nodes > 1
     basis = np.empty((4, *num_gpus.shape))
@@ -138,7 +138,7 @@ def published_sync_basis(num_nodes: Array, num_gpus: Array) -> FloatArray:
 class PublishedThroughput(AffineThroughput):
     """The paper's seven parameters (§3.2), all in seconds but γ.
 
-    T_sync = 0 for K = 1; αr + βr·max(K−2, 0) on one node; αn + βn·max(K−2, 0) across nodes.
+    T_sync = 0 for K = 1; αr + βr·max(K−2, 0) on one node; αn + βn·max(K−2, 0) across nodes: Eq. (G3).
     """
 
     alpha_c: float
@@ -180,7 +180,7 @@ class PublishedThroughput(AffineThroughput):
         return published_sync_basis
 
     def sync_seconds(self, num_nodes: Quantity, num_gpus: Quantity) -> Quantity:
-        """T_sync(N, K): affine in K from two GPUs on, with parameters of its own across nodes."""
+        """T_sync(N, K), Eq. (G3): affine in K from two GPUs on, with parameters of its own across nodes."""
         if isinstance(num_nodes, np.ndarray) or isinstance(num_gpus, np.ndarray):
             across = np.asarray(num_nodes) > 1
             beyond = np.maximum(num_gpus - 2.0, 0.0)

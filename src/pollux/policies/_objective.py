@@ -18,15 +18,16 @@ __all__ = ["Objective"]
 
 FloatArray = npt.NDArray[np.float64]
 
-# Keeps a waiting job's utility above zero, so that the power mean stays finite for p < 0 (published).
+# Of Eq. (G25): keeps a waiting job's utility above zero, so that the power mean stays finite for p < 0 (published).
 _UTILITY_FLOOR = 1e-3
 
 
 class Objective:
-    """Maximise `(Σ w v^p / Σ w)^(1/p)` with `v = speed-up · ρ · nodes/GPUs + 0.001` (paper Eq. 9-11).
+    """Maximise `(Σ w v^p / Σ w)^(1/p)`, Eq. (G27), with `v = speed-up · ρ · nodes/GPUs + 0.001`, Eq. (G25).
 
-    `start_floor` is the least ρ of a job that holds nothing: by the published formula a job of age 0 would be
-    worth nothing to start.
+    Weights are those of Eq. (G26). The constraints, among them the doubling rule, Eq. (G29), and the interference
+    rule, Eq. (G30), are for whoever searches. `start_floor` is the least ρ of a job that holds nothing: by the
+    published formula a job of age 0 would be worth nothing to start.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Objective:
         self._base = self._fair_share_goodput()
 
     def _fair_share_goodput(self) -> FloatArray:
-        """Goodput at `ceil(GPUs/jobs)` replicas modelled on one node, averaged over the cluster's GPUs by type."""
+        """Goodput at `ceil(GPUs/jobs)` replicas modelled on one node, Eq. (G23), averaged over GPUs by type."""
         base = np.zeros(len(self.jobs))
         total = sum(self._gpu_types.values()) or 1
         for gpu_type, gpus in self._gpu_types.items():
@@ -82,19 +83,19 @@ class Objective:
         return table
 
     def speedups(self, num_nodes: Sequence[int], num_gpus: Sequence[int], gpu_type: str = "") -> FloatArray:
-        """`goodput / goodput(fair share)` of every job on every placement, shape [jobs, placements]."""
+        """`goodput / goodput(fair share)`, Eq. (G23), of every job on every placement, shape [jobs, placements]."""
         if not len(num_gpus):
             return np.zeros((len(self.jobs), 0))
         table = self._goodputs(num_nodes, num_gpus, gpu_type)
         return np.divide(table, self._base[:, None], out=np.zeros_like(table), where=self._base[:, None] > 0)
 
     def utilities(self, speedups: FloatArray, factors: FloatArray | float = 1.0) -> FloatArray:
-        """`v` of speed-ups under restart factors."""
+        """`v` of speed-ups under restart factors, Eq. (G25)."""
         result: FloatArray = speedups * factors * self.scale + _UTILITY_FLOOR
         return result
 
     def costs(self, utilities: FloatArray) -> FloatArray:
-        """What a job adds to the sum that is to be minimised, without its weight: `v^p`, `-log v` or `-v^p`."""
+        """What a job adds to the sum to be minimised, Eq. (G28), without its weight: `v^p`, `-log v` or `-v^p`."""
         p = self.fairness
         if p == 0:
             return -np.log(utilities)
@@ -104,7 +105,7 @@ class Objective:
         return powers if p < 0 else -powers
 
     def fitness(self, utilities: FloatArray) -> float:
-        """The weighted power mean of the utilities of all jobs."""
+        """The weighted power mean of the utilities of all jobs, Eq. (G27)."""
         if not len(utilities):
             return 0.0
         total = float(self.weights.sum())
@@ -116,7 +117,7 @@ class Objective:
 
 
 def _restart_factors(snapshot: Snapshot, jobs: Sequence[JobView], start_floor: float) -> FloatArray:
-    """`ρ = max(age - restarts·d, 0) / (age + d)`, d the job's own resize cost (paper Eq. 11)."""
+    """`ρ = max(age - restarts·d, 0) / (age + d)`, Eq. (G24), d the job's own resize cost."""
     factors = np.empty(len(jobs))
     for i, job in enumerate(jobs):
         age, cost = max(snapshot.now - job.submitted_at, 0.0), job.resize_cost_seconds

@@ -33,11 +33,11 @@ def node_sizes(largest: int) -> tuple[int, ...]:
     """Counts within a node that pack without waste: the divisors of the node's size.
 
     Any mixture of 1, 2, 4 and 8 fills nodes of 8; with 3, 5 and 6 among them some GPUs stay idle or many jobs
-    have to move. Sizes with few divisors get a half as well.
+    have to move. Sizes with few divisors get both halves as well.
     """
     sizes = {k for k in range(1, largest + 1) if largest % k == 0}
     if len(sizes) < 4 and largest > 4:
-        sizes |= {2, largest // 2}
+        sizes |= {2, largest // 2, largest - largest // 2}
     return tuple(sorted(sizes))
 
 

@@ -50,8 +50,8 @@ class PolluxGenetic:
     """NSGA-II over GPUs by job and node, as published: 100 matrices, 100 generations (paper §4.2).
 
     Two objectives: the power mean of `Objective`, and the cluster's utility, i.e. the mean speed-up per
-    replica, weighted by GPUs held. The best by the first is taken. A decision starts from the non-dominated
-    matrices of the last one. A job may hold at most twice the GPUs that it ever ran with; with
+    replica, weighted by shares of all GPUs. The best by the first is taken. A decision starts from the
+    non-dominated matrices of the last one. A job may hold at most twice the GPUs that it ever ran with; with
     `avoid_interference` at most one distributed job uses a node, unless the node isolates traffic.
     """
 
@@ -177,6 +177,7 @@ class _Worth:
 
     def __init__(self, snapshot: Snapshot, jobs: Sequence[JobView], objective: Objective, space: Space) -> None:
         self.objective, self.current, self.node_type = objective, space.current, space.node_type
+        self.cluster_gpus = int(space.gpus.sum())
         # A job whose node is gone does not stay, whatever its row says.
         self.moves = np.array([not _is_known(snapshot, job) for job in jobs])
         self.moves[: space.num_pinned] = False
@@ -207,7 +208,7 @@ class _Worth:
         return np.where(num_gpus > 0, slowest, 0.0)
 
     def __call__(self, states: IntArray) -> FloatArray:
-        """The power mean of utilities, and the speed-up per GPU; shape [population, 2]."""
+        """The power mean of utilities, and the cluster's utility; shape [population, 2]."""
         objective = self.objective
         num_gpus = np.einsum("pjn->pj", states)
         speedups = self.speedups(states, num_gpus)
@@ -216,7 +217,8 @@ class _Worth:
         mean = objective.costs(utilities) @ objective.weights / objective.weights.sum()
         p = objective.fairness
         fitness = np.exp(-mean) if p == 0 else np.abs(mean) ** (1.0 / p)
-        return np.column_stack((fitness, speedups.sum(axis=1) / np.maximum(num_gpus.sum(axis=1), 1)))
+        # Speed-up per replica, weighted by replicas: the weights are shares of the whole cluster, used or not.
+        return np.column_stack((fitness, speedups.sum(axis=1) / self.cluster_gpus))
 
 
 def _start(snapshot: Snapshot, jobs: Sequence[JobView], current: IntArray) -> IntArray:

@@ -30,7 +30,8 @@ class Pollux:
     batch: BatchMode = "adaptive"
 
     # By the published formula a job of age 0 has ρ = 0: whether it starts would not matter to the objective.
-    start_floor = 0.1
+    # This little is enough to start it, and leaves the objective of all others as published.
+    start_floor = 0.02
 
     def __init__(self, fairness: float = -1.0, avoid_interference: bool = True, growth_gain: float = 0.05) -> None:
         if not math.isfinite(fairness):

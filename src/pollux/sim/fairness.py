@@ -63,7 +63,7 @@ class IsolatedTimes:
     def _most_gpus(self, application: Application) -> int:
         """The most GPUs it can use: in the cluster, on nodes that were measured, with its largest batch."""
         if application.fixed is not None:
-            return application.fixed.num_gpus
+            return min(application.fixed.num_gpus, self._num_nodes * self._gpus_per_node)
         nodes = min(self._num_nodes, application.max_nodes)
         largest = min(application.batch_sizes[-1], application.limits.maximum)
         return max(min(nodes * self._gpus_per_node, largest // application.limits.local_min), 1)
@@ -86,7 +86,7 @@ class IsolatedTimes:
         if fixed is None:
             runs = recorded_runs(application, num_gpus, self._gpus_per_node)
             return min(runs.values(), default=math.inf)
-        if num_gpus == fixed.num_gpus:
+        if num_gpus == self._most_gpus(application):
             with suppress(InvalidInput):
                 return run_seconds(application, fixed.batch_size, num_gpus, self._gpus_per_node)
         return math.inf

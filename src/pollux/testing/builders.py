@@ -41,9 +41,7 @@ class SaturatingGoodput:
         if not 1 <= num_nodes <= num_gpus:
             return 0.0
         slowdown = self.across_nodes if num_nodes > 1 else 1.0
-        return (
-            self.rate * self.speed.get(gpu_type, 1.0) * slowdown * num_gpus / (1 + (num_gpus - 1) / self.knee)
-        )
+        return self.rate * self.speed.get(gpu_type, 1.0) * slowdown * num_gpus / (1 + (num_gpus - 1) / self.knee)
 
 
 @dataclass(frozen=True, slots=True)

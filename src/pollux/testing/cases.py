@@ -137,9 +137,7 @@ def _all_not_preemptible() -> Snapshot:
 
 @_case
 def _two_gpu_types() -> Snapshot:
-    nodes = Cluster.of(
-        [Node("a0", 4, "a100"), Node("t0", 4, "t4"), Node("t1", 4, "t4"), Node("v0", 1, "v100")]
-    )
+    nodes = Cluster.of([Node("a0", 4, "a100"), Node("t0", 4, "t4"), Node("t1", 4, "t4"), Node("v0", 1, "v100")])
     model = SaturatingGoodput(knee=8.0, speed={"a100": 3.0})
     jobs = [
         known_job("any", requested_gpus=6, goodput=model),
@@ -177,9 +175,7 @@ def _all_nodes_closed() -> Snapshot:
 
 @_case
 def _quotas() -> Snapshot:
-    jobs = [
-        known_job(f"{name}{i}", float(i), queue=name, requested_gpus=2) for name in "ab" for i in range(3)
-    ]
+    jobs = [known_job(f"{name}{i}", float(i), queue=name, requested_gpus=2) for name in "ab" for i in range(3)]
     queues = [Queue("a", gpu_quota=3), Queue("b", weight=2.0), Queue("c", gpu_quota=0)]
     jobs.append(known_job("c0", 9.0, queue="c"))
     return snapshot(cluster(4, 4), jobs, {"a0": "n0:2", "b0": "n1:2"}, queues=queues)
@@ -206,9 +202,7 @@ def _quota_below_immovable() -> Snapshot:
 
 @_case
 def _shrunk_node() -> Snapshot:
-    return snapshot(
-        cluster(2, 4), _jobs(4, requested_gpus=2), {"j0": "n0:2", "j1": "n0:2", "j2": "n1:2 n0:1"}
-    )
+    return snapshot(cluster(2, 4), _jobs(4, requested_gpus=2), {"j0": "n0:2", "j1": "n0:2", "j2": "n1:2 n0:1"})
 
 
 @_case
@@ -234,9 +228,7 @@ def _changed_limits(**fields: Any) -> Snapshot:
         known_job("nearer", 2.0, max_nodes=1, requested_gpus=2, **fields),
         known_job("other", 3.0, gpu_types=("t4",), requested_gpus=1, **fields),
     ]
-    nodes = Cluster.of(
-        [Node("n0", 4, "a100"), Node("n1", 4, "a100"), Node("n2", 4, "a100"), Node("n3", 4, "t4")]
-    )
+    nodes = Cluster.of([Node("n0", 4, "a100"), Node("n1", 4, "a100"), Node("n2", 4, "a100"), Node("n3", 4, "t4")])
     running = {"higher": "n0:2", "lower": "n1:3", "nearer": "n0:1 n1:1", "other": "n2:1"}
     return snapshot(nodes, jobs, running)
 

@@ -148,6 +148,4 @@ class FakeDriver:
             self._left[command.job_id] -= last.num_gpus * max(at - last.ready_at, 0.0)
         if not isinstance(command, StopJob):
             cost = self.controller.jobs[command.job_id].resize_cost_seconds
-            self._replicas[command.job_id] = _Replicas(
-                command.generation, command.placement.num_gpus, at + cost
-            )
+            self._replicas[command.job_id] = _Replicas(command.generation, command.placement.num_gpus, at + cost)

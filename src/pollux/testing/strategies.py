@@ -113,9 +113,7 @@ def queues() -> st.SearchStrategy[dict[str, Queue]]:
         Queue("research", gpu_quota=0),
         Queue("", 0.1),
     ]
-    return st.lists(st.sampled_from(several), max_size=2).map(
-        lambda chosen: {queue.name: queue for queue in chosen}
-    )
+    return st.lists(st.sampled_from(several), max_size=2).map(lambda chosen: {queue.name: queue for queue in chosen})
 
 
 @cache
@@ -144,9 +142,7 @@ def snapshots(draw: st.DrawFn, max_jobs: int = 7, disturbed: bool = True) -> Sna
     found = Snapshot(1, NOW, nodes_now, views, queues=draw(queues()), seed=draw(st.integers(0, 3)))
     running = _draw_running(draw, found)
     views = tuple(
-        replace(view, largest_gpus=max(view.largest_gpus, running[view.id].num_gpus))
-        if view.id in running
-        else view
+        replace(view, largest_gpus=max(view.largest_gpus, running[view.id].num_gpus)) if view.id in running else view
         for view in views
     )
     found = replace(found, jobs=views, running=running)
@@ -160,9 +156,7 @@ def plain_snapshots(draw: st.DrawFn, max_jobs: int = 10, size: int = 1) -> Snaps
     nodes_now = Cluster.uniform(num_nodes, 4)
     limits = JobLimits(min_gpus=size, max_gpus=4 * num_nodes)
     count = draw(st.integers(1, max_jobs))
-    views = tuple(
-        replace(draw(jobs()), id=f"j{index}", limits=limits, requested_gpus=size) for index in range(count)
-    )
+    views = tuple(replace(draw(jobs()), id=f"j{index}", limits=limits, requested_gpus=size) for index in range(count))
     slots = [node.id for node in nodes_now.nodes for _ in range(4 // size)]
     homes = draw(st.permutations(slots))[: draw(st.integers(0, min(count, len(slots))))]
     running = {view.id: Placement(((home, size),)) for view, home in zip(views, homes, strict=False)}

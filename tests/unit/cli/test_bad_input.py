@@ -72,6 +72,10 @@ BAD_PROFILES = {
     "no progress": (first_epoch("0,600,1,4"), ["validation-8.csv, line 2", "'progress'", "'0'", "above 0"]),
     "broken JSON": (applications("{"), ["applications.json", "not JSON"]),
     "unknown setting": (applications('{"tiny": {"initiall": 8}}'), ["tiny", "initiall", "use initial"]),
+    "impossible fixed batch": (
+        applications('{"tiny": {"fixed": {"num_gpus": 1, "batch_size": 4}}}'),
+        ["'tiny'", "fixed batch", "1 to 1 packed GPUs"],
+    ),
     "setting for nobody": (applications('{"tinny": {}}'), ["tinny", "did you mean 'tiny'"]),
 }
 

@@ -5,6 +5,7 @@ import pytest
 from pollux.controller import (
     Decide,
     DecisionMade,
+    Event,
     JobCancelled,
     JobFinished,
     JobLimitsChanged,
@@ -19,7 +20,7 @@ from pollux.controller import (
     QueueChanged,
     StartJob,
 )
-from pollux.core import BrokenDecision, Cluster, Decision, JobLimits, Node, Queue
+from pollux.core import BatchMode, BrokenDecision, Cluster, Decision, JobLimits, Node, Queue
 from pollux.testing import FakeDriver, FakeWork, SaturatingGoodput, place
 
 
@@ -220,7 +221,7 @@ class Slow:
 
     name = "slow"
     needs: frozenset[str] = frozenset()
-    batch = "fixed"
+    batch: BatchMode = "fixed"
 
     def allocate(self, snapshot):
         allocation = {}
@@ -237,7 +238,7 @@ class Slow:
 @pytest.mark.parametrize("think_seconds", [0.0, 7.0, 100.0])
 def test_a_slow_policy_still_gets_every_job_done(make_desk, trigger, think_seconds):
     desk = make_desk(trigger=trigger)
-    events = [JobSubmitted(3.0 * i, JobSpec(f"j{i}")) for i in range(6)]
+    events: list[Event] = [JobSubmitted(3.0 * i, JobSpec(f"j{i}")) for i in range(6)]
     events += [NodeRemoved(20.0, "n0"), NodeAdded(30.0, Node("n2", 4))]
     work = {f"j{i}": FakeWork(50.0 + 40 * i) for i in range(6)}
     log = FakeDriver(desk.controller, Slow(), events, work, think_seconds).run()

@@ -11,9 +11,7 @@ def broken(seen: Snapshot, **wanted: str) -> list[tuple[str, str]]:
     return [(violation.rule, violation.subject) for violation in check(seen, decision)]
 
 
-def one(
-    view: JobView, running: str = "", nodes: Cluster | None = None, queues: tuple[Queue, ...] = ()
-) -> Snapshot:
+def one(view: JobView, running: str = "", nodes: Cluster | None = None, queues: tuple[Queue, ...] = ()) -> Snapshot:
     return snapshot(nodes or cluster(4, 4), [view], {view.id: running} if running else {}, queues=queues)
 
 

@@ -81,9 +81,7 @@ def ranks_by_definition(values: Any) -> list[int]:
     ranks, left, front = [-1] * len(values), set(range(len(values))), 0
     while left:
         best = {
-            i
-            for i in left
-            if not any((values[k] >= values[i]).all() and (values[k] > values[i]).any() for k in left)
+            i for i in left if not any((values[k] >= values[i]).all() and (values[k] > values[i]).any() for k in left)
         }
         for i in best:
             ranks[i] = front

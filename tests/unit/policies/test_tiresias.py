@@ -21,9 +21,7 @@ def test_a_job_sinks_at_the_published_threshold():
 
 
 def test_within_a_queue_who_became_known_first_goes_first():
-    assert served(Tiresias(), snapshot(cluster(4), [wanting("a", 100.0, 50.0), wanting("b", 0.0, 10.0)])) == [
-        "a"
-    ]
+    assert served(Tiresias(), snapshot(cluster(4), [wanting("a", 100.0, 50.0), wanting("b", 0.0, 10.0)])) == ["a"]
 
 
 def test_who_sinks_joins_the_end():

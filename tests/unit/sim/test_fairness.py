@@ -118,6 +118,11 @@ def test_fixed_configuration_is_kept():
     assert known.seconds("plain", 1) == pytest.approx(200, rel=1e-4)
 
 
+def test_fixed_configuration_is_cut_to_the_cluster():
+    known = times(1, 1, fixed=FixedConfiguration(num_gpus=2, batch_size=8))
+    assert known.seconds("plain", 1) == pytest.approx(100, rel=1e-4)
+
+
 @pytest.mark.parametrize("share", [0.0, -1.0, math.nan, math.inf])
 def test_impossible_share_is_refused(share):
     with pytest.raises(InvalidInput, match="share"):

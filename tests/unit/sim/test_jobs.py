@@ -44,7 +44,7 @@ def test_a_job_stands_still_after_it_was_placed():
     job.advance(20.0)
     assert (job.progress, job.standstill_seconds) == (0.0, 10.0)
     job.advance(60.0)
-    assert (job.progress, job.standstill_seconds) == (pytest.approx(30.0), 0.0)
+    assert (job.progress, job.standstill_seconds) == pytest.approx((30.0, 0.0))
 
 
 def test_a_second_change_starts_the_standstill_anew():
@@ -73,7 +73,7 @@ def test_interference_slows_down():
 def test_a_job_is_done_at_the_end_of_its_last_epoch():
     job = running()
     job.advance(1000.0)
-    assert (job.completed_at, job.epoch) == (pytest.approx(200.0), 2)
+    assert (job.completed_at, job.epoch) == pytest.approx((200.0, 2))
     job.advance(2000.0)
     assert job.completed_at == pytest.approx(200.0)
     assert job.next_epoch_at() is None
@@ -103,6 +103,19 @@ def test_the_next_epoch_ends_after_the_standstill_and_the_rest():
     job.advance(80.0)
     assert job.next_epoch_at() == pytest.approx(130.0)
     assert job.next_epoch_at(slowdown=0.5) == pytest.approx(80.0 + 50.0 / 0.5)
+
+
+@pytest.mark.parametrize("clock", [0.0, 0.1, 12_345.678, 9.87e6])
+def test_the_moment_at_which_an_epoch_ends_is_late_enough(clock):
+    """Rounding must not leave a remainder too small for the clock to show: a run would never get past it."""
+    for tenths in range(1, 40):
+        application = FakeApplication(progress=(tenths / 0.7, tenths / 0.3), compute_seconds=tenths / 30)
+        job = running(application, clock=clock)
+        for epoch in (1, 2):
+            at = job.next_epoch_at()
+            assert at is not None
+            job.advance(at)
+            assert job.epoch == epoch
 
 
 def test_accumulated_steps_synchronise_once():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pollux.core import Decision, InvalidInput
+from pollux.core import BatchMode, Decision, InvalidInput, JobView
 from pollux.policies import create
 from pollux.sim.simulation import SimulationSettings, simulate
 from pollux.sim.workload import JobRequest, Workload
@@ -23,10 +23,11 @@ class Scripted:
 
     name = "scripted"
     needs: frozenset[str] = frozenset()
-    batch = "fixed"
+    batch: BatchMode = "fixed"
 
     def __init__(self, *rounds: dict[str, str]) -> None:
-        self.rounds, self.asked_at = rounds, []
+        self.rounds = rounds
+        self.asked_at: list[float] = []
 
     def allocate(self, snapshot):
         self.asked_at.append(snapshot.now)
@@ -150,6 +151,15 @@ def test_interference_ends_when_one_of_them_does():
     assert late.finished == 300 + (200 - 1 * (300 - 150)) / 2
 
 
+def test_with_events_interference_begins_and_ends_on_the_second():
+    settings = replace(SMALL, num_nodes=3, gpus_per_node=4, interference=0.5, trigger="events")
+    policy = Scripted({"j0": "node-0:1 node-1:1", "j1": "node-1:1 node-2:1"})
+    early, late = run(requests(0.0, 100.0, num_gpus=2, batch_size=20), policy, settings).jobs
+    # The first is alone from 30 to 100, at two steps a second; then both make one.
+    assert early.finished == pytest.approx(100 + (200 - 2 * 70))
+    assert late.finished == pytest.approx(160 + (200 - 1 * 30) / 2)
+
+
 # Events
 
 
@@ -178,13 +188,13 @@ def test_with_events_epochs_end_when_they_end():
 
 
 def test_adaptive_jobs_report_models_and_may_choose_their_batch():
-    seen = []
+    seen: list[JobView] = []
 
     class Watching(Scripted):
         batch = "adaptive"
 
         def allocate(self, snapshot):
-            seen.extend(job for job in snapshot.jobs)
+            seen.extend(snapshot.jobs)
             return super().allocate(snapshot)
 
     application = FakeApplication(
@@ -195,14 +205,13 @@ def test_adaptive_jobs_report_models_and_may_choose_their_batch():
     assert seen[0].goodput is None
     assert seen[0].oracle is None
     assert seen[-1].goodput is not None
+    assert seen[-1].remaining is not None
     assert seen[-1].remaining < 800 * 10
-    assert max(total for _, _, total, _ in job.samples) > 20, (
-        "it never grew beyond the smallest batch for four"
-    )
+    assert max(total for _, _, total, _ in job.samples) > 20, "it never grew beyond the smallest batch for four"
 
 
 def test_fixed_jobs_have_an_oracle_and_no_model():
-    seen = []
+    seen: list[JobView] = []
 
     class Watching(Scripted):
         def allocate(self, snapshot):
@@ -230,7 +239,7 @@ def test_jobs_that_wait_for_ever_are_told():
 
 def test_a_policy_that_needs_what_no_simulator_has_is_refused():
     policy = Scripted({})
-    policy.needs = frozenset({"prophecy"})  # type: ignore[misc]
+    policy.needs = frozenset({"prophecy"})
     with pytest.raises(InvalidInput, match="'scripted' needs prophecy"):
         run(requests(0.0), policy)
 

@@ -30,9 +30,7 @@ def test_no_rows_is_not_an_error_here(rows):
 
 
 def test_a_missing_column_is_named_with_the_header(rows):
-    with pytest.raises(
-        InvalidInput, match=r"table.csv, line 1, field 'value': column is missing.*'name,other'"
-    ):
+    with pytest.raises(InvalidInput, match=r"table.csv, line 1, field 'value': column is missing.*'name,other'"):
         rows("name,other\na,b\n")
 
 

@@ -66,9 +66,7 @@ def test_times_keep_their_seconds_through_a_file(read, tmp_path):
 
 
 def checked(**fields):
-    request = JobRequest(
-        **{"name": "a", "time": 0.0, "application": "fake", "num_gpus": 4, "batch_size": 40, **fields}
-    )
+    request = JobRequest(**{"name": "a", "time": 0.0, "application": "fake", "num_gpus": 4, "batch_size": 40, **fields})
     check_applications(Workload("w", (request,)), {"fake": FakeApplication()}, num_gpus=8)
 
 

@@ -1,0 +1,136 @@
+"""Every benchmark in turn, then one table: the claim, the bar, and what was measured.
+
+python benchmarks/run_all.py [--quick] [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+SCRIPTS = ("fit", "allocate", "simulate", "reproduce")
+Results = dict[str, dict[str, Any]]
+
+
+def run(name: str, arguments: list[str]) -> dict[str, Any]:
+    """Run a script, passing its output on; its last line is the result."""
+    print(f"== {name}", flush=True)
+    command = [sys.executable, str(Path(__file__).parent / f"{name}.py"), *arguments]
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if last:
+                print(last, flush=True)
+            last = line.rstrip("\n")
+    if process.returncode:
+        raise SystemExit(f"{name}.py failed with exit code {process.returncode}")
+    result: dict[str, Any] = json.loads(last)
+    return result
+
+
+def _claim(figure: str) -> Callable[[Results], Any]:
+    return lambda results: results["reproduce"].get("claims", {}).get(figure)
+
+
+def _size(key: str) -> Callable[[Results], Any]:
+    return lambda results: results["allocate"]["summary"]["decision_ms_max"].get(key)
+
+
+def _summary(figure: str) -> Callable[[Results], Any]:
+    return lambda results: results["allocate"]["summary"].get(figure)
+
+
+# (claim, bar, whether lower is better, figure)
+CLAIMS: list[tuple[str, float, bool, Callable[[Results], Any]]] = [
+    ("Tiresias and Optimus against published JCT, worst error", 0.001, True, _claim("baselines_worst_error")),
+    ("pollux-genetic against published Pollux, worst error", 0.05, True, _claim("genetic_worst_error")),
+    ("pollux against published Pollux, worst workload", 1.01, True, _claim("pollux_worst_ratio")),
+    ("pollux against published Pollux, mean", 0.98, True, _claim("pollux_mean_ratio")),
+    ("... at double load", 1.02, True, _claim("double_load_ratio")),
+    ("... at intervals of 30 to 480 s, worst", 1.02, True, _claim("intervals_worst_ratio")),
+    ("... with interference injected and not avoided, worst", 1.02, True, _claim("interference_worst_ratio")),
+    ("average JCT below Tiresias, tuned jobs", 0.30, False, _claim("jct_below_tiresias")),
+    ("average JCT below Optimus, tuned jobs", 0.50, False, _claim("jct_below_optimus")),
+    ("makespan below Tiresias", 0.25, False, _claim("makespan_below_tiresias")),
+    ("makespan below Optimus", 0.08, False, _claim("makespan_below_optimus")),
+    ("average JCT below Tiresias, realistic jobs", 0.60, False, _claim("realistic_jct_below_tiresias")),
+    ("average JCT below Optimus, realistic jobs", 0.60, False, _claim("realistic_jct_below_optimus")),
+    ("decision at 64 GPUs / 40 jobs, ms", 5.0, True, _size("64/40")),
+    ("decision at 1,024 / 640, ms", 100.0, True, _size("1024/640")),
+    ("decision at 4,096 / 2,500, ms", 500.0, True, _size("4096/2500")),
+    ("decision at 16,384 / 5,000, ms", 1000.0, True, _size("16384/5000")),
+    ("quality, worst instance", 0.94, False, _summary("quality_min")),
+    ("quality, mean", 0.96, False, _summary("quality_mean")),
+    ("quality over the genetic search's, up to 64 GPUs", 0.97, False, _summary("vs_genetic_up_to_64")),
+    ("least lead over the genetic search from 128 GPUs", 0.0, False, _summary("least_lead_from_128")),
+    ("idle GPUs that a waiting job could use", 0, True, _summary("idle_usable_gpus_max")),
+    ("one 160-job workload, CPU s", 10.0, True, lambda results: results["simulate"]["cpu_seconds"]),
+    ("fit on 20 observations, ms", 2.0, True, lambda results: results["fit"]["fit_ms_median"]),
+    ("best batch for one placement, ms", 0.1, True, lambda results: results["fit"]["best_batch_ms"]),
+    ("all 424 placements up to 64 GPUs, ms", 1.0, True, lambda results: results["fit"]["placements_424_ms"]),
+    (
+        "RMSLE on measured placements, worst application", 0.13, True,
+        lambda results: results["fit"].get("rmsle_placements_max"),
+    ),
+]  # fmt: skip
+
+
+def table(results: Results) -> Table:
+    """Claims, bars and figures."""
+    rendered = Table(title="What it must show, and what it shows")
+    for column, justify in (("claim", "left"), ("bar", "right"), ("measured", "right"), ("", "left")):
+        rendered.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for claim, bar, lower, figure in CLAIMS:
+        value = figure(results)
+        if value is None:
+            rendered.add_row(claim, f"{'≤' if lower else '≥'} {bar:g}", "-", "not run")
+            continue
+        met = value <= bar if lower else value >= bar
+        rendered.add_row(claim, f"{'≤' if lower else '≥'} {bar:g}", f"{value:.4g}", "met" if met else "MISSED")
+    return rendered
+
+
+def fairness(results: Results) -> Table | None:
+    """The fairness knob, averaged over the tuned workloads that were run."""
+    rows = results["reproduce"].get("claims", {}).get("fairness")
+    if not rows:
+        return None
+    rendered = Table(title="Fairness knob p")
+    for column in ("p", "avg JCT h", "makespan h", "worst FTF", "worst FTF, mean", "FTF > 1"):
+        rendered.add_column(column, justify="right")
+    for row in rows:
+        rendered.add_row(
+            f"{row['fairness']:g}", f"{row['avg_jct_hours']:.3f}", f"{row['makespan_hours']:.2f}",
+            f"{row['worst_ftf']:.2f}", f"{row['worst_ftf_mean']:.2f}", f"{row['unfair_fraction']:.0%}",
+        )  # fmt: skip
+    return rendered
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="about five minutes")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    flags = (["--quick"] if arguments.quick else []) + ["--seed", str(arguments.seed)]
+    results = {name: run(name, flags) for name in SCRIPTS}
+    console = Console(width=110)
+    console.print(table(results))
+    knob = fairness(results)
+    if knob is not None:
+        console.print(knob)
+    met = [(figure(results), bar, lower) for _, bar, lower, figure in CLAIMS]
+    missed = sum(value is not None and (value > bar if lower else value < bar) for value, bar, lower in met)
+    print(json.dumps({"claims": len(CLAIMS), "run": sum(v is not None for v, _, _ in met), "missed": missed}))
+
+
+if __name__ == "__main__":
+    main()
