@@ -187,6 +187,7 @@ class SimulatedJob:
             if self.epoch == len(self.application.progress):
                 self.completed_at = self.clock
                 return
+            self._record()
         batch = self.batching.choose(self.placement)
         if batch != self.batch:
             self.batch = batch

@@ -34,9 +34,7 @@ class NoiseSchedule:
                 raise InvalidInput(f"noise {name} is {value}; give a finite number above 0")
         bounds = (0.0, *self.decays, 1.0)
         if not all(early < late for early, late in pairwise(bounds)):
-            raise InvalidInput(
-                f"noise decays are {self.decays}; give ascending shares of the training, in (0, 1)"
-            )
+            raise InvalidInput(f"noise decays are {self.decays}; give ascending shares of the training, in (0, 1)")
 
     def at(self, share: float) -> float:
         """φ(x) = start · step^d(x) · (end / (start · step^D))^x, d(x) of D decays being over at x."""
@@ -66,9 +64,7 @@ class ModelledApplication:
     imbalance: float = 0.2
     progress: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _statistics: tuple[tuple[float, float], ...] = field(init=False, repr=False, compare=False)
-    _times: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(
-        init=False, repr=False, compare=False
-    )
+    _times: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(init=False, repr=False, compare=False)
     _iterations: dict[int, tuple[float, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,9 +102,7 @@ class ModelledApplication:
         if self.fixed is not None:
             batch, num_gpus = self.fixed.batch_size, self.fixed.num_gpus
             if not limits.initial <= batch <= limits.maximum:
-                raise self._error(
-                    "fixed.batch_size", batch, f"give a batch from {limits.initial} to {limits.maximum}"
-                )
+                raise self._error("fixed.batch_size", batch, f"give a batch from {limits.initial} to {limits.maximum}")
             if not 1 <= num_gpus <= batch // limits.local_min:
                 raise self._error(
                     "fixed.num_gpus",

@@ -80,11 +80,8 @@ class MeasuredApplication:
         fixed = settings.get("fixed")
         try:
             return BatchLimits(**found), FixedConfiguration(**fixed) if fixed else None
-        except TypeError as error:
-            raise InvalidInput(
-                f"application '{self.name}': settings {dict(settings)}: {error}; "
-                "use initial, maximum, local_min, local_max and fixed: {num_gpus, batch_size}"
-            ) from None
+        except InvalidInput as error:
+            raise InvalidInput(f"{self.folder}: {error} (recorded runs and applications.json set these)") from None
 
     def step_and_sync_seconds(self, counts: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         """Measured placements are linear in the local batch; others are interpolated over nodes, GPUs and batch."""
@@ -111,9 +108,14 @@ class MeasuredApplication:
     def _interpolate(self, *point: float) -> Any:
         if self._interpolator is None:
             from scipy.interpolate import LinearNDInterpolator
+            from scipy.spatial import QhullError
 
             table = np.array(self._points)
-            self._interpolator = LinearNDInterpolator(table[:, :3], table[:, 3:])
+            try:
+                self._interpolator = LinearNDInterpolator(table[:, :3], table[:, 3:])
+            except QhullError:
+                # Too few measurements, or all in one plane: they surround nothing.
+                self._interpolator = lambda *_: np.full(2, np.nan)
         return np.ravel(self._interpolator(*point))
 
     def gradient_statistics(self, total_batch: float, epoch: int) -> tuple[float, float]:
@@ -162,16 +164,35 @@ def load_profiles(folder: Path) -> dict[str, MeasuredApplication]:
     }
 
 
+_LIMITS = ("initial", "maximum", "local_min", "local_max")
+
+
 def _read_overrides(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
+    example = '{"name": {"initial": 128, "fixed": {"num_gpus": 1, "batch_size": 128}}}'
     try:
         overrides = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInput(f'{path}: not JSON ({error}); write {{"name": {{"initial": 128, ...}}}}') from None
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path}: cannot be read as JSON ({error}); write {example}") from None
     if not isinstance(overrides, dict) or not all(isinstance(value, dict) for value in overrides.values()):
-        raise InvalidInput(f'{path}: must map application names to settings, like {{"name": {{"initial": 128}}}}')
+        raise InvalidInput(f"{path}: must map application names to settings, like {example}")
+    for name, settings in overrides.items():
+        _check_numbers(f"{path}, application '{name}'", settings, (*_LIMITS, "fixed"))
+        fixed = settings.get("fixed")
+        if fixed is not None:
+            if not isinstance(fixed, dict) or set(fixed) != {"num_gpus", "batch_size"}:
+                raise InvalidInput(f"{path}, application '{name}', field 'fixed': {fixed!r}: write {example}")
+            _check_numbers(f"{path}, application '{name}', fixed", fixed, ("num_gpus", "batch_size"))
     return overrides
+
+
+def _check_numbers(where: str, settings: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for field, value in settings.items():
+        if field not in known:
+            raise UnknownName(f"field of {where}", field, known)
+        if field != "fixed" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InvalidInput(f"{where}, field '{field}': {value!r}: give a whole number, 1 or more")
 
 
 def _normalised(counts: tuple[int, ...]) -> tuple[int, ...]:
@@ -191,7 +212,10 @@ def _read_placements(folder: Path) -> tuple[dict[tuple[int, ...], _Table], list[
             raise row.error("placement", digits, "give one digit from 1 to 9 for every node")
         counts = tuple(int(digit) for digit in digits)
         batch = float(whole(row, "local_bsz", minimum=1))
-        times[_normalised(counts)][batch] = (number(row, "step_time", above=True), number(row, "sync_time"))
+        step, sync = number(row, "step_time", above=True), number(row, "sync_time")
+        if sync >= step:
+            raise row.error("sync_time", f"{sync:g}", f"must be below step_time, which is {step:g}")
+        times[_normalised(counts)][batch] = step, sync
     if not times:
         raise InvalidInput(f"{folder / 'placements.csv'}: no rows; give at least one measured placement")
     tables: dict[tuple[int, ...], _Table] = {}
@@ -233,6 +257,12 @@ def _read_runs(folder: Path) -> dict[int, _Run]:
         ]
         if not rows:
             raise InvalidInput(f"{path}: no rows; give one per epoch")
+        late = next((i for i in range(1, len(rows)) if rows[i][0] <= rows[i - 1][0]), None)
+        if late is not None:
+            raise InvalidInput(
+                f"{path}, line {late + 2}, field 'progress': '{rows[late][0]:g}': is not above the line before it; "
+                "give cumulative progress"
+            )
         runs[int(match.group(1))] = _Run(*(tuple(column) for column in zip(*rows, strict=True)))
     if not runs:
         raise InvalidInput(f"{folder}: no validation-B.csv; give at least one recorded run")

@@ -34,6 +34,9 @@ from pollux.sim.workload import JobRequest, Workload, check_applications
 
 __all__ = ["JobOutcome", "RunOutcome", "SimulationSettings", "simulate"]
 
+# A cluster on which nothing runs for a simulated day while jobs wait will not run anything later either.
+_PATIENCE_SECONDS = 86_400.0
+
 _OFFERED = frozenset({"goodput", "oracle", "remaining"})
 
 
@@ -62,6 +65,8 @@ class SimulationSettings:
             raise InvalidInput(f"gpus-per-node is {self.gpus_per_node}; give at least 1")
         if not (math.isfinite(self.resize_seconds) and self.resize_seconds >= 0):
             raise InvalidInput(f"resize-seconds is {self.resize_seconds}; give a finite number, 0 or more")
+        if self.max_gpus_per_job < 1:
+            raise InvalidInput(f"max-gpus-per-job is {self.max_gpus_per_job}; give at least 1")
         if not 0 <= self.interference < 1:
             raise InvalidInput(f"interference is {self.interference}; give a share of speed from 0 to below 1")
 
@@ -123,6 +128,7 @@ class _Run:
         self.wake: dict[str, float] = {}
         self.slowdowns: dict[str, float] = {}
         self.decision_seconds: list[float] = []
+        self.idle_since = math.inf
 
     def run(self) -> RunOutcome:
         started = time.process_time()
@@ -135,6 +141,8 @@ class _Run:
                     f"workload '{self.workload.name}' under '{self.policy.name}': job '{waiting}' is not done after "
                     f"{self.settings.max_hours:g} simulated hours; give the cluster more GPUs or the job less to do"
                 )
+            if now > self.idle_since + _PATIENCE_SECONDS and not self.arrivals:
+                raise self._stuck()
             self._advance(now)
             self._arrive(now)
             due = self.controller.next_decision_at
@@ -149,17 +157,31 @@ class _Run:
             moments += [self.arrivals[-1].time] if self.arrivals else []
             moments += self.wake.values()
         if not moments:
-            raise InvalidInput(
-                f"policy '{self.policy.name}' leaves {len(self.unfinished)} jobs of workload '{self.workload.name}' "
-                "waiting for ever; give the cluster more GPUs, or choose another policy"
-            )
+            raise self._stuck()
         return min(moments)
+
+    def _stuck(self) -> InvalidInput:
+        return InvalidInput(
+            f"policy '{self.policy.name}' leaves {len(self.unfinished)} jobs of workload '{self.workload.name}' "
+            "waiting for ever; give the cluster more GPUs, or choose another policy"
+        )
 
     def _advance(self, now: float) -> None:
         """Bring jobs to `now`; in rounds all of them, else those for which something is due."""
-        jobs = self.unfinished
-        if not self.rounds:
-            jobs = {job_id: job for job_id, job in jobs.items() if self.wake.get(job_id, math.inf) <= now}
+        if self.rounds:
+            self._advance_jobs(self.unfinished, now)
+            return
+        due = {job_id: job for job_id, job in self.unfinished.items() if self.wake.get(job_id, math.inf) <= now}
+        before = len(self.unfinished)
+        self._advance_jobs(due, now)
+        if self.settings.interference and len(self.unfinished) < before:
+            # Whoever shared a node with a job that ended was slowed down up to now, and is not from now on.
+            self._advance_jobs(self.unfinished, now)
+            self._interfere()
+            for job_id, job in self.unfinished.items():
+                self._set_wake(job_id, job)
+
+    def _advance_jobs(self, jobs: Mapping[str, SimulatedJob], now: float) -> None:
         for job_id, job in list(jobs.items()):
             self._advance_job(job_id, job, now)
 
@@ -173,7 +195,6 @@ class _Run:
             self.controller.apply(JobFinished(job.completed_at, job_id))
             del self.unfinished[job_id]
             self.wake.pop(job_id, None)
-            self._interfere()
             if self.progress is not None:
                 self.progress(len(self.jobs) - len(self.unfinished), len(self.workload.jobs))
             return
@@ -229,28 +250,29 @@ class _Run:
 
     def _decide(self, now: float) -> None:
         if not self.rounds:
-            for job_id, job in list(self.unfinished.items()):
-                self._advance_job(job_id, job, now)
+            self._advance_jobs(self.unfinished, now)
         began = time.process_time()
         snapshot = self.controller.snapshot(now)
         decision = self.policy.allocate(snapshot)
         commands = self.controller.apply(DecisionMade(now, snapshot.revision, decision))
         self.decision_seconds.append(time.process_time() - began)
-        moved = [self._execute(command, now) for command in commands]
-        if any(moved):
-            self._interfere()
+        for command in commands:
+            self._execute(command, now)
+        self._interfere()
+        if any(job.placement for job in self.unfinished.values()):
+            self.idle_since = math.inf
+        else:
+            self.idle_since = min(self.idle_since, now)
         if not self.rounds:
             for job_id, job in self.unfinished.items():
                 self._set_wake(job_id, job)
 
-    def _execute(self, command: Command, now: float) -> bool:
+    def _execute(self, command: Command, now: float) -> None:
         if isinstance(command, StartJob | ResizeJob | StopJob):
             job = self.jobs[command.job_id]
             job.clock = now
             target = NOWHERE if isinstance(command, StopJob) else command.placement
             job.place(target, self.settings.resize_seconds)
-            return True
-        return False
 
     def _interfere(self) -> None:
         """Who shares a node's network with another distributed job."""

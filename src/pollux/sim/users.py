@@ -61,9 +61,7 @@ class Users:
     def _most(self, name: str) -> int:
         application = self.applications[name]
         num_nodes = min(self._nodes, application.max_nodes)
-        return min(
-            num_nodes * self._gpus_per_node, application.limits.maximum // application.limits.local_min
-        )
+        return min(num_nodes * self._gpus_per_node, application.limits.maximum // application.limits.local_min)
 
     def _fewest(self, name: str) -> int:
         most = self._most(name)

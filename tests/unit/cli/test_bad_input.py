@@ -70,8 +70,8 @@ BAD_PROFILES = {
         ["validation-8.csv, line 2", "'grad_var'", "'-4'", "0 or more"],
     ),
     "no progress": (first_epoch("0,600,1,4"), ["validation-8.csv, line 2", "'progress'", "'0'", "above 0"]),
-    "broken JSON": (applications("{"), ["applications.json", "not JSON"]),
-    "unknown setting": (applications('{"tiny": {"initiall": 8}}'), ["tiny", "initiall", "use initial"]),
+    "broken JSON": (applications("{"), ["applications.json", "cannot be read as JSON"]),
+    "unknown setting": (applications('{"tiny": {"initiall": 8}}'), ["applications.json", "tiny", "initiall", "did you mean 'initial'"]),
     "impossible fixed batch": (
         applications('{"tiny": {"fixed": {"num_gpus": 1, "batch_size": 4}}}'),
         ["'tiny'", "fixed batch", "1 to 1 packed GPUs"],

@@ -134,12 +134,13 @@ def test_remaining_samples_are_counted_at_the_initial_batch():
     assert job.remaining_samples == pytest.approx(1500.0)
 
 
-def test_samples_tell_when_the_batch_and_the_gpus_changed():
+def test_samples_tell_when_the_batch_the_gpus_or_the_epoch_changed():
     job = running(batch_size=20, where="n0:2")
     job.advance(60.0)
     job.place(NOWHERE, 30.0)
     assert [(sample.at, sample.num_gpus, sample.total_batch) for sample in job.samples] == [
         (0.0, 2, 20),
+        (50.0, 2, 20),
         (60.0, 0, 0),
     ]
 

@@ -127,12 +127,16 @@ def test_a_file_beside_the_profiles_overrides_limits(folder):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ("{", "not JSON"),
+        ("{", "cannot be read as JSON"),
         ("[]", "must map application names"),
         ('{"net": 5}', "must map application names"),
-        ('{"net": {"initial_batch": 5}}', "application 'net': settings"),
-        ('{"net": {"fixed": {"gpus": 1}}}', "application 'net': settings"),
+        ('{"net": {"initial_batch": 5}}', "did you mean 'initial'"),
+        ('{"net": {"fixed": {"gpus": 1}}}', "application 'net', field 'fixed'"),
         ('{"net": {"initial": 50}}', "maximum is 40, below initial 50"),
+        ('{"net": {"initial": "x"}}', "field 'initial': 'x': give a whole number"),
+        ('{"net": {"initial": 0}}', "field 'initial': 0: give a whole number"),
+        ('{"net": {"initial": 1e400}}', "field 'initial': inf: give a whole number"),
+        ('{"net": {"fixed": {"num_gpus": "1", "batch_size": 8}}}', "field 'num_gpus': '1': give a whole number"),
         ('{"nett": {}}', "did you mean 'net'"),
     ],
 )
@@ -199,3 +203,28 @@ def test_no_recorded_run_at_all(folder):
         path.unlink()
     with pytest.raises(InvalidInput, match=r"no validation-B\.csv"):
         load_profiles(folder)
+
+
+def test_progress_must_grow(folder):
+    path = folder / "net" / "validation-10.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1], lines[1]]) + "\n")
+    with pytest.raises(InvalidInput, match=r"validation-10\.csv, line 3, field 'progress'.*not above the line before"):
+        load_profiles(folder)
+
+
+def test_synchronising_takes_less_than_the_step(folder):
+    path = folder / "net" / "placements.csv"
+    path.write_text("placement,local_bsz,step_time,sync_time\n1,10,0.5,0.5\n")
+    with pytest.raises(InvalidInput, match=r"line 2, field 'sync_time': '0\.5': must be below step_time"):
+        load_profiles(folder)
+
+
+def test_measurements_in_one_plane_surround_nothing(folder):
+    (folder / "net" / "scalability.csv").unlink(missing_ok=True)
+    (folder / "net" / "placements.csv").write_text(
+        "placement,local_bsz,step_time,sync_time\n1,10,0.5,0.1\n1,20,0.9,0.1\n2,10,0.5,0.2\n2,20,0.9,0.2\n"
+    )
+    net = load_profiles(folder)["net"]
+    with pytest.raises(InvalidInput, match="no measurement surrounds placement 4"):
+        net.step_and_sync_seconds((4,), 10)
