@@ -33,7 +33,7 @@ docs: setup  ## the documentation, into site/
 	$(BIN)/mkdocs build --strict
 
 demo: setup  ## compare scheduling policies on the built-in workload
-	$(BIN)/pollux simulate
+	$(BIN)/pollux simulate --output build/demo
 
 clean:  ## remove what was built, keep .venv
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

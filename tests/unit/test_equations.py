@@ -56,3 +56,13 @@ def test_pages_refer_to_equations_that_exist():
     for page in sorted((ROOT / "docs").rglob("*.md")):
         mentioned = set(map(int, NUMBER.findall(page.read_text())))
         assert mentioned <= known, f"{page.relative_to(ROOT)} refers to {sorted(mentioned - known)}"
+
+
+def test_pages_name_the_constants_of_the_code():
+    from pollux.policies.pollux import Pollux
+    from pollux.sim import jobs
+
+    goodput, policies = ((ROOT / "docs" / f"{page}.md").read_text() for page in ("goodput", "policies"))
+    assert f"ρ is at least {Pollux.start_floor:g} " in goodput
+    assert f"ρ is at least {Pollux.start_floor:g} " in policies
+    assert f"at least {jobs._BATCH_GAIN:.1%} more goodput".replace("%", " %") in goodput
