@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pollux.sim.application import Application, FixedConfiguration
+from pollux.sim.builtin import builtin_applications, builtin_workload
 from pollux.sim.compare import PolicyChoice, check_runs, choose_policies, compare
 from pollux.sim.fairness import IsolatedTimes, finish_time_fairness
+from pollux.sim.generate import GenerateSettings, generate_workload
 from pollux.sim.metrics import configuration, describe_world, document, measure, to_json
 from pollux.sim.profiles import load_profiles
 from pollux.sim.simulation import JobOutcome, RunOutcome, SimulationSettings, simulate
@@ -13,6 +15,7 @@ from pollux.sim.workload import JobRequest, Workload, check_applications, read_w
 __all__ = [
     "Application",
     "FixedConfiguration",
+    "GenerateSettings",
     "IsolatedTimes",
     "JobOutcome",
     "JobRequest",
@@ -20,6 +23,8 @@ __all__ = [
     "RunOutcome",
     "SimulationSettings",
     "Workload",
+    "builtin_applications",
+    "builtin_workload",
     "check_applications",
     "check_runs",
     "choose_policies",
@@ -28,6 +33,7 @@ __all__ = [
     "describe_world",
     "document",
     "finish_time_fairness",
+    "generate_workload",
     "load_profiles",
     "measure",
     "read_workload",
