@@ -12,9 +12,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import csv
-import datetime
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import data_folder, finish
 from scipy.optimize import minimize
 
 from pollux.goodput import (
@@ -40,17 +38,10 @@ from pollux.goodput import (
 from pollux.goodput.loss import LOWER, UPPER, FitProblem
 from pollux.goodput.throughput import Array, FloatArray, published_sync_basis
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 PUBLISHED_START = np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001])
 NUM_OBSERVATIONS = 20
 TRUTH = PublishedThroughput(0.17, 0.059, 1.39, 0.0094, 0.28, 0.0096, 1.9)
-
-
-def data_folder() -> Path:
-    """Where the published measurements are, if they are anywhere."""
-    default = REPOSITORY.parent / "shared" / "data" / "osdi21"
-    return Path(os.environ.get("POLLUX_OSDI21_DATA", default))
 
 
 def measurements(folder: Path, application: str, file: str) -> Iterator[Observation]:
@@ -150,22 +141,17 @@ def rmsle(model: PublishedThroughput | FabricThroughput | None, rows: Sequence[O
 
 
 def accuracy(folder: Path) -> dict[str, Any]:
-    """RMSLE of both models on each application, over all rows and over placements.csv alone."""
-    report: dict[str, dict[str, dict[str, float]]] = {"rmsle": {}, "rmsle_placements": {}}
+    """RMSLE of both models on each application: all measured placements, and those with the scalability rows."""
+    report: dict[str, dict[str, float]] = {}
     for application in APPLICATIONS:
         measured = list(measurements(folder, application, "placements.csv"))
         larger = list(measurements(folder, application, "scalability.csv"))
-        for name, rows in (("rmsle", measured + larger), ("rmsle_placements", measured)):
-            report[name][application] = {
-                "published": rmsle(fit(rows).parameters, rows),
-                "fabric": rmsle(fit_fabric(rows).parameters, rows),
-            }
-        print(f"{application}: RMSLE {report['rmsle'][application]}", flush=True)
-    return {
-        **report,
-        "rmsle_max": max(value["published"] for value in report["rmsle"].values()),
-        "rmsle_placements_max": max(value["published"] for value in report["rmsle_placements"].values()),
-    }
+        for suffix, rows in (("", measured), ("_with_scalability", measured + larger)):
+            report.setdefault("rmsle" + suffix, {})[application] = rmsle(fit(rows).parameters, rows)
+            report.setdefault("rmsle_fabric" + suffix, {})[application] = rmsle(fit_fabric(rows).parameters, rows)
+        errors = f"{report['rmsle'][application]}, fabric model {report['rmsle_fabric'][application]}"
+        print(f"{application}: RMSLE {errors}", flush=True)
+    return {**report, "rmsle_max": max(report["rmsle"].values())}
 
 
 def fit_times(chosen: Sequence[Sequence[Observation]], repeats: int) -> dict[str, float]:
@@ -199,18 +185,6 @@ def batch_times(model: GoodputModel, repeats: int) -> dict[str, float]:
     }
 
 
-def hardware() -> str:
-    """The processor's name and the number of cores."""
-    name = platform.processor() or platform.machine()
-    description = Path("/proc/cpuinfo")
-    if description.exists():
-        for line in description.read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    return f"{name}, {os.cpu_count()} cores, 1 used"
-
-
 def main() -> None:
     """Run everything, print the figures, write them down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -221,14 +195,14 @@ def main() -> None:
     generator = np.random.default_rng(arguments.seed)
     folder = data_folder()
     report: dict[str, Any] = {"rmsle": None, "rmsle_max": None}
-    if folder.is_dir():
+    if folder is not None:
         tables = [
             [*measurements(folder, name, "placements.csv"), *measurements(folder, name, "scalability.csv")]
             for name in APPLICATIONS
         ]
         report.update(accuracy(folder))
     else:
-        print(f"no published measurements at {folder}: timing on synthetic ones, rmsle is null", flush=True)
+        print("the published measurements are absent: timing on synthetic ones, rmsle is null", flush=True)
         tables = [list(synthetic_measurements(generator))]
     chosen = samples(tables, 60, generator)
     print("timing fits of 20 observations", flush=True)
@@ -236,12 +210,7 @@ def main() -> None:
     print("timing best batches", flush=True)
     model = GoodputModel(TRUTH, Efficiency(12, 1.0, 5.0), BatchLimits(12, 384, 4, 12))
     report.update(batch_times(model, repeats))
-    report["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
-    report["hardware"] = hardware()
-    results = Path(__file__).resolve().parent / "results"
-    results.mkdir(exist_ok=True)
-    (results / "fit.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report))
+    finish("fit", report, arguments.quick)
 
 
 if __name__ == "__main__":
