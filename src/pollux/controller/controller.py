@@ -223,6 +223,10 @@ class Controller:
         record = self._record(event.job_id)
         if record.state in ENDED:
             return []
+        for name in ("remaining", "resize_cost_seconds"):
+            value = getattr(event, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InvalidInput(f"job '{event.job_id}' reports {name} {value}; give a finite number, 0 or more")
         if event.goodput is not None:
             record.goodput = event.goodput
         if event.remaining is not None:
@@ -268,6 +272,8 @@ class Controller:
 
     def _limits_changed(self, event: JobLimitsChanged) -> list[Command]:
         record = self._record(event.job_id)
+        if record.state in ENDED:
+            raise InvalidInput(f"job '{event.job_id}' has {record.state}; its limits cannot change any more")
         record.spec = replace(record.spec, limits=event.limits)
         record.view = None
         return self._changed(event.at)

@@ -88,5 +88,9 @@ class JobView:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight > 0):
             raise InvalidInput(f"job '{self.id}': weight is {self.weight}; give a finite number above 0")
+        for name in ("attained_gpu_seconds", "resize_cost_seconds", "remaining"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InvalidInput(f"job '{self.id}': {name} is {value}; give a finite number, 0 or more")
         if self.requested_gpus < 1:
             raise InvalidInput(f"job '{self.id}': requested_gpus is {self.requested_gpus}; give at least 1")

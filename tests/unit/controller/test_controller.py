@@ -15,7 +15,9 @@ from pollux.controller import (
     JobReported,
     JobResumed,
     JobRunning,
+    JobSpec,
     JobState,
+    JobSubmitted,
     NodeAdded,
     NodeRemoved,
     QueueChanged,
@@ -24,7 +26,7 @@ from pollux.controller import (
     StopJob,
     require,
 )
-from pollux.core import NOWHERE, IllegalTransition, InvalidInput, JobLimits, Node, Queue, UnknownName
+from pollux.core import NOWHERE, Cluster, IllegalTransition, InvalidInput, JobLimits, Node, Queue, UnknownName
 from pollux.policies import create
 from pollux.testing import FakeOracle, SaturatingGoodput, cluster, place
 
@@ -377,3 +379,20 @@ def test_a_controller_begins_with_an_empty_book():
     assert controller.jobs == {}
     assert controller.revision == 0
     assert controller.next_decision_at is None
+
+
+@pytest.mark.parametrize("fields", [{"remaining": math.nan}, {"remaining": -1.0}, {"resize_cost_seconds": math.inf}])
+def test_reports_that_no_policy_could_use_are_refused(fields):
+    control = Controller(Cluster.uniform(1, 4))
+    control.apply(JobSubmitted(0.0, JobSpec("j")))
+    with pytest.raises(InvalidInput, match=f"job 'j' reports {next(iter(fields))}"):
+        control.apply(JobReported(1.0, "j", **fields))
+    assert control.snapshot(1.0).jobs[0].remaining is None
+
+
+def test_limits_of_a_job_that_ended_stay():
+    control = Controller(Cluster.uniform(1, 4))
+    control.apply(JobSubmitted(0.0, JobSpec("j")))
+    control.apply(JobCancelled(1.0, "j"))
+    with pytest.raises(InvalidInput, match="job 'j' has cancelled"):
+        control.apply(JobLimitsChanged(2.0, "j", JobLimits(2, 4)))
