@@ -69,9 +69,7 @@ def test_every_command_and_option_is_documented():
             missing.append(" ".join(words))
         text = own[0] if own else whole_page
         missing += [f"{' '.join(words)} {flag}" for flag in long_options(command) if not mentions(text, flag)]
-    assert missing == [], (
-        "docs/cli.md: a command needs a heading that begins with it, options a mention below"
-    )
+    assert missing == [], "docs/cli.md: a command needs a heading that begins with it, options a mention below"
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))

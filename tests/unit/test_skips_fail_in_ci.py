@@ -43,9 +43,7 @@ def test_a_skip_fails_the_run_and_is_named(tmp_path, source, named, options):
     assert named in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("source", "ci"), [(SKIPPED_TEST, ""), (PASSING, "true")], ids=["not in CI", "no skip"]
-)
+@pytest.mark.parametrize(("source", "ci"), [(SKIPPED_TEST, ""), (PASSING, "true")], ids=["not in CI", "no skip"])
 def test_other_runs_pass(tmp_path, source, ci):
     result = run(tmp_path, source, ci)
     assert result.returncode == 0, result.stdout + result.stderr

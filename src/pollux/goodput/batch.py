@@ -57,9 +57,7 @@ class BatchLimits:
                 f"maximum is {self.maximum}, below initial {self.initial}: raise maximum or lower initial"
             )
         if self.local_max < self.local_min:
-            raise InvalidInput(
-                f"local_max is {self.local_max}, below local_min {self.local_min}: swap or widen them"
-            )
+            raise InvalidInput(f"local_max is {self.local_max}, below local_min {self.local_min}: swap or widen them")
         if self.local_min > self.initial:
             raise InvalidInput(
                 f"local_min is {self.local_min}, above initial {self.initial}: one GPU could not run the "
@@ -98,8 +96,7 @@ def split_total(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
     local_batch = min(-(-local // (accumulation + 1)), limits.maximum // (num_gpus * (accumulation + 1)))
     if local_batch < 1:
         raise InvalidInput(
-            f"a batch of {total} (maximum {limits.maximum}) leaves some of {num_gpus} GPUs without a sample: "
-            "use fewer"
+            f"a batch of {total} (maximum {limits.maximum}) leaves some of {num_gpus} GPUs without a sample: use fewer"
         )
     return BatchChoice(min(local_batch, limits.local_max), accumulation, num_gpus)
 
@@ -116,9 +113,7 @@ class _Placement:
 
     __slots__ = ("intercept", "noise", "num_gpus", "overlap", "signal", "slope", "sync")
 
-    def __init__(
-        self, throughput: ThroughputModel, efficiency: Efficiency, num_nodes: int, num_gpus: int
-    ) -> None:
+    def __init__(self, throughput: ThroughputModel, efficiency: Efficiency, num_nodes: int, num_gpus: int) -> None:
         self.num_gpus = num_gpus
         self.intercept = throughput.compute_seconds(0.0)
         self.slope = throughput.compute_seconds(1.0) - self.intercept
@@ -166,9 +161,7 @@ class _Placement:
         cost_rate = repeats - 1 + rate
         grown = self.slope * local_batch
         elasticity = grown * cost_rate / ((repeats - 1) * compute + overlapped)
-        bend = (
-            grown * (overlap - 1.0) * rate * (1.0 - share) / (compute * cost_rate) if cost_rate > 0.0 else 0.0
-        )
+        bend = grown * (overlap - 1.0) * rate * (1.0 - share) / (compute * cost_rate) if cost_rate > 0.0 else 0.0
         value = self.noise / (self.noise + self.signal * self.num_gpus * local_batch * repeats)
         return value - elasticity, -value * (1.0 - value) - elasticity * (1.0 + bend - elasticity)
 
@@ -274,9 +267,7 @@ def best_batch(
     return BatchChoice(local_batch, repeats - 1, num_gpus), goodput
 
 
-def _largest_below_maximum(
-    placement: _Placement, limits: BatchLimits, repeats: int
-) -> tuple[float, int, int]:
+def _largest_below_maximum(placement: _Placement, limits: BatchLimits, repeats: int) -> tuple[float, int, int]:
     """When no multiple of K lies between initial and maximum: the largest batch not above maximum."""
     num_gpus = placement.num_gpus
     local_batch = max(1, min(limits.local_max, limits.maximum // (num_gpus * repeats)))

@@ -27,9 +27,7 @@ class Efficiency:
 
     def __post_init__(self) -> None:
         if not self.initial_batch >= 1 or math.isinf(self.initial_batch):
-            raise InvalidInput(
-                f"initial_batch is {self.initial_batch}: give the number of samples, 1 or more"
-            )
+            raise InvalidInput(f"initial_batch is {self.initial_batch}: give the number of samples, 1 or more")
         for name, value in (("grad_sqr", self.grad_sqr), ("grad_var", self.grad_var)):
             if not (math.isfinite(value) and value >= 0.0):
                 raise InvalidInput(f"{name} is {value}: give a finite number, 0 or more")

@@ -104,9 +104,7 @@ class FabricThroughput(AffineThroughput):
         """T_sync(N, K) of the all-reduce, Eq. (G4) or Eq. (G5); 0 for one GPU."""
         if isinstance(num_nodes, np.ndarray) or isinstance(num_gpus, np.ndarray):
             nodes, gpus = np.broadcast_arrays(np.asarray(num_nodes, float), np.asarray(num_gpus, float))
-            result: Quantity = np.tensordot(
-                np.array(self.parameters[2:6]), self.sync_basis(nodes, gpus), axes=1
-            )
+            result: Quantity = np.tensordot(np.array(self.parameters[2:6]), self.sync_basis(nodes, gpus), axes=1)
             return result
         members = num_gpus
         seconds = 0.0

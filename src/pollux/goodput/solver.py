@@ -91,9 +91,7 @@ class _Descent:
         return None
 
 
-def minimise(
-    problem: FitProblem, start: FloatArray, free: npt.NDArray[np.bool_], near: bool = False
-) -> Minimum:
+def minimise(problem: FitProblem, start: FloatArray, free: npt.NDArray[np.bool_], near: bool = False) -> Minimum:
     """The parameters of least loss that a descent from `start` finds; those not `free` stay as they are.
 
     In stages with less and less smoothing, so that a fit that can be perfect slides along its kink instead of

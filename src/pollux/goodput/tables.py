@@ -34,16 +34,12 @@ class BatchTables:
     accumulation: npt.NDArray[np.int64]
 
 
-def goodput_tables(
-    models: Sequence[GoodputModel], num_nodes: Array, num_gpus: Array, gpu_type: str = ""
-) -> FloatArray:
+def goodput_tables(models: Sequence[GoodputModel], num_nodes: Array, num_gpus: Array, gpu_type: str = "") -> FloatArray:
     """The best goodput of every job on every placement (N[S], K[S]), shape [J, S]; 0 where it cannot run."""
     return _tables(models, num_nodes, num_gpus, gpu_type)[0]
 
 
-def batch_tables(
-    models: Sequence[GoodputModel], num_nodes: Array, num_gpus: Array, gpu_type: str = ""
-) -> BatchTables:
+def batch_tables(models: Sequence[GoodputModel], num_nodes: Array, num_gpus: Array, gpu_type: str = "") -> BatchTables:
     """The best goodput of every job on every placement, with the batch that attains it."""
     goodput, local_batch, repeats = _tables(models, num_nodes, num_gpus, gpu_type)
     runs = goodput > 0.0
@@ -124,9 +120,7 @@ class _Cells:
     """Some jobs (rows) on all placements (columns). x = s + 1 throughout, as in `batch`."""
 
     def __init__(self, jobs: FloatArray, compute: FloatArray, sync: FloatArray, gpus: FloatArray) -> None:
-        self.initial, self.maximum, self.local_min, self.local_max, accumulates, self.noise, self.signal = (
-            jobs
-        )
+        self.initial, self.maximum, self.local_min, self.local_max, accumulates, self.noise, self.signal = jobs
         self.accumulates = accumulates > 0.0
         self.intercept, slope, self.overlap = compute
         self.slope = np.maximum(slope, _SMALLEST_SLOPE)
@@ -277,9 +271,7 @@ class _Cells:
         plain *= 0.5
         return np.asarray(plain)
 
-    def _newton_step(
-        self, local_batch: FloatArray, extra: FloatArray, batch_weight: FloatArray
-    ) -> FloatArray:
+    def _newton_step(self, local_batch: FloatArray, extra: FloatArray, batch_weight: FloatArray) -> FloatArray:
         """The Newton step in log m to the root of Eq. (G14); the formulas are in `batch`."""
         grown = self.slope * local_batch
         compute = grown + self.intercept

@@ -184,9 +184,7 @@ class PublishedThroughput(AffineThroughput):
         if isinstance(num_nodes, np.ndarray) or isinstance(num_gpus, np.ndarray):
             across = np.asarray(num_nodes) > 1
             beyond = np.maximum(num_gpus - 2.0, 0.0)
-            seconds = np.where(
-                across, self.alpha_n + self.beta_n * beyond, self.alpha_r + self.beta_r * beyond
-            )
+            seconds = np.where(across, self.alpha_n + self.beta_n * beyond, self.alpha_r + self.beta_r * beyond)
             result: Quantity = np.where(np.asarray(num_gpus) > 1, seconds, 0.0)
             return result
         if num_gpus <= 1:

@@ -71,7 +71,10 @@ BAD_PROFILES = {
     ),
     "no progress": (first_epoch("0,600,1,4"), ["validation-8.csv, line 2", "'progress'", "'0'", "above 0"]),
     "broken JSON": (applications("{"), ["applications.json", "cannot be read as JSON"]),
-    "unknown setting": (applications('{"tiny": {"initiall": 8}}'), ["applications.json", "tiny", "initiall", "did you mean 'initial'"]),
+    "unknown setting": (
+        applications('{"tiny": {"initiall": 8}}'),
+        ["applications.json", "tiny", "initiall", "did you mean 'initial'"],
+    ),
     "impossible fixed batch": (
         applications('{"tiny": {"fixed": {"num_gpus": 1, "batch_size": 4}}}'),
         ["'tiny'", "fixed batch", "1 to 1 packed GPUs"],

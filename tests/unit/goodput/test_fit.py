@@ -26,9 +26,7 @@ def observe(placements, local_batches=(4.0, 8.0, 12.0), truth=TRUTH, noise=0.0, 
             compute = truth.compute_seconds(local_batch)
             step = truth.step_seconds(float(num_nodes), float(num_gpus), local_batch)
             factors = np.exp(noise * generator.standard_normal(2))
-            rows.append(
-                Observation(num_nodes, num_gpus, local_batch, compute * factors[0], step * factors[1])
-            )
+            rows.append(Observation(num_nodes, num_gpus, local_batch, compute * factors[0], step * factors[1]))
     return rows
 
 

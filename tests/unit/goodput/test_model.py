@@ -32,11 +32,7 @@ def test_one_gpu_at_the_initial_batch_is_plain_training():
 
 def test_types_measured_apart_have_their_own_throughput():
     assert MODEL.goodput(1, 4, "a100") == best_batch(FAST, EFFICIENCY, LIMITS, 1, 4)[1]
-    assert (
-        MODEL.goodput(1, 4, "never seen")
-        == MODEL.goodput(1, 4)
-        == best_batch(SLOW, EFFICIENCY, LIMITS, 1, 4)[1]
-    )
+    assert MODEL.goodput(1, 4, "never seen") == MODEL.goodput(1, 4) == best_batch(SLOW, EFFICIENCY, LIMITS, 1, 4)[1]
     assert MODEL.goodput(1, 4, "a100") > MODEL.goodput(1, 4)
 
 

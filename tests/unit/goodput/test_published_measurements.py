@@ -39,9 +39,7 @@ def test_placements_are_fitted_to_a_tenth(osdi21_data, application):
 
 @pytest.mark.parametrize("application", APPLICATIONS)
 def test_all_rows_are_fitted_as_well_as_the_loss_allows(osdi21_data, lbfgs_loss, application):
-    rows = read(osdi21_data, application, "placements.csv") + read(
-        osdi21_data, application, "scalability.csv"
-    )
+    rows = read(osdi21_data, application, "placements.csv") + read(osdi21_data, application, "scalability.csv")
     result = fit(rows)
     assert result.loss <= lbfgs_loss(rows) * (1 + 1e-4)
     assert rmsle(result.parameters, rows) <= 0.132

@@ -126,9 +126,7 @@ def test_exact_on_published_applications(throughput, limits):
             assert model.goodput(num_nodes, num_gpus) == pytest.approx(best, rel=1e-9)
 
 
-@given(
-    jobs=st.lists(models(), min_size=1, max_size=4), columns=st.lists(placements(), min_size=1, max_size=6)
-)
+@given(jobs=st.lists(models(), min_size=1, max_size=4), columns=st.lists(placements(), min_size=1, max_size=6))
 def test_tables_agree_with_single_placements(jobs, columns):
     num_nodes, num_gpus = np.array(columns).T
     tables = batch_tables(jobs, num_nodes, num_gpus)
@@ -195,9 +193,7 @@ def test_tables_take_any_mixture_of_throughput_models():
     num_nodes, num_gpus = np.array([1, 1, 2, 4]), np.array([1, 4, 8, 9])
     goodputs = goodput_tables(jobs, num_nodes, num_gpus)
     for row, job in enumerate(jobs):
-        expected = [
-            job.goodput(int(nodes), int(gpus)) for nodes, gpus in zip(num_nodes, num_gpus, strict=True)
-        ]
+        expected = [job.goodput(int(nodes), int(gpus)) for nodes, gpus in zip(num_nodes, num_gpus, strict=True)]
         np.testing.assert_allclose(goodputs[row], expected, rtol=1e-3)
 
 

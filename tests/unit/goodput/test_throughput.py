@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from pollux.core.errors import InvalidInput
 from pollux.goodput.throughput import PublishedThroughput, overlapped_seconds, published_sync_basis
 
-MODEL = PublishedThroughput(
-    alpha_c=0.1, beta_c=0.01, alpha_n=0.5, beta_n=0.02, alpha_r=0.2, beta_r=0.03, gamma=2.0
-)
+MODEL = PublishedThroughput(alpha_c=0.1, beta_c=0.01, alpha_n=0.5, beta_n=0.02, alpha_r=0.2, beta_r=0.03, gamma=2.0)
 
 
 def test_compute_is_affine_in_the_local_batch():
@@ -52,9 +50,7 @@ def test_without_overlap_times_add_and_with_much_the_longer_counts():
     assert overlapped_seconds(0.3, 3.0, 10.0) == pytest.approx(3.0, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("compute", "sync"), [(1e-200, 1e200), (1e200, 1e-200), (1e-200, 1e-200), (1.0, 0.0)]
-)
+@pytest.mark.parametrize(("compute", "sync"), [(1e-200, 1e200), (1e200, 1e-200), (1e-200, 1e-200), (1.0, 0.0)])
 def test_overlap_neither_overflows_nor_underflows(compute, sync):
     longer = max(compute, sync)
     for gamma in (1.0, 10.0):
@@ -72,9 +68,7 @@ def test_arrays_broadcast_and_agree_with_numbers():
     assert seconds.shape == (2, 5)
     for row, (batch, accumulation) in enumerate([(1.0, 0.0), (32.0, 2.0)]):
         for column in range(5):
-            expected = MODEL.step_seconds(
-                float(num_nodes[column]), float(num_gpus[column]), batch, accumulation
-            )
+            expected = MODEL.step_seconds(float(num_nodes[column]), float(num_gpus[column]), batch, accumulation)
             assert seconds[row, column] == pytest.approx(expected, rel=1e-13)
 
 

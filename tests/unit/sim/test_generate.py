@@ -246,9 +246,7 @@ def test_published_names_keep_their_published_class(tmp_path):
 
 
 def test_the_published_trace_gives_workloads_like_the_published(osdi21_data, measured):
-    published = [
-        read_workload(osdi21_data / "workloads" / f"workload-{number}.csv").jobs for number in (1, 3, 6)
-    ]
+    published = [read_workload(osdi21_data / "workloads" / f"workload-{number}.csv").jobs for number in (1, 3, 6)]
     settings = GenerateSettings(num_jobs=480)
     workload = generate_workload(measured, settings, osdi21_data / "philly.csv")
     check_applications(workload, measured, 64)

@@ -32,9 +32,7 @@ def application(**changes):
     nodes=st.integers(1, 32),
     gpus_per_node=st.sampled_from([1, 4, 8]),
 )
-def test_tuned_configurations_are_the_fastest_batch_at_half_to_four_fifths(
-    alpha_n, noise, nodes, gpus_per_node
-):
+def test_tuned_configurations_are_the_fastest_batch_at_half_to_four_fifths(alpha_n, noise, nodes, gpus_per_node):
     toy = application(
         throughput=PublishedThroughput(0.01, 0.001, alpha_n, alpha_n / 20, 0.01, 0.001, 2.0),
         noise=NoiseSchedule(noise, noise * 5),
