@@ -14,8 +14,12 @@ IntArray = npt.NDArray[np.int64]
 
 # Beyond this many table cells the dynamic program costs more than prices, which are then as good.
 _EXACT_CELLS = 1_000_000
-_BISECTIONS = 40
-_SWEEPS = 4
+# Prices are found to this precision; what they leave over is handed out one by one.
+_PRICE_TOLERANCE = 0.01
+_SWEEPS = 3
+_PASSES = 64
+# Gains below this share of a cost are rounding.
+_NO_GAIN = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,100 +68,127 @@ def _exact(options: Options) -> IntArray:
     return chosen
 
 
-class _Usage:
-    """GPUs that a choice uses, by pool and by quota."""
+class _Ledger:
+    """GPUs that a choice leaves free, by pool and by quota; negative where it uses too many."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.rows = np.arange(len(options.cost))
-        self.limits = np.concatenate([options.capacity, options.quota])
+        self.num_pools = len(options.capacity)
+        self.limits = np.concatenate([options.capacity, options.quota]).astype(float)
+        self._queued = np.flatnonzero(options.queue >= 0)
+        # Jobs without a quota share a last, bottomless entry.
+        self.queue = np.where(options.queue >= 0, options.queue + self.num_pools, len(self.limits))
 
-    def of(self, chosen: IntArray) -> FloatArray:
-        gpus = self.options.gpus[self.rows, chosen]
-        pools = np.bincount(self.options.pool[self.rows, chosen], gpus, len(self.options.capacity))
-        queued = self.options.queue >= 0
-        quotas = np.bincount(self.options.queue[queued], gpus[queued], len(self.options.quota))
-        return np.concatenate([pools, quotas[: len(self.options.quota)]])
+    def free(self, chosen: IntArray) -> FloatArray:
+        """What is left of every limit."""
+        options = self.options
+        gpus = options.gpus[self.rows, chosen]
+        pools = np.bincount(options.pool[self.rows, chosen], gpus, self.num_pools)
+        queued = self._queued
+        quotas = (
+            np.bincount(options.queue[queued], gpus[queued], len(options.quota)) if len(queued) else options.quota * 0
+        )
+        left: FloatArray = self.limits - np.concatenate([pools, quotas])
+        return left
+
+    def priced(self, prices: FloatArray) -> IntArray:
+        """The cheapest option of each job when GPUs cost `prices`."""
+        options = self.options
+        each = prices[options.pool]
+        if len(options.quota):
+            each = each + np.append(prices, 0.0)[self.queue][:, None]
+        picked: IntArray = (options.cost + each * options.gpus).argmin(axis=1)
+        return picked
 
 
 def _by_prices(options: Options) -> IntArray:
     """A price per GPU for every pool and quota, each found by bisection; then repair and fill."""
-    usage = _Usage(options)
-    num_pools = len(options.capacity)
-    finite = np.where(np.isfinite(options.cost), options.cost, 0.0)
-    ceiling = float(np.ptp(finite)) + 1.0
-    prices = np.zeros(len(usage.limits))
-    member = [options.queue == q for q in range(len(options.quota))]
-
-    def pick() -> IntArray:
-        priced = options.cost + prices[options.pool] * options.gpus
-        for q, rows in enumerate(member):
-            if prices[num_pools + q]:
-                priced[rows] += prices[num_pools + q] * options.gpus[rows]
-        picked: IntArray = priced.argmin(axis=1)
-        return picked
-
-    chosen = pick()
+    ledger = _Ledger(options)
+    prices = np.zeros(len(ledger.limits))
+    chosen = ledger.priced(prices)
+    finite = options.cost[np.isfinite(options.cost)]
+    ceiling = float(np.ptp(finite)) + 1.0 if len(finite) else 1.0
     for _ in range(_SWEEPS if len(prices) > 1 else 1):
-        if (usage.of(chosen) <= usage.limits).all() and not prices.any():
+        before = prices.copy()
+        for r in np.flatnonzero((ledger.free(chosen) < 0) | (prices > 0)).tolist():
+            _find_price(ledger, prices, r, ceiling)
+        chosen = ledger.priced(prices)
+        if np.allclose(prices, before, rtol=_PRICE_TOLERANCE):
             break
-        for r in range(len(prices)):
-            low, high = 0.0, ceiling
-            prices[r] = 0.0
-            if usage.of(pick())[r] <= usage.limits[r]:
-                continue
-            for _ in range(_BISECTIONS):
-                prices[r] = np.sqrt(max(low, ceiling * 1e-12) * high)
-                if usage.of(pick())[r] > usage.limits[r]:
-                    low = prices[r]
-                else:
-                    high = prices[r]
-                if high - low <= 1e-4 * high:
-                    break
-            prices[r] = high
-        chosen = pick()
-    return _fill(options, usage, _repair(options, usage, chosen))
+    _repair(ledger, chosen)
+    _fill(ledger, chosen)
+    return chosen
 
 
-def _repair(options: Options, usage: _Usage, chosen: IntArray) -> IntArray:
+def _find_price(ledger: _Ledger, prices: FloatArray, r: int, ceiling: float) -> None:
+    """The least price of one limit, the others as they are, at which it is not exceeded."""
+    prices[r] = 0.0
+    if ledger.free(ledger.priced(prices))[r] >= 0:
+        return
+    low, high = ceiling * 1e-12, ceiling
+    while high > low * (1.0 + _PRICE_TOLERANCE):
+        prices[r] = np.sqrt(low * high)
+        if ledger.free(ledger.priced(prices))[r] < 0:
+            low = prices[r]
+        else:
+            high = prices[r]
+    prices[r] = high
+
+
+def _repair(ledger: _Ledger, chosen: IntArray) -> None:
     """Step down, cheapest per GPU first, until every limit holds; prices alone may leave a little too much."""
-    num_pools = len(options.capacity)
-    while True:
-        over = usage.of(chosen) > usage.limits
-        if not over.any():
-            return chosen
-        gpus, cost = options.gpus[usage.rows, chosen], options.cost[usage.rows, chosen]
-        burdened = over[options.pool[usage.rows, chosen]]
-        if over[num_pools:].any():
-            burdened |= (options.queue >= 0) & over[num_pools:][np.maximum(options.queue, 0)]
+    options, rows = ledger.options, ledger.rows
+    for _ in range(_PASSES):
+        free = np.append(ledger.free(chosen), np.inf)
+        if (free >= 0).all():
+            return
+        gpus, cost = options.gpus[rows, chosen], options.cost[rows, chosen]
         freed = gpus[:, None] - options.gpus
+        burdened = (free[options.pool[rows, chosen]] < 0) | (free[ledger.queue] < 0)
         with np.errstate(invalid="ignore"):
-            ratio = np.where(
-                (freed > 0) & burdened[:, None], (options.cost - cost[:, None]) / np.maximum(freed, 1), np.inf
-            )
-        flat = int(ratio.argmin())
-        job, option = divmod(flat, options.cost.shape[1])
-        if not np.isfinite(ratio.flat[flat]):
-            return chosen
-        chosen[job] = option
+            ratio = (options.cost - cost[:, None]) / np.maximum(freed, 1)
+        ratio[(freed <= 0) | ~burdened[:, None] | ~np.isfinite(ratio)] = np.inf
+        steps = ratio.argmin(axis=1)
+        for j in np.argsort(ratio[rows, steps], kind="stable").tolist():
+            pool, queue = options.pool[j, chosen[j]], ledger.queue[j]
+            if ratio[j, steps[j]] == np.inf:
+                break
+            if free[pool] < 0 or free[queue] < 0:
+                _switch(ledger, chosen, free, j, int(steps[j]))
 
 
-def _fill(options: Options, usage: _Usage, chosen: IntArray) -> IntArray:
-    """Use what is left: the best improvement per GPU that fits, again and again."""
-    num_pools = len(options.capacity)
-    while True:
-        slack = usage.limits - usage.of(chosen)
-        gpus, cost = options.gpus[usage.rows, chosen], options.cost[usage.rows, chosen]
-        same = options.pool == options.pool[usage.rows, chosen][:, None]
+def _fill(ledger: _Ledger, chosen: IntArray) -> None:
+    """Use what is left: the best improvements per GPU that fit, until nothing does."""
+    options, rows = ledger.options, ledger.rows
+    for _ in range(_PASSES):
+        free = np.append(ledger.free(chosen), np.inf)
+        gpus, cost = options.gpus[rows, chosen], options.cost[rows, chosen]
+        same = options.pool == options.pool[rows, chosen][:, None]
         extra = options.gpus - np.where(same, gpus[:, None], 0)
-        fits = extra <= slack[:num_pools][options.pool]
-        if len(options.quota):
-            left = np.where(options.queue >= 0, slack[num_pools:][np.maximum(options.queue, 0)], np.inf)
-            fits &= options.gpus - gpus[:, None] <= left[:, None]
-        gain = np.where(fits, cost[:, None] - options.cost, -np.inf)
-        ratio = np.where(gain > 1e-12, gain / np.maximum(extra, 0.5), 0.0)
-        flat = int(ratio.argmax())
-        if ratio.flat[flat] <= 0.0:
-            return chosen
-        job, option = divmod(flat, options.cost.shape[1])
-        chosen[job] = option
+        fits = (extra <= free[options.pool]) & (options.gpus - gpus[:, None] <= free[ledger.queue][:, None])
+        gain = np.where(fits, cost[:, None] - options.cost, 0.0)
+        ratio = np.where(gain > _NO_GAIN * np.abs(cost[:, None]), gain / np.maximum(extra, 0.5), 0.0)
+        steps = ratio.argmax(axis=1)
+        best = ratio[rows, steps]
+        changed = False
+        for j in np.argsort(-best, kind="stable").tolist():
+            if best[j] <= 0.0:
+                break
+            step = int(steps[j])
+            if (
+                extra[j, step] <= free[options.pool[j, step]]
+                and options.gpus[j, step] - gpus[j] <= free[ledger.queue[j]]
+            ):
+                _switch(ledger, chosen, free, j, step)
+                changed = True
+        if not changed:
+            return
+
+
+def _switch(ledger: _Ledger, chosen: IntArray, free: FloatArray, j: int, option: int) -> None:
+    options, old = ledger.options, chosen[j]
+    free[options.pool[j, old]] += options.gpus[j, old]
+    free[options.pool[j, option]] -= options.gpus[j, option]
+    free[ledger.queue[j]] += options.gpus[j, old] - options.gpus[j, option]
+    chosen[j] = option

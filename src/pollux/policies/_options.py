@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pollux.core import JobView, Node, Snapshot
+from pollux.core import JobView, Snapshot
 from pollux.policies._board import Shares
 from pollux.policies._counts import Options
 from pollux.policies._objective import FloatArray, Objective
@@ -52,6 +52,8 @@ class Table:
         self.jobs, self.nodes, self.objective, self.held = snapshot.jobs, snapshot.cluster.nodes, objective, held
         self.snapshot = snapshot
         self.types = list(dict.fromkeys(node.gpu_type for node in self.nodes))
+        self._kinds = {(n.gpu_type, n.num_gpus, n.num_cpus, n.memory_bytes) for n in self.nodes if n.schedulable}
+        self._shares: dict[tuple[str, float, float], int] = {}
         self.caps = np.array([gpu_cap(job) for job in self.jobs], dtype=np.int64)
         self.shapes: list[Shape] = []
         packs: list[bool] = []
@@ -127,18 +129,18 @@ class Table:
 
     def _largest_share(self, job: JobView, gpu_type: str) -> int:
         """Most GPUs of one empty node of a type for which its CPUs and memory suffice."""
-
-        def share(node: Node) -> int:
-            count = float(node.num_gpus)
-            for have, each in (
-                (node.num_cpus, job.limits.cpus_per_gpu),
-                (node.memory_bytes, job.limits.memory_bytes_per_gpu),
-            ):
-                if each:
-                    count = min(count, have // each)
-            return int(count)
-
-        return max((share(n) for n in self.nodes if n.gpu_type == gpu_type and n.schedulable), default=0)
+        limits = job.limits
+        key = gpu_type, limits.cpus_per_gpu, limits.memory_bytes_per_gpu
+        if key not in self._shares:
+            self._shares[key] = max(
+                (
+                    int(min([gpus] + [have // each for have, each in ((cpus, key[1]), (memory, key[2])) if each]))
+                    for kind, gpus, cpus, memory in self._kinds
+                    if kind == gpu_type
+                ),
+                default=0,
+            )
+        return self._shares[key]
 
     def may_stay(self, j: int) -> bool:
         """Whether a job's limits still allow where it is."""
