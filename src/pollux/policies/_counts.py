@@ -14,6 +14,11 @@ IntArray = npt.NDArray[np.int64]
 
 # Beyond this many table cells the dynamic program costs more than prices, which are then as good.
 _EXACT_CELLS = 1_000_000
+# Few jobs on several GPU types, or under quotas: prices divide them badly, an integer program well.
+_PROGRAM_CELLS = 1_500
+_PROGRAM_NODES = 500
+# Beyond this range of costs the program's tolerances would decide.
+_PROGRAM_RANGE = 1e7
 # Prices are found to this precision; what they leave over is handed out one by one.
 _PRICE_TOLERANCE = 0.01
 _SWEEPS = 3
@@ -45,6 +50,10 @@ def choose(options: Options) -> IntArray:
     cells = options.cost.size * (int(options.capacity.sum()) + 1)
     if len(options.capacity) == 1 and not len(options.quota) and cells <= _EXACT_CELLS:
         return _exact(options)
+    if options.cost.size <= _PROGRAM_CELLS:
+        chosen = _by_program(options)
+        if chosen is not None:
+            return chosen
     return _by_prices(options)
 
 
@@ -52,19 +61,59 @@ def _exact(options: Options) -> IntArray:
     """Dynamic program over GPUs left: best[g] of jobs so far within g GPUs."""
     capacity = int(options.capacity[0])
     jobs = len(options.cost)
-    best = np.zeros(capacity + 1)
     picks = np.zeros((jobs, capacity + 1), dtype=np.int64)
     grid = np.arange(capacity + 1)
+    offered = np.isfinite(options.cost)
+    # Negative room is reached through a margin of infinite cost on the left.
+    margin = int(options.gpus.max(initial=0))
+    best = np.zeros(margin + capacity + 1)
+    best[:margin] = np.inf
     for j in range(jobs):
-        left = grid[None, :] - options.gpus[j][:, None]
-        candidates = np.where(left >= 0, best[np.maximum(left, 0)], np.inf) + options.cost[j][:, None]
-        picks[j] = candidates.argmin(axis=0)
-        best = candidates[picks[j], grid]
+        indices = np.flatnonzero(offered[j])
+        if not len(indices):
+            continue
+        left = grid - options.gpus[j, indices][:, None] + margin
+        candidates = best[left] + options.cost[j, indices][:, None]
+        winners = candidates.argmin(axis=0)
+        picks[j] = indices[winners]
+        best[margin:] = candidates[winners, grid]
     chosen = np.zeros(jobs, dtype=np.int64)
     room = capacity
     for j in range(jobs - 1, -1, -1):
         chosen[j] = picks[j, room]
-        room -= int(options.gpus[j, chosen[j]])
+        # Jobs that may not be moved can hold more than there is; then nothing is left for the others.
+        room = max(room - int(options.gpus[j, chosen[j]]), 0)
+    return chosen
+
+
+def _by_program(options: Options) -> IntArray | None:
+    """The same choice as an integer program, one variable per open option; `None` where it cannot be solved."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
+    jobs, indices = np.nonzero(np.isfinite(options.cost))
+    cost, gpus = options.cost[jobs, indices], options.gpus[jobs, indices]
+    if len(np.unique(jobs)) < len(options.cost) or np.ptp(cost) > _PROGRAM_RANGE:
+        return None
+    variables = np.arange(len(jobs))
+    one_each = csr_array((np.ones(len(jobs)), (jobs, variables)), shape=(len(options.cost), len(jobs)))
+    queued = np.flatnonzero(options.queue[jobs] >= 0)
+    rows = np.concatenate([options.pool[jobs, indices], len(options.capacity) + options.queue[jobs[queued]]])
+    columns = np.concatenate([variables, queued])
+    limits = np.concatenate([options.capacity, options.quota])
+    use = csr_array((gpus[columns], (rows, columns)), shape=(len(limits), len(jobs)))
+    result = milp(
+        cost,
+        integrality=np.ones(len(jobs), dtype=np.int64),
+        bounds=Bounds(0, 1),
+        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(use, -np.inf, limits)],
+        options={"mip_rel_gap": 1e-3, "node_limit": _PROGRAM_NODES},
+    )
+    if result.x is None:
+        return None
+    chosen = np.zeros(len(options.cost), dtype=np.int64)
+    taken = result.x > 0.5
+    chosen[jobs[taken]] = indices[taken]
     return chosen
 
 

@@ -64,16 +64,17 @@ class Table:
         self.column = {(t, k): FIRST + i for i, (t, _, k) in enumerate(self.shapes)}
         self.gpus_of = np.array([k for _, _, k in self.shapes], dtype=np.int64)
         self.factors = objective.restart_factors
-        speedups = self._speedups()
+        self.type_of = [self.types.index(node.gpu_type) for node in self.nodes]
+        self.speedups = speedups = self._speedups()
         self.stay_speedups = self._stay_speedups()
         weights = objective.weights
         self.nothing_cost = weights * objective.costs(objective.utilities(np.zeros(len(self.jobs))))
         self.stay_cost = weights * objective.costs(objective.utilities(self.stay_speedups))
         moved = objective.utilities(self.stay_speedups, self.factors)
         self.moved_cost = weights * objective.costs(moved)
-        self.speedups = speedups
         self.shape_cost = weights[:, None] * objective.costs(objective.utilities(speedups, self.factors[:, None]))
         self.shape_cost[self._forbidden(speedups)] = np.inf
+        self._may_stay = [self._allowed_to_stay(j) for j in range(len(self.jobs))]
         self.options = self._options(np.array(packs, dtype=bool))
 
     def _shapes_of(self, t: int) -> list[tuple[Shape, bool]]:
@@ -99,15 +100,20 @@ class Table:
     def _stay_speedups(self) -> FloatArray:
         """Speed-up of every job where it is now, 0 where it holds nothing."""
         result = np.zeros(len(self.jobs))
-        groups: dict[str, dict[tuple[int, int], list[int]]] = {}
+        groups: dict[Shape, list[int]] = {}
         for j, held in enumerate(self.held):
             if held:
-                shape = len(held), sum(count for _, count in held)
-                groups.setdefault(self.nodes[held[0][0]].gpu_type, {}).setdefault(shape, []).append(j)
-        for gpu_type, by_shape in groups.items():
-            table = self.objective.speedups([n for n, _ in by_shape], [k for _, k in by_shape], gpu_type)
-            for column, members in enumerate(by_shape.values()):
-                result[members] = table[members, column]
+                shape = self.type_of[held[0][0]], len(held), sum(count for _, count in held)
+                groups.setdefault(shape, []).append(j)
+        known = {shape: i for i, shape in enumerate(self.shapes)}
+        for t, gpu_type in enumerate(self.types):
+            odd = [shape for shape in groups if shape[0] == t and shape not in known]
+            table = self.objective.speedups([n for _, n, _ in odd], [k for _, _, k in odd], gpu_type)
+            for column, shape in enumerate(odd):
+                result[groups[shape]] = table[groups[shape], column]
+        for shape, members in groups.items():
+            if shape in known:
+                result[members] = self.speedups[members, known[shape]]
         return result
 
     def _forbidden(self, speedups: FloatArray) -> BoolArray:
@@ -144,6 +150,9 @@ class Table:
 
     def may_stay(self, j: int) -> bool:
         """Whether a job's limits still allow where it is."""
+        return self._may_stay[j]
+
+    def _allowed_to_stay(self, j: int) -> bool:
         held, limits = self.held[j], self.jobs[j].limits
         if not held or limits.pinned:
             return bool(held)
@@ -165,8 +174,9 @@ class Table:
         cost[:, NOTHING] = self.nothing_cost
         cost[:, FIRST:] = self.shape_cost
         offered = np.isfinite(self.shape_cost)
+        least = self.gpus_of == np.array([job.limits.min_gpus for job in jobs], dtype=np.int64)[:, None]
         some_pack = (offered & packs).any(axis=1, keepdims=True)
-        cost[:, FIRST:][~packs & some_pack] = np.inf
+        cost[:, FIRST:][~packs & ~least & some_pack] = np.inf
         gpus[:, FIRST:] = self.gpus_of
         pool[:, FIRST:] = np.array([t for t, _, _ in self.shapes], dtype=np.int64)
         is_open = [node.schedulable for node in self.nodes]
@@ -175,7 +185,7 @@ class Table:
                 cost[j, STAY] = self.stay_cost[j]
                 # GPUs on closed nodes are no use to anybody else, so staying there takes nothing from the pool.
                 gpus[j, STAY] = sum(count for n, count in self.held[j] if is_open[n])
-                pool[j, STAY] = self.types.index(self.nodes[self.held[j][0][0]].gpu_type)
+                pool[j, STAY] = self.type_of[self.held[j][0][0]]
             if self.held[j] and job.limits.pinned:
                 cost[j, [NOTHING, *range(FIRST, width)]] = np.inf
             elif self.held[j] and not job.limits.preemptible:

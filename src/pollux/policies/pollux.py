@@ -15,6 +15,9 @@ from pollux.policies._options import FIRST, NOTHING, STAY, Table
 
 __all__ = ["Pollux"]
 
+# Jobs that find no place are rare; after two more tries the answer is good enough.
+_RETRIES = 2
+
 
 class Pollux:
     """Maximise the power mean of restart-weighted speed-ups; `_objective` has the formulas.
@@ -41,38 +44,69 @@ class Pollux:
         self.growth_gain = growth_gain
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Counts, then places, then what is left over."""
+        """Counts, then places, then what is left over.
+
+        Where jobs find no place for what they were to have, the counts are chosen again without them, and the
+        better of the two answers is taken.
+        """
         if not snapshot.jobs or not snapshot.cluster.nodes:
             return Decision({})
-        solution = _Solution(self, snapshot)
-        solution.solve(choose(solution.table.options))
-        return solution.decision()
+        best = _Solution(self, snapshot)
+        left_out = best.solve()
+        for _ in range(_RETRIES):
+            if not left_out:
+                break
+            again = _Solution(self, snapshot, best.table)
+            again.table.options.cost[left_out, FIRST:] = math.inf
+            left_out = again.solve()
+            if again.cost() < best.cost():
+                best = again
+        return best.decision()
 
 
 class _Solution:
-    def __init__(self, policy: Pollux, snapshot: Snapshot) -> None:
+    def __init__(self, policy: Pollux, snapshot: Snapshot, table: Table | None = None) -> None:
         self.policy, self.snapshot, self.jobs = policy, snapshot, snapshot.jobs
         self.nodes = snapshot.cluster.nodes
-        number = {node.id: n for n, node in enumerate(self.nodes)}
-        self.held: list[Shares] = [
-            tuple((number[node], count) for node, count in snapshot.placement(job.id).shares if node in number)
-            for job in self.jobs
-        ]
-        self.objective = Objective(snapshot, self.jobs, policy.fairness, policy.start_floor)
-        self.table = Table(snapshot, self.objective, self.held)
+        if table is None:
+            number = {node.id: n for n, node in enumerate(self.nodes)}
+            held: list[Shares] = [
+                tuple((number[node], count) for node, count in snapshot.placement(job.id).shares if node in number)
+                for job in self.jobs
+            ]
+            objective = Objective(snapshot, self.jobs, policy.fairness, policy.start_floor)
+            table = Table(snapshot, objective, held)
+        self.table, self.held, self.objective = table, table.held, table.objective
         quotas = {n: q.gpu_quota for n, q in snapshot.queues.items() if q.gpu_quota is not None}
         self.board = Board(self.nodes, self.jobs, policy.avoid_interference, quotas)
 
-    def solve(self, chosen: IntArray) -> None:
-        """Turn chosen options into shares on the board."""
+    def solve(self) -> list[int]:
+        """Choose options and turn them into shares on the board; jobs that were to run and found no place."""
+        chosen = choose(self.table.options)
         movers = self._keep(chosen)
         movers.sort(key=lambda j: -self.table.options.gpus[j, chosen[j]])
         for j in movers:
             self._move(j, int(chosen[j]))
+        left_out = []
         for j, held in enumerate(self.held):
             if not self.board.shares[j] and not (held and self._restore(j)):
                 self._start_small(j)
+                if chosen[j] != NOTHING and not self.board.shares[j]:
+                    left_out.append(j)
         self._use_idle()
+        return left_out
+
+    def cost(self) -> float:
+        """What the shares on the board add up to in the sum that is to be minimised."""
+        total = 0.0
+        for j, shares in enumerate(self.board.shares):
+            if not shares:
+                total += self.table.nothing_cost[j]
+            elif shares == self.held[j]:
+                total += self.table.stay_cost[j]
+            else:
+                total += self._shape_cost(j, self.table.type_of[shares[0][0]], sum(count for _, count in shares))
+        return total
 
     # Keeping and moving
 
@@ -162,7 +196,7 @@ class _Solution:
         if len(shares) != 1 or self.board.move_cost[j] == math.inf:
             return []
         have = shares[0][1]
-        t = self.table.types.index(self.nodes[n].gpu_type)
+        t = self.table.type_of[n]
         stays = shares == self.held[j]
         cost = self.table.stay_cost[j] if stays else self._shape_cost(j, t, have)
         threshold = self.policy.growth_gain * abs(cost) if stays else 0.0
@@ -205,7 +239,7 @@ class _Solution:
         }
         shares = self.board.shares[j]
         if shares:
-            column = self.table.column.get((self.table.types.index(self.nodes[shares[0][0]].gpu_type), after))
+            column = self.table.column.get((self.table.type_of[shares[0][0]], after))
             if column is not None:
                 numbers["speedup_after"] = float(self.table.speedups[j, column - FIRST])
         return numbers
