@@ -48,7 +48,7 @@ class Objective:
             self._gpu_types[node.gpu_type] = self._gpu_types.get(node.gpu_type, 0) + node.num_gpus
         self._modelled = [i for i, job in enumerate(jobs) if isinstance(job.goodput, GoodputModel)]
         self._models = [job.goodput for job in jobs if isinstance(job.goodput, GoodputModel)]
-        self._base = self._fair_share_goodput()
+        self.fair_goodputs = self._fair_share_goodput()
 
     def _fair_share_goodput(self) -> FloatArray:
         """Goodput at `ceil(GPUs/jobs)` replicas modelled on one node, Eq. (G23), averaged over GPUs by type."""
@@ -87,7 +87,9 @@ class Objective:
         if not len(num_gpus):
             return np.zeros((len(self.jobs), 0))
         table = self._goodputs(num_nodes, num_gpus, gpu_type)
-        return np.divide(table, self._base[:, None], out=np.zeros_like(table), where=self._base[:, None] > 0)
+        return np.divide(
+            table, self.fair_goodputs[:, None], out=np.zeros_like(table), where=self.fair_goodputs[:, None] > 0
+        )
 
     def utilities(self, speedups: FloatArray, factors: FloatArray | float = 1.0) -> FloatArray:
         """`v` of speed-ups under restart factors, Eq. (G25)."""

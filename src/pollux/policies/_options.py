@@ -67,6 +67,7 @@ class Table:
         self.type_of = [self.types.index(node.gpu_type) for node in self.nodes]
         self.speedups = speedups = self._speedups()
         self.stay_speedups = self._stay_speedups()
+        self._may_stay = [self._allowed_to_stay(j) for j in range(len(self.jobs))]
         weights = objective.weights
         self.nothing_cost = weights * objective.costs(objective.utilities(np.zeros(len(self.jobs))))
         self.stay_cost = weights * objective.costs(objective.utilities(self.stay_speedups))
@@ -74,7 +75,7 @@ class Table:
         self.moved_cost = weights * objective.costs(moved)
         self.shape_cost = weights[:, None] * objective.costs(objective.utilities(speedups, self.factors[:, None]))
         self.shape_cost[self._forbidden(speedups)] = np.inf
-        self._may_stay = [self._allowed_to_stay(j) for j in range(len(self.jobs))]
+        self.shape_cost[self._pointless(speedups)] = np.inf
         self.options = self._options(np.array(packs, dtype=bool))
 
     def _shapes_of(self, t: int) -> list[tuple[Shape, bool]]:
@@ -132,6 +133,26 @@ class Table:
                 largest = [self._largest_share(job, gpu_type) for gpu_type in self.types]
                 closed[j] |= np.array([math.ceil(k / n) > largest[t] for t, n, k in self.shapes], dtype=bool)
         return closed
+
+    def _pointless(self, speedups: FloatArray) -> BoolArray:
+        """Moves of a running job that end it no sooner: it stands still for longer than the larger shape saves.
+
+        A job that would be done before it is resized is not shrunk either. Nothing is ruled out for jobs that
+        do not say how much they have left.
+        """
+        pointless: BoolArray = np.zeros(speedups.shape, dtype=bool)
+        for j, job in enumerate(self.jobs):
+            rate = self.stay_speedups[j] * self.objective.fair_goodputs[j]
+            if job.remaining is None or not self._may_stay[j] or rate <= 0.0:
+                continue
+            seconds, cost = job.remaining / rate, job.resize_cost_seconds
+            if seconds <= cost:
+                pointless[j] = True
+            else:
+                faster = speedups[j] > self.stay_speedups[j]
+                after = cost + seconds * self.stay_speedups[j] / np.maximum(speedups[j], 1e-12)
+                pointless[j] = faster & (after >= seconds)
+        return pointless
 
     def _largest_share(self, job: JobView, gpu_type: str) -> int:
         """Most GPUs of one empty node of a type for which its CPUs and memory suffice."""

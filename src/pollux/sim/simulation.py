@@ -199,9 +199,10 @@ class _Run:
                 self.progress(len(self.jobs) - len(self.unfinished), len(self.workload.jobs))
             return
         model = job.batching.model
-        if model is not None and model is not self.reported.get(job_id):
+        if model is not None and job.placement:
+            news = None if model is self.reported.get(job_id) else model
             self.reported[job_id] = model
-            self.controller.apply(JobReported(now, job_id, model, job.remaining_samples))
+            self.controller.apply(JobReported(now, job_id, news, job.remaining_samples))
         self._set_wake(job_id, job)
 
     def _set_wake(self, job_id: str, job: SimulatedJob) -> None:

@@ -158,3 +158,24 @@ def test_every_power_gives_a_legal_answer(power):
 def test_a_power_that_is_no_number_is_refused():
     with pytest.raises(InvalidInput, match="fairness is inf"):
         Pollux(fairness=math.inf)
+
+
+def test_a_job_about_to_end_is_not_resized_any_more():
+    """100 useful samples a second on one GPU: with 2,000 left it ends before a resize of 30 s would be over."""
+
+    def gpus(remaining):
+        view = snapshot(cluster(4), [replace(grown("a"), remaining=remaining)], {"a": "n0:1"})
+        return counts(view)["a"]
+
+    assert gpus(2_000.0) == 1
+    # 32 s left: on four GPUs it would take 8 s, after standing still for 30.
+    assert gpus(3_200.0) == 1
+    assert gpus(30_000.0) == 4
+    assert gpus(None) == 4
+
+
+def test_a_job_about_to_end_keeps_its_gpus_from_others():
+    jobs = [replace(grown("ends"), remaining=1_000.0), grown("waits")]
+    assert counts(snapshot(cluster(4), jobs, {"ends": "n0:4"})) == {"ends": 4, "waits": 0}
+    lasting = [replace(grown("lasts"), remaining=1e9), grown("waits")]
+    assert counts(snapshot(cluster(4), lasting, {"lasts": "n0:4"})) == {"lasts": 2, "waits": 2}
