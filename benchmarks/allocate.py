@@ -15,7 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import json
-import math
 import sys
 import time
 from dataclasses import replace
@@ -23,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from bound import Judge
+from instance_file import read_instance
 from instances import CASES, SEARCH_ROUNDS, history, make
 from measure import cpu_ms, finish
 
-from pollux.core import Cluster, Decision, InvalidInput, JobLimits, JobView, Node, Placement, Snapshot, check, plan
-from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
+from pollux.core import Decision, InvalidInput, Snapshot, check, plan
 from pollux.policies import create
 
 REPEATS = 20
@@ -105,103 +104,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "idle_usable_gpus_max": max(row["idle_usable_gpus"] for row in rows),
         "decision_ms_max": worst,
     }
-
-
-# Instances from files
-
-PARAMETERS = ("alpha_c", "beta_c", "alpha_n", "beta_n", "alpha_r", "beta_r", "gamma")
-
-
-def read_instance(path: Path) -> tuple[Snapshot, float]:
-    """A snapshot from a JSON file; every complaint names the file, the entry and the field."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: cannot be read as JSON ({error}); see docs/benchmarks.md for the format") from None
-    if not isinstance(data, dict):
-        raise InvalidInput(f"{path}: must be an object with 'nodes' and 'jobs'; see docs/benchmarks.md")
-    nodes = [_node(path, i, entry) for i, entry in enumerate(_list(path, data, "nodes"))]
-    now = max([float(entry.get("age", 0.0)) for entry in _list(path, data, "jobs")], default=0.0)
-    views, running = [], {}
-    for i, entry in enumerate(data["jobs"]):
-        view, placement = _job(path, i, entry, now, nodes)
-        views.append(view)
-        if placement:
-            running[view.id] = placement
-    return Snapshot(1, now, Cluster.of(nodes), tuple(views), running), float(data.get("fairness", -1.0))
-
-
-def _list(path: Path, data: dict[str, Any], key: str) -> list[Any]:
-    if not isinstance(data.get(key), list) or not data[key]:
-        raise InvalidInput(f"{path}: field '{key}' is {data.get(key)!r}; give a list with at least one entry")
-    entries: list[Any] = data[key]
-    return entries
-
-
-def _node(path: Path, i: int, entry: Any) -> Node:
-    entry = {"gpus": entry} if isinstance(entry, int) else entry
-    where = f"{path}: nodes[{i}]"
-    return Node(
-        str(entry.get("id", f"node-{i}")),
-        int(_number(where, entry, "gpus", whole=True)),
-        isolated_network=bool(entry.get("isolated_network", False)),
-    )
-
-
-def _job(path: Path, i: int, entry: Any, now: float, nodes: list[Node]) -> tuple[JobView, Placement | None]:
-    where = f"{path}: jobs[{i}]"
-    if not isinstance(entry, dict):
-        raise InvalidInput(f"{where} is {entry!r}; give an object")
-    parameters = entry.get("parameters")
-    if isinstance(parameters, dict):
-        parameters = [_number(f"{where}.parameters", parameters, name) for name in PARAMETERS]
-    if not isinstance(parameters, list) or len(parameters) != len(PARAMETERS):
-        raise InvalidInput(f"{where}.parameters is {parameters!r}; give the seven numbers {', '.join(PARAMETERS)}")
-    batch = entry.get("batch")
-    if not isinstance(batch, dict):
-        raise InvalidInput(f"{where}.batch is {batch!r}; give {{initial, maximum, local_min, local_max}}")
-    limits = BatchLimits(
-        *(
-            int(_number(f"{where}.batch", batch, k, whole=True))
-            for k in ("initial", "maximum", "local_min", "local_max")
-        )
-    )
-    noise = _number(where, entry, "noise_scale")
-    model = GoodputModel(
-        PublishedThroughput(*(float(p) for p in parameters)),
-        Efficiency(limits.initial, 1.0, noise / limits.initial),
-        limits,
-    )
-    most = min(int(_number(where, entry, "max_gpus", whole=True, default=64)), model.max_gpus)
-    placement = None
-    if entry.get("placement"):
-        known = {node.id for node in nodes}
-        unknown = next((node for node in entry["placement"] if node not in known), None)
-        if unknown is not None:
-            raise InvalidInput(f"{where}.placement names node '{unknown}', which is not among the nodes")
-        placement = Placement.of({str(node): int(count) for node, count in entry["placement"].items()})
-    view = JobView(
-        str(entry.get("id", f"job-{i}")),
-        now - _number(where, entry, "age", default=0.0),
-        JobLimits(int(_number(where, entry, "min_gpus", whole=True, default=1)), most),
-        weight=float(entry.get("weight", 1.0)),
-        num_restarts=int(_number(where, entry, "restarts", whole=True, default=0)),
-        largest_gpus=int(_number(where, entry, "largest_gpus", whole=True, default=most)),
-        resize_cost_seconds=_number(where, entry, "resize_seconds", default=30.0),
-        goodput=model,
-    )
-    return view, placement
-
-
-def _number(
-    where: str, entry: dict[str, Any], field: str, *, whole: bool = False, default: float | None = None
-) -> float:
-    value = entry.get(field, default)
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    if not good or (whole and value != int(value)):
-        kind = "a whole number" if whole else "a finite number"
-        raise InvalidInput(f"{where}.{field} is {value!r}; give {kind}, 0 or more")
-    return float(value)
 
 
 def run_instance(path: Path) -> dict[str, Any]:
