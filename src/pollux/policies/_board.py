@@ -5,9 +5,9 @@ Jobs and nodes are numbers here. Every change is journalled, so that an attempt 
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
 
 from pollux.core import JobView, Node
 
@@ -16,7 +16,9 @@ __all__ = ["Board", "Shares"]
 Shares = tuple[tuple[int, int], ...]
 """(node, GPUs) pairs of one job."""
 
-# How many nodes are looked at when one must be cleared, and how deep evicted jobs may evict smaller ones.
+# How many nodes are looked at, and how many offers compared, when one must be cleared; how deep jobs that leave may
+# send away smaller ones. Counts, not seconds, so that decisions do not depend on the machine.
+_SCANS = 256
 _CANDIDATES = 24
 _DEPTH = 4
 _SLACK = 1e-9
@@ -46,12 +48,17 @@ class Board:
         self._counted = any(job.limits.cpus_per_gpu or job.limits.memory_bytes_per_gpu for job in jobs)
         self._cpus = [node.num_cpus for node in nodes]
         self._memory = [node.memory_bytes for node in nodes]
+        # Open nodes of each type by their free GPUs, each list in order of node number.
         self._by_free: dict[str, list[list[int]]] = {}
         for n, node in enumerate(nodes):
             if node.schedulable:
                 levels = self._by_free.setdefault(node.gpu_type, [])
                 levels.extend([] for _ in range(node.num_gpus + 1 - len(levels)))
                 levels[node.num_gpus].append(n)
+        self._idle = {
+            gpu_type: sum(k * len(level) for k, level in enumerate(levels))
+            for gpu_type, levels in self._by_free.items()
+        }
         self._quotas = dict(quotas or {})
         self._journal: list[tuple[int, Shares]] = []
 
@@ -82,10 +89,7 @@ class Board:
         if queue in self._quotas:
             self._quotas[queue] -= sign * sum(count for _, count in shares)
         for n, count in shares:
-            self.free[n] -= sign * count
-            node = self.nodes[n]
-            if node.schedulable and self.free[n] >= 0:
-                heapq.heappush(self._by_free[node.gpu_type][self.free[n]], n)
+            self._shift(n, -sign * count)
             if sign > 0:
                 self.residents[n][job] = count
             else:
@@ -95,6 +99,20 @@ class Board:
             if self._counted:
                 self._cpus[n] -= sign * count * limits.cpus_per_gpu
                 self._memory[n] -= sign * count * limits.memory_bytes_per_gpu
+
+    def _shift(self, n: int, change: int) -> None:
+        """Count GPUs of a node as free, or as taken; a node may hold more than it has, and then has no free ones."""
+        node, before = self.nodes[n], self.free[n]
+        after = self.free[n] = before + change
+        if not node.schedulable:
+            return
+        levels = self._by_free[node.gpu_type]
+        self._idle[node.gpu_type] += max(after, 0) - max(before, 0)
+        if before >= 0:
+            level = levels[before]
+            del level[bisect_left(level, n)]
+        if after >= 0:
+            insort(levels[after], n)
 
     # Looking at the board
 
@@ -132,18 +150,16 @@ class Board:
         """Whether another distributed job may not join this node."""
         return self._avoid[n] and self._network_users[n] > 0
 
-    def with_free(self, gpu_type: str, least: int, most: int | None = None) -> Iterable[int]:
-        """Open nodes of a type by free GPUs ascending from `least`, lowest number first."""
+    def _down_from(self, gpu_type: str, most: int) -> Iterator[int]:
+        """Open nodes of a type with at most `most` free GPUs, the emptiest first, at most `_SCANS` of them."""
         levels = self._by_free.get(gpu_type, [])
-        for level in range(max(least, 0), len(levels) if most is None else min(most + 1, len(levels))):
-            yield from self._level(levels, level)
-
-    def _level(self, levels: list[list[int]], level: int) -> list[int]:
-        """Nodes that have exactly `level` free GPUs; entries that went stale are dropped on the way."""
-        heap = levels[level]
-        valid = sorted({n for n in heap if self.free[n] == level})
-        levels[level] = valid[:]
-        return valid
+        scanned = 0
+        for level in range(min(most, len(levels) - 1), -1, -1):
+            for n in levels[level]:
+                if scanned == _SCANS:
+                    return
+                scanned += 1
+                yield n
 
     # Finding and clearing room
 
@@ -156,49 +172,38 @@ class Board:
         return self._place(job, count, gpu_type, prefer, budget, _DEPTH)
 
     def _place(self, job: int, count: int, gpu_type: str, prefer: Shares, budget: float, depth: int) -> float | None:
-        largest = len(self._by_free.get(gpu_type, ())) - 1
-        if count <= largest:
-            n = self._find(job, count, gpu_type, prefer)
-            if n is not None:
-                self.put(job, ((n, count),))
-                return 0.0
-            return self._clear_one(job, count, gpu_type, budget, depth) if depth else None
-        return self._place_wide(job, count, gpu_type, prefer, budget, depth)
+        levels = self._by_free.get(gpu_type, ())
+        if count >= len(levels):
+            return self._place_wide(job, count, gpu_type, prefer, budget, depth)
+        n = self._find(job, count, gpu_type, prefer)
+        if n is not None:
+            self.put(job, ((n, count),))
+            return 0.0
+        return self._clear_one(job, count, gpu_type, budget, depth) if depth and budget > 0.0 else None
 
     def _find(self, job: int, count: int, gpu_type: str, prefer: Shares) -> int | None:
         for n, _ in prefer:
             node = self.nodes[n]
             if node.gpu_type == gpu_type and node.schedulable and self.fits(job, n, count):
                 return n
-        levels = self._by_free[gpu_type]
-        for level in range(count, len(levels)):
-            heap = levels[level]
-            while heap:
-                n = heap[0]
-                if self.free[n] != level:
-                    heapq.heappop(heap)
-                    continue
-                if not self._counted or self.fits(job, n, count):
-                    return n
-                found = next((n for n in self._level(levels, level) if self.fits(job, n, count)), None)
-                if found is not None:
-                    return found
-                break
+        for level in self._by_free[gpu_type][count:]:
+            if level and not self._counted:
+                return level[0]
+            found = next((n for n in level if self.fits(job, n, count)), None)
+            if found is not None:
+                return found
         return None
 
     def _clear_one(self, job: int, count: int, gpu_type: str, budget: float, depth: int) -> float | None:
         """Make room for `count` GPUs on one node by moving smaller jobs off it."""
         offers: list[tuple[float, int, list[int]]] = []
-        for level in range(count - 1, -1, -1):
-            for n in self.with_free(gpu_type, level, level):
-                if self.nodes[n].num_gpus >= count:
-                    leavers = self._leavers(n, count - self.free[n], count)
-                    if leavers is not None:
-                        cost = sum(self.move_cost[j] for j in leavers)
-                        if cost < budget:
-                            offers.append((cost, n, leavers))
-                if len(offers) >= _CANDIDATES:
-                    break
+        for n in self._down_from(gpu_type, count - 1):
+            if self.nodes[n].num_gpus >= count:
+                leavers = self._leavers(n, count - self.free[n], count)
+                if leavers is not None:
+                    cost = sum(self.move_cost[j] for j in leavers)
+                    if cost < budget:
+                        offers.append((cost, n, leavers))
             if len(offers) >= _CANDIDATES:
                 break
         offers.sort(key=lambda offer: offer[:2])
@@ -213,7 +218,7 @@ class Board:
         movable = [
             (self.move_cost[j], -held, j)
             for j, held in self.residents[n].items()
-            if held < below and len(self.shares[j]) == 1 and self.move_cost[j] < math.inf
+            if self.move_cost[j] < math.inf and (held < below or len(self.shares[j]) > 1)
         ]
         movable.sort()
         chosen: list[tuple[float, int, int]] = []
@@ -253,55 +258,87 @@ class Board:
     def _place_wide(
         self, job: int, count: int, gpu_type: str, prefer: Shares, budget: float, depth: int
     ) -> float | None:
-        """Whole nodes, and a rest on one more node; nodes that cost least to empty are taken first."""
-        largest = len(self._by_free.get(gpu_type, ())) - 1
-        if largest < 1:
-            return None
-        whole, rest = divmod(count, largest)
-        own = {n for n, _ in prefer}
-        offers: list[tuple[float, bool, int, list[int]]] = []
-        for level in range(largest, -1, -1):
-            for n in self.with_free(gpu_type, level, level):
-                if self.nodes[n].num_gpus != largest or self._crowded(n):
-                    continue
-                leavers = self._leavers(n, largest - level, largest) if level < largest else []
-                if leavers is not None:
-                    offers.append((sum(self.move_cost[j] for j in leavers), n not in own, n, leavers))
-            enough = len(offers) >= whole and (level == largest or len(offers) >= whole + _CANDIDATES)
-            if enough or not depth:
+        """Whole nodes, and a rest on one more node; its own nodes and those that cost least to empty come first."""
+        offers = self._whole_nodes(count, gpu_type, prefer, depth if budget > 0.0 else 0)
+        offers.sort(key=lambda offer: offer[:4])
+        shares: list[tuple[int, int]] = []
+        leavers: list[int] = []
+        cost, left = 0.0, count
+        for each, _, _, n, some in offers:
+            size = self.nodes[n].num_gpus
+            if left < size:
+                continue
+            shares.append((n, size))
+            leavers += some
+            cost += each
+            left -= size
+            if not left:
                 break
-        offers.sort(key=lambda offer: offer[:3])
-        if len(offers) < whole:
+        if cost > 0.0 and cost >= budget:
             return None
-        picked = offers[:whole]
-        cost = sum(offer[0] for offer in picked)
-        if cost > 0 and cost >= budget:
-            return None
-        shares = [(n, largest) for _, _, n, _ in picked]
-        if rest:
-            taken = {n for n, _ in shares}
-            spare = next((n for n in self.with_free(gpu_type, rest) if n not in taken and not self._crowded(n)), None)
+        if left:
+            spare = self._spare(job, left, gpu_type, {n for n, _ in shares})
             if spare is None:
                 return None
-            shares.append((spare, rest))
-        leavers = [j for _, _, _, some in picked for j in some]
+            shares.append((spare, left))
+        limit = self.jobs[job].limits.max_nodes
+        if limit is not None and len(shares) > limit:
+            return None
         return self._swap(job, tuple(sorted(shares)), leavers, gpu_type, cost, budget, depth)
+
+    def _whole_nodes(
+        self, count: int, gpu_type: str, prefer: Shares, depth: int
+    ) -> list[tuple[float, bool, int, int, list[int]]]:
+        """Nodes that can be had whole: (cost of emptying, not its own, -size, number, who leaves)."""
+        own = {n for n, _ in prefer if self.nodes[n].schedulable and self.nodes[n].gpu_type == gpu_type}
+        offers: list[tuple[float, bool, int, int, list[int]]] = []
+        found = 0
+        candidates = [n for n in own if self.free[n] == self.nodes[n].num_gpus]
+        for level in reversed(self._by_free.get(gpu_type, [])):
+            candidates += level[: count + len(own)]
+        for n in dict.fromkeys(candidates):
+            size = self.nodes[n].num_gpus
+            if size and self.free[n] == size and not self._crowded(n):
+                offers.append((0.0, n not in own, -size, n, []))
+                found += size
+        if found >= count or not depth:
+            return offers
+        largest = len(self._by_free[gpu_type]) - 1
+        for n in self._down_from(gpu_type, largest):
+            size = self.nodes[n].num_gpus
+            if self.free[n] < size and not self._crowded(n):
+                leavers = self._leavers(n, size - self.free[n], size)
+                if leavers is not None:
+                    offers.append((sum(self.move_cost[j] for j in leavers), n not in own, -size, n, leavers))
+            if len(offers) >= count + _CANDIDATES:
+                break
+        return offers
+
+    def _spare(self, job: int, count: int, gpu_type: str, taken: set[int]) -> int | None:
+        """The tightest other node on which a distributed job can have `count` GPUs."""
+        for level in self._by_free[gpu_type][count:]:
+            for n in level:
+                if n not in taken and not self._crowded(n) and self.fits(job, n, count):
+                    return n
+        return None
 
     def scatter(self, job: int, count: int, gpu_type: str) -> bool:
         """Put the job on `count` GPUs wherever they are idle: on one node if it can be, else on as few as possible."""
-        room = sorted(
-            ((-self.room_on(job, n), n) for n in self.with_free(gpu_type, 1)),
-        )
-        if room and -room[0][0] >= count:
-            return self._place(job, count, gpu_type, (), 0.0, 0) is not None
+        if self._idle.get(gpu_type, 0) < count:
+            return False
+        if count < len(self._by_free[gpu_type]) and self._place(job, count, gpu_type, (), 0.0, 0) is not None:
+            return True
         shares: list[tuple[int, int]] = []
         left = count
-        for negative, n in room:
-            if self._crowded(n):
-                continue
-            shares.append((n, min(left, -negative)))
-            left -= shares[-1][1]
-            if left == 0:
+        for level in reversed(self._by_free[gpu_type][1:]):
+            for n in level:
+                room = min(self.room_on(job, n), left)
+                if room and not self._crowded(n):
+                    shares.append((n, room))
+                    left -= room
+                if not left:
+                    break
+            if not left:
                 break
         limit = self.jobs[job].limits.max_nodes
         if left or (limit is not None and len(shares) > limit):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,16 @@ class Options:
     queue: IntArray
     capacity: IntArray
     quota: IntArray
+
+    def closing(self, jobs: Sequence[int], columns: Sequence[int]) -> Options | None:
+        """The same without these options of these jobs, unless nothing else is left; `None` if nothing changes."""
+        cost = self.cost.copy()
+        for j in jobs:
+            row = cost[j].copy()
+            row[list(columns)] = np.inf
+            if np.isfinite(row).any():
+                cost[j] = row
+        return None if np.array_equal(cost, self.cost) else replace(self, cost=cost)
 
 
 def choose(options: Options) -> IntArray:
@@ -175,7 +186,8 @@ def _find_price(ledger: _Ledger, prices: FloatArray, r: int, ceiling: float) -> 
     prices[r] = 0.0
     if ledger.free(ledger.priced(prices))[r] >= 0:
         return
-    low, high = ceiling * 1e-12, ceiling
+    # Costs v^p span many orders of magnitude when p is far below zero; each costs one more halving.
+    low, high = ceiling * 1e-60, ceiling
     while high > low * (1.0 + _PRICE_TOLERANCE):
         prices[r] = np.sqrt(low * high)
         if ledger.free(ledger.priced(prices))[r] < 0:

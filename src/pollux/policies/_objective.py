@@ -14,12 +14,21 @@ import numpy.typing as npt
 from pollux.core import InvalidInput, JobView, Snapshot
 from pollux.goodput import GoodputModel, goodput_tables
 
-__all__ = ["Objective"]
+__all__ = ["Objective", "check_fairness"]
 
 FloatArray = npt.NDArray[np.float64]
 
 # Of Eq. (G25): keeps a waiting job's utility above zero, so that the power mean stays finite for p < 0 (published).
 _UTILITY_FLOOR = 1e-3
+
+_MOST_FAIRNESS = 50.0
+
+
+def check_fairness(fairness: float) -> None:
+    """Refuse powers whose results no floating-point number holds."""
+    if not (math.isfinite(fairness) and abs(fairness) <= _MOST_FAIRNESS):
+        limit = f"from -{_MOST_FAIRNESS:g} to {_MOST_FAIRNESS:g}"
+        raise InvalidInput(f"fairness is {fairness}; give a power {limit}, -1 is the published one")
 
 
 class Objective:
@@ -33,8 +42,7 @@ class Objective:
     def __init__(
         self, snapshot: Snapshot, jobs: Sequence[JobView], fairness: float = -1.0, start_floor: float = 0.0
     ) -> None:
-        if not math.isfinite(fairness):
-            raise InvalidInput(f"fairness is {fairness}; give a finite power, -1 is the published one")
+        check_fairness(fairness)
         self.jobs = jobs
         self.fairness = fairness
         nodes = [node for node in snapshot.cluster.nodes if node.num_gpus]
@@ -42,7 +50,11 @@ class Objective:
         self.scale = len(nodes) / num_gpus
         self.fair_gpus = max(math.ceil(num_gpus / max(len(jobs), 1)), 1)
         self.weights = np.array([snapshot.weight(job) for job in jobs], dtype=float)
-        self.restart_factors = _restart_factors(snapshot, jobs, start_floor)
+        self.restart_factors = _restart_factors(snapshot, jobs)
+        # Jobs that hold nothing and to which, as published, nothing could be given that counts.
+        holds = np.array([bool(snapshot.placement(job.id)) for job in jobs], dtype=bool)
+        self.hopeless = ~holds & (self.restart_factors == 0.0)
+        np.maximum(self.restart_factors, start_floor, out=self.restart_factors, where=~holds)
         self._gpu_types: dict[str, int] = {}
         for node in nodes:
             self._gpu_types[node.gpu_type] = self._gpu_types.get(node.gpu_type, 0) + node.num_gpus
@@ -118,11 +130,11 @@ class Objective:
         return float(abs(mean) ** (1.0 / p))
 
 
-def _restart_factors(snapshot: Snapshot, jobs: Sequence[JobView], start_floor: float) -> FloatArray:
+def _restart_factors(snapshot: Snapshot, jobs: Sequence[JobView]) -> FloatArray:
     """`ρ = max(age - restarts·d, 0) / (age + d)`, Eq. (G24), d the job's own resize cost."""
     factors = np.empty(len(jobs))
     for i, job in enumerate(jobs):
         age, cost = max(snapshot.now - job.submitted_at, 0.0), job.resize_cost_seconds
         rho = max(age - job.num_restarts * cost, 0.0) / (age + cost) if age + cost > 0 else 1.0
-        factors[i] = rho if snapshot.placement(job.id) else max(rho, start_floor)
+        factors[i] = rho
     return factors

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +13,7 @@ import numpy.typing as npt
 
 from pollux.core import JobView, Snapshot
 from pollux.policies._board import Shares
-from pollux.policies._counts import Options
+from pollux.policies._counts import IntArray, Options
 from pollux.policies._objective import FloatArray, Objective
 
 __all__ = ["FIRST", "NOTHING", "STAY", "Shape", "Table", "gpu_cap", "node_sizes"]
@@ -29,6 +32,7 @@ def gpu_cap(job: JobView) -> int:
     return min(max(2 * job.largest_gpus, job.limits.min_gpus), job.limits.max_gpus)
 
 
+@functools.cache
 def node_sizes(largest: int) -> tuple[int, ...]:
     """Counts within a node that pack without waste: the divisors of the node's size.
 
@@ -75,7 +79,12 @@ class Table:
         self.moved_cost = weights * objective.costs(moved)
         self.shape_cost = weights[:, None] * objective.costs(objective.utilities(speedups, self.factors[:, None]))
         self.shape_cost[self._forbidden(speedups)] = np.inf
+        self.ending: set[int] = set()
+        self._odd_costs: dict[Shape, FloatArray] = {}
         self.shape_cost[self._pointless(speedups)] = np.inf
+        # The objective does not care what these get, so they get no more than they need.
+        least = np.array([job.limits.min_gpus for job in self.jobs], dtype=np.int64)
+        self.shape_cost[objective.hopeless[:, None] & (self.gpus_of > least[:, None]) & self._has_least(least)] = np.inf
         self.options = self._options(np.array(packs, dtype=bool))
 
     def _shapes_of(self, t: int) -> list[tuple[Shape, bool]]:
@@ -85,9 +94,13 @@ class Table:
         if not largest:
             return []
         most = min(int(self.caps.max(initial=0)), sum(open_sizes))
-        pack = set(node_sizes(largest)) | {largest * q for q in range(2, most // largest + 1)}
+        totals = list(itertools.accumulate(sorted(open_sizes, reverse=True)))
+        pack = {size for each in set(open_sizes) if each for size in node_sizes(each)}
+        # Whole nodes: of one size, or the largest there are.
+        pack |= {each * q for each in set(open_sizes) if each for q in range(2, open_sizes.count(each) + 1)}
+        pack |= set(totals)
         counts = pack | set(range(1, largest)) | {job.limits.min_gpus for job in self.jobs}
-        return [((t, math.ceil(k / largest), k), k in pack) for k in sorted(counts) if k <= most]
+        return [((t, bisect_left(totals, k) + 1, k), k in pack) for k in sorted(counts) if k <= most]
 
     def _speedups(self) -> FloatArray:
         table = np.zeros((len(self.jobs), len(self.shapes)))
@@ -147,12 +160,18 @@ class Table:
                 continue
             seconds, cost = job.remaining / rate, job.resize_cost_seconds
             if seconds <= cost:
+                self.ending.add(j)
                 pointless[j] = True
             else:
                 faster = speedups[j] > self.stay_speedups[j]
                 after = cost + seconds * self.stay_speedups[j] / np.maximum(speedups[j], 1e-12)
                 pointless[j] = faster & (after >= seconds)
         return pointless
+
+    def _has_least(self, least: IntArray) -> BoolArray:
+        """Jobs that can have exactly their minimum, as a column."""
+        exact: BoolArray = (np.isfinite(self.shape_cost) & (self.gpus_of == least[:, None])).any(axis=1, keepdims=True)
+        return exact
 
     def _largest_share(self, job: JobView, gpu_type: str) -> int:
         """Most GPUs of one empty node of a type for which its CPUs and memory suffice."""
@@ -168,6 +187,21 @@ class Table:
                 default=0,
             )
         return self._shares[key]
+
+    def packs(self, held: Shares) -> bool:
+        """Whether a placement leaves its nodes to others in useful pieces."""
+        return all(count in node_sizes(self.nodes[n].num_gpus) for n, count in held)
+
+    def cost_on(self, j: int, shape: Shape) -> float:
+        """What a job costs that is moved to a shape, also to one that was not among the options."""
+        column = self.column.get((shape[0], shape[2]))
+        if column is not None and self.shapes[column - FIRST] == shape:
+            return float(self.shape_cost[j, column - FIRST])
+        if shape not in self._odd_costs:
+            speedups = self.objective.speedups([shape[1]], [shape[2]], self.types[shape[0]])[:, 0]
+            utilities = self.objective.utilities(speedups, self.factors)
+            self._odd_costs[shape] = self.objective.weights * self.objective.costs(utilities)
+        return float(self._odd_costs[shape][j])
 
     def may_stay(self, j: int) -> bool:
         """Whether a job's limits still allow where it is."""

@@ -6,17 +6,20 @@ Counts by a near-exact knapsack, then a placement that keeps unchanged jobs and 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from pollux.core import BatchMode, Decision, InvalidInput, Placement, Reason, Snapshot
+from pollux.core import BatchMode, Decision, Placement, Reason, Snapshot
 from pollux.policies._board import Board, Shares
-from pollux.policies._counts import IntArray, choose
-from pollux.policies._objective import Objective
+from pollux.policies._counts import IntArray, Options, choose
+from pollux.policies._objective import Objective, check_fairness
 from pollux.policies._options import FIRST, NOTHING, STAY, Table
 
 __all__ = ["Pollux"]
 
-# Jobs that find no place are rare; after two more tries the answer is good enough.
-_RETRIES = 2
+# Other counts are tried when the places cost more than this share above what the counts promised.
+_GAP = 0.03
+# For how many of its options a job may send others away, the best ones first.
+_EVICTING = 3
 
 
 class Pollux:
@@ -37,8 +40,7 @@ class Pollux:
     start_floor = 0.02
 
     def __init__(self, fairness: float = -1.0, avoid_interference: bool = True, growth_gain: float = 0.05) -> None:
-        if not math.isfinite(fairness):
-            raise InvalidInput(f"fairness is {fairness}; give a finite power, -1 is the published one")
+        check_fairness(fairness)
         self.fairness = fairness
         self.avoid_interference = avoid_interference
         self.growth_gain = growth_gain
@@ -46,26 +48,33 @@ class Pollux:
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Counts, then places, then what is left over.
 
-        Where jobs find no place for what they were to have, the counts are chosen again without them, and the
-        better of the two answers is taken.
+        Where the places cannot hold what the counts promise, counts are chosen again: without the jobs that found
+        no place, with jobs moved whose placement packs badly, with all of them moved. The best answer is taken.
         """
         if not snapshot.jobs or not snapshot.cluster.nodes:
             return Decision({})
-        best = _Solution(self, snapshot)
-        left_out = best.solve()
-        for _ in range(_RETRIES):
-            if not left_out:
+        best = first = _Solution(self, snapshot)
+        promise = first.solve()
+        for vary in (
+            _Solution.without_left_out,
+            _Solution.without_awkward_stays,
+            _Solution.without_stays,
+            _Solution.with_all_counts,
+        ):
+            if best.cost() <= promise + _GAP * abs(promise):
                 break
-            again = _Solution(self, snapshot, best.table)
-            again.table.options.cost[left_out, FIRST:] = math.inf
-            left_out = again.solve()
-            if again.cost() < best.cost():
-                best = again
+            options = vary(first)
+            if options is not None:
+                another = _Solution(self, snapshot, first.table, options)
+                another.solve()
+                best = min(best, another, key=_Solution.cost)
         return best.decision()
 
 
 class _Solution:
-    def __init__(self, policy: Pollux, snapshot: Snapshot, table: Table | None = None) -> None:
+    def __init__(
+        self, policy: Pollux, snapshot: Snapshot, table: Table | None = None, options: Options | None = None
+    ) -> None:
         self.policy, self.snapshot, self.jobs = policy, snapshot, snapshot.jobs
         self.nodes = snapshot.cluster.nodes
         if table is None:
@@ -77,36 +86,65 @@ class _Solution:
             objective = Objective(snapshot, self.jobs, policy.fairness, policy.start_floor)
             table = Table(snapshot, objective, held)
         self.table, self.held, self.objective = table, table.held, table.objective
+        self.options = options or table.options
+        self.left_out: list[int] = []
         quotas = {n: q.gpu_quota for n, q in snapshot.queues.items() if q.gpu_quota is not None}
         self.board = Board(self.nodes, self.jobs, policy.avoid_interference, quotas)
+        self._cost: float | None = None
 
-    def solve(self) -> list[int]:
-        """Choose options and turn them into shares on the board; jobs that were to run and found no place."""
-        chosen = choose(self.table.options)
+    def solve(self) -> float:
+        """Choose options and turn them into shares on the board; what the options would cost."""
+        chosen = choose(self.options)
         movers = self._keep(chosen)
-        movers.sort(key=lambda j: -self.table.options.gpus[j, chosen[j]])
+        movers.sort(key=lambda j: -self.options.gpus[j, chosen[j]])
         for j in movers:
             self._move(j, int(chosen[j]))
-        left_out = []
         for j, held in enumerate(self.held):
             if not self.board.shares[j] and not (held and self._restore(j)):
                 self._start_small(j)
                 if chosen[j] != NOTHING and not self.board.shares[j]:
-                    left_out.append(j)
+                    self.left_out.append(j)
         self._use_idle()
-        return left_out
+        return float(self.options.cost[range(len(chosen)), chosen].sum())
 
     def cost(self) -> float:
         """What the shares on the board add up to in the sum that is to be minimised."""
-        total = 0.0
-        for j, shares in enumerate(self.board.shares):
-            if not shares:
-                total += self.table.nothing_cost[j]
-            elif shares == self.held[j]:
-                total += self.table.stay_cost[j]
-            else:
-                total += self._shape_cost(j, self.table.type_of[shares[0][0]], sum(count for _, count in shares))
-        return total
+        if self._cost is None:
+            self._cost = sum(self._cost_of(j, shares) for j, shares in enumerate(self.board.shares))
+        return self._cost
+
+    def _cost_of(self, j: int, shares: Shares) -> float:
+        if not shares:
+            return float(self.table.nothing_cost[j])
+        if shares == self.held[j]:
+            return float(self.table.stay_cost[j])
+        return self.table.cost_on(j, (self.table.type_of[shares[0][0]], len(shares), sum(count for _, count in shares)))
+
+    # Other options, for when places do not hold what counts promise
+
+    def without_left_out(self) -> Options | None:
+        """As before, but jobs that found no place hold nothing, or stay."""
+        return self.options.closing(self.left_out, range(FIRST, self.options.cost.shape[1]))
+
+    def without_awkward_stays(self) -> Options | None:
+        """As before, but nobody stays on a number of GPUs that packs badly with others."""
+        awkward = [j for j, held in enumerate(self.held) if self._may_leave(j) and not self.table.packs(held)]
+        return self.options.closing(awkward, [STAY])
+
+    def without_stays(self) -> Options | None:
+        """As before, but everybody is placed anew who may be."""
+        return self.options.closing([j for j in range(len(self.held)) if self._may_leave(j)], [STAY])
+
+    def with_all_counts(self) -> Options | None:
+        """As before, but any number of GPUs within a node may be chosen, whether it packs or not."""
+        cost = self.options.cost.copy()
+        free = [j for j in range(len(self.jobs)) if not (self.held[j] and self.jobs[j].limits.pinned)]
+        cost[free, FIRST:] = self.table.shape_cost[free]
+        return replace(self.options, cost=cost)
+
+    def _may_leave(self, j: int) -> bool:
+        """Whether a job may be moved and has anything else to choose."""
+        return bool(self.held[j]) and not self._anchored(j) and j not in self.table.ending
 
     # Keeping and moving
 
@@ -136,36 +174,72 @@ class _Solution:
         return self.jobs[j].limits.pinned or not self.jobs[j].limits.preemptible
 
     def _move(self, j: int, option: int) -> None:
-        """Place a job as chosen; else where it is; else on the next smaller shape that can be had."""
-        board, table, costs = self.board, self.table, self.table.options.cost[j]
+        """Place a job as chosen; else where it is, or on a smaller shape, whichever costs least.
+
+        Others are moved out of its way only if that costs less than the job would lose by doing without.
+        """
+        board = self.board
         kept = board.shares[j]
         if kept:
             board.put(j, ())
-        if option < FIRST:
-            option = max((i for i in range(FIRST, len(costs)) if costs[i] < math.inf), default=NOTHING)
-        while option >= FIRST:
-            t, _, count = table.shapes[option - FIRST]
-            if costs[option] < math.inf and count <= board.quota_left(j):
-                stays = table.may_stay(j) and board.usable(j, self.held[j])
-                worst = table.stay_cost[j] if stays else table.nothing_cost[j]
-                if board.place(j, count, table.types[t], self.held[j], worst - costs[option]) is not None:
-                    board.move_cost[j] = 0.0
-                    return
-            if self._restore(j):
+        candidates = self._candidates(j, option)
+        if candidates and option >= FIRST and self._try(j, candidates[0], 0.0):
+            return
+        alternative, cost = self._without_eviction(j, candidates)
+        for candidate in candidates[:_EVICTING]:
+            saving = cost - self.options.cost[j, candidate]
+            if saving > 0.0 and self._try(j, candidate, saving):
                 return
-            option -= 1
-        if kept:
+        if alternative == STAY:
+            self._restore(j)
+        elif alternative >= FIRST:
+            self._try(j, alternative, 0.0)
+        elif kept:
             board.put(j, kept)
 
-    def _restore(self, j: int) -> bool:
-        """Let a job stay where it is after all."""
+    def _candidates(self, j: int, option: int) -> list[int]:
+        """The option and all smaller ones, largest first, those of its own GPU type before others."""
+        gpus, pool, costs = self.options.gpus[j], self.options.pool[j], self.options.cost[j]
+        most = sum(count for _, count in self.held[j]) if option < FIRST else gpus[option]
+        found = [i for i in range(FIRST, len(costs)) if costs[i] < math.inf and gpus[i] <= most]
+        return sorted(found, key=lambda i: (i != option, pool[i] != pool[option], -gpus[i]))
+
+    def _try(self, j: int, option: int, budget: float) -> bool:
+        t, _, count = self.table.shapes[option - FIRST]
+        if count > self.board.quota_left(j):
+            return False
+        if self.board.place(j, count, self.table.types[t], self.held[j], budget) is None:
+            return False
+        self.board.move_cost[j] = 0.0
+        return True
+
+    def _without_eviction(self, j: int, candidates: list[int]) -> tuple[int, float]:
+        """The best that a job can have without moving anybody, and its cost."""
+        board, table = self.board, self.table
+        best, cost = NOTHING, float(table.nothing_cost[j])
+        if self._can_restore(j):
+            best, cost = STAY, float(table.stay_cost[j])
+        for candidate in candidates:
+            if self.options.cost[j, candidate] < cost:
+                mark = board.mark()
+                if self._try(j, candidate, 0.0):
+                    board.undo(mark)
+                    return candidate, float(self.options.cost[j, candidate])
+        return best, cost
+
+    def _can_restore(self, j: int) -> bool:
         held = self.held[j]
         if not held or not self.table.may_stay(j) or not self.board.usable(j, held):
             return False
-        if sum(count for _, count in held) > self.board.quota_left(j):
+        return sum(count for _, count in held) <= self.board.quota_left(j)
+
+    def _restore(self, j: int) -> bool:
+        """Let a job stay where it is, if it can."""
+        if not self._can_restore(j):
             return False
-        self.board.put(j, held)
-        self.board.move_cost[j] = max(self.table.moved_cost[j] - self.table.stay_cost[j], 0.0)
+        self.board.put(j, self.held[j])
+        cost = max(self.table.moved_cost[j] - self.table.stay_cost[j], 0.0)
+        self.board.move_cost[j] = math.inf if j in self.table.ending else cost
         return True
 
     def _start_small(self, j: int) -> None:
@@ -187,11 +261,11 @@ class _Solution:
                 offers = [offer for j in self.board.residents[n] for offer in self._growth(j, n)]
                 if not offers:
                     break
-                _, _, j, count = min(offers)
+                _, j, count = min(offers)
                 self.board.put(j, ((n, count),))
 
-    def _growth(self, j: int, n: int) -> list[tuple[float, int, int, int]]:
-        """Ways to grow a job on its one node: (-saving per GPU, job, job, new count)."""
+    def _growth(self, j: int, n: int) -> list[tuple[float, int, int]]:
+        """Ways to grow a job on its one node: (-saving per GPU, job, new count)."""
         shares = self.board.shares[j]
         if len(shares) != 1 or self.board.move_cost[j] == math.inf:
             return []
@@ -205,7 +279,7 @@ class _Solution:
         for count in range(have + 1, int(most) + 1):
             saving = cost - self._shape_cost(j, t, count)
             if saving > threshold and self.board.fits(j, n, count - have):
-                offers.append((-saving / (count - have), j, j, count))
+                offers.append((-saving / (count - have), j, count))
         return offers
 
     def _shape_cost(self, j: int, t: int, count: int) -> float:

@@ -13,9 +13,9 @@ LINEAR = SaturatingGoodput()
 FLAT = SaturatingGoodput(knee=1.0)
 
 
-def grown(name, goodput=LINEAR, **fields):
+def grown(name, goodput=LINEAR, max_gpus=64, **fields):
     """A job that may have any number of GPUs: the doubling rule does not bind."""
-    return job(name, goodput=goodput, largest_gpus=64, max_gpus=64, **fields)
+    return job(name, goodput=goodput, largest_gpus=64, max_gpus=max_gpus, **fields)
 
 
 def counts(view, **options):
@@ -179,3 +179,41 @@ def test_a_job_about_to_end_keeps_its_gpus_from_others():
     assert counts(snapshot(cluster(4), jobs, {"ends": "n0:4"})) == {"ends": 4, "waits": 0}
     lasting = [replace(grown("lasts"), remaining=1e9), grown("waits")]
     assert counts(snapshot(cluster(4), lasting, {"lasts": "n0:4"})) == {"lasts": 2, "waits": 2}
+
+
+def test_a_waiting_job_does_not_send_away_what_is_dearer_than_its_gain():
+    """Two idle GPUs cost nothing; four would cost a job its place that may hardly be moved any more."""
+    worn = replace(job("worn", goodput=LINEAR, max_gpus=2, largest_gpus=2), submitted_at=0.0, num_restarts=1000)
+    waits = replace(grown("waits", max_gpus=4), submitted_at=0.0)
+    view = replace(snapshot(cluster(4), [worn, waits], {"worn": "n0:2"}), now=10_000.0)
+    decision = Pollux().allocate(view)
+    assert decision.allocation == {"worn": place("n0:2"), "waits": place("n0:2")}
+
+
+def test_distributed_jobs_that_strand_gpus_are_moved():
+    held = {f"h{i}": f"n{2 * i}:3 n{2 * i + 1}:3" for i in range(4)}
+    jobs = [replace(grown(name), submitted_at=-1e6) for name in held] + [grown(f"w{i}") for i in range(4)]
+    given = counts(snapshot(cluster(*[4] * 8), jobs, held))
+    assert min(given.values()) >= 2
+    assert sum(given.values()) == 32
+
+
+def test_nodes_of_different_sizes_are_used_together():
+    view = snapshot(cluster(8, 4, 4, 4), [grown("a"), grown("b")])
+    assert sum(counts(view).values()) == 20
+    assert counts(snapshot(cluster(8, 4, 4), [grown("a", min_gpus=16)])) == {"a": 16}
+
+
+def test_a_job_for_which_nothing_counts_gets_its_minimum_only():
+    newcomer = replace(grown("new"), submitted_at=1000.0)
+    old = replace(grown("old"), submitted_at=0.0)
+    view = replace(snapshot(cluster(4, 4), [newcomer, old]), now=1000.0)
+    assert counts(view) == {"new": 1, "old": 4}
+
+
+def test_jobs_about_to_end_do_not_make_way():
+    jobs = [replace(grown(name, max_gpus=1), remaining=1.0) for name in "ab"]
+    view = snapshot(cluster(4, 4), [*jobs, grown("c", min_gpus=4)], {"a": "n0:1", "b": "n1:1"})
+    decision = Pollux().allocate(view)
+    assert decision.allocation["a"] == place("n0:1")
+    assert decision.allocation["b"] == place("n1:1")
