@@ -60,8 +60,9 @@ class Decision:
 class Policy(Protocol):
     """A pure function from snapshot to decision: same snapshot, same decision.
 
-    `needs` names the optional fields of `JobView` it reads (`goodput`, `oracle`, `remaining`); a driver that
-    cannot fill one refuses the policy at set-up. `batch` says whether jobs adapt their batch under it.
+    `needs` names the optional fields of `JobView` (`goodput`, `oracle`, `remaining`) without which it cannot work;
+    a driver that cannot fill one refuses the policy at set-up. Others it may read where they are filled.
+    `batch` says whether jobs adapt their batch under it.
     """
 
     @property

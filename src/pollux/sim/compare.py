@@ -160,9 +160,10 @@ def _in_processes(
         _watch(futures, lambda: report(sum(done)))
         outcomes = tuple(future.result() for future in futures)
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # Children first: shutting down beside them leaves the pool's own thread writing to pipes that are closed.
         for child in set(multiprocessing.active_children()) - strangers:
             child.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
         raise
     pool.shutdown()
     return outcomes

@@ -40,6 +40,10 @@ _PUBLISHED_CLASSES = {"cifar10": 0, "ncf": 0, "bert": 1, "deepspeech2": 1, "yolo
 _Option = TypeVar("_Option")
 
 
+_MOST_JOBS = 1_000_000
+_MOST_HOURS = 366 * 24
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateSettings:
     """How many jobs in how many hours, and for which cluster their users chose GPUs and batch.
@@ -65,6 +69,12 @@ class GenerateSettings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"{name} is {value}; give a finite number above 0")
+        if self.num_jobs * self.load > _MOST_JOBS:
+            raise InvalidInput(
+                f"jobs x load is {self.num_jobs} x {self.load:g}; give at most {_MOST_JOBS:,} jobs in all"
+            )
+        if self.hours > _MOST_HOURS:
+            raise InvalidInput(f"hours is {self.hours:g}; give at most {_MOST_HOURS:,}, a year")
 
     @property
     def num_gpus(self) -> int:

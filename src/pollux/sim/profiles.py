@@ -79,9 +79,19 @@ class MeasuredApplication:
         found.update({key: value for key, value in settings.items() if key != "fixed"})
         fixed = settings.get("fixed")
         try:
-            return BatchLimits(**found), FixedConfiguration(**fixed) if fixed else None
+            limits = BatchLimits(**found)
         except InvalidInput as error:
             raise InvalidInput(f"{self.folder}: {error} (recorded runs and applications.json set these)") from None
+        if fixed is None:
+            return limits, None
+        total, gpus = fixed["batch_size"], fixed["num_gpus"]
+        least = max(limits.initial, gpus * limits.local_min)
+        if not least <= total <= limits.maximum:
+            where = f"{self.folder.parent / 'applications.json'}, application '{self.name}', field 'fixed'"
+            raise InvalidInput(
+                f"{where}: batch_size {total} on {gpus} GPUs: give {least} to {limits.maximum}, or fewer GPUs"
+            )
+        return limits, FixedConfiguration(**fixed)
 
     def step_and_sync_seconds(self, counts: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         """Measured placements are linear in the local batch; others are interpolated over nodes, GPUs and batch."""

@@ -34,8 +34,11 @@ from pollux.sim.workload import JobRequest, Workload, check_applications
 
 __all__ = ["JobOutcome", "RunOutcome", "SimulationSettings", "simulate"]
 
+_MOST_GPUS = 1_000_000
+_DAY_SECONDS = 86_400.0
+
 # A cluster on which nothing runs for a simulated day while jobs wait will not run anything later either.
-_PATIENCE_SECONDS = 86_400.0
+_PATIENCE_SECONDS = _DAY_SECONDS
 
 _OFFERED = frozenset({"goodput", "oracle", "remaining"})
 
@@ -63,8 +66,15 @@ class SimulationSettings:
             raise InvalidInput(f"nodes is {self.num_nodes}; give at least 1")
         if self.gpus_per_node < 1:
             raise InvalidInput(f"gpus-per-node is {self.gpus_per_node}; give at least 1")
-        if not (math.isfinite(self.resize_seconds) and self.resize_seconds >= 0):
-            raise InvalidInput(f"resize-seconds is {self.resize_seconds}; give a finite number, 0 or more")
+        if self.num_gpus > _MOST_GPUS:
+            raise InvalidInput(
+                f"nodes x gpus-per-node is {self.num_nodes} x {self.gpus_per_node}; "
+                f"give at most {_MOST_GPUS:,} GPUs in all"
+            )
+        if not 1.0 <= self.interval_seconds <= _DAY_SECONDS:
+            raise InvalidInput(f"interval is {self.interval_seconds}; give 1 to {_DAY_SECONDS:,.0f} seconds")
+        if not 0.0 <= self.resize_seconds <= _DAY_SECONDS:
+            raise InvalidInput(f"resize-seconds is {self.resize_seconds}; give 0 to {_DAY_SECONDS:,.0f} seconds")
         if self.max_gpus_per_job < 1:
             raise InvalidInput(f"max-gpus-per-job is {self.max_gpus_per_job}; give at least 1")
         if not 0 <= self.interference < 1:

@@ -10,12 +10,16 @@ from pathlib import Path
 
 from pollux.core import InvalidInput
 from pollux.sim.application import Application
-from pollux.sim.tables import number, read_rows, text, whole
+from pollux.sim.tables import Row, number, read_rows, text, whole
 
 __all__ = ["FIELDS", "JobRequest", "Workload", "check_applications", "read_workload", "write_workload"]
 
 FIELDS = ("name", "time", "application", "num_replicas", "batch_size")
 """Columns of a workload file, in order."""
+
+
+# A year: what is beyond it is a date in seconds, not a time within a workload.
+_MOST_SECONDS = 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ def read_workload(path: Path) -> Workload:
         jobs.append(
             JobRequest(
                 name=name,
-                time=number(row, "time"),
+                time=_time(row),
                 application=text(row, "application"),
                 num_gpus=whole(row, "num_replicas", minimum=1),
                 batch_size=whole(row, "batch_size", minimum=1),
@@ -60,6 +64,13 @@ def read_workload(path: Path) -> Workload:
     if not jobs:
         raise InvalidInput(f"{path}: no jobs in it; give at least one line below the header")
     return Workload(path.stem, tuple(sorted(jobs, key=lambda job: job.time)))
+
+
+def _time(row: Row) -> float:
+    seconds = number(row, "time")
+    if seconds > _MOST_SECONDS:
+        raise row.error("time", f"{seconds:g}", f"give seconds from the workload's start, at most {_MOST_SECONDS:g}")
+    return seconds
 
 
 def check_applications(workload: Workload, applications: Mapping[str, Application], num_gpus: int) -> None:

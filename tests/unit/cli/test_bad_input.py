@@ -77,7 +77,7 @@ BAD_PROFILES = {
     ),
     "impossible fixed batch": (
         applications('{"tiny": {"fixed": {"num_gpus": 1, "batch_size": 4}}}'),
-        ["'tiny'", "fixed batch", "1 to 1 packed GPUs"],
+        ["applications.json", "'tiny'", "'fixed'", "batch_size 4 on 1 GPUs", "8 to 32"],
     ),
     "setting for nobody": (applications('{"tinny": {}}'), ["tinny", "did you mean 'tiny'"]),
 }
@@ -92,6 +92,11 @@ BAD_OPTIONS = {
     "unknown trigger": (["--trigger", "round"], ["--trigger", "'round'", "did you mean 'rounds'"]),
     "no interval": (["--interval", "0"], ["--interval", "'0'", "above 0"]),
     "infinite interval": (["--interval", "inf"], ["--interval", "'inf'", "finite"]),
+    "tiny interval": (["--interval", "1e-9"], ["interval is 1e-09", "give 1 to 86,400 seconds"]),
+    "endless interval": (["--interval", "1e300"], ["interval is 1e+300", "give 1 to 86,400 seconds"]),
+    "endless resize": (["--resize-seconds", "1e300"], ["resize-seconds is 1e+300", "give 0 to 86,400 seconds"]),
+    "too many nodes": (["--nodes", "99999999999"], ["99999999999 x 2", "at most 1,000,000 GPUs"]),
+    "huge exponent": (["--fairness", "-400"], ["fairness is -400", "from -50 to 50"]),
     "negative resize": (["--resize-seconds", "-1"], ["--resize-seconds", "'-1'", "0 or more"]),
     "no exponent": (["--fairness", "nan"], ["--fairness", "'nan'", "finite"]),
     "full interference": (["--interference", "1"], ["--interference", "'1'", "below 1"]),

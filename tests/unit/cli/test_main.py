@@ -93,8 +93,8 @@ def is_gone(group):
 
 
 def test_interrupt_ends_it_and_its_workers(tmp_path):
-    # Rounds of a hundredth of a second, so that it lasts until it is interrupted.
-    words = ["--policies", "fifo,las", "--interval", "0.01", "--workers", "2", "--json", str(tmp_path / "r")]
+    # The genetic search takes minutes, so that it lasts until it is interrupted.
+    words = ["--policies", "pollux-genetic,las", "--workers", "2", "--json", str(tmp_path / "r")]
     process = start("simulate", *words, start_new_session=True)
     wait_until(lambda: any(tmp_path.iterdir()))
     os.killpg(process.pid, signal.SIGINT)

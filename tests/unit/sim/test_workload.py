@@ -90,3 +90,10 @@ def test_a_workload_that_fits():
 def test_a_workload_that_cannot_run_is_refused_before_it_starts(fields, said):
     with pytest.raises(InvalidInput, match=said):
         checked(**fields)
+
+
+def test_a_time_that_is_a_date_names_its_line(tmp_path):
+    path = tmp_path / "w.csv"
+    path.write_text("name,time,application,num_replicas,batch_size\na,1e15,net,1,8\n")
+    with pytest.raises(InvalidInput, match=r"w\.csv, line 2, field 'time': '1e\+15': give seconds from"):
+        read_workload(path)
