@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pollux.core.check import Violation, check
 from pollux.core.cluster import Cluster, Node, Queue
-from pollux.core.errors import BrokenDecision, IllegalTransition, InvalidInput, PolluxError, UnknownName
+from pollux.core.errors import BrokenDecision, IllegalTransition, InvalidInput, PolluxError, UnknownName, choices
 from pollux.core.job import FixedBatchOracle, GoodputFunction, JobLimits, JobView
 from pollux.core.placement import NOWHERE, Allocation, Placement
 from pollux.core.plan import Change, plan
@@ -34,5 +34,6 @@ __all__ = [
     "UnknownName",
     "Violation",
     "check",
+    "choices",
     "plan",
 ]

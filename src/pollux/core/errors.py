@@ -14,7 +14,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["BrokenDecision", "IllegalTransition", "InvalidInput", "PolluxError", "UnknownName"]
+__all__ = ["BrokenDecision", "IllegalTransition", "InvalidInput", "PolluxError", "UnknownName", "choices"]
+
+
+def choices(name: str, known: Iterable[str]) -> str:
+    """What else there is, the closest first: the end of a message about a name that is not there."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}known: {', '.join(names)}"
 
 
 class PolluxError(Exception):
@@ -38,11 +46,7 @@ class UnknownName(InvalidInput):
     http_status = 404
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        super().__init__(f"unknown {what} '{name}': {hint}known: {', '.join(names)}")
-        self.suggestion: str | None = close[0] if close else None
+        super().__init__(f"unknown {what} '{name}': {choices(name, known)}")
 
 
 class IllegalTransition(PolluxError):

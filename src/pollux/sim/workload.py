@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pollux.core import InvalidInput
+from pollux.core import InvalidInput, choices
 from pollux.sim.application import Application
 from pollux.sim.tables import Row, number, read_rows, text, whole
 
@@ -81,7 +81,7 @@ def check_applications(workload: Workload, applications: Mapping[str, Applicatio
         if application is None:
             raise InvalidInput(
                 f"{where}, field 'application': '{job.application}': no such profile; "
-                f"known: {', '.join(sorted(applications))}"
+                f"{choices(job.application, applications)}"
             )
         if job.num_gpus > num_gpus:
             raise InvalidInput(

@@ -79,7 +79,7 @@ def test_a_workload_that_fits():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"application": "fame"}, "field 'application': 'fame': no such profile; known: fake"),
+        ({"application": "fame"}, "field 'application': 'fame': no such profile; did you mean 'fake'"),
         ({"num_gpus": 9, "batch_size": 160}, "field 'num_replicas': '9': the cluster has 8 GPUs"),
         ({"batch_size": 9}, "field 'batch_size': '9': fake takes 10 to 160"),
         ({"batch_size": 161}, "field 'batch_size': '161'"),
