@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from pollux.core import Cluster, Decision, JobLimits, JobView, Policy, Snapshot
+from pollux.core import Cluster, Decision, JobLimits, JobView, Placement, Policy, Snapshot
 from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
 from pollux.sim.builtin import builtin_applications, builtin_workload
 from pollux.sim.simulation import simulate
 
-CASES = ("cold", "steady", "burst", "contention")
+CASES = ("cold", "steady", "burst", "contention", "given")
 SEARCH_ROUNDS = 3
 
 
@@ -46,7 +46,8 @@ def make(policy: Policy, case: str, num_nodes: int, gpus_per_node: int, num_jobs
 
     cold: nobody holds anything. steady: all but a few jobs hold what the policy gave them a while ago, and their
     noise has moved since. burst: 30 % of the jobs have just arrived. contention: the jobs need half as many GPUs
-    again as there are, just to run at their minimum.
+    again as there are, just to run at their minimum. given: two thirds hold placements that no policy would make, any
+    number of GPUs on one or two nodes.
     """
     rng = np.random.default_rng([seed, num_nodes, num_jobs, CASES.index(case)])
     now = 100_000.0
@@ -57,6 +58,8 @@ def make(policy: Policy, case: str, num_nodes: int, gpus_per_node: int, num_jobs
     cold = Snapshot(1, now, cluster, tuple(jobs))
     if case == "cold":
         return cold
+    if case == "given":
+        return replace(cold, running=_scattered(rng, cluster, jobs))
     arriving = {"steady": 0.05, "burst": 0.3, "contention": 0.2}[case]
     present = jobs[: max(int(num_jobs * (1 - arriving)), 1)]
     running: dict[str, object] = {}
@@ -87,6 +90,20 @@ def history(policy: Policy, count: int) -> list[Snapshot]:
     simulate(builtin_workload(), recorder, builtin_applications())
     busy = [snapshot for snapshot in recorder.snapshots if len(snapshot.jobs) >= 4]
     return [busy[i * len(busy) // count] for i in range(count)]
+
+
+def _scattered(rng: np.random.Generator, cluster: Cluster, jobs: list[JobView]) -> dict[str, Placement]:
+    """Random placements of two thirds of the jobs: any count on one node, or a part on each of two."""
+    free = {node.id: node.num_gpus for node in cluster.nodes}
+    running: dict[str, Placement] = {}
+    for job in jobs[: len(jobs) * 2 // 3]:
+        names = rng.permutation([node for node, count in free.items() if count])[: int(rng.integers(1, 3))]
+        shares = {str(node): int(rng.integers(1, free[str(node)] + 1)) for node in names}
+        if shares and sum(shares.values()) <= job.limits.max_gpus:
+            for node, count in shares.items():
+                free[node] -= count
+            running[job.id] = Placement.of(shares)
+    return running
 
 
 def _needy(rng: np.random.Generator, job: JobView, mean_gpus: float) -> JobView:

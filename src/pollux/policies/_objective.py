@@ -60,20 +60,27 @@ class Objective:
             self._gpu_types[node.gpu_type] = self._gpu_types.get(node.gpu_type, 0) + node.num_gpus
         self._modelled = [i for i, job in enumerate(jobs) if isinstance(job.goodput, GoodputModel)]
         self._models = [job.goodput for job in jobs if isinstance(job.goodput, GoodputModel)]
-        self.fair_goodputs = self._fair_share_goodput()
+        self._fair_goodputs: FloatArray | None = None
 
-    def _fair_share_goodput(self) -> FloatArray:
+    @property
+    def fair_goodputs(self) -> FloatArray:
         """Goodput at `ceil(GPUs/jobs)` replicas modelled on one node, Eq. (G23), averaged over GPUs by type."""
-        base = np.zeros(len(self.jobs))
-        total = sum(self._gpu_types.values()) or 1
-        for gpu_type, gpus in self._gpu_types.items():
-            base += gpus / total * self._goodputs([1], [self.fair_gpus], gpu_type)[:, 0]
+        if self._fair_goodputs is None:
+            base = np.zeros(len(self.jobs))
+            total = sum(self._gpu_types.values()) or 1
+            for gpu_type, gpus in self._gpu_types.items():
+                base += gpus / total * self._goodputs([1], [self.fair_gpus], gpu_type)[:, 0]
+            self._fair_goodputs = self._repaired(base)
+        return self._fair_goodputs
+
+    def _repaired(self, base: FloatArray) -> FloatArray:
+        """The same, where the fair share is more than a job's batch limits allow."""
         for i in np.flatnonzero(base <= 0.0).tolist():
             function = self.jobs[i].goodput
             if function is None:
                 base[i] = self.fair_gpus
                 continue
-            # The fair share is more than its batch limits allow: compare with the most it can use.
+            # Compare with the most that it can use instead.
             fair = self.fair_gpus
             while fair > 1 and base[i] <= 0.0:
                 fair = min(fair // 2, function.max_gpus) if isinstance(function, GoodputModel) else fair // 2
@@ -98,7 +105,13 @@ class Objective:
         """`goodput / goodput(fair share)`, Eq. (G23), of every job on every placement, shape [jobs, placements]."""
         if not len(num_gpus):
             return np.zeros((len(self.jobs), 0))
-        table = self._goodputs(num_nodes, num_gpus, gpu_type)
+        if self._fair_goodputs is None and set(self._gpu_types) == {gpu_type}:
+            # One table for both: most of the time that a small one takes is not spent on its numbers.
+            table = self._goodputs([*num_nodes, 1], [*num_gpus, self.fair_gpus], gpu_type)
+            self._fair_goodputs = self._repaired(table[:, -1].copy())
+            table = table[:, :-1]
+        else:
+            table = self._goodputs(num_nodes, num_gpus, gpu_type)
         return np.divide(
             table, self.fair_goodputs[:, None], out=np.zeros_like(table), where=self.fair_goodputs[:, None] > 0
         )
