@@ -8,6 +8,7 @@ from typing import Protocol
 from pollux.core import NOWHERE, GoodputFunction, Placement
 from pollux.goodput import BatchChoice, Efficiency, GoodputModel, Observation, PublishedThroughput, fit, split_total
 from pollux.sim.application import Application
+from pollux.sim.isolated import packed_counts
 
 __all__ = ["Batching", "FixedBatch", "LearnedBatch", "Oracle", "Sample", "SimulatedJob", "packed_step_seconds"]
 
@@ -254,8 +255,7 @@ class Oracle:
 
 def packed_step_seconds(application: Application, total_batch: int, num_gpus: int, gpus_per_node: int) -> float:
     """Step time of a fixed total batch on as few nodes as possible."""
-    full, rest = divmod(num_gpus, gpus_per_node)
-    counts = (gpus_per_node,) * full + ((rest,) if rest else ())
+    counts = packed_counts(num_gpus, gpus_per_node)
     batch = split_total(total_batch, num_gpus, application.limits)
     accumulation, local = batch.accumulation, batch.local_batch
     if num_gpus == 1 and accumulation == 0:
