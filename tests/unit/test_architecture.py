@@ -39,6 +39,7 @@ ROOMS = {
     "goodput": third_party("numpy", on_use="scipy"),
     "policies": third_party("numpy", on_use="scipy"),
     "controller": third_party(),
+    "agent": third_party("numpy torch", on_use="lightning matplotlib scipy transformers"),
     "sim": third_party("numpy scipy", on_use="matplotlib"),
     "testing": third_party("hypothesis numpy pytest"),
     "cli": third_party("rich typer", on_use="matplotlib numpy"),

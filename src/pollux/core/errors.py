@@ -2,7 +2,11 @@
 
     PolluxError                 anything we raise on purpose
     ├── InvalidInput            the user can fix it: exit code 2
-    │   └── UnknownName         a name that is not there; suggests the closest
+    │   ├── UnknownName         a name that is not there; suggests the closest
+    │   ├── CheckpointMismatch  a checkpoint of another model, optimiser, dataset or version
+    │   └── MisusedJob          a training job's object used out of order
+    ├── CheckpointDamaged       checkpoints are there, but none of them is whole
+    ├── NonFiniteValue          a loss or gradient that is NaN or infinite
     ├── IllegalTransition       a job was told to do what its state forbids
     └── BrokenDecision          a policy returned what check() refuses: our bug
 
@@ -14,7 +18,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["BrokenDecision", "IllegalTransition", "InvalidInput", "PolluxError", "UnknownName", "choices"]
+__all__ = [
+    "BrokenDecision",
+    "CheckpointDamaged",
+    "CheckpointMismatch",
+    "IllegalTransition",
+    "InvalidInput",
+    "MisusedJob",
+    "NonFiniteValue",
+    "PolluxError",
+    "UnknownName",
+    "choices",
+]
 
 
 def choices(name: str, known: Iterable[str]) -> str:
@@ -47,6 +62,26 @@ class UnknownName(InvalidInput):
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         super().__init__(f"unknown {what} '{name}': {choices(name, known)}")
+
+
+class CheckpointMismatch(InvalidInput):
+    """A checkpoint that is whole, but of another model, optimiser, dataset or version."""
+
+    http_status = 409
+
+
+class MisusedJob(InvalidInput):
+    """A call on a training job that its state does not allow, such as a second `init`."""
+
+    http_status = 409
+
+
+class CheckpointDamaged(PolluxError):
+    """Checkpoints exist, but none of them passes its checksums."""
+
+
+class NonFiniteValue(PolluxError):
+    """A loss, gradient or parameter became NaN or infinite."""
 
 
 class IllegalTransition(PolluxError):
