@@ -1,8 +1,37 @@
 """Pollux: a deep-learning cluster scheduler that optimises goodput.
 
-This module holds the version and imports nothing; the parts live in the sub-packages.
+This module holds the version and imports nothing; the parts live in the sub-packages. `init` is the agent's, and
+is fetched, with PyTorch, when it is first asked for.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pollux.agent import Job as Job
+    from pollux.agent import init as init
 
 __all__ = ["__version__"]
 
 __version__ = "0.1.0"
+
+_LAZY = ("Job", "init")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'pollux' has no attribute '{name}'")
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        from pollux.core.errors import InvalidInput
+
+        raise InvalidInput(
+            f"pollux.{name} needs PyTorch, which is not installed: pip install 'pollux-scheduler[torch]'"
+        ) from error
+    import pollux.agent
+
+    return getattr(pollux.agent, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

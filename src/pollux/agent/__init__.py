@@ -3,4 +3,10 @@
 It needs PyTorch and knows nothing of clusters, other jobs or policies.
 """
 
-__all__: list[str] = []
+from pollux.agent.job import Job, JobStopped, PassLedger
+from pollux.agent.noise import NoiseEstimate
+from pollux.agent.order import pass_order
+from pollux.agent.receipt import Receipt
+from pollux.agent.start import init
+
+__all__ = ["Job", "JobStopped", "NoiseEstimate", "PassLedger", "Receipt", "init", "pass_order"]

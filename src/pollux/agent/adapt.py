@@ -1,0 +1,349 @@
+"""The batch of the steps to come: measured, modelled and chosen in rounds, the same on every replica.
+
+What a better batch is, `tuner` says; what a larger one does to the learning rate, `rules`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pollux.agent.engine import Engine
+from pollux.agent.fitting import BackgroundFit
+from pollux.agent.guard import LossGuard, Spike
+from pollux.agent.memory import MemoryLimits
+from pollux.agent.noise import NoiseEstimate, NoiseTracker
+from pollux.agent.profile import Profile, ProfileKey
+from pollux.agent.replicas import Replicas
+from pollux.agent.rules import Rule
+from pollux.agent.shapes import StepShape
+from pollux.agent.timing import StepTime
+from pollux.agent.tuner import Change, fitting_choice, next_batch
+from pollux.goodput import BatchChoice, BatchLimits, PublishedThroughput
+
+__all__ = ["Adaptation", "BatchRange", "RoundReport"]
+
+_ROUND_SECONDS = 1.0
+_ROUND_STEPS = (10, 20)
+_EXACT_ROUND_SECONDS = 5.0
+_EXACT_ROUND_STEPS = (20, 200)
+_COST_UNKNOWN = 0.05
+_COST_KNOWN = 0.005
+_EVERY_UNKNOWN = (2, 8)
+_EVERY_KNOWN = (4, 32)
+_TIMED_EVERY = 32
+_PARAMETERS = 7
+_LEAST_ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """What the user allows: M0, the ceiling (None: the batch stays M0), the local ceiling and least accumulation."""
+
+    initial: int
+    maximum: int | None = None
+    local_max: int | None = None
+    accumulation: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the batch must stay what it is."""
+        return self.maximum is None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """What a round found: mean loss over its steps (None: no step), throughput in samples per second, a spike."""
+
+    loss: float | None
+    throughput: float | None
+    spike: Spike | None = None
+
+
+class Adaptation:
+    """Holds the present batch and everything that decides about the next one.
+
+    In exact mode it times steps and nothing more. Decisions use numbers that were exchanged between the
+    replicas in the same round, so that all of them come to the same one.
+    """
+
+    def __init__(
+        self,
+        allowed: BatchRange,
+        rule: Rule,
+        engine: Engine,
+        replicas: Replicas,
+        gpu_type: str,
+        freeze_progress: float,
+        measure_noise: bool,
+    ) -> None:
+        self.allowed = allowed
+        self.rule = rule
+        self.memory = MemoryLimits(gpu_type)
+        self.profile = Profile()
+        self.guard = LossGuard(freeze_progress)
+        self.fit = BackgroundFit()
+        self.measures_noise = measure_noise and engine.meter is not None
+        self.tracker = NoiseTracker(allowed.initial, max(len(engine.optimizer.param_groups), 1))
+        self.believed: NoiseEstimate | None = None
+        self.total = allowed.initial
+        self.model: PublishedThroughput | None = None
+        self._gpu_type = gpu_type
+        self._engine = engine
+        self._replicas = replicas
+        self._kind = ""
+        self._every = _EVERY_UNKNOWN[0]
+        self._round_steps = _ROUND_STEPS[0]
+        self._next_round = self._round_steps
+        self._rounds_since_change = 0
+        self._samples = 0
+        self._cap: int | None = None
+        self._factors: tuple[int, tuple[float, ...]] | None = None
+        self.choice = self.fitted()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the batch may change."""
+        return not self.allowed.is_exact
+
+    @property
+    def local_max(self) -> int | None:
+        """The largest local batch allowed: by the user, and by what ran out of memory."""
+        limits = [limit for limit in (self.allowed.local_max, self.memory.largest) if limit is not None]
+        return min(limits, default=None)
+
+    def fitted(self) -> BatchChoice:
+        """The present total batch as it runs on the present replicas."""
+        return fitting_choice(self.total, self._replicas.num_replicas, self.local_max, self.allowed.accumulation)
+
+    def shape(self, step: int) -> StepShape:
+        """What step number `step` should be; asked when its data is issued, in the same order on all replicas."""
+        repeats = self.choice.accumulation + 1
+        measured = self._is_measured(step)
+        if measured and self._replicas.num_replicas * repeats == 1:
+            # One gradient alone says nothing of its noise; two halves of the batch do, without a bias.
+            repeats = 2
+        return StepShape(self.total, repeats, measured)
+
+    def _is_measured(self, step: int) -> bool:
+        meter = self._engine.meter
+        if not self.measures_noise or meter is None or self.total < 2 or not meter.is_warm:
+            return False
+        return step % self._every == 0
+
+    def is_told_apart(self, step: int, measured: bool) -> bool:
+        """Whether computing and synchronising are to be timed apart on this step."""
+        return self._replicas.num_replicas > 1 and (measured or step % _TIMED_EVERY == 0)
+
+    def estimate(self) -> NoiseEstimate:
+        """What is known of the gradient noise now."""
+        return self.tracker.estimate()
+
+    def efficiency(self, total: int) -> float:
+        """Progress per sample of a step, Eq. (G10); 1 up to the initial batch, and before anything is known."""
+        if not self.adapts or self.believed is None or total <= self.allowed.initial:
+            return 1.0
+        return float(self.believed.efficiency.efficiency(float(total)))
+
+    def factors(self, total: int, epochs: float) -> tuple[float, ...]:
+        """Learning-rate factors by parameter group for a step of `total` samples."""
+        groups = len(self._engine.optimizer.param_groups)
+        if not self.adapts or total <= self.allowed.initial:
+            return (1.0,) * groups
+        if self._factors is None or self._factors[0] != total:
+            estimate = self.believed or self.estimate()
+            self._factors = total, self.rule.factors(total / self.allowed.initial, estimate, epochs)
+        return self._factors[1]
+
+    def trial_from(self, local_batch: int) -> int | None:
+        """The local batch that is known to fit, where this one is larger than any that ran; else None."""
+        return max(self.memory.held, 1) if local_batch > self.memory.held else None
+
+    def stepped(self, local_batch: int, total: int) -> None:
+        """A step was done."""
+        self.memory.ran(local_batch)
+        self._samples += total
+
+    def ran_out(self, local_batch: int) -> int:
+        """Memory did not hold this local batch on some replica: go back to one that fits; returns it."""
+        fitting = self.memory.ran_out(local_batch)
+        if self.adapts and self.total > self.allowed.initial and fitting * self.choice.num_gpus >= self.allowed.initial:
+            self.total = max(self.allowed.initial, fitting * (self.choice.accumulation + 1) * self.choice.num_gpus)
+        self._forget_factors()
+        self.choice = fitting_choice(self.total, self._replicas.num_replicas, fitting, self.allowed.accumulation)
+        return self.choice.local_batch
+
+    def take(self, change: Change) -> None:
+        """Go over to another batch."""
+        self.choice = change.choice
+        self.total = change.choice.total
+        self._forget_factors()
+        self._rounds_since_change = 0
+        self.guard.changed()
+
+    def go_back(self, total: int, step: int) -> None:
+        """Return to an earlier batch and step, after a spike."""
+        self._next_round = step + self._round_steps
+        self.total = total
+        self.choice = self.fitted()
+        self._forget_factors()
+        self._rounds_since_change = 0
+
+    def _forget_factors(self) -> None:
+        self._factors = None
+
+    def is_round(self, step: int) -> bool:
+        """Whether a round is due after this step; the same on every replica."""
+        return step >= self._next_round
+
+    def round(self, step: int) -> RoundReport:
+        """Bring measurements together; a collective where noise is measured by several replicas."""
+        times = self._engine.clock.drain()
+        self._record(times)
+        losses, count = self._engine.losses()
+        plain = [time.step_seconds for time in times if not time.measured]
+        seconds = statistics.median(plain) if plain else math.nan
+        measured = [time.step_seconds for time in times if time.measured]
+        cost = statistics.median(measured) / seconds - 1.0 if plain and measured else math.nan
+        rows = self._engine.meter.drain() if self.measures_noise and self._engine.meter is not None else None
+        parts = rows.parts.reshape(-1).tolist() if rows is not None else []
+        cap = self.memory.predicted_largest(self._replicas.device, self.choice.local_batch)
+        mine = [losses, float(count), seconds, cost, float(cap or 0), *self._model_numbers(), *parts]
+        table = self._replicas.gather(mine)
+        first = table[0]
+        if rows is not None:
+            together = table[:, 5 + 1 + _PARAMETERS :].sum(axis=0).reshape(tuple(rows.parts.shape))
+            self._take_rows(together, rows.whole.numpy(), rows.counts.numpy(), rows.totals.numpy())
+        self.model = self._model_from(first[5 : 6 + _PARAMETERS])
+        self._cap = int(min(table[:, 4])) or None
+        self._pace(step, float(first[2]), float(first[3]))
+        self._rounds_since_change += 1
+        mean = float(table[:, 0].sum() / first[1]) if first[1] else None
+        samples, self._samples = self._samples, 0
+        spent = sum(time.step_seconds + time.data_seconds for time in times)
+        throughput = samples / spent if spent > 0.0 and len(times) >= count else None
+        return RoundReport(mean, throughput, self._judge(mean, samples))
+
+    def _judge(self, loss: float | None, samples: int) -> Spike | None:
+        if loss is None or not self.adapts:
+            return None
+        self.guard.record(loss, samples)
+        return self.guard.verdict()
+
+    def _record(self, times: Sequence[StepTime]) -> None:
+        replicas = self._replicas
+        for time in times:
+            if time.measured and replicas.num_replicas == 1:
+                # A measured step alone runs as two halves with hooks: not how its batch usually runs.
+                continue
+            key = ProfileKey(replicas.num_nodes, replicas.num_replicas, time.local_batch, self._gpu_type)
+            work = time.step_seconds - time.data_seconds if replicas.device.type == "cpu" else time.step_seconds
+            self.profile.add(
+                key,
+                compute_seconds=time.compute_seconds,
+                step_seconds=work,
+                data_seconds=time.data_seconds,
+                repeats=time.repeats,
+            )
+        self.fit.request(self.profile.observations(self._gpu_type))
+
+    def _model_numbers(self) -> list[float]:
+        model = self.fit.parameters
+        return [0.0] * (1 + _PARAMETERS) if model is None else [1.0, *model.parameters]
+
+    def _model_from(self, numbers: Any) -> PublishedThroughput | None:
+        return PublishedThroughput(*(float(number) for number in numbers[1:])) if numbers[0] else self.model
+
+    def _take_rows(self, parts: Any, whole: Any, counts: Any, totals: Any) -> None:
+        meter = self._engine.meter
+        assert meter is not None
+        if meter.num_groups != self.tracker.num_groups:
+            self.tracker.restart("the optimiser's parameter groups changed", meter.num_groups)
+        elif self._kind not in ("", meter.kind):
+            self.tracker.restart(f"the preconditioner changed from {self._kind} to {meter.kind}")
+        self._kind = meter.kind
+        if len(counts) and parts.shape[1] == self.tracker.num_groups:
+            self.tracker.add(parts, whole, counts, totals)
+        estimate = self.estimate()
+        if estimate.is_known:
+            self.believed = estimate
+            self._forget_factors()
+
+    def _pace(self, step: int, seconds: float, cost: float) -> None:
+        """How often to measure and to meet, by what both cost; from replica 0's clock, on all replicas."""
+        low, high = _ROUND_STEPS if self.adapts else _EXACT_ROUND_STEPS
+        length = _ROUND_SECONDS if self.adapts else _EXACT_ROUND_SECONDS
+        if math.isfinite(seconds) and seconds > 0.0:
+            self._round_steps = min(max(math.ceil(length / seconds), low), high)
+        self._next_round = step + self._round_steps
+        budget, (least, most) = (
+            (_COST_KNOWN, _EVERY_KNOWN) if self.estimate().is_known else (_COST_UNKNOWN, _EVERY_UNKNOWN)
+        )
+        if math.isfinite(cost):
+            self._every = min(max(math.ceil(cost / budget), least), most)
+        else:
+            self._every = min(max(self._every, least), most)
+
+    def next_change(self, progress: float) -> Change | None:
+        """The batch to go over to now, or None. Not while frozen, watched, or before losses are known well enough."""
+        if not self.adapts or self.model is None or self.allowed.maximum is None:
+            return None
+        if self.guard.is_frozen(progress) or self.guard.is_watching or self._rounds_since_change < _LEAST_ROUNDS:
+            return None
+        caps = [cap for cap in (self.local_max, self._cap, self.memory.held * 2) if cap]
+        limits = BatchLimits(self.allowed.initial, self.allowed.maximum, 1, max(min(caps), 1))
+        return next_batch(self.choice, self.estimate(), self.model, limits, self._replicas.num_nodes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "total": self.total,
+            "accumulation": self.choice.accumulation,
+            "believed": None if self.believed is None else _estimate_values(self.believed),
+            "kind": self._kind,
+            "every": self._every,
+            "tracker": self.tracker.state_dict(),
+            "profile": self.profile.state_dict(),
+            "memory": self.memory.state_dict(),
+            "guard": self.guard.state_dict(),
+            "fit": self.fit.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """Go on from an earlier run, maybe on other replicas: the total batch stays, its split may not."""
+        self.tracker.load_state_dict(state["tracker"])
+        if self.tracker.num_groups != len(self._engine.optimizer.param_groups):
+            self.tracker.restart("parameter groups", len(self._engine.optimizer.param_groups))
+        self._kind = str(state["kind"])
+        self._every = int(state["every"])
+        self.believed = _estimate_from(state["believed"])
+        self.profile.load_state_dict(state["profile"])
+        self.memory.load_state_dict(state["memory"])
+        self.guard.load_state_dict(state["guard"])
+        self.fit.load_state_dict(state["fit"])
+        self.model = self.fit.parameters
+        if self.adapts and self.allowed.maximum is not None:
+            self.total = min(max(int(state["total"]), self.allowed.initial), self.allowed.maximum)
+        self.choice = self.fitted()
+        self._next_round = step + self._round_steps
+        self._forget_factors()
+
+    def close(self) -> None:
+        """End the fitting thread."""
+        self.fit.close()
+
+
+def _estimate_values(estimate: NoiseEstimate) -> dict[str, Any]:
+    values = {name: getattr(estimate, name) for name in NoiseEstimate.__slots__}
+    return {name: None if value == math.inf else value for name, value in values.items()}
+
+
+def _estimate_from(values: dict[str, Any] | None) -> NoiseEstimate | None:
+    if values is None:
+        return None
+    open_ended = {name: math.inf if values[name] is None else values[name] for name in ("noise_scale", "high")}
+    lists = {name: tuple(values[name]) for name in ("group_sqr", "group_var", "group_known")}
+    return NoiseEstimate(**{**values, **open_ended, **lists})

@@ -1,0 +1,184 @@
+"""BatchNorm over the whole micro-step: its statistics are those of all replicas' samples together.
+
+PyTorch's own synchronised layer runs on GPUs only and knows no filler samples; this one runs anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["has_batchnorm", "set_counted", "synchronise_batchnorm"]
+
+
+def _layers(model: nn.Module) -> Iterator[_BatchNorm]:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            yield module
+
+
+def has_batchnorm(model: nn.Module) -> bool:
+    """Whether a split batch would differ from a whole one: some layer normalises over the batch in training."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def synchronise_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> int:
+    """Make every BatchNorm layer normalise over all replicas of `group`; returns how many there are.
+
+    The layers stay the same objects with the same parameters, buffers and state-dict names; only their class
+    changes to a subclass of what it was, and changes back with `group` None.
+    """
+    count = 0
+    for layer in _layers(model):
+        original: type[_BatchNorm] = getattr(type(layer), "original_class", type(layer))
+        if group is None:
+            layer.__class__ = original
+        else:
+            layer.__class__ = _synchronised_class(original)
+            vars(layer)["pollux_group"] = group
+            vars(layer)["pollux_counted"] = True
+        count += 1
+    return count
+
+
+def set_counted(model: nn.Module, counted: bool) -> None:
+    """Whether this replica's samples count in the statistics; a filler's must not."""
+    for layer in _layers(model):
+        if "pollux_counted" in vars(layer):
+            vars(layer)["pollux_counted"] = counted
+
+
+_classes: dict[type[_BatchNorm], type[_BatchNorm]] = {}
+
+
+def _synchronised_class(original: type[_BatchNorm]) -> type[_BatchNorm]:
+    if original not in _classes:
+        _classes[original] = type(
+            f"Synchronised{original.__name__}",
+            (original,),
+            {"forward": _forward, "original_class": original, "__deepcopy__": _deepcopy},
+        )
+    return _classes[original]
+
+
+def _deepcopy(self: _BatchNorm, memo: dict[int, Any]) -> _BatchNorm:
+    """A copy (an average of weights, say) is a plain layer again: a process group cannot be copied."""
+    import copy
+
+    original: type[_BatchNorm] = type(self).original_class  # type: ignore[attr-defined]
+    result = original.__new__(original)
+    memo[id(self)] = result
+    kept = {name: value for name, value in vars(self).items() if not name.startswith("pollux_")}
+    vars(result).update(copy.deepcopy(kept, memo))
+    return result
+
+
+def _forward(self: _BatchNorm, input: Tensor) -> Tensor:
+    uses_batch = self.training or (self.running_mean is None and self.running_var is None)
+    if not uses_batch or not torch.is_grad_enabled():
+        # Outside training there is no promise that every replica runs this forward, so none may wait here.
+        return type(self).original_class.forward(self, input)  # type: ignore[attr-defined, no-any-return]
+    self._check_input_dim(input)
+    group: dist.ProcessGroup = vars(self)["pollux_group"]
+    counted: bool = vars(self)["pollux_counted"]
+    mean, variance, count = _statistics(input, counted, group)
+    if self.training and self.track_running_stats:
+        _track(self, mean, variance, count)
+    output: Tensor = _Normalise.apply(input, self.weight, self.bias, mean, variance, count, self.eps, group, counted)
+    return output
+
+
+def _statistics(input: Tensor, counted: bool, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, biased variance and number of values per channel over all replicas, by Chan's rule for merging parts."""
+    wide = input.detach()
+    if wide.dtype in (torch.float16, torch.bfloat16):
+        wide = wide.float()
+    dims = [dim for dim in range(input.dim()) if dim != 1]
+    values = input.numel() // input.shape[1] if counted else 0
+    if values:
+        variance, mean = torch.var_mean(wide, dims, correction=0)
+    else:
+        mean = torch.zeros(input.shape[1], dtype=wide.dtype, device=wide.device)
+        variance = torch.zeros_like(mean)
+    size = mean.new_full((1,), float(values))
+    mine = torch.cat([mean, variance, size])
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, mine, group=group)
+    table = torch.stack(parts)
+    channels = mean.shape[0]
+    sizes = table[:, -1:]
+    count = sizes.sum()
+    means, variances = table[:, :channels], table[:, channels : 2 * channels]
+    mean = (means * sizes).sum(0) / count
+    variance = ((variances + (means - mean) ** 2) * sizes).sum(0) / count
+    return mean, variance, count
+
+
+def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    if layer.running_mean is None or layer.running_var is None:
+        return
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+    if layer.momentum is None:
+        assert layer.num_batches_tracked is not None
+        factor: Tensor | float = 1.0 / layer.num_batches_tracked.to(layer.running_mean.dtype)
+    else:
+        factor = layer.momentum
+    unbiased = variance * (count / (count - 1.0).clamp(min=1.0))
+    layer.running_mean.add_((mean.to(layer.running_mean.dtype) - layer.running_mean) * factor)
+    layer.running_var.add_((unbiased.to(layer.running_var.dtype) - layer.running_var) * factor)
+
+
+class _Normalise(torch.autograd.Function):
+    """y = (x − mean)/sqrt(variance + eps)·weight + bias, whose gradient flows through everyone's statistics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
+        count: Tensor,
+        eps: float,
+        group: dist.ProcessGroup,
+        counted: bool,
+    ) -> Tensor:
+        shape = [1, -1, *([1] * (input.dim() - 2))]
+        inverse = torch.rsqrt(variance + eps)
+        normal = (input.to(mean.dtype) - mean.view(shape)) * inverse.view(shape)
+        ctx.save_for_backward(normal, inverse, weight, count)
+        ctx.group, ctx.shape, ctx.counted = group, shape, counted
+        output = normal
+        if weight is not None:
+            output = output * weight.view(shape)
+        if bias is not None:
+            output = output + bias.view(shape)
+        return output.to(input.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Any) -> Any:
+        normal, inverse, weight, count = ctx.saved_tensors
+        shape = ctx.shape
+        grad = outputs[0].to(normal.dtype)
+        dims = [dim for dim in range(normal.dim()) if dim != 1]
+        grad_bias = grad.sum(dims)
+        grad_weight = (grad * normal).sum(dims)
+        sums = torch.cat([grad_bias, grad_weight])
+        dist.all_reduce(sums, group=ctx.group)
+        channels = grad_bias.shape[0]
+        scale = inverse if weight is None else inverse * weight
+        mean_grad = (sums[:channels] / count).view(shape)
+        mean_product = (sums[channels:] / count).view(shape)
+        if ctx.counted:
+            grad = grad - mean_grad - normal * mean_product
+        grad_input = grad * scale.view(shape)
+        own_weight = None if weight is None else grad_weight.to(weight.dtype)
+        own_bias = None if weight is None else grad_bias.to(weight.dtype)
+        return grad_input.to(outputs[0].dtype), own_weight, own_bias, None, None, None, None, None, None

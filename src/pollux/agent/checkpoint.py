@@ -1,0 +1,472 @@
+"""Checkpoints of a training job: written beside, verified, then renamed; read only when whole.
+
+`Checkpointer` writes in the background and picks the newest whole one; `load` fills a job's tensors at any number of
+replicas. What a manifest says is in `manifest`, the copy and the files in `staging`; when to save is the job's matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+import pollux
+from pollux.agent.exchange import Outcome, attempt, broadcast_text, gather_texts
+from pollux.agent.folder import CheckpointFolder, flush, step_name
+from pollux.agent.manifest import (
+    FORMAT,
+    JSON,
+    FileDigest,
+    Manifest,
+    decode,
+    encode,
+    frozen_json,
+    read_manifest,
+    require_same_signature,
+    verify_files,
+)
+from pollux.agent.staging import Abandoned, HostBuffers, StagedState, pickled, write_files
+from pollux.core.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    InvalidInput,
+    MisusedJob,
+    NonFiniteValue,
+)
+
+__all__ = ["Checkpointer", "Loaded", "Saved", "load", "parameter_signature", "read_saved", "tensor_layout"]
+
+_logger = logging.getLogger("pollux")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A whole checkpoint on disk: where, of which step, and what its manifest says.
+
+    `created` is UTC in ISO 8601; `values` and `signature` are those passed to `Checkpointer.save`; `tied` maps the
+    name of a tensor that shares another's content to that other name.
+    """
+
+    path: Path
+    step: int
+    num_replicas: int
+    created: str
+    values: Mapping[str, JSON]
+    signature: Mapping[str, JSON]
+    tied: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a checkpoint held beyond the tensors that were filled in place.
+
+    `tensors` are those the caller did not pass, whole and on the host; `objects` and `values` are those of `save`.
+    """
+
+    tensors: dict[str, Tensor]
+    objects: dict[str, object]
+    values: Mapping[str, JSON]
+
+
+def parameter_signature(tensors: Mapping[str, Tensor]) -> dict[str, JSON]:
+    """Names, shapes and types as an entry of a signature: `{"parameter": {"layer.weight": "[10, 32] float32"}}`."""
+    return {"parameter": {name: _shape_text(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}}
+
+
+def read_saved(folder: Path) -> Saved:
+    """The checkpoint in `folder`, after all its checksums were verified; `CheckpointDamaged` where one is wrong."""
+    manifest = read_manifest(folder)
+    verify_files(folder, manifest.files)
+    return _saved(folder, manifest)
+
+
+def tensor_layout(saved: Saved) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of every tensor of a checkpoint by name, whole even where it was written in shards."""
+    return {
+        name: (entry.size, entry.properties.dtype)
+        for name, entry in _metadata(saved)[1].state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def load(
+    saved: Saved,
+    tensors: Mapping[str, Tensor] | None = None,
+    *,
+    signature: Mapping[str, JSON] | None = None,
+    fresh: bool = True,
+) -> Loaded:
+    """Fill `tensors` in place and return the rest; every replica calls it for its own, and none waits for another.
+
+    Distributed tensors read their own shards, whatever the number of replicas that wrote them. Tensors of the
+    checkpoint that are not passed come back new, unless `fresh` is false. Objects are unpickled: `saved` must come
+    from `Checkpointer.latest` or `read_saved`, and from somebody who may run code here. Raises `CheckpointMismatch`
+    naming the first difference, before anything is changed, where `signature` or a tensor does not fit.
+    """
+    if signature is not None:
+        require_same_signature(saved.signature, signature)
+    reader, metadata = _metadata(saved)
+    given = dict(tensors or {})
+    for name, tensor in given.items():
+        _require_fitting(name, tensor, metadata.state_dict_metadata.get(name))
+    wanted: dict[str, Any] = dict(given)
+    for name, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            wanted[name] = None
+        elif fresh and name not in given and saved.tied.get(name, name) == name:
+            wanted[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    _read(reader, metadata, wanted)
+    if fresh:
+        _restore_tied(saved, given, wanted)
+    rest = {name: value for name, value in wanted.items() if name not in given}
+    return Loaded(
+        tensors={name: value for name, value in rest.items() if _is_tensor(metadata, name)},
+        objects={name: value for name, value in rest.items() if not _is_tensor(metadata, name)},
+        values=saved.values,
+    )
+
+
+class Checkpointer:
+    """Keeps the newest checkpoints of one job in `folder`, as `step-0000001234/` each.
+
+    Only one process may write to a folder: replica 0 locks it until `close` or its death. With `sharded` false the
+    state is the same on all replicas, replica 0 alone writes it and no collective runs; with `sharded` true every
+    replica writes its shards, and `save` is called on all of them. `group` must be able to send CPU tensors (gloo) and
+    must not be used by others while a sharded save is in flight; `None` is for one replica. The constructor and
+    `latest` are collective where `num_replicas` > 1. All replicas must see the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 2,
+        replica: int = 0,
+        num_replicas: int = 1,
+        group: dist.ProcessGroup | None = None,
+        sharded: bool = False,
+    ) -> None:
+        if keep < 1:
+            raise InvalidInput(f"keep is {keep}; at least 1 checkpoint must stay")
+        self.folder = Path(folder).absolute()
+        self.last_saved: Saved | None = None
+        self.last_error: Exception | None = None
+        self.last_pause_seconds = 0.0
+        self._keep = keep
+        self._replica = replica
+        self._num_replicas = num_replicas
+        self._group = group
+        self._sharded = sharded and num_replicas > 1
+        self._buffers = HostBuffers()
+        self._thread: threading.Thread | None = None
+        self._abandoned = threading.Event()
+        self._disk: CheckpointFolder | None = None
+        self._on_first_replica(self._open)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this replica writes anything: all do when sharded, otherwise replica 0."""
+        return self._sharded or self._replica == 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is still being written here."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Allocate the host memory for state like this, so that the first save pauses no longer than the others."""
+        if self.writes:
+            self.wait()
+            self._buffers.prepare(tensors)
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        objects: Mapping[str, object],
+        values: Mapping[str, JSON],
+        signature: Mapping[str, JSON],
+        *,
+        wait: bool = False,
+        check_finite: bool = True,
+    ) -> None:
+        """Copy the state and write it in the background; everything passed may be changed when this returns.
+
+        A save still in flight is waited for first. With `wait`, this one is too. Tensors go by flat names such as
+        `model.layer.weight`; with `check_finite` nothing is published while one named `model.*` has a value that is
+        NaN or infinite. A write that fails is logged and kept in `last_error`; the older checkpoints stay. A whole
+        checkpoint of the same step is left as it is. Without effect on replicas that do not write.
+        """
+        began = time.perf_counter()
+        if not self.writes:
+            return
+        self.wait()
+        request = self._request(step, tensors, objects, values, signature, check_finite)
+        # A peer that hangs must not hold up the exit of this process; alone, the write is let finish.
+        self._thread = threading.Thread(
+            target=self._write, args=(request,), name=f"checkpoint-{step}", daemon=self._sharded
+        )
+        self._thread.start()
+        if wait:
+            self.wait()
+        self.last_pause_seconds = time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Return when no save is in flight; how it went is in `last_saved` and `last_error`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def abandon(self) -> None:
+        """Give up the save in flight, if any; what it wrote is removed. When sharded, call it on all replicas."""
+        self._abandoned.set()
+        if not self._sharded:
+            self.wait()
+        # A thread that waits for a peer keeps its own event and memory, and can no longer publish.
+        self._thread = None
+        self._abandoned = threading.Event()
+        self._buffers = HostBuffers() if self._sharded else self._buffers
+
+    def latest(self) -> Saved | None:
+        """The newest whole checkpoint, or `None` where there is none; waits for a save in flight.
+
+        Replica 0 verifies every checksum, the others take its word. A damaged one is skipped with one warning; where
+        none is whole `CheckpointDamaged` is raised, where the newest is of another format `CheckpointMismatch`,
+        on all replicas alike.
+        """
+        self.wait()
+        content = self._on_first_replica(lambda: self._folder_here().newest_whole())
+        if not content:
+            return None
+        manifest = decode(content.encode())
+        return _saved(self.folder / step_name(manifest.step), manifest)
+
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps than this: after a roll-back their course is not to be resumed."""
+        self.wait()
+        if self._disk is not None:
+            for later, path in self._disk.steps().items():
+                if later > step:
+                    self._disk.discard(path)
+
+    def close(self) -> None:
+        """Wait for a save in flight and release the folder; nothing can be saved afterwards."""
+        self.wait()
+        if self._disk is not None:
+            self._disk.release()
+
+    def _open(self) -> str:
+        self._disk = CheckpointFolder(self.folder)
+        return ""
+
+    def _folder_here(self) -> CheckpointFolder:
+        if self._disk is None:
+            raise MisusedJob(f"replica {self._replica} does not hold {self.folder}; only replica 0 does")
+        return self._disk
+
+    def _on_first_replica(self, decide: Callable[[], str]) -> str:
+        """What `decide` returns on replica 0, or the error it raises there, on all replicas."""
+        if self._num_replicas == 1:
+            return decide()
+        outcome: Outcome[str] = attempt(decide) if self._replica == 0 else Outcome()
+        return Outcome[str].read(broadcast_text(outcome.text(), self._group)).get()
+
+    def _request(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        objects: Mapping[str, object],
+        values: Mapping[str, JSON],
+        signature: Mapping[str, JSON],
+        check_finite: bool,
+    ) -> _Request:
+        if step < 0 or not tensors.keys().isdisjoint(objects):
+            twice = ", ".join(sorted(tensors.keys() & objects.keys()))
+            raise InvalidInput(
+                f"step {step} must not be negative, and no name both tensor and object: {twice or 'none'}"
+            )
+        manifest = Manifest(
+            format=FORMAT,
+            pollux=pollux.__version__,
+            torch=str(torch.__version__),
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            step=step,
+            num_replicas=self._num_replicas,
+            values=frozen_json("value", values),
+            signature=frozen_json("signature", signature),
+            tied={},
+            files={},
+        )
+        staged = attempt(lambda: self._buffers.stage(tensors, _pickled_objects(objects)))
+        return _Request(manifest, staged, check_finite, self._abandoned)
+
+    def _write(self, request: _Request) -> None:
+        """The background thread: all replicas that write go through the same exchanges, whatever fails on one."""
+        step = request.manifest.step
+        beside: Path | None = None
+        try:
+            name = self._together(lambda: self._begin(request))[0]
+            target = self.folder / step_name(step)
+            if name is not None:
+                beside = self.folder / name
+                self._write_beside(request, beside)
+            self.last_saved = _saved(target, read_manifest(target))
+            self.last_error = None
+        except Abandoned:
+            _logger.info("the checkpoint of step %d was abandoned", step)
+        except Exception as error:
+            # The traceback would keep the frames, and through them the state, alive.
+            self.last_error = error.with_traceback(None)
+            _logger.warning(
+                "the checkpoint of step %d was not written to %s: %s; training goes on, older checkpoints stay",
+                step,
+                self.folder,
+                str(error) or type(error).__name__,
+            )
+        if beside is not None and self._disk is not None:
+            shutil.rmtree(beside, ignore_errors=True)
+
+    def _begin(self, request: _Request) -> str | None:
+        """On replica 0 the name of the new folder to write to, or `None` where this step is there already."""
+        state = request.staged.get()
+        if self._disk is not None and self._disk.has_whole(request.manifest.step):
+            return None
+        if request.check_finite:
+            _require_finite(state)
+        return self._disk.begin(request.manifest.step) if self._disk is not None else None
+
+    def _write_beside(self, request: _Request, beside: Path) -> None:
+        parts = self._together(lambda: self._write_part(request, beside))
+        files = {name: FileDigest(**digest) for part in parts for name, digest in part.items()}
+        self._together(lambda: self._publish(request, beside, files))
+
+    def _write_part(self, request: _Request, beside: Path) -> dict[str, Any]:
+        group = (self._group or dist.group.WORLD) if self._sharded else None
+        digests = write_files(beside, request.staged.get(), abandoned=request.abandoned, group=group)
+        for name in digests:
+            flush(beside / name)
+        if request.abandoned.is_set():
+            raise Abandoned
+        verify_files(beside, digests, from_disk=True)
+        return {name: asdict(digest) for name, digest in digests.items()}
+
+    def _publish(self, request: _Request, beside: Path, files: Mapping[str, FileDigest]) -> None:
+        if request.abandoned.is_set():
+            raise Abandoned
+        if self._disk is not None:
+            manifest = dataclasses.replace(request.manifest, files=files, tied=request.staged.get().tied)
+            self._disk.publish(beside, manifest.step, encode(manifest))
+            self._disk.retain(manifest.step, self._keep)
+
+    def _together(self, action: Callable[[], _T]) -> list[_T]:
+        """What `action` returned on every writing replica; where it failed on any, an error on all."""
+        outcome = attempt(action)
+        if not self._sharded:
+            return [outcome.get()]
+        texts = gather_texts(outcome.text(), self._group, self._num_replicas)
+        outcome.get()
+        return [Outcome[_T].read(text).get() for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One save: its manifest but for the files, the copy of the state or why there is none, and the way out."""
+
+    manifest: Manifest
+    staged: Outcome[StagedState]
+    check_finite: bool
+    abandoned: threading.Event
+
+
+def _saved(path: Path, manifest: Manifest) -> Saved:
+    return Saved(
+        path=path,
+        step=manifest.step,
+        num_replicas=manifest.num_replicas,
+        created=manifest.created,
+        values=manifest.values,
+        signature=manifest.signature,
+        tied=manifest.tied,
+    )
+
+
+def _pickled_objects(objects: Mapping[str, object]) -> dict[str, bytes]:
+    content = {}
+    for name, value in objects.items():
+        try:
+            content[name] = pickled(value)
+        except Exception as error:
+            raise InvalidInput(f"'{name}' of type {type(value).__name__} cannot be pickled: {error}") from error
+    return content
+
+
+def _require_finite(state: StagedState) -> None:
+    for name, staged in state.tensors.items():
+        host = staged.host
+        if not name.startswith("model.") or not (host.is_floating_point() or host.is_complex()):
+            continue
+        # Types of one byte have no isfinite of their own.
+        if not bool(torch.isfinite(host.float() if host.itemsize == 1 else host).all()):
+            raise NonFiniteValue(
+                f"{name} has values that are NaN or infinite; lower the learning rate or clip gradients"
+            )
+
+
+def _shape_text(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+
+
+def _is_tensor(metadata: Metadata, name: str) -> bool:
+    return isinstance(metadata.state_dict_metadata.get(name), TensorStorageMetadata)
+
+
+def _require_fitting(name: str, tensor: Tensor, entry: object) -> None:
+    if not isinstance(entry, TensorStorageMetadata):
+        raise CheckpointMismatch(f"tensor {name} is not in the checkpoint; load it into the job that wrote it")
+    inside, outside = _shape_text(entry.size, entry.properties.dtype), _shape_text(tensor.shape, tensor.dtype)
+    if inside != outside:
+        raise CheckpointMismatch(
+            f"tensor {name} is {inside} in the checkpoint, {outside} in the job; load it into the job that wrote it"
+        )
+
+
+def _metadata(saved: Saved) -> tuple[dcp.FileSystemReader, Metadata]:
+    reader = dcp.FileSystemReader(saved.path)
+    try:
+        return reader, reader.read_metadata()
+    except OSError as error:
+        raise CheckpointDamaged(
+            f"{saved.path}: {error.strerror or error}; every replica must see the folder that replica 0 wrote"
+        ) from error
+
+
+def _read(reader: dcp.FileSystemReader, metadata: Metadata, wanted: dict[str, Any]) -> None:
+    # The steps of dcp.load for one process: each replica reads its own, so no collective is needed.
+    planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(wanted, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, True)
+    local = reader.prepare_local_plan(planner.create_local_plan())
+    plan = planner.finish_plan(reader.prepare_global_plan(planner.create_global_plan([local]))[0])
+    with torch.no_grad():
+        reader.read_data(plan, planner).wait()
+
+
+def _restore_tied(saved: Saved, given: Mapping[str, Tensor], wanted: dict[str, Any]) -> None:
+    """New tensors that shared their content when saved share it again; with the caller's, they are copies."""
+    for name, first in saved.tied.items():
+        if name not in given:
+            wanted[name] = given[first].detach().clone() if first in given else wanted[first]

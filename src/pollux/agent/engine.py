@@ -1,0 +1,279 @@
+"""One optimiser step: forward and backward of its micro-batches, the average, noise, clipping, the optimiser.
+
+It knows nothing of epochs, batch sizes to come or checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pollux.agent.averaging import Averager
+from pollux.agent.batchnorm import set_counted
+from pollux.agent.memory import Trial, free_memory, is_out_of_memory
+from pollux.agent.meter import GradientMeter
+from pollux.agent.replicas import Replicas, WrappedModel
+from pollux.agent.shapes import MicroBatch
+from pollux.agent.timing import StepClock
+from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue
+
+__all__ = ["Engine", "StepOptions", "unwrapped"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """What a step does beside the optimiser's own: gradient scaling, clipping, the user's last word."""
+
+    scaler: torch.amp.GradScaler | None = None
+    clip_norm: float | None = None
+    before_step: Callable[[], None] | None = None
+    wrapper_options: Mapping[str, object] | None = None
+
+
+class Engine:
+    """Runs the micro-batches of one step after another; `model` is what the user's loop calls.
+
+    Without a GPU, losses and gradients are checked as they come. On a GPU looking would mean waiting, so losses
+    are summed on the device and `losses` is asked for now and then: what is not finite stays so in a sum.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        replicas: Replicas,
+        averager: Averager,
+        meter: GradientMeter | None,
+        options: StepOptions,
+    ) -> None:
+        self.inner = model
+        self.optimizer = optimizer
+        self.parameters: Sequence[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        self.is_sharded = _is_sharded(model)
+        self.clock = StepClock(replicas.device, self.parameters)
+        self.meter = meter
+        self.counts_batchnorm = False
+        self._replicas = replicas
+        self._averager = averager
+        self._options = options
+        self._micro: MicroBatch | None = None
+        self._ran_backward = True
+        self._trial: Trial | None = None
+        self._on_gpu = replicas.device.type == "cuda"
+        self._losses = torch.zeros((), dtype=torch.float32 if self._on_gpu else torch.float64, device=replicas.device)
+        self._num_losses = 0
+        self._whole_factor = 1.0
+        self.model = self._wrap()
+
+    def _wrap(self) -> nn.Module:
+        if self.is_sharded:
+            return self.inner
+        return self._replicas.wrap(self.inner, self._options.wrapper_options)
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether a GradScaler skips steps whose gradients are not finite."""
+        return self._options.scaler is not None
+
+    @property
+    def can_try(self) -> bool:
+        """Whether a step may go without the wrapper's averaging: not where layers talk to each other in between."""
+        if self._replicas.num_replicas == 1:
+            return True
+        static = bool((self._options.wrapper_options or {}).get("static_graph"))
+        return not (self.is_sharded or static or self.counts_batchnorm)
+
+    def begin(self, micro: MicroBatch, trial_from: int | None) -> None:
+        """A micro-batch is about to be handed out; `trial_from` is the local batch that is known to fit, on a trial."""
+        if not self._ran_backward:
+            raise MisusedJob(
+                "the batch before this one was never passed to job.backward(loss): call it for every batch"
+            )
+        self._micro = micro
+        self._ran_backward = False
+        trying = trial_from is not None and self.can_try
+        if micro.index == 0 and trying and trial_from is not None:
+            self._trial = Trial(self.inner, trial_from)
+            self._trial.start()
+        self._set_synchronised(micro.is_last and self._trial is None)
+        if self.counts_batchnorm:
+            set_counted(self.inner, micro.samples > 0)
+        self.clock.begin_micro()
+
+    def _set_synchronised(self, synchronised: bool) -> None:
+        if isinstance(self.model, WrappedModel):
+            self.model.require_backward_grad_sync = synchronised
+            self.model.ran = False
+        elif self.is_sharded:
+            self.model.set_requires_gradient_sync(synchronised)  # type: ignore[operator]
+
+    def backward(self, loss: Tensor, reduction: str, weight: float | Tensor | None) -> MicroBatch:
+        """The backward pass of the micro-batch handed out last, weighted by its share in the average."""
+        micro = self._require_micro()
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise InvalidInput(f"loss is {shape}: give a tensor with one value, the mean (or sum) over this batch")
+        failed = self._trial is not None and self._trial.failed
+        if not failed and not loss.requires_grad:
+            raise InvalidInput("the loss has no gradient: compute it from job.model(x), outside of torch.no_grad()")
+        self._ran_backward = True
+        if not failed:
+            self._require_forward(micro)
+            self._note(loss, micro, reduction, weight)
+        scaled = self._averager.scale(loss, micro, reduction, weight)
+        if self._options.scaler is not None:
+            scaled = self._options.scaler.scale(scaled)
+        if not failed:
+            self._run_backward(scaled, micro, weight)
+        self.clock.end_micro()
+        return micro
+
+    def _require_micro(self) -> MicroBatch:
+        if self._micro is None or self._ran_backward:
+            raise MisusedJob("job.backward(loss) was called twice for one batch, or outside of job.batches()")
+        return self._micro
+
+    def _require_forward(self, micro: MicroBatch) -> None:
+        if isinstance(self.model, WrappedModel) and not self.model.ran:
+            raise MisusedJob("the loss was not computed by job.model: call job.model(x) instead of model(x)")
+
+    def _run_backward(self, scaled: Tensor, micro: MicroBatch, weight: float | Tensor | None) -> None:
+        meter = self.meter if micro.measured else None
+        if meter is not None:
+            factors = self._averager.noise_factors(micro, weight)
+            self._whole_factor = factors.whole
+            meter.begin(factors.part)
+        try:
+            scaled.backward()
+        except Exception as error:
+            if self._trial is None or not is_out_of_memory(error):
+                raise
+            failed = True
+        else:
+            failed = False
+        if meter is not None:
+            meter.end()
+        if failed and self._trial is not None:
+            # Not inside the handler: the traceback holds the activations.
+            self._trial.fail()
+
+    def _note(self, loss: Tensor, micro: MicroBatch, reduction: str, weight: float | Tensor | None) -> None:
+        """Add this part's share of the step's mean loss to the sum of losses."""
+        if micro.samples == 0:
+            return
+        share = micro.samples / micro.total if reduction == "mean" else 1.0 / micro.total
+        value = loss.detach()
+        if not self._on_gpu and self._options.scaler is None and not math.isfinite(float(value)):
+            raise NonFiniteValue(
+                f"the loss is {float(value)} at step {micro.step}: lower the learning rate, clip gradients "
+                "(clip_norm=), or check the data; the last checkpoint is untouched"
+            )
+        self._losses.add_(value.reshape(()).to(self._losses.dtype), alpha=share)
+
+    def finish(self, lr_factors: Sequence[float]) -> bool:
+        """After the last micro-batch: average, measure, clip, step. False where memory did not suffice anywhere."""
+        micro = self._micro
+        assert micro is not None
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            trial.stop()
+            if self._anywhere(trial.failed):
+                self.abandon()
+                return False
+            self._replicas.average_gradients(self.parameters)
+        weights = self._averager.finish(self.parameters)
+        if self.meter is not None and micro.measured:
+            self._measure(self.meter, micro, weights)
+        self._step(lr_factors, micro)
+        self._num_losses += 1
+        return True
+
+    def _anywhere(self, failed: bool) -> bool:
+        return bool(self._replicas.gather([float(failed)]).any())
+
+    def _measure(self, meter: GradientMeter, micro: MicroBatch, weights: Tensor | None) -> None:
+        count = min(micro.total, micro.repeats * self._replicas.num_replicas)
+        scale = None
+        if self._options.scaler is not None:
+            scale = self._options.scaler.scale(torch.ones((), device=self._replicas.device))
+        factor = 1.0 if weights is None else 1.0 / weights
+        meter.finish(count, micro.total, self._whole_factor, loss_scale=scale, parts_factor=factor)
+
+    def _step(self, lr_factors: Sequence[float], micro: MicroBatch) -> None:
+        options, optimizer = self._options, self.optimizer
+        scaler = options.scaler
+        if scaler is not None and (options.clip_norm is not None or options.before_step is not None):
+            scaler.unscale_(optimizer)
+        if options.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, options.clip_norm)
+        if options.before_step is not None:
+            options.before_step()
+        if not self._on_gpu and scaler is None and not self.is_sharded:
+            self._require_finite(micro)
+        base = [group["lr"] for group in optimizer.param_groups]
+        if any(factor != 1.0 for factor in lr_factors):
+            for group, factor in zip(optimizer.param_groups, lr_factors, strict=True):
+                group["lr"] = group["lr"] * factor
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        for group, rate in zip(optimizer.param_groups, base, strict=True):
+            group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
+
+    def _require_finite(self, micro: MicroBatch) -> None:
+        gradients = [p.grad for p in self.parameters if p.grad is not None and not p.grad.is_sparse]
+        if gradients and not math.isfinite(float(torch.stack(torch._foreach_norm(gradients)).sum())):
+            raise NonFiniteValue(
+                f"a gradient is not finite at step {micro.step}, though the loss is: clip gradients (clip_norm=) or "
+                "lower the learning rate; neither model nor checkpoint was changed by it"
+            )
+
+    def abandon(self) -> None:
+        """Forget the step under way: no gradient, no loss, no measurement of it stays."""
+        if self._trial is not None:
+            self._trial.stop()
+            self._trial = None
+        self._averager.abandon()
+        self.clock.cancel()
+        if self.meter is not None:
+            self.meter.abandon()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._losses.zero_()
+        self._num_losses = 0
+        self._ran_backward = True
+        self._micro = None
+        free_memory()
+
+    def rebuild(self) -> None:
+        """A new wrapper round the same model, after the old one was interrupted."""
+        self.model = self._wrap()
+
+    def losses(self) -> tuple[float, int]:
+        """Sum over steps of this replica's share of the mean loss, and the number of steps, since the last call.
+
+        Waits for the device. Summed over replicas and divided by the steps it is the mean loss.
+        """
+        result = float(self._losses), self._num_losses
+        self._losses.zero_()
+        self._num_losses = 0
+        return result
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether the model's parameters are split over replicas by `fully_shard`."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def unwrapped(model: Any) -> nn.Module:
+    """The user's own module inside wrappers."""
+    return model.module if isinstance(model, WrappedModel) else model  # type: ignore[no-any-return]

@@ -1,0 +1,128 @@
+"""Where this process stands: torchrun's variables with their usual meaning, and those of Pollux.
+
+Reading only; process groups are made in `replicas`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pollux.core.errors import InvalidInput
+
+__all__ = ["VARIABLES", "Environment", "choose_device", "gpu_type", "read_environment"]
+
+VARIABLES = {
+    "POLLUX_JOB": "name of the job, shown in its receipt",
+    "POLLUX_CHECKPOINT_DIR": "folder for checkpoints where the script names none",
+    "POLLUX_CHECKPOINT_EVERY": "seconds between two checkpoints where the script names none",
+    "POLLUX_OUTPUT_DIR": "folder for the receipt where the script names none",
+    "POLLUX_NUM_NODES": "nodes that the replicas are on, where LOCAL_WORLD_SIZE does not tell",
+    "POLLUX_TIMEOUT": "seconds after which a collective that never completes is an error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One replica's place: `replica` of `num_replicas`, `local_replica` on its own node, over `num_nodes`."""
+
+    replica: int = 0
+    num_replicas: int = 1
+    local_replica: int = 0
+    num_nodes: int = 1
+    job: str = ""
+    checkpoint_dir: Path | None = None
+    checkpoint_every: float | None = None
+    output_dir: Path | None = None
+    timeout: float | None = None
+
+
+def _whole(variables: Mapping[str, str], name: str, default: int, least: int) -> int:
+    text = variables.get(name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise InvalidInput(f"{name} is '{text}': give a whole number, {least} or more, or unset it")
+    return value
+
+
+def _seconds(variables: Mapping[str, str], name: str) -> float | None:
+    text = variables.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise InvalidInput(f"{name} is '{text}': give a number of seconds above 0, or unset it")
+    return value
+
+
+def _folder(variables: Mapping[str, str], name: str) -> Path | None:
+    return Path(variables[name]) if variables.get(name) else None
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """The place that `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` and `POLLUX_*` describe.
+
+    Without them the process is alone: one replica on one node.
+    """
+    variables = os.environ if variables is None else variables
+    num_replicas = _whole(variables, "WORLD_SIZE", 1, 1)
+    if num_replicas > 1 and not variables.get("RANK"):
+        raise InvalidInput(
+            f"WORLD_SIZE is {num_replicas} but RANK is not set: start the script with torchrun, or set both"
+        )
+    replica = _whole(variables, "RANK", 0, 0)
+    if replica >= num_replicas:
+        raise InvalidInput(f"RANK is {replica} with WORLD_SIZE {num_replicas}: ranks run from 0 to WORLD_SIZE - 1")
+    local_replicas = _whole(variables, "LOCAL_WORLD_SIZE", num_replicas, 1)
+    num_nodes = _whole(variables, "POLLUX_NUM_NODES", max(1, -(-num_replicas // local_replicas)), 1)
+    return Environment(
+        replica=replica,
+        num_replicas=num_replicas,
+        local_replica=_whole(variables, "LOCAL_RANK", replica % local_replicas, 0),
+        num_nodes=min(num_nodes, num_replicas),
+        job=variables.get("POLLUX_JOB", ""),
+        checkpoint_dir=_folder(variables, "POLLUX_CHECKPOINT_DIR"),
+        checkpoint_every=_seconds(variables, "POLLUX_CHECKPOINT_EVERY"),
+        output_dir=_folder(variables, "POLLUX_OUTPUT_DIR"),
+        timeout=_seconds(variables, "POLLUX_TIMEOUT"),
+    )
+
+
+def choose_device(asked: torch.device | str | None, environment: Environment) -> torch.device:
+    """The device asked for; else this replica's GPU where there is one, else the CPU."""
+    if asked is not None:
+        device = torch.device(asked)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise InvalidInput(
+                f"device is '{asked}', but PyTorch finds no GPU here: leave device out to run on the CPU"
+            )
+    else:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and device.index is None:
+        count = torch.cuda.device_count()
+        if environment.local_replica >= count:
+            raise InvalidInput(
+                f"LOCAL_RANK is {environment.local_replica}, but this node shows {count} GPUs: start at most "
+                f"{count} replicas here, or set device='cpu'"
+            )
+        device = torch.device("cuda", environment.local_replica)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def gpu_type(device: torch.device) -> str:
+    """The name under which step times and memory limits are kept: the GPU's, or 'cpu'."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

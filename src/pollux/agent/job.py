@@ -1,0 +1,675 @@
+"""The one object that a training script holds: epochs, batches, backward, and what they say about themselves.
+
+It ties the parts together at step boundaries; each part does its own work elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from pollux.agent.adapt import Adaptation, RoundReport
+from pollux.agent.batchnorm import has_batchnorm
+from pollux.agent.checkpoint import Checkpointer, Saved, load
+from pollux.agent.engine import Engine
+from pollux.agent.ledger import Ledger
+from pollux.agent.loader import Loader
+from pollux.agent.noise import NoiseEstimate
+from pollux.agent.progress import Progress, Schedule
+from pollux.agent.receipt import Receipt, Row
+from pollux.agent.replicas import Replicas
+from pollux.agent.shapes import MicroBatch
+from pollux.agent.state import State, TrainingState, from_loaded
+from pollux.agent.tensorboard import Scalars
+from pollux.agent.tuner import Change
+from pollux.agent.watch import CHECKPOINT, STOP, Watch
+from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue
+from pollux.goodput import GoodputModel
+
+__all__ = ["Job", "JobStopped", "Parts", "PassLedger"]
+
+_log = logging.getLogger("pollux")
+STOPPED_EXIT_CODE = 143
+
+
+class JobStopped(SystemExit):
+    """Raised at a step boundary after a request to stop, once the state is saved; ends the process.
+
+    The exit code is 143, as of a process that SIGTERM ended: the job is not done and can be resumed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(STOPPED_EXIT_CODE)
+
+
+@dataclass(frozen=True, slots=True)
+class PassLedger:
+    """Which samples a pass has used so far: how many, and an order-independent hash of their indices.
+
+    `expected_samples` and `expected_hash` are those of the whole pass, None while its end is not known.
+    """
+
+    pass_index: int
+    samples: int
+    hash: int
+    expected_samples: int | None
+    expected_hash: int | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample of the pass was used exactly once."""
+        return (self.samples, self.hash) == (self.expected_samples, self.expected_hash)
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a job is put together from; made by `init`."""
+
+    replicas: Replicas
+    engine: Engine
+    loader: Loader
+    adaptation: Adaptation
+    progress: Progress
+    state: TrainingState
+    receipt: Receipt
+    watch: Watch
+    schedule: Schedule | None = None
+    checkpointer: Checkpointer | None = None
+    scalars: Scalars | None = None
+    output_dir: Path | None = None
+    move_batches: bool = True
+    on_close: Callable[[], None] = field(default=lambda: None)
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    state: State
+    total: int
+    step: int
+    progress: float
+
+
+class Job:
+    """A training job; made by `pollux.init`. Use it as in
+
+    for epoch in job.epochs(90):
+        for x, y in job.batches():
+            loss = F.cross_entropy(job.model(x), y)
+            job.backward(loss)
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._replicas = parts.replicas
+        self._engine = parts.engine
+        self._loader = parts.loader
+        self._adaptation = parts.adaptation
+        self._progress = parts.progress
+        self._receipt = parts.receipt
+        self._iterator: Iterator[tuple[MicroBatch, Any]] | None = None
+        self._mid_step = False
+        self._left_early = False
+        self._in_epoch = False
+        self._closed = False
+        self._snapshot: _Snapshot | None = None
+        self._last_report = RoundReport(None, None)
+        self._began = time.monotonic()
+        self._seconds_before = 0.0
+        self._last_row_at = -1
+        self._resumed = False
+
+    # What the job is
+
+    @property
+    def model(self) -> nn.Module:
+        """The model to call in the loop: averages gradients over replicas where there are several."""
+        return self._engine.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The user's optimiser; its learning rates are the base ones, without the factor for the batch."""
+        return self._engine.optimizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where this replica trains."""
+        return self._replicas.device
+
+    @property
+    def replica(self) -> int:
+        """This replica's number, from 0."""
+        return self._replicas.replica
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas train together."""
+        return self._replicas.num_replicas
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is replica 0: the one to print and to write files."""
+        return self._replicas.is_first
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing that makes it impossible."""
+        return self._receipt.is_exact
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps done."""
+        return self._progress.steps
+
+    @property
+    def samples(self) -> int:
+        """Samples that optimiser steps have used."""
+        return self._progress.samples
+
+    @property
+    def progress(self) -> float:
+        """Samples × efficiency, in samples at the initial batch; what epochs and schedules count."""
+        return self._progress.progress
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch's number, from 0."""
+        return self._progress.epoch
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one optimiser step over all replicas, at present."""
+        return self._adaptation.total
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of one micro-step on one replica, at most, at present."""
+        return self._adaptation.choice.local_batch
+
+    @property
+    def accumulation(self) -> int:
+        """Extra micro-steps of one optimiser step, at present; 0 for none."""
+        return self._adaptation.choice.accumulation
+
+    @property
+    def lr_factors(self) -> tuple[float, ...]:
+        """What each parameter group's learning rate is multiplied by for the present batch."""
+        return self._adaptation.factors(self._adaptation.total, self._progress.epochs)
+
+    @property
+    def noise(self) -> NoiseEstimate:
+        """The gradient noise scale with its interval; it may say "unknown, at least x"."""
+        return self._adaptation.estimate()
+
+    @property
+    def efficiency(self) -> float:
+        """Progress per sample at the present batch, relative to the initial one."""
+        return self._adaptation.efficiency(self._adaptation.total)
+
+    @property
+    def goodput_model(self) -> GoodputModel | None:
+        """Throughput and efficiency as known now, for predictions on other numbers of GPUs; None before a first fit."""
+        adaptation = self._adaptation
+        if adaptation.model is None:
+            return None
+        from pollux.goodput import BatchLimits, Efficiency
+
+        allowed = adaptation.allowed
+        believed = adaptation.believed
+        efficiency = believed.efficiency if believed is not None else Efficiency(allowed.initial, 1.0, 1.0)
+        most = allowed.maximum or allowed.initial
+        limits = BatchLimits(allowed.initial, most, 1, adaptation.local_max or most)
+        return GoodputModel(adaptation.model, efficiency, limits)
+
+    @property
+    def receipt(self) -> Receipt:
+        """What was adapted and why, so far."""
+        return self._receipt
+
+    def ledger(self) -> PassLedger:
+        """The samples used in the current pass; with several replicas, call it on all of them."""
+        self._merge_ledger()
+        expected: Ledger | None = self._loader.expected_ledger()
+        used = self._loader.ledger
+        return PassLedger(
+            self._loader.pass_index,
+            used.count,
+            used.digest,
+            None if expected is None else expected.count,
+            None if expected is None else expected.digest,
+        )
+
+    # The loop
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs still to do, up to `count` in all; resumes inside the one that was interrupted.
+
+        An epoch is one pass over the data at the initial batch, and with larger batches the same progress.
+        """
+        if not isinstance(count, int) or count < 1:
+            raise InvalidInput(f"epochs is {count!r}: give a whole number of epochs, 1 or more")
+        self._require_open()
+        while self._progress.epoch < count:
+            self._in_epoch, self._left_early = True, False
+            yield self._progress.epoch
+            self._close_epoch()
+        self._in_epoch = False
+        self._finish()
+
+    def batches(self) -> Iterator[Any]:
+        """This replica's batches until the epoch is over, moved to its device; pass each one's loss to `backward`.
+
+        With accumulation one optimiser step takes several of them. Left by `break`, the rest of the pass is skipped in
+        exact mode, and the epoch counts as done.
+        """
+        if not self._in_epoch:
+            raise MisusedJob("job.batches() was called outside of an epoch: loop over job.epochs(n) around it")
+        self._require_open()
+        self._drop_unfinished_step()
+        ended = False
+        try:
+            while not self._epoch_over():
+                item = self._next_batch()
+                if item is None:
+                    continue
+                micro, batch = item
+                self._begin(micro)
+                yield self._moved(batch) if self._parts.move_batches else batch
+            ended = True
+        finally:
+            self._left_early = self._left_early or not ended
+
+    def backward(self, loss: Tensor, *, reduction: str = "mean", weight: float | Tensor | None = None) -> None:
+        """The backward pass, and after the last micro-batch of a step the step itself.
+
+        `loss` is the mean over the samples of the batch; or their sum (`reduction="sum"`); or the mean over something
+        else, tokens for instance, whose number in this batch is `weight`. At any number of replicas and any
+        accumulation the gradient is that of the whole batch. It may end the process: see `JobStopped`.
+        """
+        micro = self._engine.backward(loss, reduction, weight)
+        self._mid_step = not micro.is_last
+        if micro.is_last:
+            self._finish_step(micro)
+
+    def log(self, **values: float) -> None:
+        """Record metrics of the user's own, by samples and epoch, in the receipt and TensorBoard."""
+        progress = self._progress
+        self._receipt.log(values, samples=progress.samples, epoch=progress.epochs, progress=progress.progress)
+        if self._parts.scalars is not None:
+            self._parts.scalars.metrics(values, progress.samples)
+
+    def checkpoint(self, *, wait: bool = True) -> None:
+        """Save everything now; with several replicas, call it on all of them at the same step."""
+        checkpointer = self._parts.checkpointer
+        if checkpointer is None:
+            raise MisusedJob("there is no checkpoint folder: pass checkpoint_dir= to pollux.init")
+        state = self._capture()
+        checkpointer.save(
+            self._progress.steps, state.tensors, state.objects, state.values, self._signature(), wait=wait
+        )
+        pause = checkpointer.last_pause_seconds
+        self._receipt.event("checkpointed", self.step, self.progress, f"saved to {checkpointer.folder}", pause=pause)
+
+    def write_receipt(self, folder: str | Path | None = None) -> list[Path]:
+        """Write `receipt.json` and its picture into a folder, by default the job's output folder; replica 0 only."""
+        target = Path(folder) if folder is not None else self._parts.output_dir
+        if target is None:
+            raise MisusedJob("there is no folder for the receipt: pass output_dir= to pollux.init, or a folder here")
+        self._add_row()
+        return self._receipt.write(target) if self.is_first else []
+
+    def close(self) -> None:
+        """Stop watching signals, finish writing, leave the process group; another job may then be started."""
+        if self._closed:
+            return
+        self._closed = True
+        parts = self._parts
+        self._iterator = None
+        parts.watch.close()
+        parts.loader.close()
+        parts.adaptation.close()
+        if parts.engine.meter is not None:
+            parts.engine.meter.close()
+        if parts.checkpointer is not None:
+            parts.checkpointer.close()
+        if parts.scalars is not None:
+            parts.scalars.close()
+        parts.on_close()
+        parts.replicas.close()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # Inside
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise MisusedJob("this job was closed: call pollux.init for another")
+
+    def _epoch_over(self) -> bool:
+        if self._adaptation.adapts and self._progress.epoch_size is not None:
+            return self._progress.epoch_reached
+        return self._loader.pass_done
+
+    def _next_batch(self) -> tuple[MicroBatch, Any] | None:
+        """The next micro-batch; None where a pass ended and the question is to be asked anew."""
+        if self._iterator is None:
+            if self._loader.pass_done:
+                self._loader.next_pass()
+            self._iterator = self._loader.micro_batches(self._adaptation.shape, self._progress.steps)
+        if not self._mid_step:
+            step = self._progress.steps
+            self._engine.clock.begin(self._adaptation.is_told_apart(step, self._adaptation.shape(step).measured))
+        began = time.perf_counter()
+        item = next(self._iterator, None)
+        self._engine.clock.waited(time.perf_counter() - began)
+        if item is None:
+            self._iterator = None
+            if self._loader.cursor == 0 and not self._loader.pass_done:
+                raise InvalidInput("the dataset gave no sample at all: check its iterator or sampler")
+            self._pass_ended()
+        return item
+
+    def _begin(self, micro: MicroBatch) -> None:
+        local = _local_batch(micro, self.num_replicas)
+        self._engine.begin(micro, self._adaptation.trial_from(local) if micro.index == 0 else None)
+
+    def _moved(self, batch: Any) -> Any:
+        device = self._replicas.device
+
+        def move(leaf: Any) -> Any:
+            return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+
+        if device.type == "cpu":
+            return batch
+        if hasattr(batch, "to") and not isinstance(batch, Tensor):
+            return batch.to(device)
+        return _pytree.tree_map(move, batch)
+
+    def _drop_unfinished_step(self) -> None:
+        if self._mid_step:
+            self._engine.abandon()
+            self._loader.rewind()
+            self._iterator, self._mid_step = None, False
+
+    def _finish_step(self, micro: MicroBatch) -> None:
+        local = _local_batch(micro, self.num_replicas)
+        progress = self._progress
+        if not self._engine.finish(self._adaptation.factors(micro.total, progress.epochs)):
+            self._survive_out_of_memory(local)
+            return
+        self._engine.clock.end(micro.repeats, local, micro.measured)
+        self._adaptation.stepped(local, micro.total)
+        progress.add(micro.total, self._adaptation.efficiency(micro.total))
+        self._loader.commit()
+        if self._parts.schedule is not None:
+            self._parts.schedule.after_step(progress)
+        if self._adaptation.is_round(progress.steps):
+            self._round()
+        for request in sorted(self._parts.watch.at_boundary(progress.steps)):
+            self._serve(request)
+
+    def _serve(self, request: str) -> None:
+        if request == CHECKPOINT and self._parts.checkpointer is not None:
+            self.checkpoint(wait=False)
+        elif request == STOP:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._parts.checkpointer is None:
+            _log.warning("stopped without a checkpoint: pass checkpoint_dir= to pollux.init to keep the work")
+        else:
+            self.checkpoint(wait=True)
+        self._receipt.event("stopped", self.step, self.progress, "asked to stop; the state was saved first")
+        self._write_output()
+        self.close()
+        raise JobStopped
+
+    def _survive_out_of_memory(self, local: int) -> None:
+        if local <= 1:
+            raise InvalidInput("memory does not hold a single sample: use a smaller model, or a GPU with more memory")
+        before = self._adaptation.choice
+        smaller = self._adaptation.ran_out(local)
+        self._loader.rewind()
+        self._iterator = None
+        text = f"a local batch of {local} ran out of memory: back to {smaller}, the step's samples are taken again"
+        _log.warning("%s", text)
+        self._receipt.event("out-of-memory", self.step, self.progress, text, local_batch=local, smaller=smaller)
+        if self._adaptation.choice.accumulation > before.accumulation:
+            self.note_batchnorm(accumulates=True)
+
+    def attach_scalars(self, scalars: Scalars) -> None:
+        """Write rows and metrics there from now on; called by `init`."""
+        self._parts.scalars = scalars
+
+    def note_batchnorm(self, accumulates: bool) -> None:
+        """Say, once, where BatchNorm makes exactness impossible."""
+        if not has_batchnorm(self._engine.inner):
+            return
+        split = accumulates or (self.num_replicas > 1 and not self._engine.counts_batchnorm)
+        if split and self._receipt.is_exact:
+            cause = "accumulation" if accumulates else "unsynchronised replicas"
+            text = (
+                f"BatchNorm normalises over parts of the batch under {cause}: the curve differs from the whole batch's"
+            )
+            _log.warning("not exact: %s", text)
+            self._receipt.mark_not_exact(text, self.step, self.progress)
+
+    # Rounds
+
+    def _round(self) -> None:
+        report = self._adaptation.round(self._progress.steps)
+        self._last_report = report
+        if report.spike is not None and self._snapshot is not None:
+            self._roll_back(str(report.spike))
+            return
+        if report.loss is not None and not math.isfinite(report.loss) and not self._engine.has_scaler:
+            raise NonFiniteValue(
+                f"the loss became {report.loss} by step {self.step}: lower the learning rate, clip gradients "
+                "(clip_norm=), or check the data; the last checkpoint is untouched"
+            )
+        self._add_row()
+        change = self._adaptation.next_change(self._progress.progress)
+        if change is not None:
+            self._change(change)
+
+    def _change(self, change: Change) -> None:
+        before = self._adaptation.choice
+        total = self._adaptation.total
+        captured = self._parts.state.copied(self._capture())
+        self._snapshot = _Snapshot(captured, total, self.step, self.progress)
+        self._adaptation.take(change)
+        text = f"batch {total:,} to {self.batch_size:,}: {change.reason}"
+        _log.info("%s", text)
+        self._receipt.event(
+            "batch-changed",
+            self.step,
+            self.progress,
+            text,
+            before=total,
+            after=self.batch_size,
+            gain=change.gain,
+            efficiency=change.efficiency,
+            accumulation=change.choice.accumulation,
+        )
+        if change.choice.accumulation > before.accumulation:
+            self.note_batchnorm(accumulates=True)
+
+    def _roll_back(self, why: str) -> None:
+        snapshot = self._snapshot
+        assert snapshot is not None
+        bad = self.batch_size
+        self._engine.abandon()
+        self._restore(snapshot.state, in_place=False)
+        self._parts.state.restore_rng(snapshot.state.values, snapshot.step)
+        self._adaptation.tracker.load_state_dict(snapshot.state.values["adaptation"]["tracker"])
+        self._adaptation.go_back(snapshot.total, snapshot.step)
+        self._adaptation.guard.freeze(self._progress.progress)
+        self._iterator = None
+        self._snapshot = None
+        if self._parts.checkpointer is not None:
+            self._parts.checkpointer.drop_after(snapshot.step)
+        if self._parts.scalars is not None:
+            self._parts.scalars.rolled_back(self.samples)
+        until = self._adaptation.guard.frozen_until
+        text = f"{why}: back to step {snapshot.step} and batch {snapshot.total:,} from {bad:,}, which is left alone"
+        _log.warning("%s", text)
+        self._receipt.event("rolled-back", self.step, self.progress, text, before=bad, after=snapshot.total)
+        self._receipt.event("frozen", self.step, self.progress, f"no change of batch until progress {until:,.0f}")
+
+    def _add_row(self) -> None:
+        if self._last_row_at == self.step:
+            return
+        self._last_row_at = self.step
+        adaptation, progress = self._adaptation, self._progress
+        estimate = adaptation.estimate()
+        known = estimate.num_measured > 0
+        model = self.goodput_model
+        row = Row(
+            step=progress.steps,
+            progress=progress.progress,
+            samples=progress.samples,
+            seconds=self._seconds_before + time.monotonic() - self._began,
+            num_replicas=self.num_replicas,
+            num_nodes=self._replicas.num_nodes,
+            local_batch=self.local_batch,
+            accumulation=self.accumulation,
+            total_batch=self.batch_size,
+            lr_factors=self.lr_factors,
+            efficiency=self.efficiency,
+            throughput=self._last_report.throughput,
+            goodput=None if model is None else model.goodput_at(adaptation.choice, self._replicas.num_nodes),
+            noise_scale=estimate.noise_scale if known else None,
+            noise_low=estimate.low if known else None,
+            noise_high=estimate.high if known else None,
+            loss=self._last_report.loss,
+        )
+        self._receipt.sample(row)
+        if self._parts.scalars is not None:
+            self._parts.scalars.row(row)
+
+    # Epochs and passes
+
+    def _pass_ended(self) -> None:
+        if self._loader.pass_done:
+            ledger = self.ledger()
+            self._receipt.close_pass(ledger.pass_index, ledger.samples, f"{ledger.hash:#018x}")
+            if self._progress.epoch_size is None:
+                self._progress.epoch_size = self._loader.cursor
+
+    def _close_epoch(self) -> None:
+        self._drop_unfinished_step()
+        exact = not self._adaptation.adapts or self._progress.epoch_size is None
+        if exact and self._loader.pass_done:
+            self._end_pass()
+        elif exact and self._left_early:
+            self._loader.rewind()
+            self._iterator = None
+            self._loader.skip_pass()
+        self._progress.close_epoch()
+        if not self._engine.counts_batchnorm:
+            self._replicas.broadcast_buffers(self._engine.inner)
+        if self._parts.schedule is not None:
+            self._parts.schedule.after_epoch()
+        if self._parts.scalars is not None:
+            self._parts.scalars.flush()
+
+    def _end_pass(self) -> None:
+        if self._iterator is not None:
+            # The iterator learns the end of the pass by being asked once more.
+            with contextlib.suppress(StopIteration):
+                next(self._iterator)
+            self._iterator = None
+        self._pass_ended()
+        self._loader.next_pass()
+
+    def _finish(self) -> None:
+        parts = self._parts
+        if parts.checkpointer is not None:
+            self.checkpoint(wait=True)
+        self._receipt.event("finished", self.step, self.progress, f"{self._progress.epoch} epochs done")
+        self._write_output()
+
+    def _write_output(self) -> None:
+        self._add_row()
+        if self._parts.output_dir is not None and self.is_first:
+            self._receipt.write(self._parts.output_dir)
+        if self._parts.scalars is not None:
+            self._parts.scalars.flush()
+
+    # State
+
+    def _signature(self) -> dict[str, Any]:
+        return self._parts.state.signature()
+
+    def _merge_ledger(self) -> None:
+        ledger = self._loader.ledger
+        mine = torch.tensor(ledger.local_part(), dtype=torch.int64)
+        count, digest = self._replicas.add_up(mine).tolist()
+        ledger.absorb(count, digest)
+
+    def _capture(self) -> State:
+        """Everything; the same on all replicas but for shards. A collective."""
+        if not self._engine.counts_batchnorm:
+            self._replicas.broadcast_buffers(self._engine.inner)
+        self._merge_ledger()
+        state = self._parts.state.capture()
+        data = self._loader.state_dict()
+        if data["order"] is not None:
+            state.tensors["data.order"] = data["order"]
+        state.objects["data.dataset"] = data["dataset_state"]
+        state.values["data"] = {key: value for key, value in data.items() if key not in ("order", "dataset_state")}
+        state.values["progress"] = self._progress.state_dict()
+        state.values["schedule"] = 0 if self._parts.schedule is None else self._parts.schedule.taken
+        state.values["adaptation"] = self._adaptation.state_dict()
+        state.values["receipt"] = self._receipt.state_dict()
+        state.values["seconds"] = self._seconds_before + time.monotonic() - self._began
+        state.values["num_replicas"] = self.num_replicas
+        return state
+
+    def _restore(self, state: State, in_place: bool) -> None:
+        """Model, optimiser, objects, data and progress as they were; what was learned of the machine stays."""
+        self._parts.state.restore(state, tensors_in_place=in_place)
+        data: dict[str, Any] = dict(state.values["data"])
+        data["order"] = state.tensors.get("data.order")
+        data["dataset_state"] = state.objects["data.dataset"]
+        self._loader.rewind()
+        self._loader.load_state_dict(data)
+        self._progress.load_state_dict(state.values["progress"])
+        if self._parts.schedule is not None:
+            self._parts.schedule.taken = int(state.values["schedule"])
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from a checkpoint, at whatever number of replicas there are now; called by `init`."""
+        tensors = self._parts.state.templates(saved)
+        loaded = load(saved, tensors, signature=self._signature())
+        state = from_loaded(loaded, tensors)
+        self._restore(state, in_place=True)
+        values: Mapping[str, Any] = state.values
+        self._adaptation.load_state_dict(values["adaptation"], self.step)
+        self._receipt.load_state_dict(values["receipt"])
+        self._parts.state.restore_rng(values, self.step)
+        self._seconds_before = float(values["seconds"])
+        before = int(values["num_replicas"])
+        if before != self.num_replicas:
+            text = f"from {before} to {self.num_replicas} replicas"
+            self._receipt.event("resized", self.step, self.progress, text, before=before, after=self.num_replicas)
+        self._receipt.event("resumed", self.step, self.progress, f"from {saved.path.name}")
+        self._resumed = True
+
+
+def _local_batch(micro: MicroBatch, num_replicas: int) -> int:
+    """The largest part that any replica has in the step."""
+    return -(-micro.total // (num_replicas * micro.repeats))

@@ -1,0 +1,142 @@
+"""Which samples of a pass have been committed, as a count and a hash that does not depend on their order.
+
+How replicas add their parts together (an all-reduce of two integers) is the caller's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Indices", "Ledger", "hash_indices"]
+
+Indices = npt.NDArray[np.int64]
+"""Sample indices, or running numbers of a stream's items."""
+
+_MASK = (1 << 64) - 1
+_CHUNK = 1 << 20
+_MOST_PENDING = 64
+
+
+def hash_indices(indices: Indices) -> int:
+    """The sum modulo 2^64 of a mixed 64-bit hash of each index (the finaliser of splitmix64).
+
+    A sample that is missing, extra or exchanged changes the sum, except with probability 2^-64.
+    """
+    total = 0
+    for first in range(0, len(indices), _CHUNK):
+        x = indices[first : first + _CHUNK].astype(np.uint64)
+        x += np.uint64(0x9E3779B97F4A7C15)
+        x ^= x >> np.uint64(30)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        x ^= x >> np.uint64(27)
+        x *= np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        total += int(np.add.reduce(x))
+    return total & _MASK
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+class Ledger:
+    """Count and hash of the samples of one pass: those merged over all replicas, and this replica's own since.
+
+    With one replica nothing need be merged: `count` and `digest` cover both parts.
+    """
+
+    __slots__ = ("_local", "_merged", "_pending")
+
+    def __init__(self) -> None:
+        self._merged = (0, 0)
+        self._local = (0, 0)
+        # Hashing a few hundred indices costs mostly call overhead, so several steps are hashed at once.
+        self._pending: list[Indices] = []
+
+    @classmethod
+    def of_range(cls, size: int) -> Ledger:
+        """What a pass over the samples 0 to `size` - 1 must leave."""
+        ledger = cls()
+        for first in range(0, size, _CHUNK):
+            ledger.add(np.arange(first, min(size, first + _CHUNK), dtype=np.int64))
+            ledger._settle()
+        return ledger
+
+    @classmethod
+    def of(cls, indices: Indices) -> Ledger:
+        """What a pass over these samples must leave, repeated ones counted as often as they occur."""
+        ledger = cls()
+        ledger.add(indices)
+        return ledger
+
+    def add(self, indices: Indices) -> None:
+        """Count samples that this replica has committed; the array must not change afterwards."""
+        self._pending.append(indices)
+        if len(self._pending) >= _MOST_PENDING:
+            self._settle()
+
+    def merge(self, count: int, digest: int) -> None:
+        """Add a part that was counted elsewhere, over all replicas, to the merged one."""
+        self._merged = (self._merged[0] + count, (self._merged[1] + digest) & _MASK)
+
+    def local_part(self) -> tuple[int, int]:
+        """Count and hash of this replica's own samples since the last merge.
+
+        The hash comes as a signed 64-bit integer: an all-reduced sum of int64 tensors wraps around as it should.
+        """
+        self._settle()
+        return self._local[0], _signed(self._local[1])
+
+    def absorb(self, count: int, digest: int) -> None:
+        """Take in the sum of every replica's `local_part()`, this one's included, and clear the local part."""
+        self._settle()
+        self.merge(count, digest)
+        self._local = (0, 0)
+
+    @property
+    def merged_count(self) -> int:
+        """Samples in the merged part, which is the same on every replica."""
+        return self._merged[0]
+
+    @property
+    def count(self) -> int:
+        """Samples of both parts."""
+        self._settle()
+        return self._merged[0] + self._local[0]
+
+    @property
+    def digest(self) -> int:
+        """Hash of both parts, from 0 to 2^64 - 1."""
+        self._settle()
+        return (self._merged[1] + self._local[1]) & _MASK
+
+    def state_dict(self) -> dict[str, int]:
+        """The merged part as plain integers, the same on every replica; the hash signed, to fit an int64."""
+        return {"count": self._merged[0], "digest": _signed(self._merged[1])}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Ledger:
+        """The ledger whose `state_dict()` this is."""
+        ledger = cls()
+        ledger.merge(int(state["count"]), int(state["digest"]))
+        return ledger
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ledger):
+            return NotImplemented
+        return (self.count, self.digest) == (other.count, other.digest)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"Ledger(count={self.count}, digest={self.digest:#018x})"
+
+    def _settle(self) -> None:
+        if self._pending:
+            indices = self._pending[0] if len(self._pending) == 1 else np.concatenate(self._pending)
+            self._pending.clear()
+            self._local = (self._local[0] + len(indices), (self._local[1] + hash_indices(indices)) & _MASK)

@@ -1,0 +1,109 @@
+"""How far a job has come: samples, progress, epochs, and the place in the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+__all__ = ["SCHEDULE_UNITS", "Progress", "Schedule"]
+
+SCHEDULE_UNITS = ("step", "epoch")
+_SLACK = 1e-9
+
+
+class _Scheduler(Protocol):
+    def step(self) -> None: ...
+
+
+class Progress:
+    """Progress = Σ samples·efficiency over the steps that happened, in samples at the initial batch M0.
+
+    An *epoch* is `epoch_size` of progress; at the initial batch, one pass over the data. `epoch_size` None: not
+    known yet (a stream on its first pass), and the end of the pass ends the epoch.
+    """
+
+    def __init__(self, epoch_size: int | None) -> None:
+        self.epoch_size = epoch_size
+        self.steps = 0
+        self.samples = 0
+        self.progress = 0.0
+        self.epoch = 0
+        self.epoch_began = 0.0
+
+    def add(self, samples: int, efficiency: float) -> None:
+        """One optimiser step with so many samples."""
+        self.steps += 1
+        self.samples += samples
+        self.progress += samples * efficiency
+
+    @property
+    def in_epoch(self) -> float:
+        """Progress since the current epoch began."""
+        return self.progress - self.epoch_began
+
+    @property
+    def epoch_reached(self) -> bool:
+        """Whether the current epoch has had its progress; never where its size is not known."""
+        return self.epoch_size is not None and self.in_epoch >= self.epoch_size * (1.0 - _SLACK)
+
+    @property
+    def epochs(self) -> float:
+        """Progress in epochs."""
+        return self.epoch + (self.in_epoch / self.epoch_size if self.epoch_size else 0.0)
+
+    def close_epoch(self) -> None:
+        """The next epoch begins. What was done beyond this one's end counts for it, what was left out does not."""
+        reached = self.epoch_reached and self.epoch_size is not None
+        self.epoch_began = self.epoch_began + (self.epoch_size or 0) if reached else self.progress
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            name: getattr(self, name) for name in ("steps", "samples", "progress", "epoch", "epoch_began", "epoch_size")
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from an earlier run."""
+        self.steps, self.samples, self.epoch = int(state["steps"]), int(state["samples"]), int(state["epoch"])
+        self.progress, self.epoch_began = float(state["progress"]), float(state["epoch_began"])
+        if self.epoch_size is None and state["epoch_size"] is not None:
+            self.epoch_size = int(state["epoch_size"])
+
+
+class Schedule:
+    """A learning-rate scheduler of PyTorch's, advanced by progress: a decay at epoch 60 stays at epoch 60.
+
+    By `step`, an epoch is as many scheduler steps as it has optimiser steps at the initial batch; in exact mode that
+    is one for each optimiser step. By `epoch`, one for each epoch.
+    """
+
+    def __init__(self, scheduler: _Scheduler, unit: str, initial_batch: int, exact: bool) -> None:
+        self.scheduler = scheduler
+        self.unit = unit
+        self._initial = initial_batch
+        self._exact = exact
+        self.taken = 0
+
+    def after_step(self, progress: Progress) -> None:
+        """Advance to where the progress is."""
+        if self.unit != "step":
+            return
+        if self._exact:
+            due = self.taken + 1
+        elif progress.epoch_size is not None:
+            steps = math.ceil(progress.epoch_size / self._initial)
+            due = math.floor(progress.epochs * steps + _SLACK)
+        else:
+            due = math.floor(progress.progress / self._initial + _SLACK)
+        self._advance(due)
+
+    def after_epoch(self) -> None:
+        """One epoch is over."""
+        if self.unit == "epoch":
+            self._advance(self.taken + 1)
+
+    def _advance(self, due: int) -> None:
+        while self.taken < due:
+            self.scheduler.step()
+            self.taken += 1

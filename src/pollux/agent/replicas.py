@@ -1,0 +1,188 @@
+"""The replicas of one job as one thing: process groups, the wrapped model, small agreements between replicas.
+
+What is averaged, and with which weight, is decided in `averaging`; what is agreed on, in `job`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pollux.agent.environment import Environment
+from pollux.core.errors import InvalidInput
+
+__all__ = ["Replicas", "WrappedModel"]
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+
+
+class WrappedModel(DistributedDataParallel):
+    """PyTorch's data-parallel wrapper that also answers for the attributes of the model inside."""
+
+    ran: bool = False
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The model's own forward; noted, so that a step that went round it can be told."""
+        self.ran = True
+        return super().forward(*inputs, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(super().__getattr__("module"), name)
+
+
+class Replicas:
+    """This process among `num_replicas`; alone, it opens no socket.
+
+    Two groups: `data` (the default one: NCCL on GPUs, gloo elsewhere) carries gradients, `control` (always
+    gloo) carries the few small numbers that replicas agree on, without touching the GPU.
+    """
+
+    def __init__(self, environment: Environment, device: torch.device, timeout: float | None = None) -> None:
+        self.replica = environment.replica
+        self.num_replicas = environment.num_replicas
+        self.num_nodes = environment.num_nodes
+        self.device = device
+        self.store: dist.Store | None = None
+        self.control: dist.ProcessGroup | None = None
+        self.owns_group = False
+        self._wrapped: WrappedModel | None = None
+        if dist.is_initialized():
+            self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()
+            self.num_nodes = min(self.num_nodes, self.num_replicas)
+        if self.num_replicas > 1:
+            self._join(environment.timeout or timeout or DEFAULT_TIMEOUT_SECONDS)
+
+    def _join(self, timeout: float) -> None:
+        limit = datetime.timedelta(seconds=timeout)
+        if not dist.is_initialized():
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            try:
+                store, _, _ = next(
+                    dist.rendezvous("env://", rank=self.replica, world_size=self.num_replicas, timeout=limit)
+                )
+            except (ValueError, dist.DistError, RuntimeError) as error:
+                raise InvalidInput(
+                    f"replica {self.replica} of {self.num_replicas} cannot meet the others: {error}; start the script "
+                    "with torchrun, or set MASTER_ADDR and MASTER_PORT"
+                ) from error
+            store.set_timeout(limit)
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("pollux/group", store),
+                rank=self.replica,
+                world_size=self.num_replicas,
+                timeout=limit,
+            )
+            self.owns_group = True
+            self.store = dist.PrefixStore("pollux/job", store)
+        else:
+            self.store = dist.PrefixStore("pollux/job", dist.distributed_c10d._get_default_store())
+        self.control = dist.new_group(backend="gloo", timeout=limit)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is replica 0, which writes what is written once."""
+        return self.replica == 0
+
+    def wrap(self, model: nn.Module, options: Mapping[str, object] | None = None) -> nn.Module:
+        """The model to call in training: itself when alone, else wrapped so that gradients are averaged."""
+        if self.num_replicas == 1:
+            return model
+        known = inspect.signature(DistributedDataParallel.__init__).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        settings: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True, **(options or {})}
+        self._wrapped = WrappedModel(model, **settings)
+        return self._wrapped
+
+    def check_same(self, what: str, value: int) -> None:
+        """Refuse to go on where replicas were started with different values."""
+        table = self.gather([float(value)])
+        if (table != table[0]).any():
+            seen = ", ".join(f"{number:.0f}" for number in sorted(set(table[:, 0])))
+            raise InvalidInput(
+                f"replicas disagree on {what} ({seen}): start all of them with the same script and arguments"
+            )
+
+    def gather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+        """Everyone's numbers, one row per replica, the same on all; a collective."""
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        if self.num_replicas == 1:
+            return mine.unsqueeze(0).numpy()
+        parts = [torch.empty_like(mine) for _ in range(self.num_replicas)]
+        dist.all_gather(parts, mine, group=self.control)
+        return torch.stack(parts).numpy()
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum over replicas of a small host tensor, in place; a collective. Integers wrap around."""
+        if self.num_replicas > 1:
+            dist.all_reduce(values, group=self.control)
+        return values
+
+    def gather_bytes(self, text: bytes) -> list[bytes]:
+        """Everyone's bytes, by replica; a collective."""
+        if self.num_replicas == 1:
+            return [text]
+        sizes = self.gather([float(len(text))])[:, 0].astype(int)
+        mine = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else mine[:0]
+        parts = [torch.empty_like(mine) for _ in range(self.num_replicas)]
+        dist.all_gather(parts, mine, group=self.control)
+        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The mean over replicas of every gradient, for steps that went without the wrapper's own averaging.
+
+        A parameter without a gradient anywhere keeps none; one with a gradient somewhere counts as zero elsewhere.
+        """
+        if self.num_replicas == 1:
+            return
+        there = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int64)
+        self.add_up(there)
+        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter, count in zip(parameters, there.tolist(), strict=True):
+            if count:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                by_type.setdefault(parameter.grad.dtype, []).append(parameter)
+        for group in by_type.values():
+            flat = torch.cat([parameter.grad.reshape(-1) for parameter in group if parameter.grad is not None])
+            flat.div_(self.num_replicas)
+            dist.all_reduce(flat)
+            pieces = flat.split([parameter.numel() for parameter in group])
+            for parameter, piece in zip(group, pieces, strict=True):
+                assert parameter.grad is not None
+                parameter.grad.copy_(piece.view_as(parameter.grad))
+
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Replica 0's buffers for all: where BatchNorm is not synchronised its running averages differ."""
+        if self.num_replicas > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def close(self) -> None:
+        """Leave the groups made here. The wrapper is taken apart first: its threads outlive a plain exit badly."""
+        if self._wrapped is not None and self.owns_group:
+            for name in ("reducer", "logger"):
+                vars(self._wrapped).pop(name, None)
+            self._wrapped = None
+            gc.collect()
+        if self.owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self.owns_group = False
+        self.control = None
+        self.store = None

@@ -1,0 +1,406 @@
+"""`pollux.init`: checks what the user passed, puts a job together and resumes it where it was left."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import signal
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from pollux.agent import rules
+from pollux.agent.adapt import Adaptation, BatchRange
+from pollux.agent.averaging import Averager
+from pollux.agent.batchnorm import has_batchnorm, synchronise_batchnorm
+from pollux.agent.checkpoint import Checkpointer
+from pollux.agent.engine import Engine, StepOptions
+from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
+from pollux.agent.job import Job, Parts
+from pollux.agent.loader import Loader, LoaderOptions
+from pollux.agent.meter import GradientMeter
+from pollux.agent.progress import SCHEDULE_UNITS, Progress, Schedule
+from pollux.agent.receipt import Receipt
+from pollux.agent.replicas import Replicas
+from pollux.agent.rules import OwnRule
+from pollux.agent.state import Stateful, TrainingState, require_stateful
+from pollux.agent.tensorboard import Scalars
+from pollux.agent.watch import Watch
+from pollux.core.errors import InvalidInput, MisusedJob, UnknownName
+
+__all__ = ["init"]
+
+_log = logging.getLogger("pollux")
+_DEFAULT_CHECKPOINT_EVERY = 600.0
+_active: weakref.ref[Job] | None = None
+
+
+def init(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    batch_size: int | None = None,
+    *,
+    max_batch_size: int | None = None,
+    max_local_batch: int | None = None,
+    accumulation: int = 0,
+    lr_rule: str | OwnRule | None = None,
+    lr_scheduler: Any = None,
+    schedule_every: str = "step",
+    warmup_epochs: float = 0.0,
+    scaler: torch.amp.GradScaler | None = None,
+    clip_norm: float | None = None,
+    before_step: Callable[[], None] | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    shuffle: bool | None = None,
+    sampler: Iterable[int] | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    num_workers: int | None = None,
+    pin_memory: bool | None = None,
+    drop_last: bool | None = None,
+    num_shards: int | None = None,
+    epoch_size: int | None = None,
+    move_batches: bool = True,
+    sync_batchnorm: bool = True,
+    measure_noise: bool | None = None,
+    state: Mapping[str, Stateful] | None = None,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: float | None = None,
+    keep_checkpoints: int = 2,
+    output_dir: str | Path | None = None,
+    tensorboard_dir: str | Path | None = None,
+    stop_signals: tuple[int, ...] = (signal.SIGTERM,),
+    ddp_options: Mapping[str, object] | None = None,
+    timeout: float | None = None,
+    name: str | None = None,
+) -> Job:
+    """Start or resume a training job in this process, as one of the replicas that torchrun or a scheduler started.
+
+    `model` and `optimizer` are used as they are and moved to the device; `dataset` is map-style, iterable, or a whole
+    `DataLoader`, whose settings are then taken over. What each option does:
+
+    Batch
+        `batch_size` samples per optimiser step over all replicas (M0). `max_batch_size`: leave it out for exact mode,
+        where the batch stays M0; otherwise it may grow up to this ceiling. `max_local_batch`: the most that one replica
+        takes at once; more is accumulated. `accumulation`: extra micro-steps to use at the least.
+    Learning rate
+        `lr_rule`: "adascale", "sqrt", "linear", "legw", "none", or `f(scale, gain, group_index) -> factor`; by default
+        "sqrt" for Adam-like optimisers, else "adascale". `lr_scheduler`: stepped for you, every "step" or "epoch" of
+        progress (`schedule_every`). `warmup_epochs`: length of the schedule's linear warm-up, for "legw".
+    Step
+        `scaler`: a GradScaler. `clip_norm`: clip the gradient's norm. `before_step`: called with averaged, unscaled
+        gradients just before the optimiser, for clipping of another kind.
+    Data
+        `seed`, `shuffle`, `sampler`, `collate_fn`, `num_workers`, `pin_memory`, `drop_last` as in a DataLoader.
+        `num_shards`: virtual shards of an iterable dataset. `epoch_size`: samples of an epoch where the dataset has no
+        length. `move_batches`: move tensors to the device.
+    Exactness
+        `sync_batchnorm`: BatchNorm over all replicas' samples. `measure_noise`: gradient noise in exact mode too
+        (with one replica this splits measured batches in two).
+    Safety
+        `state`: more objects with `state_dict` and `load_state_dict`, by name. `checkpoint_dir`, `checkpoint_every`
+        (seconds, 600 by default), `keep_checkpoints`. `stop_signals`: save and exit on these.
+    Output
+        `output_dir`: folder for the receipt. `tensorboard_dir`: folder for scalars. `name` of the job.
+    Replicas
+        `device`: this replica's GPU where there is one, else the CPU. `ddp_options`: for DistributedDataParallel.
+        `timeout`: seconds after which a collective fails.
+
+    Raises `InvalidInput` and its kin before anything is changed; `CheckpointMismatch` where the folder holds another
+    job's checkpoints; `MisusedJob` where a job is active in this process already.
+    """
+    _require_inactive()
+    environment = read_environment()
+    dataset, loading, batch_size = _data_options(
+        dataset,
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        sampler=sampler,
+        collate_fn=collate_fn,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        drop_last=drop_last,
+        num_shards=num_shards,
+    )
+    _check_model(model, optimizer)
+    _check_numbers(
+        batch_size=batch_size,
+        max_batch_size=max_batch_size,
+        max_local_batch=max_local_batch,
+        clip_norm=clip_norm,
+        checkpoint_every=checkpoint_every,
+        keep_checkpoints=keep_checkpoints,
+        epoch_size=epoch_size,
+        timeout=timeout,
+    )
+    allowed = _batch_range(batch_size, max_batch_size, max_local_batch, accumulation)
+    rule = rules.create(lr_rule if lr_rule is not None else rules.default_rule(optimizer), warmup=warmup_epochs)
+    stateful = require_stateful(state or {})
+    _check_schedule(lr_scheduler, schedule_every)
+    if lr_scheduler is not None:
+        stateful = {**stateful, "lr_scheduler": lr_scheduler}
+    if scaler is not None:
+        stateful = {**stateful, "scaler": scaler}
+
+    where = choose_device(device, environment)
+    loader = Loader(dataset, loading, 0, 1)
+    _check_sizes(loader, batch_size, max_batch_size, environment)
+    _move(model, optimizer, where)
+    replicas = Replicas(environment, where, timeout)
+    try:
+        job = _assemble(
+            model,
+            optimizer,
+            loader,
+            allowed,
+            replicas,
+            environment,
+            step_options=StepOptions(scaler, clip_norm, before_step, ddp_options),
+            rule=rule,
+            schedule=lr_scheduler,
+            schedule_every=schedule_every,
+            epoch_size=epoch_size,
+            stateful=stateful,
+            seed=seed,
+            sync_batchnorm=sync_batchnorm,
+            measure_noise=measure_noise if measure_noise is not None else not allowed.is_exact,
+            checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir is not None else environment.checkpoint_dir,
+            checkpoint_every=checkpoint_every or environment.checkpoint_every or _DEFAULT_CHECKPOINT_EVERY,
+            keep=keep_checkpoints,
+            output_dir=Path(output_dir) if output_dir is not None else environment.output_dir,
+            tensorboard_dir=tensorboard_dir,
+            signals=stop_signals,
+            move_batches=move_batches,
+            name=name or environment.job,
+        )
+    except BaseException:
+        replicas.close()
+        raise
+    _activate(job)
+    return job
+
+
+def _assemble(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Loader,
+    allowed: BatchRange,
+    replicas: Replicas,
+    environment: Environment,
+    *,
+    step_options: StepOptions,
+    rule: rules.Rule,
+    schedule: Any,
+    schedule_every: str,
+    epoch_size: int | None,
+    stateful: Mapping[str, Stateful],
+    seed: int,
+    sync_batchnorm: bool,
+    measure_noise: bool,
+    checkpoint_dir: Path | None,
+    checkpoint_every: float,
+    keep: int,
+    output_dir: Path | None,
+    tensorboard_dir: str | Path | None,
+    signals: tuple[int, ...],
+    move_batches: bool,
+    name: str,
+) -> Job:
+    loader.resize(replicas.replica, replicas.num_replicas)
+    replicas.check_same("batch_size", allowed.initial)
+    replicas.check_same("the size of the dataset", loader.size or -1)
+    synchronised = replicas.num_replicas > 1 and sync_batchnorm and has_batchnorm(model)
+    if synchronised:
+        synchronise_batchnorm(model, torch.distributed.group.WORLD)
+    training = TrainingState(model, optimizer, stateful, replicas, seed)
+    averager = Averager(replicas, allowed.initial, adaptive=not allowed.is_exact)
+    engine = Engine(model, optimizer, replicas, averager, None, step_options)
+    _require_exact_when_sharded(engine, allowed)
+    if measure_noise and not engine.is_sharded:
+        engine.meter = GradientMeter(optimizer, replicas.device)
+    engine.counts_batchnorm = synchronised
+    checkpointer = None
+    if checkpoint_dir is not None:
+        checkpointer = Checkpointer(
+            checkpoint_dir,
+            keep=keep,
+            replica=replicas.replica,
+            num_replicas=replicas.num_replicas,
+            group=replicas.control,
+            sharded=engine.is_sharded,
+        )
+    size = epoch_size or _whole_batches(loader, allowed.initial)
+    freeze = float(size) if size else 100.0 * allowed.initial
+    adaptation = Adaptation(allowed, rule, engine, replicas, gpu_type(replicas.device), freeze, measure_noise)
+    receipt = Receipt(
+        name,
+        mode="exact" if allowed.is_exact else "adaptive",
+        initial_batch=allowed.initial,
+        max_batch=allowed.maximum,
+        rule=rule.name,
+        dataset_size=loader.size,
+    )
+    job = Job(
+        Parts(
+            replicas=replicas,
+            engine=engine,
+            loader=loader,
+            adaptation=adaptation,
+            progress=Progress(size),
+            state=training,
+            receipt=receipt,
+            watch=Watch(replicas, checkpoint_every if checkpointer is not None else None, signals),
+            schedule=None
+            if schedule is None
+            else Schedule(schedule, schedule_every, allowed.initial, exact=allowed.is_exact),
+            checkpointer=checkpointer,
+            output_dir=output_dir,
+            move_batches=move_batches,
+            on_close=_deactivate,
+        )
+    )
+    saved = checkpointer.latest() if checkpointer is not None else None
+    if saved is not None:
+        job.resume(saved)
+    else:
+        if replicas.replica > 0:
+            # Replica 0 keeps the user's own random state, as plain PyTorch would.
+            training.seed_rng(0)
+        receipt.event("started", 0, 0.0, f"{replicas.num_replicas} replicas on {replicas.num_nodes} nodes")
+    if tensorboard_dir is not None:
+        job.attach_scalars(
+            Scalars(
+                tensorboard_dir, replica=replicas.replica, resumed_samples=job.samples if saved is not None else None
+            )
+        )
+    job.note_batchnorm(accumulates=adaptation.choice.accumulation > 0)
+    if checkpointer is not None:
+        checkpointer.prepare(training.model_tensors())
+    return job
+
+
+def _require_inactive() -> None:
+    job = _active() if _active is not None else None
+    if job is not None:
+        raise MisusedJob("pollux.init was called a second time: one process trains one job; call job.close() first")
+
+
+def _activate(job: Job) -> None:
+    global _active
+    _active = weakref.ref(job)
+    atexit.register(job.close)
+
+
+def _deactivate() -> None:
+    global _active
+    _active = None
+
+
+def _data_options(dataset: Any, batch_size: int | None, **given: Any) -> tuple[Any, LoaderOptions, int]:
+    """The dataset, how to read it, and the batch size; what was passed wins over what a DataLoader says."""
+    options = LoaderOptions(shuffle=not _is_iterable(dataset))
+    if isinstance(dataset, DataLoader):
+        options = LoaderOptions.from_dataloader(dataset)
+        batch_size = batch_size if batch_size is not None else dataset.batch_size
+        dataset = dataset.dataset
+    if batch_size is None:
+        raise InvalidInput("batch_size is missing: give the number of samples of one optimiser step, over all replicas")
+    return dataset, replace(options, **{key: value for key, value in given.items() if value is not None}), batch_size
+
+
+def _is_iterable(dataset: Any) -> bool:
+    return isinstance(dataset, torch.utils.data.IterableDataset)
+
+
+def _check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model is a {type(model).__name__}: give a torch.nn.Module")
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise InvalidInput(f"model is wrapped in {type(model).__name__} already: pass the model itself")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidInput(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not trained & {id(parameter) for parameter in model.parameters()}:
+        raise InvalidInput("the optimizer has none of the model's parameters: build it from model.parameters()")
+
+
+def _check_numbers(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is None:
+            continue
+        whole = name in ("batch_size", "max_batch_size", "max_local_batch", "keep_checkpoints", "epoch_size")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+            raise InvalidInput(f"{name} is {value!r}: give a number above 0")
+        if whole and value != int(value):
+            raise InvalidInput(f"{name} is {value!r}: give a whole number")
+
+
+def _batch_range(initial: int, maximum: int | None, local_max: int | None, accumulation: int) -> BatchRange:
+    if maximum is not None and maximum < initial:
+        raise InvalidInput(
+            f"batch_size is {initial}, above max_batch_size {maximum}: raise the ceiling or lower the initial batch"
+        )
+    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 0:
+        raise InvalidInput(f"accumulation is {accumulation!r}: give the number of extra micro-steps, 0 or more")
+    if accumulation >= initial:
+        raise InvalidInput(f"accumulation is {accumulation} with a batch of {initial}: each micro-step needs a sample")
+    return BatchRange(initial, maximum, local_max, accumulation)
+
+
+def _check_schedule(scheduler: Any, unit: str) -> None:
+    if unit not in SCHEDULE_UNITS:
+        raise UnknownName("schedule_every", unit, SCHEDULE_UNITS)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise InvalidInput(
+            "lr_scheduler is a ReduceLROnPlateau, which needs a metric: leave it out here, call its step(metric) after "
+            "your evaluation, and pass it in state= to have it saved"
+        )
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise InvalidInput(f"lr_scheduler is a {type(scheduler).__name__} without step(): give a PyTorch scheduler")
+
+
+def _check_sizes(loader: Loader, batch_size: int, maximum: int | None, environment: Environment) -> None:
+    ceiling = maximum if maximum is not None else batch_size
+    if ceiling < environment.num_replicas:
+        name = "max_batch_size" if maximum is not None else "batch_size"
+        raise InvalidInput(
+            f"{name} is {ceiling}, below the {environment.num_replicas} replicas: each needs a sample; use fewer "
+            "replicas or a larger batch"
+        )
+    if loader.size is not None and loader.size < batch_size:
+        raise InvalidInput(
+            f"the dataset has {loader.size} samples, fewer than batch_size {batch_size}: use a smaller batch"
+        )
+
+
+def _whole_batches(loader: Loader, initial: int) -> int | None:
+    """Samples of an epoch at the initial batch: without those that `drop_last` leaves out."""
+    if loader.size is None or not loader.options.drop_last:
+        return loader.size
+    return loader.size // initial * initial
+
+
+def _move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    if any(parameter.device != device for parameter in model.parameters()):
+        if any(optimizer.state.values()):
+            raise InvalidInput(
+                f"the optimizer has state already and the model is not on {device}: move the model there first, then "
+                "build the optimizer"
+            )
+        model.to(device)
+
+
+def _require_exact_when_sharded(engine: Engine, allowed: BatchRange) -> None:
+    if engine.is_sharded and not allowed.is_exact:
+        raise InvalidInput(
+            "the model is sharded by fully_shard, which runs in exact mode only: leave max_batch_size out"
+        )

@@ -1,0 +1,269 @@
+"""Everything a job needs to go on, as flat tensors, plain values and the few objects that are neither.
+
+Used for checkpoints and for the copy in memory that a roll-back returns to. Files are the matter of `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pollux.agent.checkpoint import Loaded, Saved, tensor_layout
+from pollux.agent.replicas import Replicas
+from pollux.core.errors import CheckpointMismatch, InvalidInput
+
+__all__ = [
+    "State",
+    "Stateful",
+    "TrainingState",
+    "from_loaded",
+    "mixed_seed",
+    "read_rng",
+    "require_stateful",
+    "write_rng",
+]
+
+_OPTIMIZER = "optimizer.state."
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can be saved and restored."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Go on from it."""
+        ...
+
+
+@dataclass(slots=True)
+class State:
+    """Tensors by flat name, objects that only PyTorch's own format holds, and plain values."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    objects: dict[str, object] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def mixed_seed(*parts: int) -> int:
+    """One seed of 63 bits from several numbers, such as (seed, step, replica)."""
+    text = ",".join(str(part) for part in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def read_rng(device: torch.device) -> str:
+    """This process's random states (Python, numpy, PyTorch and its GPU) as text."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+        "torch": _text(torch.get_rng_state()),
+    }
+    if device.type == "cuda":
+        states["cuda"] = _text(torch.cuda.get_rng_state(device))
+    return json.dumps(states)
+
+
+def write_rng(text: str, device: torch.device) -> None:
+    """Set this process's random states as `read_rng` gave them."""
+    states = json.loads(text)
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = states["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_tensor(states["torch"]))
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(_tensor(states["cuda"]), device)
+
+
+def _text(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _tensor(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
+
+class TrainingState:
+    """Model, optimiser, scheduler, scaler, random states and the user's objects of one job, read and written.
+
+    Parameters go by their names in the model, so that a checkpoint fits any number of replicas and loads without
+    Pollux.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        stateful: Mapping[str, Stateful],
+        replicas: Replicas,
+        seed: int,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._stateful = dict(stateful)
+        self._replicas = replicas
+        self._seed = seed
+        self._names = self._parameter_names()
+
+    def _parameter_names(self) -> dict[int, str]:
+        names = {id(parameter): _clean(name) for name, parameter in self._model.named_parameters()}
+        for index, group in enumerate(self._optimizer.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                names.setdefault(id(parameter), f"group{index}.{number}")
+        return names
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, as they lie in memory."""
+        state = self._model.state_dict()
+        return {f"model.{_clean(name)}": value for name, value in state.items() if isinstance(value, Tensor)}
+
+    def signature(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to fit: names, shapes and types, and the kind of optimiser."""
+        shapes = {
+            name.removeprefix("model."): f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+            for name, tensor in self.model_tensors().items()
+        }
+        return {"optimizer": type(self._optimizer).__name__, "parameter": shapes}
+
+    def _optimizer_entries(self) -> Iterator[tuple[str, str, object]]:
+        for parameter, entries in self._optimizer.state.items():
+            for key, value in entries.items():
+                yield self._names[id(parameter)], key, value
+
+    def capture(self) -> State:
+        """The state now; tensors are those in use, not copies. A collective where there are several replicas."""
+        state = State(self.model_tensors())
+        others: dict[str, dict[str, Any]] = {}
+        for name, key, value in self._optimizer_entries():
+            if isinstance(value, Tensor):
+                state.tensors[f"{_OPTIMIZER}{name}.{key}"] = value
+            else:
+                others.setdefault(name, {})[key] = value
+        groups = [
+            {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
+        ]
+        state.objects["optimizer.groups"] = groups
+        state.objects["optimizer.others"] = others
+        for name, item in self._stateful.items():
+            state.objects[f"object.{name}"] = item.state_dict()
+        texts = self._replicas.gather_bytes(read_rng(self._replicas.device).encode())
+        state.values["rng"] = [text.decode() for text in texts]
+        return state
+
+    def copied(self, state: State) -> State:
+        """The same with tensors and objects of its own on the host, for a return to it later."""
+        import copy
+
+        def on_host(tensor: Tensor) -> Tensor:
+            return tensor.detach().to("cpu", copy=True)
+
+        tensors = {name: on_host(tensor) for name, tensor in state.tensors.items()}
+        return State(tensors, copy.deepcopy(state.objects), copy.deepcopy(state.values))
+
+    def templates(self, saved: Saved) -> dict[str, Tensor]:
+        """The tensors that a checkpoint is read into: the model's own, and sharded ones for the optimiser's state.
+
+        What an unsharded optimiser keeps is made anew by reading.
+        """
+        tensors = self.model_tensors()
+        parameters = {self._names[id(parameter)]: parameter for parameter in self._model.parameters()}
+        for name, (shape, dtype) in tensor_layout(saved).items():
+            if not name.startswith(_OPTIMIZER):
+                continue
+            parameter = parameters.get(name.removeprefix(_OPTIMIZER).rpartition(".")[0])
+            if parameter is not None and hasattr(parameter, "device_mesh") and parameter.shape == shape:
+                tensors[name] = torch.zeros_like(parameter.detach(), dtype=dtype)
+        return tensors
+
+    def restore(self, state: State, *, tensors_in_place: bool = False) -> None:
+        """Go on from a state; `tensors_in_place` says that the model's tensors were filled already."""
+        if not tensors_in_place:
+            with torch.no_grad():
+                for name, tensor in self.model_tensors().items():
+                    tensor.copy_(state.tensors[name])
+        self._restore_optimizer(state)
+        for name, item in self._stateful.items():
+            key = f"object.{name}"
+            if key not in state.objects:
+                raise CheckpointMismatch(
+                    f"the checkpoint has no state for '{name}': it was written without that object"
+                )
+            item.load_state_dict(state.objects[key])  # type: ignore[arg-type]
+
+    def _restore_optimizer(self, state: State) -> None:
+        groups = state.objects["optimizer.groups"]
+        others = state.objects["optimizer.others"]
+        assert isinstance(groups, list)
+        assert isinstance(others, dict)
+        if len(groups) != len(self._optimizer.param_groups):
+            raise CheckpointMismatch(
+                f"the checkpoint's optimiser has {len(groups)} parameter groups, this one has "
+                f"{len(self._optimizer.param_groups)}: build it as it was, or use another checkpoint folder"
+            )
+        entries: dict[str, dict[str, Any]] = {name: dict(values) for name, values in others.items()}
+        for name, tensor in state.tensors.items():
+            if name.startswith(_OPTIMIZER):
+                parameter, _, key = name.removeprefix(_OPTIMIZER).rpartition(".")
+                entries.setdefault(parameter, {})[key] = tensor
+        numbers = iter(range(len(self._names) + 1_000_000))
+        saved_groups, by_number = [], {}
+        for group, saved in zip(self._optimizer.param_groups, groups, strict=True):
+            members = []
+            for parameter in group["params"]:
+                number = next(numbers)
+                members.append(number)
+                if self._names[id(parameter)] in entries:
+                    by_number[number] = entries[self._names[id(parameter)]]
+            saved_groups.append({**saved, "params": members})
+        self._optimizer.load_state_dict({"state": by_number, "param_groups": saved_groups})
+
+    def restore_rng(self, values: Mapping[str, Any], step: int) -> None:
+        """This replica's own random state; at another number of replicas one drawn from (seed, step, replica)."""
+        texts = values["rng"]
+        if len(texts) == self._replicas.num_replicas:
+            write_rng(texts[self._replicas.replica], self._replicas.device)
+        else:
+            self.seed_rng(step)
+
+    def seed_rng(self, step: int) -> None:
+        """Random states from (seed, step, replica), so that replicas differ and a run can be repeated."""
+        seed = mixed_seed(self._seed, step, self._replicas.replica)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+
+
+def from_loaded(loaded: Loaded, in_place: Mapping[str, Tensor]) -> State:
+    """What was read from a checkpoint, together with the tensors that it was read into."""
+    return State({**in_place, **loaded.tensors}, dict(loaded.objects), dict(loaded.values))
+
+
+def require_stateful(objects: Mapping[str, object]) -> dict[str, Stateful]:
+    """The user's objects, each of which must be able to save and restore itself."""
+    for name, item in objects.items():
+        missing = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(item, method, None))]
+        if missing:
+            raise InvalidInput(
+                f"state['{name}'] is a {type(item).__name__} without {' and '.join(missing)}: give it both methods, or "
+                "leave it out"
+            )
+    return {name: item for name, item in objects.items() if isinstance(item, Stateful)}
+
+
+def _clean(name: str) -> str:
+    """A compiled model has the same parameters as the model itself."""
+    return name.replace("_orig_mod.", "")

@@ -1,0 +1,144 @@
+"""How long steps take, without waiting for the device: the host's clock on a CPU, events in the stream on a GPU.
+
+Readings are collected step by step and read later, when the device has long passed them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["StepClock", "StepTime"]
+
+_Instant: TypeAlias = "float | torch.cuda.Event"
+_MAX_PENDING = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One step's times in seconds: the whole step, the host's wait for data, and, where it was told apart, the
+    forward and backward pass of one micro-step (`compute_seconds`)."""
+
+    step_seconds: float
+    data_seconds: float
+    compute_seconds: float | None
+    repeats: int
+    local_batch: int
+    measured: bool
+
+
+@dataclass(slots=True)
+class _Reading:
+    began: _Instant
+    ended: _Instant | None = None
+    data_seconds: float = 0.0
+    spans: list[tuple[_Instant, _Instant]] | None = None
+
+
+class StepClock:
+    """Times of steps that were finished; `drain` reads those the device has passed.
+
+    On steps `begin(..., told_apart=True)` temporary hooks note when the last gradient was there, which is when
+    computing ended; what follows in that step is synchronisation.
+    """
+
+    def __init__(self, device: torch.device, parameters: Sequence[nn.Parameter]) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._device = device
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._current: _Reading | None = None
+        self._done: list[tuple[_Reading, int, int, bool]] = []
+        self._handles: list[RemovableHandle] = []
+        self._micro_began: _Instant | None = None
+        self._last_gradient: _Instant | None = None
+        self._remaining = 0
+
+    def _now(self) -> _Instant:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def begin(self, told_apart: bool) -> None:
+        """A step begins: its first data is about to be fetched."""
+        self._current = _Reading(self._now(), spans=[] if told_apart else None)
+
+    def waited(self, seconds: float) -> None:
+        """The host waited for data."""
+        if self._current is not None:
+            self._current.data_seconds += seconds
+
+    def begin_micro(self) -> None:
+        """The forward pass of a micro-step begins."""
+        if self._current is None or self._current.spans is None:
+            return
+        self._micro_began = self._now()
+        self._last_gradient = None
+        self._remaining = len(self._parameters)
+        self._handles = [parameter.register_hook(self._on_gradient) for parameter in self._parameters]
+
+    def _on_gradient(self, gradient: Tensor) -> None:
+        # On a GPU only the last gradient's place in the stream matters, and an event costs a launch.
+        self._remaining -= 1
+        if not self._on_gpu or self._remaining <= 0:
+            self._last_gradient = self._now()
+
+    def end_micro(self) -> None:
+        """The backward pass of a micro-step is over."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        current = self._current
+        if current is None or current.spans is None or self._micro_began is None:
+            return
+        if self._last_gradient is not None:
+            current.spans.append((self._micro_began, self._last_gradient))
+        self._micro_began = None
+
+    def end(self, repeats: int, local_batch: int, measured: bool) -> None:
+        """The optimiser has stepped."""
+        current, self._current = self._current, None
+        if current is None:
+            return
+        current.ended = self._now()
+        self._done.append((current, repeats, local_batch, measured))
+        del self._done[:-_MAX_PENDING]
+
+    def cancel(self) -> None:
+        """The step under way does not count."""
+        self.end_micro()
+        self._current = None
+
+    def drain(self) -> list[StepTime]:
+        """The finished steps that the device has passed, oldest first; each is given once."""
+        times: list[StepTime] = []
+        while self._done:
+            reading, repeats, local_batch, measured = self._done[0]
+            if not self._passed(reading.ended):
+                break
+            del self._done[0]
+            spans = [self._seconds(first, last) for first, last in reading.spans or []]
+            compute = sum(spans) / len(spans) if spans else None
+            assert reading.ended is not None
+            seconds = self._seconds(reading.began, reading.ended)
+            times.append(StepTime(seconds, reading.data_seconds, compute, repeats, local_batch, measured))
+        return times
+
+    @staticmethod
+    def _passed(instant: _Instant | None) -> bool:
+        return not isinstance(instant, torch.cuda.Event) or instant.query()
+
+    @staticmethod
+    def _seconds(first: _Instant, last: _Instant) -> float:
+        if isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event):
+            return float(first.elapsed_time(last)) / 1e3
+        assert isinstance(first, float)
+        assert isinstance(last, float)
+        return last - first

@@ -1,0 +1,94 @@
+"""Which batch comes next: the goodput model asked under the agent's rules of caution. A pure computation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pollux.agent.noise import NoiseEstimate
+from pollux.goodput import BatchChoice, BatchLimits, GoodputModel, ThroughputModel
+
+__all__ = ["LEAST_GAIN", "MAX_GROWTH", "MAX_RELATIVE_WIDTH", "Change", "fitting_choice", "next_batch"]
+
+MAX_GROWTH = 2.0
+LEAST_GAIN = 1.05
+MAX_RELATIVE_WIDTH = 1.0
+_TOTALS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Another batch, the goodput it promises relative to the present one, and why."""
+
+    choice: BatchChoice
+    gain: float
+    goodput: float
+    efficiency: float
+    reason: str
+
+
+def fitting_choice(total: int, num_replicas: int, local_max: int | None, accumulation: int = 0) -> BatchChoice:
+    """A total batch as run on K replicas: at least `accumulation` extra micro-steps, and as many as memory asks for."""
+    local = -(-total // num_replicas)
+    repeats = accumulation + 1
+    if local_max is not None:
+        repeats = max(repeats, -(-local // local_max))
+    return BatchChoice(-(-local // repeats), repeats - 1, num_replicas)
+
+
+def next_batch(
+    current: BatchChoice,
+    estimate: NoiseEstimate,
+    throughput: ThroughputModel,
+    limits: BatchLimits,
+    num_nodes: int,
+) -> Change | None:
+    """The batch of highest goodput within reach, or None to stay.
+
+    Within reach: from M0 to the user's ceiling, at most ×2 and at least ÷2 of the present total. None while the noise
+    is not known to a relative width of 1, and for a predicted gain of 5 % or less.
+    """
+    if not estimate.is_known or not estimate.relative_width <= MAX_RELATIVE_WIDTH:
+        return None
+    ceiling = max(min(limits.maximum, int(current.total * MAX_GROWTH)), limits.initial)
+    floor = max(limits.initial, math.ceil(current.total / MAX_GROWTH))
+    model = GoodputModel(throughput, estimate.efficiency, replace(limits, maximum=ceiling))
+    present = model.goodput_at(current, num_nodes)
+    best = max(
+        (choice for choice in _candidates(model, current.num_gpus, num_nodes, floor, ceiling)),
+        key=lambda choice: model.goodput_at(choice, num_nodes),
+        default=None,
+    )
+    if best is None or best == current:
+        return None
+    goodput = model.goodput_at(best, num_nodes)
+    if goodput <= LEAST_GAIN * present:
+        return None
+    reason = (
+        f"noise scale {estimate.noise_scale:,.0f} ({estimate.low:,.0f} to {estimate.high:,.0f}): predicted goodput "
+        f"{goodput:,.1f} against {present:,.1f} samples/s, efficiency {model.efficiency_at(best.total):.2f}"
+    )
+    return Change(best, goodput / present, goodput, model.efficiency_at(best.total), reason)
+
+
+def _candidates(
+    model: GoodputModel, num_replicas: int, num_nodes: int, floor: int, ceiling: int
+) -> Iterator[BatchChoice]:
+    """The model's own best, and totals in geometric steps with as little accumulation as memory allows.
+
+    The model makes one GPU accumulate beyond M0, to have two gradients to compare; the agent compares two halves
+    on measured steps only, so one micro-step is within its reach.
+    """
+    best, _ = model.best_batch(num_nodes, num_replicas)
+    if floor <= best.total <= ceiling:
+        yield best
+    for number in range(_TOTALS + 1):
+        total = round(floor * (ceiling / floor) ** (number / _TOTALS))
+        choice = fitting_choice(total, num_replicas, model.limits.local_max)
+        if choice.total > ceiling:
+            choice = BatchChoice(
+                ceiling // (num_replicas * (choice.accumulation + 1)), choice.accumulation, num_replicas
+            )
+        if choice.local_batch >= 1 and floor <= choice.total:
+            yield choice

@@ -1,0 +1,158 @@
+"""Requests from outside the training loop (a signal, the clock) and the step at which all replicas serve them.
+
+No replica acts alone: a request is announced through the job's store, every replica arms itself, and replica 0
+then names a step that nobody has passed. Without a request a step costs one look at a flag.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from pollux.agent.replicas import Replicas
+
+__all__ = ["CHECKPOINT", "STOP", "Watch"]
+
+STOP = "stop"
+CHECKPOINT = "checkpoint"
+_POLL_SECONDS = 0.2
+
+
+class Watch:
+    """What this replica has been asked to do at a step boundary, agreed with the others.
+
+    `armed` is all that a step looks at. SIGTERM (and SIGUSR1, SIGUSR2 where `signals` says so) request a stop;
+    the clock of replica 0 requests a checkpoint every `checkpoint_every` seconds, None for never.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        checkpoint_every: float | None,
+        signals: tuple[int, ...] = (signal.SIGTERM,),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.armed = False
+        self._replicas = replicas
+        self._every = checkpoint_every
+        self._clock = clock
+        self._due = clock() + checkpoint_every if checkpoint_every is not None else float("inf")
+        self._wanted: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._round = 0
+        self._acknowledged = False
+        self._previous: dict[int, object] = {}
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._listen(signals)
+        if replicas.num_replicas > 1:
+            self._thread = threading.Thread(target=self._poll, name="pollux-watch", daemon=True)
+            self._thread.start()
+
+    def _listen(self, signals: tuple[int, ...]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in signals:
+            self._previous[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A data-loading worker forked from this process inherits the handler, not the job.
+            os._exit(128 + number)
+        self.request(STOP)
+
+    def request(self, what: str) -> None:
+        """Ask all replicas for `what` at the next step they agree on; safe in a signal handler."""
+        self._wanted.add(what)
+        self.armed = True
+
+    def _key(self, name: str) -> str:
+        return f"watch/{self._round}/{name}"
+
+    def _poll(self) -> None:
+        """Make requests of other replicas known here; the main thread does the rest at its step boundaries."""
+        store = self._replicas.store
+        assert store is not None
+        while not self._closed.wait(_POLL_SECONDS):
+            with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
+                if not self.armed and store.check([self._key("request")]):
+                    self.armed = True
+            if self._is_due():
+                self.request(CHECKPOINT)
+
+    def _is_due(self) -> bool:
+        return self._replicas.is_first and self._clock() >= self._due
+
+    def at_boundary(self, step: int) -> set[str]:
+        """After `step` steps: what all replicas do now, the same set on all of them; usually nothing."""
+        if self._replicas.num_replicas == 1:
+            if self._is_due():
+                self.request(CHECKPOINT)
+            return self._served() if self.armed else set()
+        if not self.armed:
+            return set()
+        if self._replicas.device.type == "cuda":
+            # The host runs ahead of the GPU; only the GPU's own boundaries are held back by the others.
+            torch.cuda.synchronize(self._replicas.device)
+        return self._agreed(step)
+
+    def _agreed(self, step: int) -> set[str]:
+        """One boundary of an armed replica.
+
+        A replica tells the others what it wants and that it looks at every boundary from now on. When all do,
+        replica 0 names the next boundary: the gradients of that step need replica 0, so nobody is past it.
+        """
+        store = self._replicas.store
+        assert store is not None
+        with self._lock:
+            for what in sorted(self._wanted):
+                store.set(self._key(what), "1")
+                store.set(self._key("request"), "1")
+            if not self._acknowledged:
+                self._acknowledged = True
+                store.add(self._key("armed"), 1)
+            if not store.check([self._key("step")]):
+                if not self._replicas.is_first or store.add(self._key("armed"), 0) < self._replicas.num_replicas:
+                    return set()
+                agreed = {what for what in (STOP, CHECKPOINT) if store.check([self._key(what)])}
+                store.set(self._key("agreed"), ",".join(sorted(agreed)))
+                store.set(self._key("step"), str(step + 1))
+                return set()
+            if step < int(store.get(self._key("step"))):
+                return set()
+            agreed = {what for what in store.get(self._key("agreed")).decode().split(",") if what}
+            self._wanted -= agreed
+            self._round += 1
+            self._acknowledged = False
+            self.armed = bool(self._wanted)
+            self._postpone(agreed)
+            return agreed
+
+    def _served(self) -> set[str]:
+        served, self._wanted = self._wanted, set()
+        self.armed = False
+        self._postpone(served)
+        return served
+
+    def _postpone(self, served: set[str]) -> None:
+        if self._every is not None and served:
+            self._due = self._clock() + self._every
+
+    def close(self) -> None:
+        """Stop watching and give the signals back to whoever had them."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        for number, previous in self._previous.items():
+            if previous is not None:
+                signal.signal(number, previous)  # type: ignore[arg-type]
+        self._previous = {}
