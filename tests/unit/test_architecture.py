@@ -41,7 +41,7 @@ ROOMS = {
     "controller": third_party(),
     "agent": third_party("numpy torch", on_use="lightning matplotlib scipy transformers"),
     "sim": third_party("numpy scipy", on_use="matplotlib"),
-    "testing": third_party("hypothesis numpy pytest"),
+    "testing": third_party("hypothesis numpy pytest", on_use="torch"),
     "cli": third_party("rich typer", on_use="matplotlib numpy"),
 }
 

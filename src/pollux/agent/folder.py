@@ -126,7 +126,7 @@ class CheckpointFolder:
         """Remove all but `keep` checkpoints, the published one among them; known damaged ones are moved aside."""
         for path in self._damaged & set(self.steps().values()):
             self._set_aside(path)
-        others = [path for step, path in self.steps().items() ]
+        others = [path for step, path in self.steps().items() if step != published]
         for path in others[keep - 1 :]:
             self.discard(path)
 

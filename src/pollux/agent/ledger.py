@@ -49,11 +49,12 @@ class Ledger:
     With one replica nothing need be merged: `count` and `digest` cover both parts.
     """
 
-    __slots__ = ("_local", "_merged", "_pending")
+    __slots__ = ("_local", "_merged", "_offered", "_pending")
 
     def __init__(self) -> None:
         self._merged = (0, 0)
         self._local = (0, 0)
+        self._offered: tuple[int, int] | None = None
         # Hashing a few hundred indices costs mostly call overhead, so several steps are hashed at once.
         self._pending: list[Indices] = []
 
@@ -89,13 +90,19 @@ class Ledger:
         The hash comes as a signed 64-bit integer: an all-reduced sum of int64 tensors wraps around as it should.
         """
         self._settle()
+        self._offered = self._local
         return self._local[0], _signed(self._local[1])
 
     def absorb(self, count: int, digest: int) -> None:
-        """Take in the sum of every replica's `local_part()`, this one's included, and clear the local part."""
+        """Take in the sum of every replica's `local_part()`, this one's included, which leaves the local part.
+
+        What was added since `local_part()` was asked stays local, so that the sum may travel while training goes on.
+        """
         self._settle()
         self.merge(count, digest)
-        self._local = (0, 0)
+        gone = self._local if self._offered is None else self._offered
+        self._local = (self._local[0] - gone[0], (self._local[1] - gone[1]) & _MASK)
+        self._offered = None
 
     @property
     def merged_count(self) -> int:

@@ -177,7 +177,7 @@ def _ask(shape: _Shapes, step: int) -> StepShape:
 def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except (TypeError, NotImplementedError):
+    except (TypeError, RuntimeError):  # what a length that is there but not known may raise
         return None
 
 

@@ -9,22 +9,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from pollux.core.errors import CheckpointMismatch, InvalidInput
 from pollux.goodput.efficiency import Efficiency
+from pollux.goodput.throughput import FloatArray
 
 __all__ = ["FAR", "MEMORY", "MIN_MEASURED", "MIN_SIGNAL", "NoiseEstimate", "NoiseTracker", "estimates", "fieller"]
 
-FloatArray: TypeAlias = NDArray[np.float64]
-
-FAR = 10.0
-MEMORY = 200.0
-MIN_MEASURED = 20
-MIN_SIGNAL = 6.0
+FAR = 10.0  # times the batch: from there on a bounded interval needs more evidence
+MEMORY = 200.0  # measured steps that the average is worth
+MIN_MEASURED = 20  # below it the rows are too skewed for Student's quantiles
+MIN_SIGNAL = 6.0  # standard errors of sqr
 _FASTEST = 2.0
 _QUANTILE = NormalDist().inv_cdf(0.975)
 _STRICT_QUANTILE = NormalDist().inv_cdf(0.9995)

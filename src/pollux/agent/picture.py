@@ -248,7 +248,7 @@ def _marks(axes: Axes, receipt: Mapping[str, Any], unit: float) -> None:
         figure = axes.get_figure(root=True)
         if figure is not None:
             shown, names = zip(*pairs, strict=True)
-            figure.legend(shown, names, loc="outside upper right", ncols=len(known), frameon=False, fontsize=8)
+            figure.legend(shown, names, loc="outside lower center", ncols=len(known), frameon=False, fontsize=8)
 
 
 def _legend(*panels: Axes) -> None:

@@ -89,9 +89,11 @@ class Replicas:
                 timeout=limit,
             )
             self.owns_group = True
-            self.store = dist.PrefixStore("pollux/job", store)
         else:
-            self.store = dist.PrefixStore("pollux/job", dist.distributed_c10d._get_default_store())
+            store = dist.distributed_c10d._get_default_store()
+        # A process group may outlive a job: each job has its own keys, numbered alike on all replicas.
+        number = store.add(f"pollux/jobs/{self.replica}", 1)
+        self.store = dist.PrefixStore(f"pollux/job/{number}", store)
         self.control = dist.new_group(backend="gloo", timeout=limit)
 
     @property
@@ -183,6 +185,8 @@ class Replicas:
             gc.collect()
         if self.owns_group and dist.is_initialized():
             dist.destroy_process_group()
+        elif self.control is not None and dist.is_initialized():
+            dist.destroy_process_group(self.control)
         self.owns_group = False
         self.control = None
         self.store = None

@@ -1,0 +1,630 @@
+"""Checkpoints: saved as of the call, found when whole, skipped when damaged, loaded at any number of replicas.
+
+Run as a script, this file plays the replicas of a sharded job for `test_sharded_state_at_other_sizes`.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from pollux.agent import checkpoint, folder, staging
+from pollux.agent.checkpoint import Checkpointer, load, parameter_signature, read_saved, tensor_layout
+from pollux.agent.manifest import FORMAT, MANIFEST_NAME, encode, read_manifest
+from pollux.core.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    InvalidInput,
+    MisusedJob,
+    NonFiniteValue,
+)
+
+
+@pytest.fixture
+def writer(tmp_path):
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    yield checkpointer
+    checkpointer.close()
+
+
+def state(step: int) -> dict[str, torch.Tensor]:
+    return {"model.weight": torch.full((4, 3), float(step)), "optimizer.state.weight.step": torch.tensor(float(step))}
+
+
+def put(checkpointer: Checkpointer, *steps: int, **options: bool) -> None:
+    for step in steps:
+        tensors = state(step)
+        checkpointer.save(
+            step, tensors, {"user": {"step": step}}, {"step": step}, parameter_signature(tensors), wait=True, **options
+        )
+
+
+def names(checkpointer: Checkpointer) -> set[str]:
+    return {path.name for path in checkpointer.folder.iterdir()} - {".lock"}
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def newest(checkpointer: Checkpointer) -> checkpoint.Saved:
+    saved = checkpointer.latest()
+    assert saved is not None
+    return saved
+
+
+def test_what_was_saved_is_loaded(writer):
+    put(writer, 3)
+    assert writer.last_error is None
+    saved = newest(writer)
+    assert saved == writer.last_saved == read_saved(saved.path)
+    assert saved.path == writer.folder / "step-0000000003"
+    assert (saved.step, saved.num_replicas, saved.values) == (3, 1, {"step": 3})
+    loaded = load(saved)
+    assert loaded.objects == {"user": {"step": 3}}
+    assert loaded.values == {"step": 3}
+    assert loaded.tensors.keys() == state(3).keys()
+    assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in state(3).items())
+    assert tensor_layout(saved)["model.weight"] == (torch.Size([4, 3]), torch.float32)
+
+
+def test_given_tensors_are_filled_in_place_and_the_others_are_new(writer):
+    put(writer, 3)
+    layer = nn.Linear(3, 4, bias=False)
+    loaded = load(newest(writer), {"model.weight": layer.weight})
+    assert (layer.weight == 3).all()
+    assert layer.weight.requires_grad
+    assert list(loaded.tensors) == ["optimizer.state.weight.step"]
+    assert load(newest(writer), fresh=False).tensors == {}
+
+
+def test_no_checkpoint_is_none(writer):
+    assert writer.latest() is None
+
+
+def test_tied_tensors_come_back_tied(writer):
+    weight = torch.randn(4)
+    writer.save(1, {"model.a": weight, "model.b": weight}, {}, {}, {}, wait=True)
+    fresh = load(newest(writer)).tensors
+    assert fresh["model.a"] is fresh["model.b"]
+    a, b = torch.empty(4), torch.empty(4)
+    load(newest(writer), {"model.a": a, "model.b": b})
+    assert torch.equal(a, weight)
+    assert torch.equal(b, weight)
+    only = load(newest(writer), {"model.a": a}).tensors
+    assert torch.equal(only["model.b"], weight)
+    assert only["model.b"].data_ptr() != a.data_ptr()
+
+
+def test_plain_dcp_loads_it_into_a_plain_module(writer):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    writer.save(1, tensors, {"scheduler": {"last_epoch": 3}}, {}, {}, wait=True)
+    other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    found: dict[str, Any] = {"model": other.state_dict(), "scheduler": None}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(found, checkpoint_id=newest(writer).path)
+    other.load_state_dict(found["model"])
+    assert found["scheduler"] == {"last_epoch": 3}
+    for (name, mine), (_, theirs) in zip(model.state_dict().items(), other.state_dict().items(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def test_what_changes_after_the_call_is_not_saved(writer, monkeypatch):
+    begin = threading.Event()
+    write = staging.write_files
+
+    def write_later(*arguments, **options):
+        assert begin.wait(30)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "write_files", write_later)
+    tensors, user, values = state(1), {"list": [1]}, {"list": [1]}
+    writer.save(1, tensors, {"user": user}, values, {})
+    assert writer.busy
+    tensors["model.weight"].fill_(99)
+    user["list"].append(2)
+    values["list"].append(2)
+    begin.set()
+    loaded = load(newest(writer))
+    assert not writer.busy
+    assert (loaded.tensors["model.weight"] == 1).all()
+    assert loaded.objects == {"user": {"list": [1]}}
+    assert loaded.values == {"list": [1]}
+
+
+def test_one_in_flight(writer, monkeypatch):
+    running = []
+    write = staging.write_files
+
+    def write_watched(*arguments, **options):
+        running.append(sum(thread.name.startswith("checkpoint-") for thread in threading.enumerate()))
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "write_files", write_watched)
+    for step in range(5):
+        writer.save(step, state(step), {}, {}, {})
+    writer.wait()
+    assert running == [1] * 5
+    assert newest(writer).step == 4
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_stay(tmp_path, keep):
+    checkpointer = Checkpointer(tmp_path / "c", keep=keep)
+    put(checkpointer, *range(5))
+    assert names(checkpointer) == {f"step-{step:010d}" for step in range(5 - keep, 5)}
+    checkpointer.close()
+
+
+def test_older_ones_are_removed_only_after_the_newer_is_published(writer, monkeypatch):
+    put(writer, 1, 2)
+    seen = []
+    discard = folder.CheckpointFolder.discard
+
+    def watched(self, path):
+        seen.append(read_saved(writer.folder / "step-0000000003").step)
+        discard(self, path)
+
+    monkeypatch.setattr(folder.CheckpointFolder, "discard", watched)
+    put(writer, 3)
+    assert seen == [3]
+
+
+def test_after_a_roll_back_later_ones_are_dropped(writer):
+    put(writer, 1, 2)
+    writer.drop_after(1)
+    assert newest(writer).step == 1
+    put(writer, 2)
+    assert newest(writer).step == 2
+
+
+def test_a_just_published_one_of_an_older_step_stays(writer):
+    put(writer, 8, 9, 5)
+    assert names(writer) == {"step-0000000005", "step-0000000009"}
+
+
+DAMAGE = {
+    "a flipped byte in the shard": lambda path: flip(path / "__0_0.distcp", 300),
+    "a flipped byte at the shard's end": lambda path: flip(path / "__0_0.distcp", -1),
+    "a flipped byte in DCP's metadata": lambda path: flip(path / ".metadata", 40),
+    "a flipped byte in the manifest": lambda path: flip(path / MANIFEST_NAME, 200),
+    "a flipped byte in the checksum": lambda path: flip(path / MANIFEST_NAME, 20),
+    "a truncated shard": lambda path: os.truncate(path / "__0_0.distcp", 100),
+    "a truncated metadata": lambda path: os.truncate(path / ".metadata", 10),
+    "a truncated manifest": lambda path: os.truncate(path / MANIFEST_NAME, 100),
+    "an empty manifest": lambda path: os.truncate(path / MANIFEST_NAME, 0),
+    "a missing shard": lambda path: (path / "__0_0.distcp").unlink(),
+    "a missing metadata": lambda path: (path / ".metadata").unlink(),
+    "a missing manifest": lambda path: (path / MANIFEST_NAME).unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_one_is_skipped_before_anything_is_unpickled(writer, damage):
+    put(writer, 1, 2)
+    damage(writer.folder / "step-0000000002")
+    with mock.patch("pickle.load", side_effect=AssertionError("unpickled")):
+        with pytest.warns(UserWarning, match="skipped a damaged checkpoint.*step-0000000002"):
+            assert newest(writer).step == 1
+        assert newest(writer).step == 1, "and the warning comes once"
+    assert (load(newest(writer)).tensors["model.weight"] == 1).all()
+    damage(writer.folder / "step-0000000001")
+    with (
+        pytest.warns(UserWarning, match="step-0000000001"),
+        pytest.raises(CheckpointDamaged, match=r"none of the 2 checkpoints.*another folder"),
+    ):
+        writer.latest()
+
+
+def test_a_renamed_folder_is_not_another_step(writer):
+    put(writer, 1)
+    (writer.folder / "step-0000000001").rename(writer.folder / "step-0000000009")
+    with pytest.warns(UserWarning, match="of step 1"), pytest.raises(CheckpointDamaged):
+        writer.latest()
+
+
+def test_a_damaged_one_does_not_count_among_those_kept(writer):
+    put(writer, 1, 2)
+    flip(writer.folder / "step-0000000002" / "__0_0.distcp", 300)
+    with pytest.warns(UserWarning, match="damaged"):
+        writer.latest()
+    put(writer, 3)
+    assert {name for name in names(writer) if not name.startswith(".damaged")} == {"step-0000000001", "step-0000000003"}
+
+
+def test_the_same_step_is_not_written_twice(writer):
+    put(writer, 1)
+    inode = (writer.folder / "step-0000000001").stat().st_ino
+    writer.save(1, {"model.weight": torch.zeros(1)}, {}, {}, {}, wait=True)
+    assert (writer.folder / "step-0000000001").stat().st_ino == inode
+    assert writer.last_saved == newest(writer)
+    assert (load(newest(writer)).tensors["model.weight"] == 1).all()
+
+
+def test_a_damaged_one_of_the_same_step_is_moved_aside(writer):
+    put(writer, 1)
+    flip(writer.folder / "step-0000000001" / "__0_0.distcp", 300)
+    put(writer, 1)
+    assert (load(newest(writer)).tensors["model.weight"] == 1).all()
+    assert any(name.startswith(".damaged-step-0000000001") for name in names(writer))
+
+
+def test_what_dead_writers_left_is_ignored_and_removed(writer):
+    stale = writer.folder / ".tmp-7-0123abcd"
+    stale.mkdir(parents=True)
+    (stale / "__0_0.distcp").write_bytes(b"half")
+    assert writer.latest() is None
+    put(writer, 1)
+    assert names(writer) == {"step-0000000001"}
+
+
+def test_another_format_is_said_not_skipped(writer):
+    put(writer, 1)
+    path = writer.folder / "step-0000000001"
+    other = encode(read_manifest(path)).replace(f'"format": {FORMAT}'.encode(), b'"format": 999')
+    body = other.partition(b'",')[2]
+    (path / MANIFEST_NAME).write_bytes(b'{\n "checksum": "' + hashlib.sha256(body).hexdigest().encode() + b'",' + body)
+    with pytest.raises(CheckpointMismatch, match="format 999"):
+        writer.latest()
+
+
+def test_another_model_is_refused_before_anything_changes(writer):
+    put(writer, 1)
+    saved = newest(writer)
+    wide = {"model.weight": torch.zeros(4, 5), "optimizer.state.weight.step": torch.zeros(())}
+    with pytest.raises(CheckpointMismatch, match=r"parameter model\.weight is \[4, 3\] float32 in.*\[4, 5\] float32"):
+        load(saved, wide, signature=parameter_signature(wide))
+    with pytest.raises(CheckpointMismatch, match=r"tensor model\.weight is \[4, 3\] float32"):
+        load(saved, wide)
+    good = torch.zeros(4, 3)
+    with pytest.raises(CheckpointMismatch, match=r"tensor model\.bias is not in the checkpoint"):
+        load(saved, {"model.weight": good, "model.bias": torch.zeros(1)})
+    with pytest.raises(CheckpointMismatch, match="float64"):
+        load(saved, {"model.weight": good.double()})
+    assert (good == 0).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_parameters_that_are_not_finite_are_not_published(writer, value, caplog):
+    put(writer, 1)
+    bad = state(2)
+    bad["model.weight"][1, 1] = value
+    writer.save(2, bad, {}, {}, {}, wait=True)
+    assert isinstance(writer.last_error, NonFiniteValue)
+    assert "model.weight" in caplog.text
+    assert "training goes on" in caplog.text
+    assert names(writer) == {"step-0000000001"}
+    writer.save(2, bad, {}, {}, {}, wait=True, check_finite=False)
+    assert writer.last_error is None
+    assert newest(writer).step == 2
+
+
+def test_other_values_may_be_infinite(writer):
+    tensors = {"optimizer.best": torch.tensor(float("inf")), "model.count": torch.tensor(3)}
+    writer.save(1, tensors, {}, {"bound": float("inf")}, {}, wait=True)
+    assert newest(writer).values == {"bound": float("inf")}
+
+
+FAILING = {
+    "a full disk": (staging._DigestingStream, "write"),
+    "no flush": (os, "fsync"),
+    "no rename": (os, "rename"),
+}
+
+
+@pytest.mark.parametrize(("owner", "call"), FAILING.values(), ids=FAILING.keys())
+def test_a_failed_write_leaves_the_older_ones_and_training_goes_on(writer, monkeypatch, caplog, owner, call):
+    put(writer, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, call, mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        put(writer, 2)
+    assert isinstance(writer.last_error, OSError)
+    assert "the checkpoint of step 2 was not written" in caplog.text
+    assert "No space left" in caplog.text
+    assert names(writer) == {"step-0000000001"}
+    put(writer, 3)
+    assert writer.last_error is None
+    assert newest(writer).step == 3
+
+
+def test_what_the_disk_changed_is_not_published(writer, monkeypatch):
+    put(writer, 1)
+    flush = folder.flush
+
+    def damaging(path):
+        flush(path)
+        if path.suffix == ".distcp":
+            flip(path, 300)
+
+    monkeypatch.setattr(checkpoint, "flush", damaging)
+    put(writer, 2)
+    assert isinstance(writer.last_error, CheckpointDamaged)
+    assert names(writer) == {"step-0000000001"}
+
+
+def test_every_file_and_both_folders_are_flushed_before_the_older_one_goes(tmp_path, monkeypatch):
+    flushed = []
+    fsync = os.fsync
+
+    def watched(descriptor):
+        flushed.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    checkpointer = Checkpointer(tmp_path / "c")
+    monkeypatch.setattr(os, "fsync", watched)
+    put(checkpointer, 1)
+    assert set(flushed[:2]) == {".metadata", "__0_0.distcp"}
+    assert flushed[2] == MANIFEST_NAME
+    assert flushed[3].startswith(".tmp-1-")
+    assert flushed[4] == "c"
+    checkpointer.close()
+
+
+def test_an_object_that_cannot_be_pickled_is_named(writer, caplog):
+    writer.save(1, state(1), {"user": lambda: None}, {}, {}, wait=True)
+    assert isinstance(writer.last_error, InvalidInput)
+    assert "'user' of type function cannot be pickled" in caplog.text
+    assert writer.latest() is None
+
+
+def test_wrong_calls_are_refused_at_once(writer):
+    with pytest.raises(InvalidInput, match="value 'rng'"):
+        writer.save(1, state(1), {}, {"rng": torch.zeros(1)}, {})
+    with pytest.raises(InvalidInput, match=r"both tensor and object: model\.weight"):
+        writer.save(1, state(1), {"model.weight": 1}, {}, {})
+    with pytest.raises(InvalidInput, match="step -1"):
+        writer.save(-1, state(1), {}, {}, {})
+    with pytest.raises(InvalidInput, match="keep is 0"):
+        Checkpointer(writer.folder, keep=0)
+    assert names(writer) == set()
+
+
+def test_abandoned_saves_leave_nothing(writer, monkeypatch, caplog):
+    put(writer, 1)
+    write = staging.write_files
+
+    def write_late(*arguments, **options):
+        assert options["abandoned"].wait(30)
+        return write(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_files", write_late)
+        writer.save(2, state(2), {}, {}, {})
+        writer.abandon()
+    assert not writer.busy
+    assert names(writer) == {"step-0000000001"}
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    put(writer, 3)
+    assert newest(writer).step == 3
+
+
+def test_prepare_makes_the_memory_of_the_first_save(writer):
+    writer.prepare({name: tensor.to("meta") for name, tensor in state(1).items()})
+    held = {name: buffer.data_ptr() for name, buffer in writer._buffers._buffers.items()}
+    put(writer, 1)
+    assert {name: buffer.data_ptr() for name, buffer in writer._buffers._buffers.items()} == held
+
+
+def test_two_jobs_cannot_share_a_folder(writer, tmp_path):
+    with pytest.raises(MisusedJob, match=rf"{writer.folder} is in use by process {os.getpid()} on .*own folder"):
+        Checkpointer(writer.folder)
+    put(writer, 1)
+    writer.close()
+    second = Checkpointer(writer.folder)
+    assert newest(second).step == 1
+    second.close()
+
+
+def test_a_forked_child_does_not_keep_the_folder(writer):
+    arrived, leave = os.pipe(), os.pipe()
+    with warnings.catch_warnings():
+        # The child does nothing but wait, so threads that it does not have cannot hold it up.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os.write(arrived[1], b"x")
+        os.read(leave[0], 1)
+        os._exit(0)
+    try:
+        os.read(arrived[0], 1)
+        writer.close()
+        Checkpointer(writer.folder).close()
+    finally:
+        os.write(leave[1], b"x")
+        os.waitpid(child, 0)
+        for end in (*arrived, *leave):
+            os.close(end)
+
+
+def test_folders_that_cannot_be_used_are_refused_at_once(tmp_path):
+    with pytest.raises(InvalidInput, match=r"its parent .*missing does not exist"):
+        Checkpointer(tmp_path / "missing" / "c")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match="is a file"):
+        Checkpointer(tmp_path / "file")
+    with (
+        mock.patch("os.open", side_effect=OSError(errno.EROFS, "Read-only file system")),
+        pytest.raises(InvalidInput, match=r"cannot be written to .Read-only file system.; give a folder"),
+    ):
+        Checkpointer(tmp_path / "c")
+    with (
+        mock.patch("os.pwrite", side_effect=OSError(errno.ENOSPC, "No space left on device")),
+        pytest.raises(InvalidInput, match="No space left on device"),
+    ):
+        Checkpointer(tmp_path / "c")
+    Checkpointer(tmp_path / "c").close()
+
+
+def test_a_file_system_without_locks_still_works(tmp_path, caplog):
+    with mock.patch("fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available")):
+        checkpointer = Checkpointer(tmp_path / "c")
+    assert "cannot be locked: No locks available" in caplog.text
+    put(checkpointer, 1)
+    assert newest(checkpointer).step == 1
+    checkpointer.close()
+
+
+def test_other_replicas_write_nothing_when_the_state_is_replicated(tmp_path):
+    with mock.patch.object(checkpoint, "broadcast_text", return_value='{"value": "", "problem": null}'):
+        checkpointer = Checkpointer(tmp_path / "c", replica=1, num_replicas=2)
+        checkpointer.prepare(state(1))
+        put(checkpointer, 1)
+        assert checkpointer.latest() is None
+    assert not (tmp_path / "c").exists()
+    assert checkpointer._buffers.num_bytes == 0
+
+
+def test_sharded_state_at_other_sizes(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    result = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found == {"saved at 2": [0, 0], "loaded at 3": [0, 0, 0], "loaded at 1": [0], "damaged at 2": [0, 0]}
+
+
+def sharded_job(replica: int, num_replicas: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(replica)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+    fully_shard(model, mesh=init_device_mesh("cpu", (num_replicas,)))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def sharded_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.state.{name}.{key}"] = value
+    return tensors
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(12, 5, generator=generator)
+    for _ in range(steps):
+        loss = (model(data) - data.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def save_at_two(path: Path, replica: int, num_replicas: int) -> None:
+    """Save a trained FSDP2 job, with failures on one replica on the way; note how it would have gone on."""
+    checkpointer = Checkpointer(
+        path / "c", replica=replica, num_replicas=num_replicas, group=dist.new_group(backend="gloo"), sharded=True
+    )
+    assert checkpointer.latest() is None
+    model, optimizer = sharded_job(0, num_replicas)
+    train(model, optimizer, 3)
+    tensors = sharded_tensors(model, optimizer)
+    checkpointer.save(3, tensors, {"user": [1]}, {"step": 3}, {})
+    after = train(model, optimizer, 2)
+    checkpointer.wait()
+    assert checkpointer.last_error is None, checkpointer.last_error
+    if replica == 0:
+        (path / "losses.json").write_text(json.dumps(after))
+    real = staging._DigestingStream.write
+    if replica == 1:
+        staging._DigestingStream.write = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))  # type: ignore[method-assign]
+    checkpointer.save(4, tensors, {}, {}, {}, wait=True)
+    assert "full" in str(checkpointer.last_error), checkpointer.last_error
+    staging._DigestingStream.write = real  # type: ignore[method-assign]
+    bad = {**tensors, "model.extra": torch.tensor(float("nan") if replica == 1 else 0.0)}
+    checkpointer.save(5, bad, {}, {}, {}, wait=True)
+    assert isinstance(checkpointer.last_error, NonFiniteValue), checkpointer.last_error
+    saved = checkpointer.latest()
+    assert saved is not None
+    assert (saved.step, saved.num_replicas, saved.values) == (3, 2, {"step": 3})
+    checkpointer.close()
+
+
+def load_and_go_on(path: Path, replica: int, num_replicas: int) -> None:
+    """Load at another size, optimiser state included, and train on; the losses must be those of the first job."""
+    checkpointer = Checkpointer(path / "c", replica=replica, num_replicas=num_replicas, sharded=True)
+    saved = checkpointer.latest()
+    assert saved is not None
+    model, optimizer = sharded_job(100 + replica, num_replicas)
+    train(model, optimizer, 1)
+    loaded = load(saved, sharded_tensors(model, optimizer))
+    assert (loaded.tensors, loaded.objects) == ({}, {"user": [1]})
+    expected = json.loads((path / "losses.json").read_text())
+    torch.testing.assert_close(torch.tensor(train(model, optimizer, 2)), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    plain = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+    load(saved, {f"model.{name}": tensor for name, tensor in plain.state_dict().items()})
+    data = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    loss = (plain(data) - data.sum(1, keepdim=True)).square().mean().item()
+    assert abs(loss - expected[0]) < 1e-5
+    checkpointer.close()
+
+
+def find_damage_together(path: Path, replica: int, num_replicas: int) -> None:
+    if replica == 0:
+        flip(path / "c" / "step-0000000003" / "__1_0.distcp", 300)
+    dist.barrier()
+    checkpointer = Checkpointer(path / "c", replica=replica, num_replicas=num_replicas)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(CheckpointDamaged, match="none of the 1 checkpoints"):
+            checkpointer.latest()
+    dist.barrier()
+    with pytest.raises(InvalidInput, match="does not exist"):
+        Checkpointer(path / "missing" / "c", replica=replica, num_replicas=num_replicas)
+    checkpointer.close()
+
+
+def play(scene, path: Path, num_replicas: int) -> list[int]:
+    """Run `scene` in forked processes, one a replica; their exit codes."""
+    children = []
+    for replica in range(num_replicas):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            # A replica whose peers failed would wait for them beyond the test.
+            signal.alarm(60)
+            try:
+                store = dist.FileStore(str(path / f"store-{scene.__name__}-{num_replicas}"), num_replicas)
+                dist.init_process_group("gloo", store=store, rank=replica, world_size=num_replicas)
+                scene(path, replica, num_replicas)
+                code = 0
+            except BaseException:
+                logging.getLogger("play").exception("replica %d of %d in %s", replica, num_replicas, scene.__name__)
+            finally:
+                os._exit(code)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    outcome = {
+        "saved at 2": play(save_at_two, place, 2),
+        "loaded at 3": play(load_and_go_on, place, 3),
+        "loaded at 1": play(load_and_go_on, place, 1),
+        "damaged at 2": play(find_damage_together, place, 2),
+    }
+    print(json.dumps(outcome))
