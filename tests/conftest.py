@@ -1,11 +1,13 @@
-"""What every test shares: hypothesis profiles, the published data, and "a skip is a failure" in CI."""
+"""What every test shares: hypothesis profiles, the published data, replicas, and "a skip is a failure" in CI."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from pollux.testing.training import ReplicaServer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -21,6 +23,13 @@ def osdi21_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the OSDI'21 data is not at {folder}; set POLLUX_OSDI21_DATA to its folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def replica_server() -> Iterator[ReplicaServer]:
+    """Starts training replicas in milliseconds; one for all tests of a process."""
+    with ReplicaServer() as server:
+        yield server
 
 
 def _forbidden_skips(config: pytest.Config) -> Sequence[pytest.TestReport | pytest.CollectReport]:

@@ -9,31 +9,40 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from pollux.agent.engine import Engine
+import torch
+
 from pollux.agent.fitting import BackgroundFit
 from pollux.agent.guard import LossGuard, Spike
 from pollux.agent.memory import MemoryLimits
+from pollux.agent.meter import GradientMeter
 from pollux.agent.noise import NoiseEstimate, NoiseTracker
 from pollux.agent.profile import Profile, ProfileKey
 from pollux.agent.replicas import Replicas
 from pollux.agent.rules import Rule
 from pollux.agent.shapes import StepShape
-from pollux.agent.timing import StepTime
+from pollux.agent.timing import StepClock, StepTime
 from pollux.agent.tuner import Change, fitting_choice, next_batch
 from pollux.goodput import BatchChoice, BatchLimits, PublishedThroughput
 
-__all__ = ["Adaptation", "BatchRange", "RoundReport"]
+__all__ = ["Adaptation", "BatchRange", "RoundReport", "StepSource"]
 
 _ROUND_SECONDS = 1.0
 _ROUND_STEPS = (10, 20)
 _EXACT_ROUND_SECONDS = 5.0
 _EXACT_ROUND_STEPS = (20, 200)
-_COST_UNKNOWN = 0.05
-_COST_KNOWN = 0.005
-_EVERY_UNKNOWN = (2, 8)
-_EVERY_KNOWN = (4, 32)
+# A hundred measured steps make the interval narrow where the noise is near the batch; they come in a burst, whose cost
+# is over soon. After it the budget holds for good.
+_BURST_MEASURED = 100
+_BURST_ROUNDS = 8
+_BURST_COST = 0.1
+_BURST_EVERY = (2, 4)
+_COST = 0.005
+_EVERY = (4, 32)
+# Steps this short are bound by launches, not by work: finding a larger batch pays more than measuring costs.
+_SHORT_SECONDS = 0.01
+_SHORT_EVERY = 16
 _TIMED_EVERY = 32
 _PARAMETERS = 7
 _LEAST_ROUNDS = 6
@@ -63,6 +72,25 @@ class RoundReport:
     spike: Spike | None = None
 
 
+class StepSource(Protocol):
+    """Where steps are taken, as far as measuring them goes: our own engine, or a framework's loop."""
+
+    @property
+    def meter(self) -> GradientMeter | None:
+        """Measures gradient noise; None: nothing does."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Whose parameter groups have noise and learning rates."""
+
+    @property
+    def clock(self) -> StepClock:
+        """Times the steps."""
+
+    def losses(self) -> tuple[float, int]:
+        """Sum over steps of this replica's share of the mean loss, and the number of steps, since the last call."""
+
+
 class Adaptation:
     """Holds the present batch and everything that decides about the next one.
 
@@ -74,7 +102,7 @@ class Adaptation:
         self,
         allowed: BatchRange,
         rule: Rule,
-        engine: Engine,
+        engine: StepSource,
         replicas: Replicas,
         gpu_type: str,
         freeze_progress: float,
@@ -95,7 +123,7 @@ class Adaptation:
         self._engine = engine
         self._replicas = replicas
         self._kind = ""
-        self._every = _EVERY_UNKNOWN[0]
+        self._every = _BURST_EVERY[0]
         self._round_steps = _ROUND_STEPS[0]
         self._next_round = self._round_steps
         self._rounds_since_change = 0
@@ -208,7 +236,7 @@ class Adaptation:
         seconds = statistics.median(plain) if plain else math.nan
         measured = [time.step_seconds for time in times if time.measured]
         cost = statistics.median(measured) / seconds - 1.0 if plain and measured else math.nan
-        rows = self._engine.meter.drain() if self.measures_noise and self._engine.meter is not None else None
+        rows = self._engine.meter.collect() if self.measures_noise and self._engine.meter is not None else None
         parts = rows.parts.reshape(-1).tolist() if rows is not None else []
         cap = self.memory.predicted_largest(self._replicas.device, self.choice.local_batch)
         mine = [losses, float(count), seconds, cost, float(cap or 0), *self._model_numbers(), *parts]
@@ -223,7 +251,7 @@ class Adaptation:
         self._rounds_since_change += 1
         mean = float(table[:, 0].sum() / first[1]) if first[1] else None
         samples, self._samples = self._samples, 0
-        spent = sum(time.step_seconds + time.data_seconds for time in times)
+        spent = sum(time.step_seconds for time in times)
         throughput = samples / spent if spent > 0.0 and len(times) >= count else None
         return RoundReport(mean, throughput, self._judge(mean, samples))
 
@@ -279,9 +307,10 @@ class Adaptation:
         if math.isfinite(seconds) and seconds > 0.0:
             self._round_steps = min(max(math.ceil(length / seconds), low), high)
         self._next_round = step + self._round_steps
-        budget, (least, most) = (
-            (_COST_KNOWN, _EVERY_KNOWN) if self.estimate().is_known else (_COST_UNKNOWN, _EVERY_UNKNOWN)
-        )
+        burst = self.tracker.num_measured < _BURST_MEASURED or self._rounds_since_change < _BURST_ROUNDS
+        budget, (least, most) = (_BURST_COST, _BURST_EVERY) if burst else (_COST, _EVERY)
+        if not burst and seconds < _SHORT_SECONDS:
+            most = _SHORT_EVERY
         if math.isfinite(cost):
             self._every = min(max(math.ceil(cost / budget), least), most)
         else:

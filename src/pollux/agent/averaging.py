@@ -87,9 +87,9 @@ class Averager:
         self._parts += 1
         if micro.is_last and self._replicas.num_replicas > 1:
             self._work = dist.all_reduce(self._sum, async_op=True)
-        scaled: Tensor = loss * (weight / self._reference * self._replicas.num_replicas).to(loss.dtype)
-        # A filler's loss may be a mean over no token at all: NaN times nothing is still NaN.
-        return scaled if micro.samples else torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0) * 0.0
+        # A mean over no token at all is NaN, and NaN times nothing still is.
+        counted = torch.where(weight > 0.0, loss, torch.zeros_like(loss))
+        return counted * (weight / self._reference * self._replicas.num_replicas).to(loss.dtype)
 
     def noise_factors(self, micro: MicroBatch, weight: float | Tensor | None) -> NoiseFactors:
         """For squared norms seen on a measured step; the whole's factor is that of gradients after `finish`.
@@ -120,7 +120,7 @@ class Averager:
             self._work = None
         if weights is None:
             return None
-        factor = self._reference / weights.clamp(min=torch.finfo(torch.float64).tiny)
+        factor = torch.where(weights > 0.0, self._reference / weights, torch.zeros_like(weights))
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is not None:

@@ -38,6 +38,8 @@ def synchronise_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> 
         original: type[_BatchNorm] = getattr(type(layer), "original_class", type(layer))
         if group is None:
             layer.__class__ = original
+            for name in ("pollux_group", "pollux_counted"):
+                vars(layer).pop(name, None)
         else:
             layer.__class__ = _synchronised_class(original)
             vars(layer)["pollux_group"] = group
@@ -47,10 +49,18 @@ def synchronise_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> 
 
 
 def set_counted(model: nn.Module, counted: bool) -> None:
-    """Whether this replica's samples count in the statistics; a filler's must not."""
+    """Whether this replica's samples count in the statistics; a filler's must not.
+
+    Layers that are not synchronised use their running averages for a filler, whose output does not matter.
+    """
     for layer in _layers(model):
-        if "pollux_counted" in vars(layer):
-            vars(layer)["pollux_counted"] = counted
+        entries = vars(layer)
+        if "pollux_counted" in entries:
+            entries["pollux_counted"] = counted
+        elif counted and entries.pop("pollux_trained", False):
+            layer.training = True
+        elif not counted and layer.training:
+            layer.training, entries["pollux_trained"] = False, True
 
 
 _classes: dict[type[_BatchNorm], type[_BatchNorm]] = {}
@@ -112,10 +122,12 @@ def _statistics(input: Tensor, counted: bool, group: dist.ProcessGroup) -> tuple
     table = torch.stack(parts)
     channels = mean.shape[0]
     sizes = table[:, -1:]
+    # In an accumulated step the last micro-steps may have fillers only: nothing divided by one.
     count = sizes.sum()
+    divisor = count.clamp(min=1.0)
     means, variances = table[:, :channels], table[:, channels : 2 * channels]
-    mean = (means * sizes).sum(0) / count
-    variance = ((variances + (means - mean) ** 2) * sizes).sum(0) / count
+    mean = (means * sizes).sum(0) / divisor
+    variance = ((variances + (means - mean) ** 2) * sizes).sum(0) / divisor
     return mean, variance, count
 
 
@@ -123,12 +135,13 @@ def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> 
     if layer.running_mean is None or layer.running_var is None:
         return
     if layer.num_batches_tracked is not None:
-        layer.num_batches_tracked.add_(1)
+        layer.num_batches_tracked.add_((count > 0).to(layer.num_batches_tracked.dtype))
     if layer.momentum is None:
         assert layer.num_batches_tracked is not None
-        factor: Tensor | float = 1.0 / layer.num_batches_tracked.to(layer.running_mean.dtype)
+        factor = 1.0 / layer.num_batches_tracked.clamp(min=1).to(layer.running_mean.dtype)
     else:
-        factor = layer.momentum
+        factor = torch.full_like(count, layer.momentum)
+    factor = factor * (count > 0)
     unbiased = variance * (count / (count - 1.0).clamp(min=1.0))
     layer.running_mean.add_((mean.to(layer.running_mean.dtype) - layer.running_mean) * factor)
     layer.running_var.add_((unbiased.to(layer.running_var.dtype) - layer.running_var) * factor)
@@ -174,8 +187,9 @@ class _Normalise(torch.autograd.Function):
         dist.all_reduce(sums, group=ctx.group)
         channels = grad_bias.shape[0]
         scale = inverse if weight is None else inverse * weight
-        mean_grad = (sums[:channels] / count).view(shape)
-        mean_product = (sums[channels:] / count).view(shape)
+        divisor = count.clamp(min=1.0)
+        mean_grad = (sums[:channels] / divisor).view(shape)
+        mean_product = (sums[channels:] / divisor).view(shape)
         if ctx.counted:
             grad = grad - mean_grad - normal * mean_product
         grad_input = grad * scale.view(shape)

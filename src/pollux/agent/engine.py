@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pollux.agent.averaging import Averager
-from pollux.agent.batchnorm import set_counted
+from pollux.agent.batchnorm import has_batchnorm, set_counted
+from pollux.agent.late import Late
 from pollux.agent.memory import Trial, free_memory, is_out_of_memory
 from pollux.agent.meter import GradientMeter
 from pollux.agent.replicas import Replicas, WrappedModel
@@ -58,6 +59,7 @@ class Engine:
         self.clock = StepClock(replicas.device, self.parameters)
         self.meter = meter
         self.counts_batchnorm = False
+        self._has_batchnorm = has_batchnorm(model)
         self._replicas = replicas
         self._averager = averager
         self._options = options
@@ -67,6 +69,7 @@ class Engine:
         self._on_gpu = replicas.device.type == "cuda"
         self._losses = torch.zeros((), dtype=torch.float32 if self._on_gpu else torch.float64, device=replicas.device)
         self._num_losses = 0
+        self._late_losses: Late[int] = Late()
         self._whole_factor = 1.0
         self.model = self._wrap()
 
@@ -101,7 +104,7 @@ class Engine:
             self._trial = Trial(self.inner, trial_from)
             self._trial.start()
         self._set_synchronised(micro.is_last and self._trial is None)
-        if self.counts_batchnorm:
+        if self._has_batchnorm:
             set_counted(self.inner, micro.samples > 0)
         self.clock.begin_micro()
 
@@ -130,6 +133,8 @@ class Engine:
             scaled = self._options.scaler.scale(scaled)
         if not failed:
             self._run_backward(scaled, micro, weight)
+        if self._has_batchnorm and micro.samples == 0:
+            set_counted(self.inner, True)
         self.clock.end_micro()
         return micro
 
@@ -164,10 +169,12 @@ class Engine:
 
     def _note(self, loss: Tensor, micro: MicroBatch, reduction: str, weight: float | Tensor | None) -> None:
         """Add this part's share of the step's mean loss to the sum of losses."""
-        if micro.samples == 0:
+        if micro.samples == 0 or (weight is not None and not self._on_gpu and float(weight) == 0.0):
             return
         share = micro.samples / micro.total if reduction == "mean" else 1.0 / micro.total
         value = loss.detach()
+        if self._on_gpu and isinstance(weight, Tensor):
+            value = torch.where(weight.detach() > 0, value, torch.zeros_like(value))
         if not self._on_gpu and self._options.scaler is None and not math.isfinite(float(value)):
             raise NonFiniteValue(
                 f"the loss is {float(value)} at step {micro.step}: lower the learning rate, clip gradients "
@@ -248,6 +255,7 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         self._losses.zero_()
         self._num_losses = 0
+        self._late_losses.forget()
         self._ran_backward = True
         self._micro = None
         free_memory()
@@ -257,14 +265,14 @@ class Engine:
         self.model = self._wrap()
 
     def losses(self) -> tuple[float, int]:
-        """Sum over steps of this replica's share of the mean loss, and the number of steps, since the last call.
+        """Sum over steps of this replica's share of the mean loss, and the number of steps, between two calls.
 
-        Waits for the device. Summed over replicas and divided by the steps it is the mean loss.
+        Summed over replicas and divided by the steps it is the mean loss. On a GPU it is one call late.
         """
-        result = float(self._losses), self._num_losses
+        arrived = self._late_losses.exchange(self._losses, self._num_losses)
         self._losses.zero_()
         self._num_losses = 0
-        return result
+        return (float(arrived[0]), arrived[1]) if arrived is not None else (0.0, 0)
 
 
 def _is_sharded(model: nn.Module) -> bool:

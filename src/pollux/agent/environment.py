@@ -103,7 +103,10 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 def choose_device(asked: torch.device | str | None, environment: Environment) -> torch.device:
     """The device asked for; else this replica's GPU where there is one, else the CPU."""
     if asked is not None:
-        device = torch.device(asked)
+        try:
+            device = torch.device(asked)
+        except RuntimeError as error:
+            raise InvalidInput(f"device is '{asked}', which PyTorch does not know: give 'cpu' or 'cuda'") from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise InvalidInput(
                 f"device is '{asked}', but PyTorch finds no GPU here: leave device out to run on the CPU"

@@ -9,34 +9,27 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree
 
-from pollux.agent.adapt import Adaptation, RoundReport
-from pollux.agent.batchnorm import has_batchnorm
-from pollux.agent.checkpoint import Checkpointer, Saved, load
-from pollux.agent.engine import Engine
-from pollux.agent.ledger import Ledger
-from pollux.agent.loader import Loader
-from pollux.agent.noise import NoiseEstimate
-from pollux.agent.progress import Progress, Schedule
-from pollux.agent.receipt import Receipt, Row
-from pollux.agent.replicas import Replicas
+from pollux.agent.adapt import RoundReport
+from pollux.agent.batchnorm import has_batchnorm, synchronise_batchnorm
+from pollux.agent.checkpoint import Saved, load
+from pollux.agent.receipt import Row
 from pollux.agent.shapes import MicroBatch
-from pollux.agent.state import State, TrainingState, from_loaded
+from pollux.agent.state import State, from_loaded
+from pollux.agent.status import JobStatus, Parts
 from pollux.agent.tensorboard import Scalars
 from pollux.agent.tuner import Change
-from pollux.agent.watch import CHECKPOINT, STOP, Watch
+from pollux.agent.watch import CHECKPOINT, STOP
 from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue
-from pollux.goodput import GoodputModel
 
-__all__ = ["Job", "JobStopped", "Parts", "PassLedger"]
+__all__ = ["Job", "JobStopped"]
 
 _log = logging.getLogger("pollux")
 STOPPED_EXIT_CODE = 143
@@ -52,45 +45,6 @@ class JobStopped(SystemExit):
         super().__init__(STOPPED_EXIT_CODE)
 
 
-@dataclass(frozen=True, slots=True)
-class PassLedger:
-    """Which samples a pass has used so far: how many, and an order-independent hash of their indices.
-
-    `expected_samples` and `expected_hash` are those of the whole pass, None while its end is not known.
-    """
-
-    pass_index: int
-    samples: int
-    hash: int
-    expected_samples: int | None
-    expected_hash: int | None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every sample of the pass was used exactly once."""
-        return (self.samples, self.hash) == (self.expected_samples, self.expected_hash)
-
-
-@dataclass(slots=True)
-class Parts:
-    """What a job is put together from; made by `init`."""
-
-    replicas: Replicas
-    engine: Engine
-    loader: Loader
-    adaptation: Adaptation
-    progress: Progress
-    state: TrainingState
-    receipt: Receipt
-    watch: Watch
-    schedule: Schedule | None = None
-    checkpointer: Checkpointer | None = None
-    scalars: Scalars | None = None
-    output_dir: Path | None = None
-    move_batches: bool = True
-    on_close: Callable[[], None] = field(default=lambda: None)
-
-
 @dataclass(slots=True)
 class _Snapshot:
     state: State
@@ -99,7 +53,7 @@ class _Snapshot:
     progress: float
 
 
-class Job:
+class Job(JobStatus):
     """A training job; made by `pollux.init`. Use it as in
 
     for epoch in job.epochs(90):
@@ -109,13 +63,7 @@ class Job:
     """
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._replicas = parts.replicas
-        self._engine = parts.engine
-        self._loader = parts.loader
-        self._adaptation = parts.adaptation
-        self._progress = parts.progress
-        self._receipt = parts.receipt
+        super().__init__(parts)
         self._iterator: Iterator[tuple[MicroBatch, Any]] | None = None
         self._mid_step = False
         self._left_early = False
@@ -128,126 +76,6 @@ class Job:
         self._last_row_at = -1
         self._resumed = False
 
-    # What the job is
-
-    @property
-    def model(self) -> nn.Module:
-        """The model to call in the loop: averages gradients over replicas where there are several."""
-        return self._engine.model
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The user's optimiser; its learning rates are the base ones, without the factor for the batch."""
-        return self._engine.optimizer
-
-    @property
-    def device(self) -> torch.device:
-        """Where this replica trains."""
-        return self._replicas.device
-
-    @property
-    def replica(self) -> int:
-        """This replica's number, from 0."""
-        return self._replicas.replica
-
-    @property
-    def num_replicas(self) -> int:
-        """How many replicas train together."""
-        return self._replicas.num_replicas
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is replica 0: the one to print and to write files."""
-        return self._replicas.is_first
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing that makes it impossible."""
-        return self._receipt.is_exact
-
-    @property
-    def step(self) -> int:
-        """Optimiser steps done."""
-        return self._progress.steps
-
-    @property
-    def samples(self) -> int:
-        """Samples that optimiser steps have used."""
-        return self._progress.samples
-
-    @property
-    def progress(self) -> float:
-        """Samples × efficiency, in samples at the initial batch; what epochs and schedules count."""
-        return self._progress.progress
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch's number, from 0."""
-        return self._progress.epoch
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of one optimiser step over all replicas, at present."""
-        return self._adaptation.total
-
-    @property
-    def local_batch(self) -> int:
-        """Samples of one micro-step on one replica, at most, at present."""
-        return self._adaptation.choice.local_batch
-
-    @property
-    def accumulation(self) -> int:
-        """Extra micro-steps of one optimiser step, at present; 0 for none."""
-        return self._adaptation.choice.accumulation
-
-    @property
-    def lr_factors(self) -> tuple[float, ...]:
-        """What each parameter group's learning rate is multiplied by for the present batch."""
-        return self._adaptation.factors(self._adaptation.total, self._progress.epochs)
-
-    @property
-    def noise(self) -> NoiseEstimate:
-        """The gradient noise scale with its interval; it may say "unknown, at least x"."""
-        return self._adaptation.estimate()
-
-    @property
-    def efficiency(self) -> float:
-        """Progress per sample at the present batch, relative to the initial one."""
-        return self._adaptation.efficiency(self._adaptation.total)
-
-    @property
-    def goodput_model(self) -> GoodputModel | None:
-        """Throughput and efficiency as known now, for predictions on other numbers of GPUs; None before a first fit."""
-        adaptation = self._adaptation
-        if adaptation.model is None:
-            return None
-        from pollux.goodput import BatchLimits, Efficiency
-
-        allowed = adaptation.allowed
-        believed = adaptation.believed
-        efficiency = believed.efficiency if believed is not None else Efficiency(allowed.initial, 1.0, 1.0)
-        most = allowed.maximum or allowed.initial
-        limits = BatchLimits(allowed.initial, most, 1, adaptation.local_max or most)
-        return GoodputModel(adaptation.model, efficiency, limits)
-
-    @property
-    def receipt(self) -> Receipt:
-        """What was adapted and why, so far."""
-        return self._receipt
-
-    def ledger(self) -> PassLedger:
-        """The samples used in the current pass; with several replicas, call it on all of them."""
-        self._merge_ledger()
-        expected: Ledger | None = self._loader.expected_ledger()
-        used = self._loader.ledger
-        return PassLedger(
-            self._loader.pass_index,
-            used.count,
-            used.digest,
-            None if expected is None else expected.count,
-            None if expected is None else expected.digest,
-        )
-
     # The loop
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -255,7 +83,7 @@ class Job:
 
         An epoch is one pass over the data at the initial batch, and with larger batches the same progress.
         """
-        if not isinstance(count, int) or count < 1:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidInput(f"epochs is {count!r}: give a whole number of epochs, 1 or more")
         self._require_open()
         while self._progress.epoch < count:
@@ -343,6 +171,8 @@ class Job:
             parts.checkpointer.close()
         if parts.scalars is not None:
             parts.scalars.close()
+        if parts.engine.counts_batchnorm:
+            synchronise_batchnorm(parts.engine.inner, None)
         parts.on_close()
         parts.replicas.close()
 
@@ -428,11 +258,12 @@ class Job:
             self._stop()
 
     def _stop(self) -> None:
+        # Before the state is saved, so that the receipt of the run that goes on knows of it.
+        self._receipt.event("stopped", self.step, self.progress, "asked to stop")
         if self._parts.checkpointer is None:
             _log.warning("stopped without a checkpoint: pass checkpoint_dir= to pollux.init to keep the work")
         else:
             self.checkpoint(wait=True)
-        self._receipt.event("stopped", self.step, self.progress, "asked to stop; the state was saved first")
         self._write_output()
         self.close()
         raise JobStopped
@@ -614,12 +445,6 @@ class Job:
     def _signature(self) -> dict[str, Any]:
         return self._parts.state.signature()
 
-    def _merge_ledger(self) -> None:
-        ledger = self._loader.ledger
-        mine = torch.tensor(ledger.local_part(), dtype=torch.int64)
-        count, digest = self._replicas.add_up(mine).tolist()
-        ledger.absorb(count, digest)
-
     def _capture(self) -> State:
         """Everything; the same on all replicas but for shards. A collective."""
         if not self._engine.counts_batchnorm:
@@ -653,12 +478,16 @@ class Job:
 
     def resume(self, saved: Saved) -> None:
         """Go on from a checkpoint, at whatever number of replicas there are now; called by `init`."""
+        # Before anything is read into the model: data of another shape is refused, and the model stays as it was.
+        self._loader.check_state(dict(saved.values["data"]))  # type: ignore[arg-type]
         tensors = self._parts.state.templates(saved)
         loaded = load(saved, tensors, signature=self._signature())
         state = from_loaded(loaded, tensors)
         self._restore(state, in_place=True)
         values: Mapping[str, Any] = state.values
         self._adaptation.load_state_dict(values["adaptation"], self.step)
+        if self._engine.meter is not None:
+            self._engine.meter.refresh()
         self._receipt.load_state_dict(values["receipt"])
         self._parts.state.restore_rng(values, self.step)
         self._seconds_before = float(values["seconds"])

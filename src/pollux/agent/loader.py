@@ -375,7 +375,7 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict()` was taken, at whatever number of replicas this loader has."""
-        self._check_state(state)
+        self.check_state(state)
         self._start(state["pass"])
         self.cursor = state["cursor"]
         self.ledger = Ledger.from_state(state["ledger"])
@@ -395,7 +395,8 @@ class Loader:
             return "stream"
         return "map" if self.options.sampler is None else "sampler"
 
-    def _check_state(self, state: dict[str, Any]) -> None:
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse, with `CheckpointMismatch`, a state of other data than this; changes nothing."""
         here: dict[str, Any] = {"kind": self._kind(), "seed": self.options.seed}
         if self._stream is not None:
             here["num_shards"] = self._stream.num_shards

@@ -23,7 +23,7 @@ from pollux.agent.batchnorm import has_batchnorm, synchronise_batchnorm
 from pollux.agent.checkpoint import Checkpointer
 from pollux.agent.engine import Engine, StepOptions
 from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
-from pollux.agent.job import Job, Parts
+from pollux.agent.job import Job
 from pollux.agent.loader import Loader, LoaderOptions
 from pollux.agent.meter import GradientMeter
 from pollux.agent.progress import SCHEDULE_UNITS, Progress, Schedule
@@ -31,6 +31,7 @@ from pollux.agent.receipt import Receipt
 from pollux.agent.replicas import Replicas
 from pollux.agent.rules import OwnRule
 from pollux.agent.state import Stateful, TrainingState, require_stateful
+from pollux.agent.status import Parts
 from pollux.agent.tensorboard import Scalars
 from pollux.agent.watch import Watch
 from pollux.core.errors import InvalidInput, MisusedJob, UnknownName
@@ -226,7 +227,7 @@ def _assemble(
     engine = Engine(model, optimizer, replicas, averager, None, step_options)
     _require_exact_when_sharded(engine, allowed)
     if measure_noise and not engine.is_sharded:
-        engine.meter = GradientMeter(optimizer, replicas.device)
+        engine.meter = GradientMeter(optimizer, replicas.device, set_aside=replicas.num_replicas == 1)
     engine.counts_batchnorm = synchronised
     checkpointer = None
     if checkpoint_dir is not None:
@@ -268,6 +269,23 @@ def _assemble(
             on_close=_deactivate,
         )
     )
+    try:
+        _begin(job, checkpointer, training, replicas, tensorboard_dir)
+    except BaseException:
+        # Signals, threads and the lock on the folder must not outlive a job that never was.
+        job.close()
+        raise
+    return job
+
+
+def _begin(
+    job: Job,
+    checkpointer: Checkpointer | None,
+    training: TrainingState,
+    replicas: Replicas,
+    tensorboard_dir: str | Path | None,
+) -> None:
+    """Resume from the newest checkpoint, or start from the beginning."""
     saved = checkpointer.latest() if checkpointer is not None else None
     if saved is not None:
         job.resume(saved)
@@ -275,17 +293,17 @@ def _assemble(
         if replicas.replica > 0:
             # Replica 0 keeps the user's own random state, as plain PyTorch would.
             training.seed_rng(0)
-        receipt.event("started", 0, 0.0, f"{replicas.num_replicas} replicas on {replicas.num_nodes} nodes")
+        text = f"{replicas.num_replicas} replicas on {replicas.num_nodes} nodes"
+        job.receipt.event("started", 0, 0.0, text)
     if tensorboard_dir is not None:
         job.attach_scalars(
             Scalars(
                 tensorboard_dir, replica=replicas.replica, resumed_samples=job.samples if saved is not None else None
             )
         )
-    job.note_batchnorm(accumulates=adaptation.choice.accumulation > 0)
+    job.note_batchnorm(accumulates=job.accumulation > 0)
     if checkpointer is not None:
         checkpointer.prepare(training.model_tensors())
-    return job
 
 
 def _require_inactive() -> None:
@@ -340,7 +358,7 @@ def _check_numbers(**values: float | None) -> None:
         whole = name in ("batch_size", "max_batch_size", "max_local_batch", "keep_checkpoints", "epoch_size")
         if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
             raise InvalidInput(f"{name} is {value!r}: give a number above 0")
-        if whole and value != int(value):
+        if whole and not isinstance(value, int):
             raise InvalidInput(f"{name} is {value!r}: give a whole number")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import importlib.util
 import json
@@ -29,7 +30,12 @@ __all__ = ["ReplicaResult", "ReplicaServer", "RunningReplicas", "load_module"]
 
 _POLL_SECONDS = 0.005
 _START_SECONDS = 120.0
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TP_SOCKET_IFNAME": "lo",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +221,15 @@ def _place(replica: int, num_replicas: int, port: int) -> dict[str, str]:
 
 def _serve() -> None:
     """Fork replicas as told on stdin until it is closed. Starts no thread itself: a fork would lose it."""
-    import torch  # noqa: F401
+    import torch
 
     import pollux.agent  # noqa: F401
+
+    # What PyTorch imports when an optimiser is first made, and takes most of a second.
+    importlib.import_module("torch._dynamo")
+    torch.set_num_threads(1)
+    # Nothing imported so far is ever garbage: collections in the replicas need not look at it.
+    gc.freeze()
 
     for name in sys.argv[1:]:
         load_module(name)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pollux.agent import meter as meter_module
+from pollux.agent import preconditioner as preconditioner_module
 from pollux.agent.meter import WARM_STEPS, GradientMeter
 from pollux.core.errors import MisusedJob
 
@@ -113,13 +114,13 @@ def test_rows_wait_in_order_and_the_oldest_gives_way():
     assert meter.drain().parts.shape == (0, 2)
 
 
-def test_measuring_changes_no_bit_and_leaves_no_hook():
+@pytest.mark.parametrize("set_aside", [False, True])
+def test_measuring_changes_no_bit_and_leaves_no_hook(set_aside):
     plain, measured = network(torch.float32), network(torch.float32)
     x = batch(16, torch.float32)
     first = loss_of(plain, x)
     first.backward()
-    meter = GradientMeter(two_groups(measured), "cpu")
-    assert meter.last_gradient_at is None
+    meter = GradientMeter(two_groups(measured), "cpu", set_aside=set_aside)
     meter.begin(1.0)
     assert meter.is_measuring
     second = loss_of(measured, x)
@@ -130,7 +131,6 @@ def test_measuring_changes_no_bit_and_leaves_no_hook():
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), measured.parameters(), strict=True))
     assert not any(p._backward_hooks for p in measured.parameters())
     assert not meter.is_measuring
-    assert isinstance(meter.last_gradient_at, float)
     meter.drain()
     loss_of(measured, x).backward()
     assert meter.drain().parts.shape == (0, 2)
@@ -449,10 +449,10 @@ def test_chunks_change_nothing(monkeypatch, kind, chunk, large, tensors):
 
 
 def test_no_chunk_holds_more_than_its_bound(monkeypatch):
-    monkeypatch.setattr(meter_module, "_CHUNK_BYTES", 128)
+    monkeypatch.setattr(preconditioner_module, "_PIECE_BYTES", 128)
     weight = torch.ones(100, dtype=torch.float64)
     entries = [[weight, weight], *[[weight[:10], weight[:10]] for _ in range(7)]]
-    pieces = list(meter_module._pieces(entries))
+    pieces = list(preconditioner_module._pieces(entries))
     assert [sum(tensors[0].numel() for tensors in piece) for piece in pieces] == [32, 32, 32, 4, 30, 30, 10]
     assert sum(len(piece) for piece in pieces) == 4 + 7
 
@@ -466,3 +466,53 @@ def test_several_parameters_fire_in_one_backward_only_once():
         meter.end()
     meter.finish(3, 12)
     assert meter.drain().parts.isfinite().all()
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 5])
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
+def test_set_aside_gives_the_same_rows_and_gradients_as_hooks(optimizer_class, repeats):
+    outcomes = []
+    for set_aside in (False, True):
+        model = network(torch.float32)
+        optimizer = optimizer_class(model.parameters(), lr=0.01)
+        for step in range(WARM_STEPS):
+            loss_of(model, batch(8, torch.float32, seed=step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        meter = GradientMeter(optimizer, "cpu", set_aside=set_aside)
+        for part in batch(20, torch.float32, seed=99).chunk(repeats):
+            meter.begin(1.0)
+            (loss_of(model, part) / repeats).backward()
+            meter.end()
+        meter.finish(max(repeats, 2), 20, parts_factor=0.5)
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        outcomes.append((meter.collect(), gradients))
+    (hooked, first), (aside, second) = outcomes
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    torch.testing.assert_close(hooked.parts, aside.parts, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(hooked.whole, aside.whole, rtol=1e-6, atol=0.0)
+
+
+def test_set_aside_keeps_a_gradient_that_the_backward_pass_does_not_touch():
+    weight, other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    meter = GradientMeter(torch.optim.SGD([weight, other], lr=0.1), "cpu", set_aside=True)
+    meter.begin(1.0)
+    (weight.sum() + 2 * other.sum()).backward()
+    meter.end()
+    meter.begin(1.0)
+    weight.sum().backward()
+    meter.end()
+    assert weight.grad is not None
+    assert other.grad is not None
+    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
+    assert other.grad.tolist() == [2.0, 2.0]
+
+
+def test_what_was_laid_aside_is_forgotten_with_the_step():
+    weight = nn.Parameter(torch.ones(3))
+    meter = GradientMeter(torch.optim.SGD([weight], lr=0.1), "cpu", set_aside=True)
+    weight.sum().backward()
+    meter.begin(1.0)
+    meter.abandon()
+    assert not meter.is_measuring
+    assert weight.grad is None

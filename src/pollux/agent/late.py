@@ -1,0 +1,48 @@
+"""Numbers that leave the device without being waited for: sent now, read one round later."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["Late"]
+
+Beside = TypeVar("Beside")
+
+
+class Late(Generic[Beside]):
+    """A tensor on its way to the host, with something that belongs to it.
+
+    On a GPU `exchange` starts a copy and gives what the call before it sent, which has long arrived; elsewhere it
+    gives what it was passed. The tensor may be written to again as soon as it returns.
+    """
+
+    def __init__(self) -> None:
+        self._on_its_way: tuple[Tensor, torch.cuda.Event, Beside] | None = None
+
+    def exchange(self, values: Tensor, beside: Beside) -> tuple[Tensor, Beside] | None:
+        """Send these, take the ones before; None where there are none."""
+        if not values.is_cuda:
+            return values.detach().clone(), beside
+        arrived = self.take()
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values.detach(), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(values.device))
+        self._on_its_way = host, event, beside
+        return arrived
+
+    def take(self) -> tuple[Tensor, Beside] | None:
+        """What is on its way, waited for; None where nothing is."""
+        if self._on_its_way is None:
+            return None
+        host, event, beside = self._on_its_way
+        self._on_its_way = None
+        event.synchronize()
+        return host, beside
+
+    def forget(self) -> None:
+        """Whatever is on its way is not wanted any more."""
+        self._on_its_way = None

@@ -1,0 +1,200 @@
+"""What can be asked of a running job, and the parts that it is put together from. Nothing here changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pollux.agent.adapt import Adaptation
+from pollux.agent.checkpoint import Checkpointer
+from pollux.agent.engine import Engine
+from pollux.agent.ledger import Ledger
+from pollux.agent.loader import Loader
+from pollux.agent.noise import NoiseEstimate
+from pollux.agent.progress import Progress, Schedule
+from pollux.agent.receipt import Receipt
+from pollux.agent.replicas import Replicas
+from pollux.agent.state import TrainingState
+from pollux.agent.tensorboard import Scalars
+from pollux.agent.watch import Watch
+from pollux.goodput import BatchLimits, Efficiency, GoodputModel
+
+__all__ = ["JobStatus", "Parts", "PassLedger"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassLedger:
+    """Which samples a pass has used so far: how many, and an order-independent hash of their indices.
+
+    `expected_samples` and `expected_hash` are those of the whole pass, None while its end is not known.
+    """
+
+    pass_index: int
+    samples: int
+    hash: int
+    expected_samples: int | None
+    expected_hash: int | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample of the pass was used exactly once."""
+        return (self.samples, self.hash) == (self.expected_samples, self.expected_hash)
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a job is put together from; made by `init`."""
+
+    replicas: Replicas
+    engine: Engine
+    loader: Loader
+    adaptation: Adaptation
+    progress: Progress
+    state: TrainingState
+    receipt: Receipt
+    watch: Watch
+    schedule: Schedule | None = None
+    checkpointer: Checkpointer | None = None
+    scalars: Scalars | None = None
+    output_dir: Path | None = None
+    move_batches: bool = True
+    on_close: Callable[[], None] = field(default=lambda: None)
+
+
+class JobStatus:
+    """The readable side of a job: where it stands, what it measured, what it used."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._replicas = parts.replicas
+        self._engine = parts.engine
+        self._loader = parts.loader
+        self._adaptation = parts.adaptation
+        self._progress = parts.progress
+        self._receipt = parts.receipt
+
+    @property
+    def model(self) -> nn.Module:
+        """The model to call in the loop: averages gradients over replicas where there are several."""
+        return self._engine.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The user's optimiser; its learning rates are the base ones, without the factor for the batch."""
+        return self._engine.optimizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where this replica trains."""
+        return self._replicas.device
+
+    @property
+    def replica(self) -> int:
+        """This replica's number, from 0."""
+        return self._replicas.replica
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas train together."""
+        return self._replicas.num_replicas
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is replica 0: the one to print and to write files."""
+        return self._replicas.is_first
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing that makes it impossible."""
+        return self._receipt.is_exact
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps done."""
+        return self._progress.steps
+
+    @property
+    def samples(self) -> int:
+        """Samples that optimiser steps have used."""
+        return self._progress.samples
+
+    @property
+    def progress(self) -> float:
+        """Samples × efficiency, in samples at the initial batch; what epochs and schedules count."""
+        return self._progress.progress
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch's number, from 0."""
+        return self._progress.epoch
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one optimiser step over all replicas, at present."""
+        return self._adaptation.total
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of one micro-step on one replica, at most, at present."""
+        return self._adaptation.choice.local_batch
+
+    @property
+    def accumulation(self) -> int:
+        """Extra micro-steps of one optimiser step, at present; 0 for none."""
+        return self._adaptation.choice.accumulation
+
+    @property
+    def lr_factors(self) -> tuple[float, ...]:
+        """What each parameter group's learning rate is multiplied by for the present batch."""
+        return self._adaptation.factors(self._adaptation.total, self._progress.epochs)
+
+    @property
+    def noise(self) -> NoiseEstimate:
+        """The gradient noise scale with its interval; it may say "unknown, at least x"."""
+        return self._adaptation.estimate()
+
+    @property
+    def efficiency(self) -> float:
+        """Progress per sample at the present batch, relative to the initial one."""
+        return self._adaptation.efficiency(self._adaptation.total)
+
+    @property
+    def goodput_model(self) -> GoodputModel | None:
+        """Throughput and efficiency as known now, for predictions on other numbers of GPUs; None before a first fit."""
+        adaptation = self._adaptation
+        if adaptation.model is None:
+            return None
+        allowed = adaptation.allowed
+        believed = adaptation.believed
+        efficiency = believed.efficiency if believed is not None else Efficiency(allowed.initial, 1.0, 1.0)
+        most = allowed.maximum or allowed.initial
+        limits = BatchLimits(allowed.initial, most, 1, adaptation.local_max or most)
+        return GoodputModel(adaptation.model, efficiency, limits)
+
+    @property
+    def receipt(self) -> Receipt:
+        """What was adapted and why, so far."""
+        return self._receipt
+
+    def ledger(self) -> PassLedger:
+        """The samples used in the current pass; with several replicas, call it on all of them."""
+        self._merge_ledger()
+        expected: Ledger | None = self._loader.expected_ledger()
+        used = self._loader.ledger
+        return PassLedger(
+            self._loader.pass_index,
+            used.count,
+            used.digest,
+            None if expected is None else expected.count,
+            None if expected is None else expected.digest,
+        )
+
+    def _merge_ledger(self) -> None:
+        ledger = self._loader.ledger
+        mine = torch.tensor(ledger.local_part(), dtype=torch.int64)
+        count, digest = self._replicas.add_up(mine).tolist()
+        ledger.absorb(count, digest)

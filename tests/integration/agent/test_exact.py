@@ -1,0 +1,153 @@
+"""Exact mode follows plain PyTorch: the loss of every step, at any number of replicas and any accumulation."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import pollux
+from pollux.agent import pass_order
+from pollux.testing.training import load_module
+
+HERE = str(Path(__file__))
+MATRIX = load_module(str(Path(__file__).parents[3] / "benchmarks" / "agent_exact.py"))
+BARS = {"float64": 1e-12, "float32": 1e-6}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4])
+def test_losses_are_those_of_plain_pytorch(replica_server, num_replicas):
+    chosen = [case for case in MATRIX.cases(full=False) if case.num_replicas == num_replicas]
+    assert {case.optimizer for case in chosen} == set(MATRIX.OPTIMIZERS)
+    assert {case.accumulation for case in chosen} == {0, 1, 2}
+    too_far = {
+        case.name: difference
+        for case, difference in MATRIX.compare(chosen, replica_server)
+        if not difference <= BARS[case.dtype]
+    }
+    assert too_far == {}
+
+
+def test_the_matrix_has_every_task_option_and_at_least_50_steps():
+    chosen = MATRIX.cases(full=False)
+    assert {case.task for case in chosen} == {*MATRIX.TASKS, "batchnorm"}
+    assert {(case.clip, case.schedule) for case in chosen} >= {(True, "step"), (False, "epoch"), (True, "")}
+    assert len(MATRIX.plain_losses(chosen[0])) >= 50
+
+
+def test_a_wrong_average_would_be_seen():
+    case = MATRIX.Case(1, 0, "sgd", "mlp")
+    losses = MATRIX.plain_losses(case)
+    parts = [[[loss, 1.0] for loss in losses]]
+    assert MATRIX.relative_difference(case, losses, parts) == 0.0
+    parts[0][30][0] *= 1.0 + 1e-10
+    assert MATRIX.relative_difference(case, losses, parts) > BARS["float64"]
+
+
+class Images(nn.Module):
+    """BatchNorm over images, with a cumulative average in one layer and none in another."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 3, 3)
+        self.norm = nn.BatchNorm2d(3, momentum=None)
+        self.second = nn.Conv2d(3, 4, 2)
+        self.plain = nn.BatchNorm2d(4, affine=False, track_running_stats=False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.norm(self.first(x)))
+        return self.head(torch.tanh(self.plain(self.second(hidden))).mean((2, 3)))
+
+
+def images() -> tuple[nn.Module, torch.utils.data.TensorDataset]:
+    torch.manual_seed(3)
+    model = Images().double()
+    data = torch.utils.data.TensorDataset(torch.randn(23, 2, 6, 6, dtype=torch.float64), torch.randint(0, 3, (23,)))
+    return model, data
+
+
+def image_job(sync: bool = True, accumulation: int = 0) -> dict:
+    torch.set_num_threads(1)
+    model, data = images()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = pollux.init(model, optimizer, data, 7, sync_batchnorm=sync, accumulation=accumulation)
+    for _ in job.epochs(3):
+        for x, y in job.batches():
+            job.backward(F.cross_entropy(job.model(x), y))
+    model.eval()
+    with torch.no_grad():
+        scores = job.model(data.tensors[0])
+    receipt = job.receipt.to_json()
+    job.close()
+    return {
+        "scores": scores,
+        "mean": model.norm.running_mean,
+        "var": model.norm.running_var,
+        "tracked": int(model.norm.num_batches_tracked),
+        "exact": receipt["exact"],
+        "because": receipt["not_exact_because"],
+    }
+
+
+def plain_images() -> nn.Module:
+    model, data = images()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(3):
+        for indices in pass_order(23, 0, number).split(7):
+            x, y = data[indices]
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def floats(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_running_statistics_of_batchnorm_are_those_of_the_whole_batch(replica_server, num_replicas):
+    results = replica_server.run(f"{HERE}:image_job", num_replicas)
+    model = plain_images()
+    with torch.no_grad():
+        scores = model(images()[1].tensors[0])
+    for result in results:
+        assert result["exact"]
+        assert result["tracked"] == 12
+        torch.testing.assert_close(floats(result["mean"]), model.norm.running_mean, rtol=1e-12, atol=0)
+        torch.testing.assert_close(floats(result["var"]), model.norm.running_var, rtol=1e-12, atol=0)
+        torch.testing.assert_close(floats(result["scores"]), scores, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "arguments", "cause"),
+    [
+        (1, {"accumulation": 1}, "accumulation"),
+        (2, {"accumulation": 1}, "accumulation"),
+        (2, {"sync": False}, "unsynchronised replicas"),
+    ],
+)
+def test_batchnorm_over_parts_is_said_once_and_marked(replica_server, num_replicas, arguments, cause):
+    running = replica_server.start(f"{HERE}:image_job", num_replicas, arguments)
+    for result in running.wait():
+        assert result.exit_code == 0, result.output
+        assert result.value["exact"] is False
+        assert len(result.value["because"]) == 1
+        assert cause in result.value["because"][0]
+        assert result.output.count("not exact: BatchNorm") == 1
+
+
+def test_a_filler_does_not_move_the_statistics_of_batchnorm(replica_server):
+    """The last batch has 2 samples: of 4 replicas the last two have fillers, alone they would be refused."""
+    results = replica_server.run(f"{HERE}:image_job", 4, {"sync": False})
+    assert [result["tracked"] for result in results] == [12, 12, 12, 12], "replica 0's, for all"
+    assert all(math.isfinite(value) for result in results for row in result["scores"] for value in row)
+
+
+def test_unsynchronised_replicas_end_an_epoch_with_the_same_statistics(replica_server):
+    first, second = replica_server.run(f"{HERE}:image_job", 2, {"sync": False})
+    assert first["mean"] == second["mean"]
+    assert first["scores"] == second["scores"]
