@@ -129,7 +129,6 @@ class Adaptation:
         self._rounds_since_change = 0
         self._samples = 0
         self._cap: int | None = None
-        self._factors: tuple[int, tuple[float, ...]] | None = None
         self.choice = self.fitted()
 
     @property
@@ -181,10 +180,7 @@ class Adaptation:
         groups = len(self._engine.optimizer.param_groups)
         if not self.adapts or total <= self.allowed.initial:
             return (1.0,) * groups
-        if self._factors is None or self._factors[0] != total:
-            estimate = self.believed or self.estimate()
-            self._factors = total, self.rule.factors(total / self.allowed.initial, estimate, epochs)
-        return self._factors[1]
+        return self.rule.factors(total / self.allowed.initial, self.believed or self.estimate(), epochs)
 
     def trial_from(self, local_batch: int) -> int | None:
         """The local batch that is known to fit, where this one is larger than any that ran; else None."""
@@ -200,7 +196,6 @@ class Adaptation:
         fitting = self.memory.ran_out(local_batch)
         if self.adapts and self.total > self.allowed.initial and fitting * self.choice.num_gpus >= self.allowed.initial:
             self.total = max(self.allowed.initial, fitting * (self.choice.accumulation + 1) * self.choice.num_gpus)
-        self._forget_factors()
         self.choice = fitting_choice(self.total, self._replicas.num_replicas, fitting, self.allowed.accumulation)
         return self.choice.local_batch
 
@@ -208,7 +203,6 @@ class Adaptation:
         """Go over to another batch."""
         self.choice = change.choice
         self.total = change.choice.total
-        self._forget_factors()
         self._rounds_since_change = 0
         self.guard.changed()
 
@@ -217,11 +211,7 @@ class Adaptation:
         self._next_round = step + self._round_steps
         self.total = total
         self.choice = self.fitted()
-        self._forget_factors()
         self._rounds_since_change = 0
-
-    def _forget_factors(self) -> None:
-        self._factors = None
 
     def is_round(self, step: int) -> bool:
         """Whether a round is due after this step; the same on every replica."""
@@ -298,7 +288,6 @@ class Adaptation:
         estimate = self.estimate()
         if estimate.is_known:
             self.believed = estimate
-            self._forget_factors()
 
     def _pace(self, step: int, seconds: float, cost: float) -> None:
         """How often to measure and to meet, by what both cost; from replica 0's clock, on all replicas."""
@@ -358,7 +347,6 @@ class Adaptation:
             self.total = min(max(int(state["total"]), self.allowed.initial), self.allowed.maximum)
         self.choice = self.fitted()
         self._next_round = step + self._round_steps
-        self._forget_factors()
 
     def close(self) -> None:
         """End the fitting thread."""

@@ -281,6 +281,8 @@ class HostedTraining:
         self._forget_issued()
         if self._is_over():
             self._close_epoch()
+            if not self._by_progress:
+                self.loader.skip_pass()
         if self.loader.pass_done:
             self.loader.next_pass()
         step, current = self.progress.steps, self.loader
@@ -295,10 +297,14 @@ class HostedTraining:
                 step = micro.step + micro.is_last
                 self._issue(micro, current)
                 yield batch
-            if self._enough_issued() or not self._by_progress:
+            nothing = step == first_step
+            if self._enough_issued() or not (self._by_progress or nothing):
                 break
-            if began_at == 0 and step == first_step:
-                raise InvalidInput("a whole pass has no full batch: leave drop_last out, or lower max_batch_size")
+            if began_at == 0 and nothing:
+                raise InvalidInput("a whole pass has no full batch: leave drop_last out, or use a smaller batch")
+            if nothing and not self._by_progress:
+                # A stream that turns out to have ended just where it was left.
+                self._close_epoch()
             current = self._following(current)
         self._epoch_ended = True
 
@@ -354,8 +360,6 @@ class HostedTraining:
     def _close_epoch(self) -> None:
         if self.progress.epoch_size is None:
             self.progress.epoch_size = self.loader.cursor
-        if not self._by_progress and not self.loader.pass_done:
-            self.loader.skip_pass()
         self.progress.close_epoch()
         self._epoch_ended = False
 

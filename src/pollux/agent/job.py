@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.utils import _pytree
 
 from pollux.agent.adapt import RoundReport
 from pollux.agent.batchnorm import has_batchnorm, synchronise_batchnorm
-from pollux.agent.checkpoint import Saved, load
+from pollux.agent.checkpoint import Checkpointer, Saved, load
 from pollux.agent.receipt import Row
 from pollux.agent.shapes import MicroBatch
 from pollux.agent.state import State, from_loaded
@@ -74,7 +75,7 @@ class Job(JobStatus):
         self._began = time.monotonic()
         self._seconds_before = 0.0
         self._last_row_at = -1
-        self._resumed = False
+        self._preparing: threading.Thread | None = None
 
     # The loop
 
@@ -140,6 +141,7 @@ class Job(JobStatus):
         checkpointer = self._parts.checkpointer
         if checkpointer is None:
             raise MisusedJob("there is no checkpoint folder: pass checkpoint_dir= to pollux.init")
+        self._await_buffers()
         state = self._capture()
         checkpointer.save(
             self._progress.steps, state.tensors, state.objects, state.values, self._signature(), wait=wait
@@ -167,6 +169,7 @@ class Job(JobStatus):
         parts.adaptation.close()
         if parts.engine.meter is not None:
             parts.engine.meter.close()
+        self._await_buffers()
         if parts.checkpointer is not None:
             parts.checkpointer.close()
         if parts.scalars is not None:
@@ -246,10 +249,26 @@ class Job(JobStatus):
         self._loader.commit()
         if self._parts.schedule is not None:
             self._parts.schedule.after_step(progress)
+        if self._preparing is None and self._parts.checkpointer is not None:
+            self._prepare_buffers(self._parts.checkpointer)
         if self._adaptation.is_round(progress.steps):
             self._round()
         for request in sorted(self._parts.watch.at_boundary(progress.steps)):
             self._serve(request)
+
+    def _prepare_buffers(self, checkpointer: Checkpointer) -> None:
+        """After the first step, when the optimiser has its state: memory for checkpoints, off the training thread."""
+        layout = {name: torch.empty_like(tensor, device="meta") for name, tensor in self._parts.state.tensors().items()}
+        if self._engine.is_sharded or not checkpointer.writes:
+            layout = {}
+        self._preparing = threading.Thread(
+            target=checkpointer.prepare, args=(layout,), name="pollux-buffers", daemon=True
+        )
+        self._preparing.start()
+
+    def _await_buffers(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
 
     def _serve(self, request: str) -> None:
         if request == CHECKPOINT and self._parts.checkpointer is not None:
@@ -496,7 +515,6 @@ class Job(JobStatus):
             text = f"from {before} to {self.num_replicas} replicas"
             self._receipt.event("resized", self.step, self.progress, text, before=before, after=self.num_replicas)
         self._receipt.event("resumed", self.step, self.progress, f"from {saved.path.name}")
-        self._resumed = True
 
 
 def _local_batch(micro: MicroBatch, num_replicas: int) -> int:

@@ -302,8 +302,6 @@ def _begin(
             )
         )
     job.note_batchnorm(accumulates=job.accumulation > 0)
-    if checkpointer is not None:
-        checkpointer.prepare(training.model_tensors())
 
 
 def _require_inactive() -> None:

@@ -144,14 +144,21 @@ class TrainingState:
             for key, value in entries.items():
                 yield self._names[id(parameter)], key, value
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of model and optimiser by name, as they lie in memory."""
+        optimizer = {
+            f"{_OPTIMIZER}{name}.{key}": value
+            for name, key, value in self._optimizer_entries()
+            if isinstance(value, Tensor)
+        }
+        return {**self.model_tensors(), **optimizer}
+
     def capture(self) -> State:
         """The state now; tensors are those in use, not copies. A collective where there are several replicas."""
-        state = State(self.model_tensors())
+        state = State(self.tensors())
         others: dict[str, dict[str, Any]] = {}
         for name, key, value in self._optimizer_entries():
-            if isinstance(value, Tensor):
-                state.tensors[f"{_OPTIMIZER}{name}.{key}"] = value
-            else:
+            if not isinstance(value, Tensor):
                 others.setdefault(name, {})[key] = value
         groups = [
             {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
