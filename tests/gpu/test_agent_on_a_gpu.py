@@ -138,7 +138,7 @@ def test_checkpoint_and_resume_on_the_gpu(tmp_path):
                 for _ in job.epochs(3):
                     for x, y in job.batches():
                         loss = F.cross_entropy(job.model(x), y)
-                        losses.append(float(loss))
+                        losses.append(loss.item())
                         job.backward(loss)
                         if stops and job.step == 13 and len(losses) == 13:
                             break

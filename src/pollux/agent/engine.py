@@ -59,6 +59,8 @@ class Engine:
         self.clock = StepClock(replicas.device, self.parameters)
         self.meter = meter
         self.counts_batchnorm = False
+        # Whether values that are not finite may pass: just after a change of batch the guard rail undoes them.
+        self.tolerates = False
         self._has_batchnorm = has_batchnorm(model)
         self._replicas = replicas
         self._averager = averager
@@ -175,7 +177,8 @@ class Engine:
         value = loss.detach()
         if self._on_gpu and isinstance(weight, Tensor):
             value = torch.where(weight.detach() > 0, value, torch.zeros_like(value))
-        if not self._on_gpu and self._options.scaler is None and not math.isfinite(float(value)):
+        looks = not self._on_gpu and self._options.scaler is None and not self.tolerates
+        if looks and not math.isfinite(float(value)):
             raise NonFiniteValue(
                 f"the loss is {float(value)} at step {micro.step}: lower the learning rate, clip gradients "
                 "(clip_norm=), or check the data; the last checkpoint is untouched"
@@ -220,7 +223,7 @@ class Engine:
             torch.nn.utils.clip_grad_norm_(self.parameters, options.clip_norm)
         if options.before_step is not None:
             options.before_step()
-        if not self._on_gpu and scaler is None and not self.is_sharded:
+        if not (self._on_gpu or scaler is not None or self.is_sharded or self.tolerates):
             self._require_finite(micro)
         base = [group["lr"] for group in optimizer.param_groups]
         if any(factor != 1.0 for factor in lr_factors):

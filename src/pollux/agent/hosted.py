@@ -22,6 +22,7 @@ from pollux.agent import rules
 from pollux.agent.adapt import Adaptation, BatchRange
 from pollux.agent.averaging import Averager
 from pollux.agent.environment import Environment, gpu_type
+from pollux.agent.late import Late
 from pollux.agent.loader import Loader, LoaderOptions
 from pollux.agent.meter import GradientMeter
 from pollux.agent.noise import NoiseEstimate, NoiseTracker
@@ -90,6 +91,7 @@ class HostedSteps:
         exact = torch.float32 if device.type != "cpu" else torch.float64
         self._losses = torch.zeros((), dtype=exact, device=device)
         self._num_losses = 0
+        self._late_losses: Late[int] = Late()
         self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self._raise_rates),
             optimizer.register_step_post_hook(self._lower_rates),
@@ -119,11 +121,11 @@ class HostedSteps:
         self._num_losses += 1
 
     def losses(self) -> tuple[float, int]:
-        """Sum over steps of this replica's share of the mean loss, and the steps, since the last call; waits."""
-        result = float(self._losses), self._num_losses
+        """Sum over steps of this replica's share of the mean loss, and the steps, between two calls; late on a GPU."""
+        arrived = self._late_losses.exchange(self._losses, self._num_losses)
         self._losses.zero_()
         self._num_losses = 0
-        return result
+        return (float(arrived[0]), arrived[1]) if arrived is not None else (0.0, 0)
 
     def close(self) -> None:
         """Take every hook off the optimiser."""
@@ -444,6 +446,12 @@ class HostedTraining:
             self.loader.close()
             self.loader = loader
         loader.commit()
+
+    def refresh(self) -> None:
+        """The optimiser's state was restored after `attach`."""
+        meter = self._parts().steps.meter
+        if meter is not None:
+            meter.refresh()
 
     def pause(self) -> None:
         """Something else comes in between, a validation for instance: the step under way is not timed."""

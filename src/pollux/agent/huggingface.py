@@ -31,7 +31,7 @@ else:
     # The user's class names the Trainer beside the mixin; nothing of transformers is needed before one is made.
     Trainer = object
 
-__all__ = ["STATE_NAME", "PolluxTrainerMixin"]
+__all__ = ["STATE_NAME", "PolluxTrainerMixin", "newest_whole"]
 
 STATE_NAME = "pollux_state.pt"
 _TRAINER_STATE = "trainer_state.json"
@@ -103,7 +103,7 @@ class PolluxTrainerMixin(Trainer):
         """As in `Trainer`; `True` resumes from the newest whole checkpoint, and starts anew where there is none."""
         found: Path | None = None
         if resume_from_checkpoint is True:
-            found = _newest_whole(Path(self.args.output_dir or "."))
+            found = newest_whole(Path(self.args.output_dir or "."))
         elif resume_from_checkpoint:
             found = Path(str(resume_from_checkpoint))
             if not (found / STATE_NAME).is_file():
@@ -350,7 +350,7 @@ def _noise_entries(estimate: NoiseEstimate) -> dict[str, float]:
     return {"noise_low": estimate.low} if estimate.low > 0.0 else {}
 
 
-def _newest_whole(folder: Path) -> Path | None:
+def newest_whole(folder: Path) -> Path | None:
     """The newest checkpoint that was written to its end; others are passed over with a warning."""
     numbered = [(path.name.rpartition("-")[2], path) for path in folder.glob("checkpoint-*") if path.is_dir()]
     for _, path in sorted(((int(number), path) for number, path in numbered if number.isdigit()), reverse=True):

@@ -258,11 +258,9 @@ class Job(JobStatus):
 
     def _prepare_buffers(self, checkpointer: Checkpointer) -> None:
         """After the first step, when the optimiser has its state: memory for checkpoints, off the training thread."""
-        layout = {name: torch.empty_like(tensor, device="meta") for name, tensor in self._parts.state.tensors().items()}
-        if self._engine.is_sharded or not checkpointer.writes:
-            layout = {}
+        tensors = self._parts.state.tensors()
         self._preparing = threading.Thread(
-            target=checkpointer.prepare, args=(layout,), name="pollux-buffers", daemon=True
+            target=checkpointer.prepare, args=(tensors,), name="pollux-buffers", daemon=True
         )
         self._preparing.start()
 
@@ -325,6 +323,7 @@ class Job(JobStatus):
         if report.spike is not None and self._snapshot is not None:
             self._roll_back(str(report.spike))
             return
+        self._engine.tolerates = self._snapshot is not None and self._adaptation.guard.is_watching
         if report.loss is not None and not math.isfinite(report.loss) and not self._engine.has_scaler:
             raise NonFiniteValue(
                 f"the loss became {report.loss} by step {self.step}: lower the learning rate, clip gradients "
@@ -341,6 +340,7 @@ class Job(JobStatus):
         captured = self._parts.state.copied(self._capture())
         self._snapshot = _Snapshot(captured, total, self.step, self.progress)
         self._adaptation.take(change)
+        self._engine.tolerates = True
         text = f"batch {total:,} to {self.batch_size:,}: {change.reason}"
         _log.info("%s", text)
         self._receipt.event(
@@ -362,6 +362,7 @@ class Job(JobStatus):
         assert snapshot is not None
         bad = self.batch_size
         self._engine.abandon()
+        self._engine.tolerates = False
         self._restore(snapshot.state, in_place=False)
         self._parts.state.restore_rng(snapshot.state.values, snapshot.step)
         self._adaptation.tracker.load_state_dict(snapshot.state.values["adaptation"]["tracker"])

@@ -164,7 +164,8 @@ class PolluxCallback(Callback):
         self._training.attach(trainer.optimizers[0], environment, trainer.strategy.root_device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do not time what came before."""
+        """The optimiser is restored by now; what came before is not timed."""
+        self._training.refresh()
         self._training.pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

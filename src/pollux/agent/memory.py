@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from pollux.core.errors import InvalidInput
+
 __all__ = ["MemoryLimits", "Trial", "free_memory", "is_out_of_memory"]
 
 _log = logging.getLogger("pollux")
@@ -156,8 +158,20 @@ class Trial:
                     for leaf in leaves
                 ]
                 arguments, keywords = _pytree.tree_unflatten(piece, shape)
-                outputs.append(forward(*arguments, **keywords))
+                outputs.append(_required(forward, arguments, keywords, self._safe))
         return _joined(outputs)
+
+
+def _required(forward: Callable[..., Any], arguments: Any, keywords: Any, size: int) -> Any:
+    try:
+        return forward(*arguments, **keywords)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InvalidInput(
+            f"memory does not hold {size} sample{'s' * (size > 1)} even without gradients: use a smaller model, or a "
+            "GPU with more memory"
+        ) from error
 
 
 def _joined(outputs: list[Any]) -> Any:

@@ -1,19 +1,39 @@
-"""Starting the replicas of a framework's training as torchrun would: one process each, on the loopback interface."""
+"""Starting the replicas of a framework's training as torchrun would, on the loopback interface."""
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Launch = Callable[..., list[Any]]
-KILLED = -9
+_TIMEOUT_SECONDS = 90.0
+_ENVIRONMENT = {
+    "MASTER_ADDR": "127.0.0.1",
+    "TORCHELASTIC_RUN_ID": "test",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One start of the job: on how many replicas, with what settings, and whether all of them end by SIGKILL."""
+
+    num_replicas: int
+    settings: dict[str, Any]
+    killed: bool = False
+
+
+Launch = Callable[[str, Sequence[tuple[Any, ...]]], list[list[Any]]]
 
 
 def _free_port() -> int:
@@ -22,61 +42,51 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _environment(replica: int, num_replicas: int, port: int) -> dict[str, str]:
-    place = {"RANK": replica, "LOCAL_RANK": replica, "WORLD_SIZE": num_replicas, "LOCAL_WORLD_SIZE": num_replicas}
-    return {
-        **os.environ,
-        **{name: str(value) for name, value in place.items()},
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "test",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "WANDB_DISABLED": "true",
-    }
-
-
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
-    """`launch(script, num_replicas, settings, killed=False)`: run it, and return what each replica wrote as JSON.
+    """`launch(script, [(num_replicas, settings), (num_replicas, settings, "killed"), ...])`, one run after another.
 
-    A script gets two arguments: its settings as JSON, and the file for its answer. With `killed`, every replica must
-    end by SIGKILL and nothing is returned.
+    Returns what the replicas of each run answered. A run that is "killed" must end by SIGKILL on every replica.
     """
 
-    def run(script: str, num_replicas: int, settings: dict[str, Any], killed: bool = False) -> list[Any]:
-        folder = tmp_path / f"run-{len(list(tmp_path.glob('run-*')))}"
-        folder.mkdir()
-        port = _free_port()
-        processes = []
-        for replica in range(num_replicas):
-            command = [sys.executable, script, json.dumps(settings), str(folder / f"answer-{replica}.json")]
-            with (folder / f"output-{replica}.txt").open("w") as output:
-                environment = _environment(replica, num_replicas, port)
-                processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=folder))
-        codes = _wait(processes, timeout=100.0)
-        expected = [KILLED if killed else 0] * num_replicas
-        said = "".join((folder / f"output-{replica}.txt").read_text()[-3000:] for replica in range(num_replicas))
-        assert codes == expected, said
-        if killed:
-            return []
-        return [json.loads((folder / f"answer-{replica}.json").read_text()) for replica in range(num_replicas)]
+    def start(script: str, runs: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
+        asked = [Run(run[0], run[1], killed=len(run) > 2) for run in runs]
+        folders = [tmp_path / f"run-{number}" for number in range(len(asked))]
+        for folder in folders:
+            folder.mkdir()
+        _serve(script, asked, folders)
+        return [_answers(run, folder) for run, folder in zip(asked, folders, strict=True)]
 
-    return run
+    return start
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> list[int | None]:
-    end = time.monotonic() + timeout
-    try:
-        for process in processes:
-            process.wait(max(end - time.monotonic(), 0.1))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    return [process.returncode for process in processes]
+def _serve(script: str, runs: list[Run], folders: list[Path]) -> None:
+    plan = [
+        {
+            "num_replicas": run.num_replicas,
+            "settings": run.settings,
+            "folder": str(folder),
+            "port": _free_port(),
+            "timeout": _TIMEOUT_SECONDS,
+        }
+        for run, folder in zip(runs, folders, strict=True)
+    ]
+    command = [sys.executable, script, json.dumps(plan)]
+    environment = {**os.environ, **_ENVIRONMENT}
+    # A session of its own, so that nothing of it can outlive this test.
+    with subprocess.Popen(command, env=environment, cwd=folders[0], start_new_session=True) as server:
+        try:
+            code = server.wait(_TIMEOUT_SECONDS * (len(runs) + 1))
+        except BaseException:
+            os.killpg(server.pid, signal.SIGKILL)
+            raise
+    assert code == 0, f"{script} ended with {code}"
+
+
+def _answers(run: Run, folder: Path) -> list[Any]:
+    codes = json.loads((folder / "codes.json").read_text())
+    said = "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("output-*.txt")))
+    assert codes == [-signal.SIGKILL if run.killed else 0] * run.num_replicas, said
+    if run.killed:
+        return []
+    return [json.loads((folder / f"answer-{replica}.json").read_text()) for replica in range(run.num_replicas)]

@@ -1,21 +1,20 @@
-"""Lightning: trains, is killed, resumes at another size, and matches plain PyTorch. Run as a script, this is the job."""
+"""Lightning: trains, is killed, resumes at another size, and matches plain PyTorch. Run as a script: the job."""
 
 import json
-import math
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from pollux.agent import pass_order
+from pollux.agent.ledger import Ledger
 
 SAMPLES, BATCH, EPOCHS, SEED = 50, 8, 3, 3
+RATE = 0.02
 
 
 def data(samples: int = SAMPLES) -> TensorDataset:
@@ -30,8 +29,25 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)).double()
 
 
+def scripted_changes() -> None:
+    """The batch grows to 24 and 48 at fixed places, with an efficiency of 0.8, whatever the machine's speed."""
+    from pollux.agent.adapt import Adaptation
+    from pollux.agent.tuner import Change, fitting_choice
+
+    def next_change(self: Adaptation, progress: float) -> Change | None:
+        total = 48 if progress > 400.0 else 24
+        if total == self.total:
+            return None
+        return Change(fitting_choice(total, self.choice.num_gpus, self.local_max), 2.0, 1.0, 0.8, "scripted")
+
+    patched: Any = Adaptation
+    patched.next_change = next_change
+    patched.is_round = lambda self, step: step % 6 == 0
+    patched.efficiency = lambda self, total: 1.0 if total <= BATCH else 0.8
+
+
 def optimiser(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.9)
 
 
@@ -39,12 +55,11 @@ def flat(model: nn.Module) -> list[float]:
     return [float(value) for parameter in model.parameters() for value in parameter.detach().reshape(-1)]
 
 
-def plain() -> tuple[list[float], list[float]]:
-    """Final parameters and the loss of every step, without Lightning and Pollux."""
+def plain() -> list[float]:
+    """Final parameters, without Lightning and Pollux."""
     model = network()
     optimizer, schedule = optimiser(model)
     x, y = data().tensors
-    losses = []
     for epoch in range(EPOCHS):
         for part in pass_order(SAMPLES, SEED, epoch).split(BATCH):
             loss = nn.functional.mse_loss(model(x[part]), y[part])
@@ -53,8 +68,73 @@ def plain() -> tuple[list[float], list[float]]:
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            losses.append(float(loss.detach()))
-    return flat(model), losses
+    return flat(model)
+
+
+def replayed(steps: list[tuple[int, float]], samples: int) -> list[float]:
+    """Final parameters of plain PyTorch over the same samples, a step for each (samples, learning rate)."""
+    model = network()
+    optimizer, _ = optimiser(model)
+    x, y = data(samples).tensors
+    order = torch.cat([pass_order(samples, SEED, number) for number in range(10)])
+    place = 0
+    for total, rate in steps:
+        part = order[place : place + total]
+        optimizer.param_groups[0]["lr"] = rate
+        nn.functional.mse_loss(model(x[part]), y[part]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        place += total
+    return flat(model)
+
+
+def furthest(first: list[float], second: list[float]) -> float:
+    return max(abs(one - other) for one, other in zip(first, second, strict=True))
+
+
+def test_killed_and_resumed_at_another_size_matches_plain_pytorch(launch, tmp_path):
+    # 50 samples in batches of 8: the last of a pass has 2, fewer than replicas; two micro-steps each with 2 replicas.
+    inside = {"folder": str(tmp_path / "inside"), "save_every": 4, "options": {"max_local_batch": 2}}
+    at_end = {"folder": str(tmp_path / "at-end"), "save_every": 7}
+    runs = [
+        (2, {**inside, "kill_at": 10}, "killed"),
+        (3, inside),
+        (1, {**at_end, "kill_at": 9}, "killed"),
+        (2, at_end),
+    ]
+    _, from_inside, _, from_end = launch(__file__, runs)
+    expected = plain()
+    for answer in [*from_inside, *from_end]:
+        assert furthest(answer["parameters"], expected) < 1e-12
+        assert (answer["steps"], answer["epoch"], answer["samples"]) == (21, EPOCHS, EPOCHS * SAMPLES)
+        assert answer["ledger"] == [SAMPLES, Ledger.of_range(SAMPLES).digest]
+    assert {answer["seen"][0][0] for answer in from_inside} == {9}, "went on from the checkpoint of step 8"
+    assert {answer["seen"][0][0] for answer in from_end} == {8}, "an epoch saved at its very end is not repeated"
+
+
+def test_adaptive_run_is_the_same_through_a_kill_and_a_resize(launch, tmp_path):
+    samples = 210
+    options = {"max_batch_size": 64, "max_local_batch": 4}
+    settings = {"save_every": 5, "samples": samples, "options": options, "scripted": True}
+    whole = {**settings, "folder": str(tmp_path / "whole")}
+    cut = {**settings, "folder": str(tmp_path / "cut")}
+    (first,), _, again = launch(__file__, [(1, whole), (2, {**cut, "kill_at": 17}, "killed"), (3, cut)])
+    totals = [entry[2] for entry in first["seen"]]
+    rates = [RATE, *(entry[1] for entry in first["seen"])]
+    steps = [(total, rate * (max(total, BATCH) / BATCH) ** 0.5) for total, rate in zip(totals, rates, strict=False)]
+    assert {8, 24, 48} < set(totals), "and what was left of a pass at its end"
+    assert furthest(first["parameters"], replayed(steps, samples)) < 1e-12
+    for answer in again:
+        assert furthest(answer["parameters"], first["parameters"]) < 1e-12
+        for name in ("samples", "progress", "pass", "cursor", "ledger", "schedule"):
+            assert answer[name] == first[name], name
+    used = pass_order(samples, SEED, first["pass"])[: first["cursor"]]
+    assert first["ledger"] == [first["cursor"], Ledger.of(used.numpy()).digest]
+    assert EPOCHS * samples <= first["progress"] < EPOCHS * samples + 48
+    assert first["schedule"] == int(first["progress"] / samples * -(-samples // BATCH)), "schedules follow progress"
+    assert first["samples"] > EPOCHS * samples, "a larger batch learns less from a sample"
+    assert first["measured"] > 0
 
 
 def main(settings: dict[str, Any], answer: Path) -> None:
@@ -77,12 +157,21 @@ def main(settings: dict[str, Any], answer: Path) -> None:
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     class Killer(pl.Callback):
+        def on_train_start(self, *_: Any) -> None:
+            self.used = loader.training.progress.samples
+
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            seen.append([trainer.global_step, callback.batch_size, trainer.optimizers[0].param_groups[0]["lr"]])
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            used = loader.training.progress.samples
+            if used > self.used:
+                seen.append([trainer.global_step, rate, used - self.used, callback.noise.num_measured])
+            self.used = used
             if trainer.global_step == settings.get("kill_at"):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    seen: list[list[float]] = []
+    seen: list[list[Any]] = []
+    if settings.get("scripted"):
+        scripted_changes()
     world = int(os.environ["WORLD_SIZE"])
     loader = PolluxDataLoader(data(settings.get("samples", SAMPLES)), BATCH, seed=SEED, **settings.get("options", {}))
     callback = PolluxCallback(loader)
@@ -118,11 +207,13 @@ def main(settings: dict[str, Any], answer: Path) -> None:
                 "cursor": state["data"]["cursor"],
                 "schedule": state["schedule"],
                 "ledger": [ledger.count, ledger.digest],
-                "measured": callback.noise.num_measured,
+                "measured": max(entry[3] for entry in seen),
             }
         )
     )
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    from forked import serve
+
+    serve(main, lambda: __import__("lightning.pytorch"))

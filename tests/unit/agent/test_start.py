@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -160,9 +160,8 @@ def test_rank_and_world_size_must_fit(monkeypatch):
 
 
 def test_a_second_job_is_refused_until_the_first_is_closed():
-    with pollux.init(*parts(), 5):
-        with pytest.raises(MisusedJob, match=r"second time.*job.close\(\)"):
-            pollux.init(*parts(), 5)
+    with pollux.init(*parts(), 5), pytest.raises(MisusedJob, match=r"second time.*job.close\(\)"):
+        pollux.init(*parts(), 5)
     pollux.init(*parts(), 5).close()
 
 

@@ -1,0 +1,111 @@
+"""torchrun's variables and ours, read."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from pollux.agent.environment import VARIABLES, Environment, choose_device, gpu_type, read_environment
+from pollux.core.errors import InvalidInput
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def test_without_variables_the_process_is_alone():
+    assert read_environment({}) == Environment()
+
+
+def test_torchrun_on_two_nodes():
+    seen = read_environment({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
+    assert (seen.replica, seen.num_replicas, seen.local_replica, seen.num_nodes) == (5, 8, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes"),
+    [
+        ({"WORLD_SIZE": "8", "RANK": "0"}, 1),
+        ({"WORLD_SIZE": "8", "RANK": "0", "LOCAL_WORLD_SIZE": "3"}, 3),
+        ({"WORLD_SIZE": "8", "RANK": "0", "LOCAL_WORLD_SIZE": "8"}, 1),
+        ({"WORLD_SIZE": "8", "RANK": "0", "LOCAL_WORLD_SIZE": "8", "POLLUX_NUM_NODES": "4"}, 4),
+        ({"WORLD_SIZE": "2", "RANK": "0", "POLLUX_NUM_NODES": "4"}, 2),
+        ({}, 1),
+    ],
+)
+def test_nodes(variables, nodes):
+    assert read_environment(variables).num_nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK is 2 with WORLD_SIZE 2"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"RANK": "-1"}, "RANK is '-1'"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is '0'"),
+        ({"POLLUX_NUM_NODES": "1.5"}, "POLLUX_NUM_NODES is '1.5'"),
+        ({"POLLUX_CHECKPOINT_EVERY": "often"}, "POLLUX_CHECKPOINT_EVERY is 'often'"),
+        ({"POLLUX_CHECKPOINT_EVERY": "inf"}, "POLLUX_CHECKPOINT_EVERY is 'inf'"),
+        ({"POLLUX_TIMEOUT": "-1"}, "POLLUX_TIMEOUT is '-1'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name_and_value(variables, words):
+    with pytest.raises(InvalidInput, match=re.escape(words)):
+        read_environment(variables)
+
+
+def test_our_own_variables():
+    seen = read_environment(
+        {
+            "POLLUX_JOB": "job-1",
+            "POLLUX_CHECKPOINT_DIR": "a",
+            "POLLUX_CHECKPOINT_EVERY": "2.5",
+            "POLLUX_OUTPUT_DIR": "b",
+            "POLLUX_TIMEOUT": "30",
+        }
+    )
+    assert seen == Environment(
+        job="job-1", checkpoint_dir=Path("a"), checkpoint_every=2.5, output_dir=Path("b"), timeout=30.0
+    )
+
+
+def test_every_variable_that_is_read_is_listed():
+    text = (REPOSITORY / "src" / "pollux" / "agent" / "environment.py").read_text()
+    assert set(re.findall(r"\"(POLLUX_[A-Z_]+)\"", text)) == set(VARIABLES)
+
+
+def test_empty_variables_count_as_unset():
+    empty = dict.fromkeys(["RANK", "WORLD_SIZE", "LOCAL_RANK", *VARIABLES], "")
+    assert read_environment(empty) == Environment()
+
+
+def test_the_device_asked_for_wins():
+    assert choose_device("cpu", Environment()) == torch.device("cpu")
+    assert gpu_type(torch.device("cpu")) == "cpu"
+
+
+def test_a_gpu_each(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    place = Environment(replica=3, num_replicas=4, local_replica=1, num_nodes=2)
+    assert choose_device(None, place) == torch.device("cuda", 1)
+    assert choose_device("cuda:0", place) == torch.device("cuda", 0)
+    assert chosen == [torch.device("cuda", 1), torch.device("cuda", 0)]
+    with pytest.raises(InvalidInput, match="LOCAL_RANK is 2, but this node shows 2 GPUs"):
+        choose_device(None, Environment(replica=2, num_replicas=4, local_replica=2))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_a_gpu_that_is_not_there_is_refused(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidInput, match=f"device is '{device}', but PyTorch finds no GPU"):
+        choose_device(device, Environment())
+
+
+def test_a_device_of_no_kind_is_refused():
+    with pytest.raises(InvalidInput, match="device is 'toaster'"):
+        choose_device("toaster", Environment())
