@@ -330,6 +330,8 @@ class Job(JobStatus):
                 "(clip_norm=), or check the data; the last checkpoint is untouched"
             )
         self._add_row()
+        if not self._adaptation.guard.is_watching:
+            self._snapshot = None
         change = self._adaptation.next_change(self._progress.progress)
         if change is not None:
             self._change(change)

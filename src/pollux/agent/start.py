@@ -6,6 +6,7 @@ import atexit
 import logging
 import math
 import signal
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -110,7 +111,8 @@ def init(
         `state`: more objects with `state_dict` and `load_state_dict`, by name. `checkpoint_dir`, `checkpoint_every`
         (seconds, 600 by default), `keep_checkpoints`. `stop_signals`: save and exit on these.
     Output
-        `output_dir`: folder for the receipt. `tensorboard_dir`: folder for scalars. `name` of the job.
+        `output_dir`: folder for the receipt. `tensorboard_dir`: folder for scalars. `name` of the job; by default
+        the script's.
     Replicas
         `device`: this replica's GPU where there is one, else the CPU. `ddp_options`: for DistributedDataParallel.
         `timeout`: seconds after which a collective fails.
@@ -181,7 +183,7 @@ def init(
             tensorboard_dir=tensorboard_dir,
             signals=stop_signals,
             move_batches=move_batches,
-            name=name or environment.job,
+            name=name or environment.job or _script_name(),
         )
     except BaseException:
         replicas.close()
@@ -302,6 +304,12 @@ def _begin(
             )
         )
     job.note_batchnorm(accumulates=job.accumulation > 0)
+
+
+def _script_name() -> str:
+    """The name of the script that was started; "job" where there is none, as in a notebook."""
+    script = Path(sys.argv[0]) if sys.argv else Path()
+    return script.stem if script.suffix == ".py" else "job"
 
 
 def _require_inactive() -> None:

@@ -7,6 +7,7 @@ then names a step that nobody has passed. Without a request a step costs one loo
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -24,6 +25,7 @@ __all__ = ["CHECKPOINT", "STOP", "Watch"]
 STOP = "stop"
 CHECKPOINT = "checkpoint"
 _POLL_SECONDS = 0.2
+_log = logging.getLogger("pollux")
 
 
 class Watch:
@@ -103,7 +105,12 @@ class Watch:
         if self._replicas.device.type == "cuda":
             # The host runs ahead of the GPU; only the GPU's own boundaries are held back by the others.
             torch.cuda.synchronize(self._replicas.device)
-        return self._agreed(step)
+        try:
+            return self._agreed(step)
+        except (dist.DistError, RuntimeError) as error:
+            # Whoever held the store is gone, and with it everybody that could agree: the training itself will tell.
+            _log.debug("the job's store does not answer: %s", error)
+            return set()
 
     def _agreed(self, step: int) -> set[str]:
         """One boundary of an armed replica.

@@ -89,6 +89,7 @@ def train(
     epochs: int = 3,
     folder: str | None = None,
     stop_at: int = -1,
+    save_at: int = -1,
     schedule: bool = False,
     hungry: dict | None = None,
     **options,
@@ -101,7 +102,7 @@ def train(
         model, chosen, Numbered(), INITIAL, checkpoint_dir=folder, lr_scheduler=scheduler, shuffle=True, **options
     )
     steps: list[dict] = []
-    passes = []
+    saved: list[list[str]] = []
     for _ in job.epochs(epochs):
         parts_of_step: dict = {"ids": [], "loss": 0.0}
         for ids, x, y in job.batches():
@@ -125,16 +126,20 @@ def train(
             elif micro.is_last and job.step < before:
                 # Rolled back: what came after does not count.
                 steps = [step for step in steps if step["step"] < job.step]
+                saved.append(sorted(path.name for path in Path(folder).glob("step-*")) if folder else [])
+            if micro.is_last and job.step == save_at:
+                job.checkpoint()
+                saved.append(sorted(path.name for path in Path(folder).glob("step-*")) if folder else [])
         else:
             continue
         break
     receipt = job.receipt.to_json()
-    passes = receipt["ledger"]
     events = [{"kind": event["kind"], "text": event["text"], **event["numbers"]} for event in receipt["events"]]
     result = {
         "steps": steps,
         "events": events,
-        "passes": passes,
+        "passes": receipt["ledger"],
+        "saved": saved,
         "batch": job.batch_size,
         "local_batch": job.local_batch,
         "accumulation": job.accumulation,
@@ -330,13 +335,14 @@ def test_without_a_spike_nothing_is_rolled_back(replica_server):
 
 
 def test_a_checkpoint_from_after_the_change_is_not_resumed_once_it_was_undone(replica_server, tmp_path):
-    folder = tmp_path / "saved"
-    changes = [None] * 7 + [16]
-    arguments = {"changes": changes, "max_batch_size": 64, "epochs": 8, "folder": str(folder), "checkpoint_every": 0.01}
-    (result,) = replica_server.run(f"{HERE}:spike", 1, {**arguments, "factor": 60.0})
+    """The change is at step 150, the spike is seen at step 170."""
+    arguments = {"max_batch_size": 64, "epochs": 8, "folder": str(tmp_path / "saved"), "factor": 60.0}
+    told = {**arguments, "changes": [None] * 7 + [16], "save_at": 155}
+    (result,) = replica_server.run(f"{HERE}:spike", 1, told)
     assert [event["kind"] for event in result["events"]].count("rolled-back") == 1
-    (after,) = replica_server.run(f"{HERE}:spike", 1, {**arguments, "changes": [], "factor": 60.0})
-    assert after["samples"] == result["samples"]
+    assert result["saved"][:2] == [["step-0000000155"], []]
+    (after,) = replica_server.run(f"{HERE}:spike", 1, arguments)
+    assert after["samples"] == result["samples"] == 8 * SIZE
     assert after["frozen"] == result["frozen"]
 
 
