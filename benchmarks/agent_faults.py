@@ -330,11 +330,12 @@ class History:
         return None
 
     def _strike_later(self, running: RunningReplicas, log: Path, num_replicas: int, blow: Blow) -> None:
-        """Some seconds after the replicas have begun; from the very start where it is a kill after no time at all."""
+        """Some seconds after the replicas have begun; kills of all of them also while they begin."""
         deadline = time.monotonic() + 60.0
         paths = [log / f"replica-{replica}.jsonl" for replica in range(num_replicas)]
         # A signal before `init` is the default one: the process ends, and there is nothing to save.
-        early = blow.number == signal.SIGKILL and blow.seconds < 0.1
+        everyone = blow.replica is None or num_replicas == 1
+        early = blow.number == signal.SIGKILL and everyone and blow.seconds < 0.25
         while not early and not all(path.exists() for path in paths) and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(blow.seconds)

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from pollux.agent.environment import Environment
-from pollux.agent.hosted import HostedOptions, HostedTraining
+from pollux.agent.hosted import HostedTraining
+from pollux.agent.hosted_steps import HostedOptions
 from pollux.agent.loader import LoaderOptions
 from pollux.agent.noise import NoiseEstimate
 from pollux.agent.rules import OwnRule

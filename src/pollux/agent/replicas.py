@@ -61,6 +61,7 @@ class Replicas:
         self.control: dist.ProcessGroup | None = None
         self.owns_group = False
         self._wrapped: WrappedModel | None = None
+        self._others: list[dist.ProcessGroup] = []
         if dist.is_initialized():
             self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()
             self.num_nodes = min(self.num_nodes, self.num_replicas)
@@ -94,7 +95,19 @@ class Replicas:
         # A process group may outlive a job: each job has its own keys, numbered alike on all replicas.
         number = store.add(f"pollux/jobs/{self.replica}", 1)
         self.store = dist.PrefixStore(f"pollux/job/{number}", store)
+        self._limit = limit
         self.control = dist.new_group(backend="gloo", timeout=limit)
+
+    def another_control(self) -> dist.ProcessGroup | None:
+        """A group like `control` for a thread of its own, since collectives of two threads on one group would mix.
+
+        None for one replica; otherwise a collective.
+        """
+        if self.num_replicas == 1:
+            return None
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self._limit)
+        self._others.append(group)
+        return group
 
     @property
     def is_first(self) -> bool:
@@ -186,7 +199,9 @@ class Replicas:
         if self.owns_group and dist.is_initialized():
             dist.destroy_process_group()
         elif self.control is not None and dist.is_initialized():
-            dist.destroy_process_group(self.control)
+            for group in (self.control, *self._others):
+                dist.destroy_process_group(group)
+        self._others.clear()
         self.owns_group = False
         self.control = None
         self.store = None

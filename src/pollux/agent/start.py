@@ -238,7 +238,7 @@ def _assemble(
             keep=keep,
             replica=replicas.replica,
             num_replicas=replicas.num_replicas,
-            group=replicas.control,
+            group=replicas.another_control() if engine.is_sharded else replicas.control,
             sharded=engine.is_sharded,
         )
     size = epoch_size or _whole_batches(loader, allowed.initial)

@@ -81,15 +81,18 @@ class Watch:
         return f"watch/{self._round}/{name}"
 
     def _poll(self) -> None:
+        while not self._closed.wait(_POLL_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
         """Make requests of other replicas known here; the main thread does the rest at its step boundaries."""
         store = self._replicas.store
         assert store is not None
-        while not self._closed.wait(_POLL_SECONDS):
-            with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
-                if not self.armed and store.check([self._key("request")]):
-                    self.armed = True
-            if self._is_due():
-                self.request(CHECKPOINT)
+        with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
+            if not self.armed and store.check([self._key("request")]):
+                self.armed = True
+        if self._is_due():
+            self.request(CHECKPOINT)
 
     def _is_due(self) -> bool:
         return self._replicas.is_first and self._clock() >= self._due

@@ -1,23 +1,25 @@
 """For a job's script: import the framework once, then fork the replicas of one run after another.
 
-Not a test. A script calls `serve(main, prepare)`; the runs come as JSON in its first argument.
+Not a test. A script calls `serve(main, modules)`; the runs come as JSON in its first argument.
 """
 
+import importlib
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 
-def serve(main: Callable[[dict[str, Any], Path], None], prepare: Callable[[], object]) -> None:
+def serve(main: Callable[[dict[str, Any], Path], None], modules: Sequence[str]) -> None:
     """Do all runs; each leaves `codes.json`, and of every replica `answer-N.json` and `output-N.txt`."""
     runs = json.loads(sys.argv[1])
-    prepare()
+    for module in modules:
+        importlib.import_module(module)
     for run in runs:
         folder = Path(run["folder"])
         processes = [_fork(main, run, replica, folder) for replica in range(run["num_replicas"])]

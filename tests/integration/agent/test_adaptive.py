@@ -3,10 +3,11 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 
 import pollux
@@ -18,7 +19,7 @@ SIZE = 330
 INITIAL = 8
 
 
-class Numbered(torch.utils.data.Dataset):
+class Numbered(torch.utils.data.Dataset[Any]):
     def __init__(self, noise: float = 1.0):
         generator = torch.Generator().manual_seed(5)
         self.x = torch.randn(SIZE, 6, generator=generator, dtype=torch.float64)
@@ -61,7 +62,7 @@ class Failing(torch.autograd.Function):
         return gradient, None
 
 
-def parts(optimizer: str, **hungry):
+def parts(optimizer: str, **hungry) -> Any:
     torch.manual_seed(0)
     model = Hungry(**hungry).double()
     if optimizer == "adamw":
@@ -85,15 +86,15 @@ def force(changes: list[int | None]) -> None:
 
 def train(
     optimizer: str = "sgd",
-    changes: tuple = (),
+    changes: tuple[int | None, ...] = (),
     epochs: int = 3,
     folder: str | None = None,
     stop_at: int = -1,
     save_at: int = -1,
     schedule: bool = False,
-    hungry: dict | None = None,
+    hungry: dict[str, Any] | None = None,
     **options,
-) -> dict:
+) -> dict[str, Any]:
     """A job whose batch changes as told; returns what every step took, and how it went."""
     force(list(changes))
     model, chosen = parts(optimizer, **(hungry or {}))
@@ -101,12 +102,12 @@ def train(
     job = pollux.init(
         model, chosen, Numbered(), INITIAL, checkpoint_dir=folder, lr_scheduler=scheduler, shuffle=True, **options
     )
-    steps: list[dict] = []
+    steps: list[dict[str, Any]] = []
     saved: list[list[str]] = []
     for _ in job.epochs(epochs):
-        parts_of_step: dict = {"ids": [], "loss": 0.0}
+        parts_of_step: dict[str, Any] = {"ids": [], "loss": 0.0}
         for ids, x, y in job.batches():
-            micro = job._engine._micro
+            micro: Any = job._engine._micro
             if micro.index == 0:
                 parts_of_step = {"ids": [], "loss": 0.0}
             loss = F.mse_loss(job.model(x), y)
@@ -155,7 +156,7 @@ def train(
     return result
 
 
-def steps_of(results: list[dict]) -> list[dict]:
+def steps_of(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The steps of all replicas together."""
     merged = []
     for same in zip(*(result["steps"] for result in results), strict=True):
@@ -165,7 +166,7 @@ def steps_of(results: list[dict]) -> list[dict]:
     return merged
 
 
-def require_plain(results: list[dict], optimizer: str) -> list[dict]:
+def require_plain(results: list[dict[str, Any]], optimizer: str) -> list[dict[str, Any]]:
     """Plain PyTorch that takes the same samples at the same learning rates has the same losses."""
     data = Numbered()
     model, chosen = parts(optimizer)
@@ -181,7 +182,7 @@ def require_plain(results: list[dict], optimizer: str) -> list[dict]:
     return steps
 
 
-def require_once(steps: list[dict]) -> None:
+def require_once(steps: list[dict[str, Any]]) -> None:
     """Every pass but the last took every sample once, and the last none twice."""
     last = max(step["pass"] for step in steps)
     for number in range(last + 1):
@@ -190,7 +191,7 @@ def require_once(steps: list[dict]) -> None:
         assert number == last or len(ids) == SIZE
 
 
-def totals(steps: list[dict]) -> list[int]:
+def totals(steps: list[dict[str, Any]]) -> list[int]:
     return [len(step["ids"]) for step in steps]
 
 
@@ -303,7 +304,7 @@ def broken_model() -> None:
             job.backward(F.mse_loss(job.model(x).squeeze(1), y))
 
 
-def spike(factor: float = 200.0, **options) -> dict:
+def spike(factor: float = 200.0, **options) -> dict[str, Any]:
     """A rule of one's own that ruins the run at a larger batch."""
     return train(lr_rule=lambda scale, gain, group: factor if scale > 1.0 else 1.0, **options)
 
@@ -371,7 +372,7 @@ def test_an_adaptive_job_keeps_what_it_learned(replica_server, tmp_path, before,
     assert all(entry["samples"] == SIZE for entry in second[0]["passes"])
 
 
-def natural(seed: int = 0) -> dict:
+def natural(seed: int = 0) -> dict[str, Any]:
     """Nothing forced: noise is measured, times are fitted, the batch is chosen."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)

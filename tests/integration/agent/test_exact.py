@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,14 +63,14 @@ class Images(nn.Module):
         return self.head(torch.tanh(self.plain(self.second(hidden))).mean((2, 3)))
 
 
-def images() -> tuple[nn.Module, torch.utils.data.TensorDataset]:
+def images() -> tuple[Any, torch.utils.data.TensorDataset]:
     torch.manual_seed(3)
     model = Images().double()
     data = torch.utils.data.TensorDataset(torch.randn(23, 2, 6, 6, dtype=torch.float64), torch.randint(0, 3, (23,)))
     return model, data
 
 
-def image_job(sync: bool = True, accumulation: int = 0) -> dict:
+def image_job(sync: bool = True, accumulation: int = 0) -> dict[str, Any]:
     torch.set_num_threads(1)
     model, data = images()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -92,7 +93,7 @@ def image_job(sync: bool = True, accumulation: int = 0) -> dict:
     }
 
 
-def plain_images() -> nn.Module:
+def plain_images() -> Any:
     model, data = images()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number in range(3):

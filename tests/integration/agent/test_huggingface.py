@@ -1,11 +1,13 @@
 """Hugging Face: trains, is killed, resumes at another size, and matches plain PyTorch. Run as a script: the job."""
 
+import importlib
 import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -194,6 +196,8 @@ def test_noise_is_reported_and_accumulation_adapted_through_a_kill_and_a_resize(
     assert first["ledger"] == [first["cursor"], Ledger.of(used.numpy()).digest]
     assert EPOCHS * samples <= first["progress"] < EPOCHS * samples + 48
     assert first["schedule"] == int(first["progress"] / samples * -(-samples // BATCH)), "schedules follow progress"
+    before_last = int((first["progress"] - 0.8 * first["totals"][-1]) / samples * -(-samples // BATCH))
+    assert first["rates"][-1] == pytest.approx(RATE * (1.0 - before_last / (EPOCHS * -(-samples // BATCH))))
     assert first["measured"] > 0
     assert first["batches"][-1] == 48
 
@@ -263,7 +267,7 @@ def train(name: str, model: nn.Module, dataset: Any, settings: dict[str, Any]) -
         **seen,
         "totals": totals,
         "repeats": repeats,
-        "parameters": flat(trainer.model),
+        "parameters": flat(model),
         "losses": [entry["loss"] for entry in history],
         "rates": [entry["learning_rate"] for entry in history],
         "batches": [entry["batch_size"] for entry in history],
@@ -288,16 +292,5 @@ def main(settings: dict[str, Any], answer: Path) -> None:
     answer.write_text(json.dumps(result))
 
 
-def prepare() -> None:
-    import accelerate
-    import transformers
-
-    assert accelerate.Accelerator
-    assert transformers.Trainer
-    assert transformers.GPT2LMHeadModel
-
-
 if __name__ == "__main__":
-    from forked import serve
-
-    serve(main, prepare)
+    importlib.import_module("forked").serve(main, ["transformers.trainer", "transformers.models.gpt2.modeling_gpt2"])

@@ -1,11 +1,13 @@
 """Lightning: trains, is killed, resumes at another size, and matches plain PyTorch. Run as a script: the job."""
 
+import importlib
 import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -133,6 +135,7 @@ def test_adaptive_run_is_the_same_through_a_kill_and_a_resize(launch, tmp_path):
     assert first["ledger"] == [first["cursor"], Ledger.of(used.numpy()).digest]
     assert EPOCHS * samples <= first["progress"] < EPOCHS * samples + 48
     assert first["schedule"] == int(first["progress"] / samples * -(-samples // BATCH)), "schedules follow progress"
+    assert rates[-1] == pytest.approx(RATE * 0.9 ** (first["schedule"] // 4), rel=1e-12)
     assert first["samples"] > EPOCHS * samples, "a larger batch learns less from a sample"
     assert first["measured"] > 0
 
@@ -214,6 +217,4 @@ def main(settings: dict[str, Any], answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    from forked import serve
-
-    serve(main, lambda: __import__("lightning.pytorch"))
+    importlib.import_module("forked").serve(main, ["lightning.pytorch"])

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ class Counter:
         self.count = state["count"]
 
 
-def parts():
+def parts() -> Any:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
     data = torch.utils.data.TensorDataset(torch.randn(SIZE, 5, dtype=torch.float64), torch.randint(0, 3, (SIZE,)))
@@ -47,7 +48,7 @@ def draws() -> list[float]:
 
 def train(
     folder: str, log: str, run: int = 0, signal_at: dict[str, int] | None = None, killed_at: int = -1, **options
-) -> dict:
+) -> dict[str, Any]:
     """Train to the end, or until step `killed_at`, or until signals that replicas send themselves at given steps.
 
     Each replica writes its part of every step's loss into its own log, with the epochs it evaluated.
@@ -72,7 +73,7 @@ def train(
         for epoch in job.epochs(EPOCHS):
             part = 0.0
             for x, y in job.batches():
-                micro = job._engine._micro
+                micro: Any = job._engine._micro
                 loss = F.cross_entropy(job.model(x), y)
                 part += float(loss.detach()) * micro.samples / micro.total
                 step = job.step
@@ -208,7 +209,7 @@ def test_a_signal_from_outside_to_one_replica_stops_all_at_one_step(replica_serv
     assert len(list((tmp_path / "saved").glob("step-*"))) == 1
 
 
-def random_state(folder: str, stop: bool) -> list:
+def random_state(folder: str, stop: bool) -> list[Any]:
     model, optimizer, data, _ = parts()
     job = pollux.init(model, optimizer, data, BATCH, checkpoint_dir=folder)
     seen = []
@@ -241,7 +242,7 @@ def test_random_numbers_go_on_where_they_were(replica_server, tmp_path, num_repl
         assert expected[0][0][1] != expected[1][0][1], "replicas draw numbers of their own"
 
 
-def evaluate_only(folder: str) -> dict:
+def evaluate_only(folder: str) -> dict[str, Any]:
     model, optimizer, data, scheduler = parts()
     job = pollux.init(
         model, optimizer, data, BATCH, checkpoint_dir=folder, lr_scheduler=scheduler, state={"counter": Counter()}

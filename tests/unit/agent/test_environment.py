@@ -87,7 +87,7 @@ def test_the_device_asked_for_wins():
 
 
 def test_a_gpu_each(monkeypatch):
-    chosen = []
+    chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)

@@ -1,6 +1,7 @@
 """The agent's parts in a loop that is not ours: order of calls, epochs by progress, weights, noise, state."""
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 from pollux.agent import pass_order
 from pollux.agent.environment import Environment
-from pollux.agent.hosted import HostedOptions, HostedTraining
+from pollux.agent.hosted import HostedTraining
+from pollux.agent.hosted_steps import HostedOptions
 from pollux.agent.huggingface import PolluxTrainerMixin
 from pollux.agent.ledger import Ledger
 from pollux.agent.lightning import PolluxCallback, PolluxDataLoader
@@ -41,6 +43,10 @@ class Host:
         self.ahead = ahead
         self.used: list[list[int]] = []
         self.step_samples: list[int] = []
+        self.loss_scale: torch.Tensor | None = None
+        self.unscales = False
+        self.weigh: Callable[[torch.Tensor], float] | None = None
+        self.gradient: list[float] = []
 
     def epoch(self, steps: int | None = None) -> None:
         source = self.training.epoch()
@@ -60,12 +66,19 @@ class Host:
         self.step_samples += index.tolist()
         loss = nn.functional.mse_loss(self.model(x), y)
         training.note_loss(loss)
-        scaled = loss * training.weight(loss)
-        training.begin_backward()
+        weight = None if self.weigh is None else self.weigh(index)
+        scaled = loss * training.weight(loss, weight) * (1.0 if self.loss_scale is None else self.loss_scale)
+        training.begin_backward(weight)
         scaled.backward()
         training.end_backward()
         if micro.is_last:
-            training.before_step()
+            if self.loss_scale is not None and self.unscales:
+                for parameter in self.model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad /= self.loss_scale
+            training.before_step(self.loss_scale, unscaled=self.unscales)
+            gradients = [p.grad.reshape(-1) for p in self.model.parameters() if p.grad is not None]
+            self.gradient = torch.cat(gradients).tolist()
             self.optimizer.step()
             self.optimizer.zero_grad()
             training.after_step()
@@ -108,44 +121,68 @@ def test_epochs_by_progress_go_over_the_end_of_a_pass(ahead, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", range(1, 12))
+@pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("loading", [{}, {"drop_last": True}], ids=["all", "drop_last"])
-def test_resumed_anywhere_it_goes_on_as_if_nothing_had_happened(steps, loading):
+def test_resumed_anywhere_it_goes_on_as_if_nothing_had_happened(steps, ahead, loading):
     whole = Host(HostedOptions(4), 1, **loading)
-    first = Host(HostedOptions(4), 1, **loading)
+    first = Host(HostedOptions(4), ahead, **loading)
     for _ in range(3):
         whole.epoch()
     per_epoch = 5 if loading else 6
-    for _ in range(steps // per_epoch):
-        first.epoch()
-    first.epoch(steps % per_epoch) if steps % per_epoch else None
+    while len(first.used) < steps:
+        first.epoch(min(per_epoch, steps - len(first.used)))
     second = Host(HostedOptions(4), 0, **loading)
     second.training.load_state_dict(first.training.state_dict())
+    assert second.training.epochs_done == steps // per_epoch
     while second.training.epochs_done < 3:
         second.epoch()
     assert first.used + second.used == whole.used
 
 
-def test_noise_of_uneven_parts_is_what_the_formulas_say():
+def test_an_epoch_that_was_issued_whole_is_over_though_a_little_progress_is_missing(monkeypatch):
+    host = Host(HostedOptions(4, max_batch_size=8), 1)
+    efficiency = {"now": 0.5}
+    monkeypatch.setattr("pollux.agent.adapt.Adaptation.efficiency", lambda self, total: efficiency["now"])
+    change(host, 8)
+    source = host.training.epoch()
+    batches = list(source)
+    efficiency["now"] = 0.45
+    for batch in batches:
+        host.run(batch)
+    assert host.training.progress.progress < SAMPLES
+    again = Host(HostedOptions(4, max_batch_size=8))
+    again.training.load_state_dict(host.training.state_dict())
+    assert again.training.epochs_done == 1
+
+
+def gradient(model: nn.Linear, part: torch.Tensor) -> torch.Tensor:
+    _, x, y = data().tensors
+    loss = nn.functional.mse_loss(model(x[part]), y[part])
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, tuple(model.parameters()))])
+
+
+@pytest.mark.parametrize(("loss_scale", "unscales"), [(None, False), (1024.0, False), (1024.0, True)])
+@pytest.mark.parametrize("by_weight", [False, True])
+def test_average_and_noise_of_uneven_parts_are_what_the_formulas_say(loss_scale, unscales, by_weight):
     host = Host(HostedOptions(5, max_local_batch=3, measure_noise=True))
     assert host.training._attached is not None
     meter = host.training._attached.steps.meter
     assert meter is not None
-    before = [parameter.detach().clone() for parameter in host.model.parameters()]
+    host.loss_scale, host.unscales = None if loss_scale is None else torch.tensor(loss_scale), unscales
+    tokens = [7.0, 3.0] if by_weight else [3.0, 2.0]
+    if by_weight:
+        host.weigh = lambda index: tokens[0] if len(index) == 3 else tokens[1]
+    first, second = pass_order(SAMPLES, 5, 0)[:5].split(3)
+    parts = [gradient(host.model, part) for part in (first, second)]
+    whole = sum(weight / sum(tokens) * part for weight, part in zip(tokens, parts, strict=True))
+    assert isinstance(whole, torch.Tensor)
     host.epoch(1)
     rows = meter.drain()
-    _, x, y = data().tensors
-    samples = pass_order(SAMPLES, 5, 0)[:5]
-    model = nn.Linear(3, 1).double()
-    model.load_state_dict(dict(zip(("weight", "bias"), before, strict=True)))
-
-    def squared(part: torch.Tensor) -> float:
-        model.zero_grad()
-        nn.functional.mse_loss(model(x[part]), y[part]).backward()
-        return sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
-
-    expected = 3 / 5 * squared(samples[:3]) + 2 / 5 * squared(samples[3:])
-    assert float(rows.parts[0, 0]) == pytest.approx(expected, rel=1e-12)
-    assert float(rows.whole[0, 0]) == pytest.approx(squared(samples), rel=1e-12)
+    shares = [weight / sum(tokens) * float(part.square().sum()) for weight, part in zip(tokens, parts, strict=True)]
+    kept = 1.0 if unscales or loss_scale is None else loss_scale
+    assert host.gradient == pytest.approx((whole * kept).tolist(), rel=1e-12)
+    assert float(rows.parts[0, 0]) == pytest.approx(sum(shares), rel=1e-12)
+    assert float(rows.whole[0, 0]) == pytest.approx(float(whole.square().sum()), rel=1e-12)
     assert (int(rows.counts[0]), int(rows.totals[0])) == (2, 5)
 
 

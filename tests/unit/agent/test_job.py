@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def no_job_stays():
         job.close()
 
 
-def parts(size: int = 20):
+def parts(size: int = 20) -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     data = TensorDataset(torch.randn(size, 3), torch.randint(0, 2, (size,)))
@@ -265,13 +266,13 @@ def test_leaving_in_mid_step_forgets_the_half_step():
 
 
 def test_measuring_noise_in_exact_mode_changes_no_loss():
-    with pollux.init(*[part for part in parts(200)], 10) as job:
+    with pollux.init(*parts(200), 10) as job:
         plain = losses_of(job)
-    with pollux.init(*[part for part in parts(200)], 10, measure_noise=True) as job:
+    with pollux.init(*parts(200), 10, measure_noise=True) as job:
         steps, part = [], 0.0
         for _ in job.epochs(2):
             for batch in job.batches():
-                micro = job._engine._micro
+                micro: Any = job._engine._micro
                 loss = loss_of(job, batch)
                 part += float(loss.detach()) * micro.samples / micro.total
                 job.backward(loss)

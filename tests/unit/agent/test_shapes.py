@@ -1,5 +1,7 @@
 """How the samples of a step are dealt out."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ def test_parts_are_consecutive_complete_and_even(total, num_replicas, repeats):
     assert len(parts) == num_replicas * repeats
     assert parts[0][0] == 0
     assert parts[-1][1] == total
-    assert all(end == first for (_, end), (first, _) in zip(parts, parts[1:], strict=False))
+    assert all(end == first for (_, end), (first, _) in itertools.pairwise(parts))
     sizes = [end - first for first, end in parts]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True), "the empty ones come last"

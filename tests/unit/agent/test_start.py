@@ -3,6 +3,7 @@
 import dataclasses
 import signal
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def no_job_stays():
         job.close()
 
 
-def parts(seed: int = 0, size: int = 20, width: int = 4):
+def parts(seed: int = 0, size: int = 20, width: int = 4) -> tuple[Any, Any, Any]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))
     data = TensorDataset(torch.randn(size, 3), torch.randint(0, 2, (size,)))
@@ -73,7 +74,7 @@ class Halfway:
         return {}
 
 
-class Endless(IterableDataset):
+class Endless(IterableDataset[Any]):
     def __iter__(self):
         return iter([])
 

@@ -1,0 +1,249 @@
+"""The present batch and what it does to steps, learning rates and progress; when it may change at all."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pollux.agent import rules
+from pollux.agent.adapt import Adaptation, BatchRange
+from pollux.agent.environment import Environment
+from pollux.agent.meter import GradientMeter
+from pollux.agent.noise import NoiseEstimate
+from pollux.agent.replicas import Replicas
+from pollux.agent.timing import StepClock
+from pollux.agent.tuner import Change
+from pollux.goodput import BatchChoice, PublishedThroughput
+
+CPU = torch.device("cpu")
+FLAT = PublishedThroughput(0.01, 1e-6, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)
+
+
+class Steps:
+    """Where steps would be taken."""
+
+    def __init__(self, measures: bool):
+        model = nn.Linear(2, 1)
+        groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias]}]
+        self.optimizer = torch.optim.SGD(groups, lr=0.1)
+        self.meter = GradientMeter(self.optimizer, CPU) if measures else None
+        self.clock = StepClock(CPU, list(model.parameters()))
+        self.sums = (0.0, 0)
+
+    def losses(self):
+        return self.sums
+
+
+def known(phi: float = 500.0, initial: int = 16) -> NoiseEstimate:
+    var = phi / initial
+    return NoiseEstimate(initial, phi, phi * 0.9, phi * 1.1, 1.0, var, (0.5, 0.5), (var, 0.0), (True, True), 200)
+
+
+@pytest.fixture
+def made():
+    started = []
+
+    def make(allowed: BatchRange, rule: str = "sqrt", measures: bool = True, num_replicas: int = 1) -> Adaptation:
+        replicas = Replicas(Environment(), CPU)
+        replicas.num_replicas = num_replicas
+        result = Adaptation(allowed, rules.create(rule), Steps(measures), replicas, "cpu", 1000.0, measures)
+        started.append(result)
+        return result
+
+    yield make
+    for one in started:
+        one.close()
+
+
+def ready(adaptation: Adaptation) -> Adaptation:
+    """All that a change needs is known."""
+    adaptation.model = FLAT
+    adaptation._rounds_since_change = 100
+    adaptation.memory.ran(16)
+    adaptation.estimate = known  # type: ignore[method-assign]
+    return adaptation
+
+
+def test_exact_mode_never_changes(made):
+    exact = made(BatchRange(16))
+    ready(exact)
+    assert not exact.adapts
+    assert exact.next_change(0.0) is None
+    assert exact.factors(16, 0.0) == (1.0, 1.0)
+    assert exact.efficiency(64) == 1.0
+
+
+def test_the_split_follows_user_and_memory(made):
+    assert made(BatchRange(16, accumulation=1)).choice == BatchChoice(8, 1, 1)
+    assert made(BatchRange(16, local_max=5)).choice == BatchChoice(4, 3, 1)
+    assert made(BatchRange(16, local_max=5), num_replicas=2).choice == BatchChoice(4, 1, 2)
+
+
+def test_a_measured_step_alone_is_taken_in_halves(made):
+    one = made(BatchRange(16, 64))
+    assert (one.shape(0).repeats, one.shape(0).measured) == (2, True)
+    assert (one.shape(1).repeats, one.shape(1).measured) == (1, False)
+    two = made(BatchRange(16, 64), num_replicas=2)
+    assert (two.shape(0).repeats, two.shape(0).measured) == (1, True)
+    accumulating = made(BatchRange(16, 64, accumulation=2))
+    assert (accumulating.shape(0).repeats, accumulating.shape(0).measured) == (3, True)
+
+
+def test_without_a_meter_or_a_second_sample_nothing_is_measured(made):
+    assert not made(BatchRange(16, 64), measures=False).shape(0).measured
+    assert not made(BatchRange(1, 64)).shape(0).measured
+
+
+def test_factors_and_efficiency_at_a_larger_batch(made):
+    one = made(BatchRange(16, 64))
+    one.believed = known()
+    assert one.factors(64, 0.0) == (2.0, 2.0)
+    assert one.factors(16, 0.0) == one.factors(5, 0.0) == (1.0, 1.0)
+    assert one.efficiency(64) == pytest.approx(516 / 564)
+    assert one.efficiency(16) == one.efficiency(3) == 1.0
+    grouped = made(BatchRange(16, 64), "adascale")
+    grouped.believed = known()
+    first, second = grouped.factors(64, 0.0)
+    assert first > 3.5
+    assert second == pytest.approx(1.0), "a group without noise gains nothing"
+
+
+def test_a_change_is_made_where_all_is_known(made):
+    change = ready(made(BatchRange(16, 64))).next_change(0.0)
+    assert change is not None
+    assert change.choice.total == 32
+
+
+@pytest.mark.parametrize("case", ["no model", "frozen", "watching", "too soon", "unknown"])
+def test_and_only_there(made, case):
+    one = ready(made(BatchRange(16, 64)))
+    if case == "no model":
+        one.model = None
+    elif case == "frozen":
+        one.guard.freeze(0.0)
+    elif case == "watching":
+        one.guard.changed()
+    elif case == "too soon":
+        one._rounds_since_change = 2
+    else:
+        del one.estimate
+    assert one.next_change(10.0) is None
+
+
+def test_the_ceiling_and_memory_bound_it(made):
+    assert ready(made(BatchRange(16, 16))).next_change(0.0) is None
+    small = ready(made(BatchRange(16, 64, local_max=16)))
+    change = small.next_change(0.0)
+    assert change is None or change.choice.local_batch <= 16
+    burst = ready(made(BatchRange(16, 64)))
+    burst.memory.ran_out(20)
+    change = burst.next_change(0.0)
+    assert change is None or change.choice.local_batch <= 19
+
+
+def grow(adaptation: Adaptation, total: int) -> None:
+    adaptation.take(Change(BatchChoice(total, 0, 1), 1.5, 1.0, 0.9, "as told"))
+
+
+def test_taking_a_change_and_going_back(made):
+    one = made(BatchRange(16, 64))
+    grow(one, 32)
+    assert (one.total, one.choice.local_batch, one.guard.is_watching) == (32, 32, True)
+    assert one.shape(1).total == 32
+    one.go_back(16, 50)
+    assert (one.total, one.choice.total) == (16, 16)
+    assert not one.is_round(50)
+
+
+def test_a_size_is_on_trial_until_it_ran(made):
+    one = made(BatchRange(16, 64))
+    assert one.trial_from(16) == 1
+    one.stepped(16, 16)
+    assert one.trial_from(16) is None
+    assert one.trial_from(17) == 16
+
+
+def test_out_of_memory_goes_back_to_what_ran(made):
+    one = made(BatchRange(16, 64))
+    one.stepped(16, 16)
+    grow(one, 32)
+    assert one.ran_out(32) == 16
+    assert (one.total, one.choice) == (16, BatchChoice(16, 0, 1))
+    assert one.local_max == 31
+
+
+def test_in_exact_mode_out_of_memory_accumulates(made):
+    one = made(BatchRange(16))
+    assert one.ran_out(16) == 8
+    assert (one.total, one.choice) == (16, BatchChoice(8, 1, 1))
+    assert one.ran_out(8) == 4
+    assert one.choice == BatchChoice(4, 3, 1)
+
+
+def test_a_round_reports_the_mean_loss(made):
+    one = made(BatchRange(16, 64))
+    one._engine.sums = (6.0, 4)
+    report = one.round(10)
+    assert report.loss == 1.5
+    assert report.spike is None
+    one._engine.sums = (0.0, 0)
+    assert one.round(20).loss is None
+
+
+def test_a_spike_is_reported_only_after_a_change(made):
+    one = made(BatchRange(16, 64))
+    step = 0
+
+    def rounds(loss: float, count: int):
+        nonlocal step
+        reports = []
+        for _ in range(count):
+            step += 20
+            one._engine.sums = (20.0 * loss, 20)
+            one._samples = 320
+            reports.append(one.round(step))
+        return reports
+
+    assert all(report.spike is None for report in [*rounds(1.0, 8), *rounds(100.0, 1), *rounds(1.0, 8)])
+    grow(one, 32)
+    assert rounds(1.0, 1)[0].spike is None
+    assert rounds(50.0, 1)[0].spike is not None
+
+
+def test_the_state_is_plain_and_goes_on(made):
+    one = ready(made(BatchRange(16, 64)))
+    one.believed = known()
+    grow(one, 32)
+    one.memory.ran_out(60)
+    state = json.loads(json.dumps(one.state_dict()))
+    other = made(BatchRange(16, 64), num_replicas=2)
+    other.load_state_dict(state, 70)
+    assert (other.total, other.choice) == (32, BatchChoice(16, 0, 2))
+    assert other.believed == known()
+    assert other.local_max == 59
+    assert other.guard.is_watching
+    assert not other.is_round(70)
+
+
+def test_a_lower_ceiling_than_before_holds(made):
+    one = made(BatchRange(16, 64))
+    grow(one, 64)
+    other = made(BatchRange(16, 40))
+    other.load_state_dict(one.state_dict(), 0)
+    assert other.total == 40
+    exact = made(BatchRange(16))
+    exact.load_state_dict(one.state_dict(), 0)
+    assert exact.total == 16
+
+
+def test_an_estimate_without_an_upper_end_survives_json(made):
+    one = made(BatchRange(16, 64))
+    unbounded = NoiseEstimate(
+        16, float("inf"), 40.0, float("inf"), -1.0, 2.0, (-1.0, 0.0), (2.0, 0.0), (False, False), 30
+    )
+    one.believed = unbounded
+    other = made(BatchRange(16, 64))
+    other.load_state_dict(json.loads(json.dumps(one.state_dict(), allow_nan=False)), 0)
+    assert other.believed == unbounded

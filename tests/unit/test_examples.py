@@ -1,0 +1,150 @@
+"""examples/: each is short, differs from plain PyTorch by what its diff shows, and learns what it says it learns."""
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve()
+EXAMPLES = HERE.parents[2] / "examples"
+NAMES = ("digits", "regression", "stream", "text")
+MOST_LINES = 150
+MOST_ADDED = 12
+
+
+def script(path: str, options: list[str]) -> None:
+    """Run in a replica: the script as `python path options` would run it."""
+    sys.argv = [path, *options]
+    runpy.run_path(path, run_name="__main__")
+
+
+def output(replica_server, name, *options, num_replicas=1, **environment):
+    """What each replica of a script prints."""
+    arguments = {"path": str(EXAMPLES / name), "options": list(options)}
+    results = replica_server.start(f"{HERE}:script", num_replicas, arguments, environment).wait(120.0)
+    assert [result.exit_code for result in results] == [0] * num_replicas, "\n".join(r.output for r in results)
+    return [result.output for result in results]
+
+
+def last_number(printed: str, before: str) -> float:
+    """The number after the last `before`."""
+    return float(re.findall(rf"{before}([0-9.]+)", printed)[-1])
+
+
+def applied(text: str, diff: str) -> str:
+    """What a unified diff makes of a text; fails where it does not fit."""
+    old, new, place = text.splitlines(), [], 0
+    for line in diff.splitlines()[2:]:
+        if hunk := re.match(r"@@ -(\d+)", line):
+            start = int(hunk.group(1)) - 1
+            new += old[place:start]
+            place = start
+            continue
+        if line[:1] != "+":
+            assert old[place] == line[1:]
+            place += 1
+        if line[:1] != "-":
+            new.append(line[1:])
+    return "\n".join([*new, *old[place:]]) + "\n"
+
+
+def test_every_example_is_known():
+    assert sorted(folder.name for folder in EXAMPLES.iterdir() if (folder / "train.py").exists()) == list(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_diff_leads_from_plain_to_adapted(name):
+    plain, train, diff = ((EXAMPLES / name / file).read_text() for file in ("plain.py", "train.py", "changes.diff"))
+    remedy = "write it again: diff -u --label plain.py --label train.py plain.py train.py > changes.diff"
+    assert diff.startswith("--- plain.py\n+++ train.py\n")
+    assert applied(plain, diff) == train, remedy
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_five_lines_are_marked_and_few_others_added(name):
+    diff = (EXAMPLES / name / "changes.diff").read_text()
+    added = [line[1:] for line in diff.splitlines()[2:] if line.startswith("+") and line[1:].strip()]
+    assert [line[-1] for line in added if re.search(r"  # \d$", line)] == ["1", "2", "3", "4", "5"]
+    assert len(added) <= MOST_ADDED
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("file", ["plain.py", "train.py"])
+def test_scripts_are_short(name, file):
+    assert len((EXAMPLES / name / file).read_text().splitlines()) < MOST_LINES
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("digits", ("--epochs", "1")),
+        ("regression", ("--epochs", "1", "--samples", "3200")),
+        ("text", ("--epochs", "1")),
+    ],
+)
+def test_plain_scripts_run(replica_server, name, options):
+    (printed,) = output(replica_server, f"{name}/plain.py", *options)
+    assert printed.startswith("epoch 1: ")
+
+
+def test_digits_adaptive(replica_server, tmp_path):
+    options = ("--epochs", "2", "--max-batch-size", "512")
+    (printed,) = output(replica_server, "digits/train.py", *options, POLLUX_OUTPUT_DIR=str(tmp_path))
+    assert last_number(printed, "accuracy ") > 0.7
+    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    assert (receipt["mode"], receipt["max_batch"]) == ("adaptive", 512)
+    assert receipt["totals"]["samples"] >= 2 * 27_000 * 0.999
+    assert {row["samples"] for row in receipt["ledger"]} == {27_000}
+
+
+def test_digits_under_torchrun():
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-addr", "127.0.0.1")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting]
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(
+        [*command, EXAMPLES / "digits" / "train.py", "--epochs", "1"],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        printed, errors = process.communicate(timeout=120)
+    finally:
+        # torchrun ends its replicas on SIGTERM, and would leave them behind on SIGKILL.
+        process.terminate()
+        process.wait(60)
+    assert process.returncode == 0, errors
+    assert printed.count("epoch 1: ") == 1
+    assert last_number(printed, "accuracy ") > 0.55
+    assert "replicas: 2" in printed
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_the_interval_of_the_noise_scale_holds_the_truth(replica_server, num_replicas):
+    printed = output(replica_server, "regression/train.py", num_replicas=num_replicas)
+    found = re.search(r"noise scale (\S+) \(95 %: (\S+) to (\S+)\) after .*; in truth (\S+)", printed[0])
+    assert found is not None, printed[0]
+    estimate, low, high, truth = map(float, found.groups())
+    assert low < truth < high
+    assert abs(estimate - truth) < 0.25 * truth
+    assert printed[1:] == [""] * (num_replicas - 1)
+
+
+def test_the_stream_follows_the_curve_of_plain_pytorch(replica_server):
+    options = ("--epochs", "2", "--length", "9000")
+    (plain,) = output(replica_server, "stream/plain.py", *options)
+    (train,) = output(replica_server, "stream/train.py", *options)
+    assert train == plain
+    assert last_number(train, "last 100 ") < 0.05
+
+
+def test_text_on_two_replicas(replica_server):
+    first, second = output(replica_server, "text/train.py", "--epochs", "2", num_replicas=2)
+    assert last_number(first, "epoch 2: ") < 4.0
+    assert second == ""
