@@ -258,11 +258,14 @@ class Adaptation:
                 # A measured step alone runs as two halves with hooks: not how its batch usually runs.
                 continue
             key = ProfileKey(replicas.num_nodes, replicas.num_replicas, time.local_batch, self._gpu_type)
-            work = time.step_seconds - time.data_seconds if replicas.device.type == "cpu" else time.step_seconds
+            compute = time.compute_seconds
+            if compute is not None and replicas.device.type == "cpu":
+                # On a GPU the stream's own clock has it already, as far as the wait was not hidden.
+                compute += time.data_seconds / time.repeats
             self.profile.add(
                 key,
-                compute_seconds=time.compute_seconds,
-                step_seconds=work,
+                compute_seconds=compute,
+                step_seconds=time.step_seconds,
                 data_seconds=time.data_seconds,
                 repeats=time.repeats,
             )

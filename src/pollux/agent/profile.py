@@ -54,8 +54,9 @@ class StepCost:
     """Robust means of one key, in seconds.
 
     `compute_seconds` is T_grad of one micro-step, None where it was not told apart. `step_seconds` is a step
-    without accumulation, T_iter at s = 0 of Eq. (G6), and holds no waiting for data. `data_seconds` is the time
-    that a step waited for data: only what was not hidden behind computation. `count` steps are behind them.
+    without accumulation, T_iter at s = 0 of Eq. (G6), and holds the waiting for data that no computation hid:
+    like computing it grows with the local batch. `data_seconds` is how long the host waited for data in a
+    step. `count` steps are behind them.
     """
 
     compute_seconds: float | None
@@ -126,8 +127,8 @@ class Profile:
         """Take in one optimiser step of `repeats` micro-steps.
 
         `compute_seconds` is forward and backward of one micro-step without synchronisation, None where that
-        was not told apart; `step_seconds` is the whole step without waiting for data, `data_seconds` that
-        waiting. Times that are not finite or not positive are left out: a clock can err, training goes on.
+        was not told apart; `step_seconds` is the whole step, `data_seconds` how long the host waited for data
+        in it. Times that are not finite or not positive are left out: a clock can err, training goes on.
         """
         if repeats < 1:
             raise InvalidInput(f"repeats is {repeats}: give the number of micro-steps, 1 or more")
@@ -167,16 +168,16 @@ class Profile:
         return None if cost is None else cost.data_seconds
 
     def data_share(self, key: ProfileKey) -> float | None:
-        """The part of the wall-clock time at this key spent waiting for data, in [0, 1]; None where none was seen.
+        """The part of a step's time at this key that the host waited for data, in [0, 1]; None where none was seen.
 
-        It is kept out of `observations`, since it scales by other laws than those of the throughput model.
+        On a GPU that runs behind the host some of it is hidden.
         """
         window = self._windows.get(key)
         if window is None or not window.steps:
             return None
         data = window.centre([step.data for step in window.steps]) or 0.0
         work = window.centre([step.step for step in window.steps]) or 0.0
-        return data / (data + work)
+        return min(data / work, 1.0)
 
     def observations(self, gpu_type: str) -> list[Observation]:
         """One row per key of this GPU type, in order of the keys, for `pollux.goodput.fit`.

@@ -66,7 +66,7 @@ class Replicas:
             self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()
             self.num_nodes = min(self.num_nodes, self.num_replicas)
         if self.num_replicas > 1:
-            self._join(environment.timeout or timeout or DEFAULT_TIMEOUT_SECONDS)
+            self._join(timeout or environment.timeout or DEFAULT_TIMEOUT_SECONDS)
 
     def _join(self, timeout: float) -> None:
         limit = datetime.timedelta(seconds=timeout)

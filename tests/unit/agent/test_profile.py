@@ -97,7 +97,7 @@ class TestCost:
         profile = Profile()
         fill(profile, ALONE, step=0.3, data=0.1)
         assert profile.data_seconds(ALONE) == pytest.approx(0.1)
-        assert profile.data_share(ALONE) == pytest.approx(0.25)
+        assert profile.data_share(ALONE) == pytest.approx(1 / 3)
         assert only(profile).step_seconds == pytest.approx(0.3)
 
     def test_what_was_not_seen_is_none(self):

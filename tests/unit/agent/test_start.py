@@ -270,6 +270,16 @@ def test_a_users_object_is_saved_and_restored(tmp_path):
         assert job.epoch == 1
 
 
+def test_a_scaler_is_saved_and_restored(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    with pollux.init(*parts(), 5, checkpoint_dir=tmp_path, scaler=scaler) as job:
+        train(job)
+    assert scaler.get_scale() == 256.0
+    fresh = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    with pollux.init(*parts(), 5, checkpoint_dir=tmp_path, scaler=fresh):
+        assert fresh.get_scale() == 256.0
+
+
 def test_without_a_checkpoint_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pollux.init(*parts(), 5) as job:
