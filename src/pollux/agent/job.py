@@ -57,10 +57,10 @@ class _Snapshot:
 class Job(JobStatus):
     """A training job; made by `pollux.init`. Use it as in
 
-    for epoch in job.epochs(90):
-        for x, y in job.batches():
-            loss = F.cross_entropy(job.model(x), y)
-            job.backward(loss)
+        for epoch in job.epochs(90):
+            for x, y in job.batches():
+                loss = F.cross_entropy(job.model(x), y)
+                job.backward(loss)
     """
 
     def __init__(self, parts: Parts) -> None:

@@ -89,33 +89,26 @@ def init(
     `model` and `optimizer` are used as they are and moved to the device; `dataset` is map-style, iterable, or a whole
     `DataLoader`, whose settings are then taken over. What each option does:
 
-    Batch
-        `batch_size` samples per optimiser step over all replicas (M0). `max_batch_size`: leave it out for exact mode,
-        where the batch stays M0; otherwise it may grow up to this ceiling. `max_local_batch`: the most that one replica
-        takes at once; more is accumulated. `accumulation`: extra micro-steps to use at the least.
-    Learning rate
-        `lr_rule`: "adascale", "sqrt", "linear", "legw", "none", or `f(scale, gain, group_index) -> factor`; by default
-        "sqrt" for Adam-like optimisers, else "adascale". `lr_scheduler`: stepped for you, every "step" or "epoch" of
-        progress (`schedule_every`). `warmup_epochs`: length of the schedule's linear warm-up, for "legw".
-    Step
-        `scaler`: a GradScaler. `clip_norm`: clip the gradient's norm. `before_step`: called with averaged, unscaled
-        gradients just before the optimiser, for clipping of another kind.
-    Data
-        `seed`, `shuffle`, `sampler`, `collate_fn`, `num_workers`, `pin_memory`, `drop_last` as in a DataLoader.
-        `num_shards`: virtual shards of an iterable dataset. `epoch_size`: samples of an epoch where the dataset has no
-        length. `move_batches`: move tensors to the device.
-    Exactness
-        `sync_batchnorm`: BatchNorm over all replicas' samples. `measure_noise`: gradient noise in exact mode too
-        (with one replica this splits measured batches in two).
-    Safety
-        `state`: more objects with `state_dict` and `load_state_dict`, by name. `checkpoint_dir`, `checkpoint_every`
-        (seconds, 600 by default), `keep_checkpoints`. `stop_signals`: save and exit on these.
-    Output
-        `output_dir`: folder for the receipt. `tensorboard_dir`: folder for scalars. `name` of the job; by default
-        the script's.
-    Replicas
-        `device`: this replica's GPU where there is one, else the CPU. `ddp_options`: for DistributedDataParallel.
-        `timeout`: seconds after which a collective fails.
+    - *Batch.* `batch_size` samples per optimiser step over all replicas (M0). `max_batch_size`: leave it out for exact
+      mode, where the batch stays M0; otherwise it may grow up to this ceiling. `max_local_batch`: the most that one
+      replica takes at once; more is accumulated. `accumulation`: extra micro-steps to use at the least.
+    - *Learning rate.* `lr_rule`: "adascale", "sqrt", "linear", "legw", "none", or `f(scale, gain, group_index) ->
+      factor`; by default "sqrt" for Adam-like optimisers, else "adascale". `lr_scheduler`: stepped for you, every
+      "step" or "epoch" of progress (`schedule_every`). `warmup_epochs`: length of the schedule's linear warm-up, for
+      "legw".
+    - *Step.* `scaler`: a GradScaler. `clip_norm`: clip the gradient's norm. `before_step`: called with averaged,
+      unscaled gradients just before the optimiser, for clipping of another kind.
+    - *Data.* `seed`, `shuffle`, `sampler`, `collate_fn`, `num_workers`, `pin_memory`, `drop_last` as in a DataLoader.
+      `num_shards`: virtual shards of an iterable dataset. `epoch_size`: samples of an epoch where the dataset has no
+      length. `move_batches`: move tensors to the device.
+    - *Exactness.* `sync_batchnorm`: BatchNorm over all replicas' samples. `measure_noise`: gradient noise in exact
+      mode too (with one replica this splits measured batches in two).
+    - *Safety.* `state`: more objects with `state_dict` and `load_state_dict`, by name. `checkpoint_dir`,
+      `checkpoint_every` (seconds, 600 by default), `keep_checkpoints`. `stop_signals`: save and exit on these.
+    - *Output.* `output_dir`: folder for the receipt. `tensorboard_dir`: folder for scalars. `name` of the job; by
+      default the script's.
+    - *Replicas.* `device`: this replica's GPU where there is one, else the CPU. `ddp_options`: for
+      DistributedDataParallel. `timeout`: seconds after which a collective fails.
 
     Raises `InvalidInput` and its kin before anything is changed; `CheckpointMismatch` where the folder holds another
     job's checkpoints; `MisusedJob` where a job is active in this process already.
