@@ -20,14 +20,14 @@ _LAZY = ("Job", "init")
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'pollux' has no attribute '{name}'")
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
         from pollux.core.errors import InvalidInput
 
         raise InvalidInput(
             f"pollux.{name} needs PyTorch, which is not installed: pip install 'pollux-scheduler[torch]'"
-        ) from error
+        )
     import pollux.agent
 
     return getattr(pollux.agent, name)

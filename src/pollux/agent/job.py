@@ -55,12 +55,14 @@ class _Snapshot:
 
 
 class Job(JobStatus):
-    """A training job; made by `pollux.init`. Use it as in
+    """A training job; made by `pollux.init`. What it can be asked is in `JobStatus`.
 
-        for epoch in job.epochs(90):
-            for x, y in job.batches():
-                loss = F.cross_entropy(job.model(x), y)
-                job.backward(loss)
+    ```
+    for epoch in job.epochs(90):
+        for x, y in job.batches():
+            loss = F.cross_entropy(job.model(x), y)
+            job.backward(loss)
+    ```
     """
 
     def __init__(self, parts: Parts) -> None:
