@@ -1,4 +1,4 @@
-"""What exists is documented: every policy, every command, every option."""
+"""What exists is documented: policies, commands, options; what a training job reads, writes, does and refuses."""
 
 import re
 from collections.abc import Iterator
@@ -70,6 +70,79 @@ def test_every_command_and_option_is_documented():
         text = own[0] if own else whole_page
         missing += [f"{' '.join(words)} {flag}" for flag in long_options(command) if not mentions(text, flag)]
     assert missing == [], "docs/cli.md: a command needs a heading that begins with it, options a mention below"
+
+
+def test_every_variable_of_the_environment_is_documented():
+    from pollux.agent.environment import VARIABLES
+
+    text = sections("training.md")["Environment variables"]
+    assert [name for name in VARIABLES if f"| `{name}` |" not in text] == []
+    assert sorted(set(re.findall(r"POLLUX_\w+", text)) - set(VARIABLES)) == []
+
+
+def test_every_rule_for_the_learning_rate_is_documented():
+    from pollux.agent import rules
+
+    text = sections("training.md")["Learning rate"]
+    assert [name for name in rules.names() if f"| `{name}`" not in text] == []
+
+
+def test_the_schema_of_the_receipt_is_documented():
+    from pollux.agent.receipt import EVENT_KINDS, Receipt
+
+    text = sections("training.md")["Receipt"]
+    entries = Receipt("any", mode="exact", initial_batch=1).to_json()
+    assert [name for name in (*entries, *EVENT_KINDS) if f"`{name}`" not in text] == []
+
+
+def test_every_option_of_a_training_job_is_described():
+    import inspect
+
+    import pollux
+
+    said = pollux.init.__doc__ or ""
+    assert [name for name in inspect.signature(pollux.init).parameters if f"`{name}`" not in said] == []
+
+
+def test_the_rules_of_adaptation_are_those_of_the_code():
+    from pollux.agent import guard, noise, tuner
+
+    text = sections("training.md")["Adaptation"]
+    assert f"by more than {tuner.LEAST_GAIN - 1.0:.0%}".replace("%", " %") in text
+    assert tuner.MAX_GROWTH == 2.0
+    assert f"at least {noise.MIN_MEASURED} measured steps" in text
+    assert f"relative width of {tuner.MAX_RELATIVE_WIDTH:g} or less" in text
+    assert f"one {guard._HUGE_DEVIATIONS:g} deviations above" in text
+    assert f"two in a row {guard._DEVIATIONS:g} deviations above" in text
+
+
+def training_snippets(folder: str) -> None:
+    """Run in a replica: a small job, then what docs/training.md says about its ledger and its checkpoint."""
+    import os
+
+    import torch
+    from torch import nn
+
+    import pollux
+
+    os.chdir(folder)
+    dataset = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    model = nn.Linear(4, 1)
+    with pollux.init(model, torch.optim.Adam(model.parameters()), dataset, 16, checkpoint_dir="checkpoints") as job:
+        for _ in job.epochs(2):
+            for x, y in job.batches():
+                job.backward(nn.functional.mse_loss(job.model(x), y))
+    trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model = nn.Linear(4, 1)
+    page = (DOCS / "training.md").read_text().replace("step-0000002532", "step-0000000008")
+    ledger, loading = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    exec(compile(ledger, "docs/training.md", "exec"), {"job": job, "dataset": dataset})
+    exec(compile(loading, "docs/training.md", "exec"), {"model": model})
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_code_of_the_training_reference_runs(replica_server, tmp_path):
+    replica_server.run(f"{Path(__file__).resolve()}:training_snippets", 1, {"folder": str(tmp_path)})
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))

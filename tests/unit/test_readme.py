@@ -1,5 +1,6 @@
 """What the README tells people to type is there, and what it shows is what comes out."""
 
+import json
 import re
 from pathlib import Path
 
@@ -13,7 +14,8 @@ MAKEFILE = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    return [text for named, text in found if named == language]
 
 
 def test_it_fits_two_screens():
@@ -27,7 +29,7 @@ def test_make_targets_exist():
 
 def test_linked_files_exist():
     root = Path(__file__).parents[2]
-    for link in re.findall(r"\]\(([^)#]+)\)", README) + re.findall(r'src="([^"]+)"', README):
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", README) + re.findall(r'src="([^"]+)"', README):
         assert link.startswith("http") or (root / link).exists(), link
 
 
@@ -42,8 +44,38 @@ def test_commands_and_options_exist(line):
     assert {word for word in words if word.startswith("--")} <= known
 
 
-def test_the_python_example_gives_the_average_in_the_table(capsys):
-    (example,) = blocks("python")
+def train(folder: str) -> None:
+    """Run in a replica: the first example on a small task, in fewer epochs."""
+    import torch
+    from torch import nn
+
+    def build():
+        torch.manual_seed(0)
+        x = torch.randn(512, 10)
+        model = nn.Linear(10, 3)
+        dataset = torch.utils.data.TensorDataset(x, x[:, :3].argmax(1))
+        return model, torch.optim.SGD(model.parameters(), lr=0.5), dataset
+
+    example = blocks("python")[0].replace("epochs(90)", "epochs(3)")
+    space = {"__name__": "readme", "build": build, "nn": nn}
+    exec(compile(example, "README.md", "exec"), space)
+    space["job"].write_receipt(folder)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_the_training_example_trains(replica_server, tmp_path, num_replicas):
+    replica_server.run(f"{Path(__file__).resolve()}:train", num_replicas, {"folder": str(tmp_path)})
+    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    assert (receipt["mode"], receipt["totals"]["steps"]) == ("exact", 12)
+    assert [entry["samples"] for entry in receipt["ledger"]] == [512, 512, 512]
+
+
+def test_five_lines_are_marked():
+    assert re.findall(r"# (\d)\b", blocks("python")[0]) == ["1", "2", "3", "4", "5"]
+
+
+def test_the_simulation_example_gives_the_average_in_the_table(capsys):
+    _, example = blocks("python")
     exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
     hours = float(capsys.readouterr().out.split()[0])
     shown = re.search(r"\| `pollux` \| \*\*([0-9.]+) h\*\*", README)

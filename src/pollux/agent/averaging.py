@@ -123,7 +123,11 @@ class Averager:
         factor = torch.where(weights > 0.0, self._reference / weights, torch.zeros_like(weights))
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
-            if parameter.grad is not None:
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse:
+                parameter.grad.mul_(factor.to(parameter.grad.dtype))
+            else:
                 by_type.setdefault(parameter.grad.dtype, []).append(parameter.grad)
         for dtype, gradients in by_type.items():
             torch._foreach_mul_(gradients, factor.to(dtype))

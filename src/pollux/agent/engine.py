@@ -62,6 +62,9 @@ class Engine:
         # Whether values that are not finite may pass: just after a change of batch the guard rail undoes them.
         self.tolerates = False
         self._has_batchnorm = has_batchnorm(model)
+        self._has_sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
+        self._static_graph = bool((options.wrapper_options or {}).get("static_graph"))
+        self._num_finished = 0
         self._replicas = replicas
         self._averager = averager
         self._options = options
@@ -90,8 +93,7 @@ class Engine:
         """Whether a step may go without the wrapper's averaging: not where layers talk to each other in between."""
         if self._replicas.num_replicas == 1:
             return True
-        static = bool((self._options.wrapper_options or {}).get("static_graph"))
-        return not (self.is_sharded or static or self.counts_batchnorm)
+        return not (self.is_sharded or self._static_graph or self.counts_batchnorm or self._has_sparse)
 
     def begin(self, micro: MicroBatch, trial_from: int | None) -> None:
         """A micro-batch is about to be handed out; `trial_from` is the local batch that is known to fit, on a trial."""
@@ -105,7 +107,9 @@ class Engine:
         if micro.index == 0 and trying and trial_from is not None:
             self._trial = Trial(self.inner, trial_from)
             self._trial.start()
-        self._set_synchronised(micro.is_last and self._trial is None)
+        # A static graph must see a synchronised backward pass first; what is averaged already stays so in the next.
+        learning = self._static_graph and self._num_finished == 0
+        self._set_synchronised((micro.is_last or learning) and self._trial is None)
         if self._has_batchnorm:
             set_counted(self.inner, micro.samples > 0)
         self.clock.begin_micro()
@@ -200,6 +204,7 @@ class Engine:
         if self.meter is not None and micro.measured:
             self._measure(self.meter, micro, weights)
         self._step(lr_factors, micro)
+        self._num_finished += 1
         self._num_losses += 1
         return True
 
@@ -265,6 +270,7 @@ class Engine:
 
     def rebuild(self) -> None:
         """A new wrapper round the same model, after the old one was interrupted."""
+        self._num_finished = 0
         self.model = self._wrap()
 
     def losses(self) -> tuple[float, int]:

@@ -152,3 +152,58 @@ def test_unsynchronised_replicas_end_an_epoch_with_the_same_statistics(replica_s
     first, second = replica_server.run(f"{HERE}:image_job", 2, {"sync": False})
     assert first["mean"] == second["mean"]
     assert first["scores"] == second["scores"]
+
+
+class Odd(nn.Module):
+    """An embedding with sparse gradients, or frozen, or a layer that is never used."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 6, sparse=kind == "sparse")
+        self.head = nn.Linear(6, 3)
+        self.embedding.weight.requires_grad_(kind != "frozen")
+        if kind == "unused":
+            self.spare = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.embedding(x)).mean(1))
+
+
+def odd_job(kind: str, weighted: bool = False, **options) -> list[float]:
+    """This replica's part of every micro-step's loss."""
+    torch.manual_seed(0)
+    model = Odd(kind).double()
+    data = torch.utils.data.TensorDataset(torch.randint(0, 20, (33, 4)), torch.randint(0, 3, (33,)))
+    job = pollux.init(model, torch.optim.SGD(model.parameters(), lr=0.5), data, 8, **options)
+    parts = []
+    for _ in job.epochs(3):
+        for x, y in job.batches():
+            micro: Any = job._engine._micro
+            loss = F.cross_entropy(job.model(x), y)
+            if micro.index == 0:
+                parts.append(0.0)
+            parts[-1] += float(loss.detach()) * micro.samples / micro.total
+            job.backward(loss, weight=float(len(x)) if weighted else None)
+    job.close()
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("sparse", {}),
+        ("sparse", {"weighted": True}),
+        ("frozen", {"accumulation": 1}),
+        ("unused", {"ddp_options": {"find_unused_parameters": True}}),
+        ("plain", {"ddp_options": {"static_graph": True}}),
+        ("plain", {"ddp_options": {"static_graph": True}, "accumulation": 2}),
+        ("plain", {"measure_noise": True}),
+        ("plain", {"measure_noise": True, "accumulation": 1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_odd_models_and_options(replica_server, kind, options):
+    (alone,) = replica_server.run(f"{HERE}:odd_job", 1, {"kind": kind})
+    together = replica_server.run(f"{HERE}:odd_job", 2, {"kind": kind, **options})
+    losses = [sum(parts) for parts in zip(*together, strict=True)]
+    torch.testing.assert_close(floats(losses), floats(alone), rtol=1e-12, atol=0)
