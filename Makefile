@@ -1,6 +1,6 @@
 # Everything people and CI run. Each target works on a fresh clone: it makes .venv first where needed.
 .DEFAULT_GOAL := help
-.PHONY: setup fix check test bench docs demo clean help
+.PHONY: setup fix check test test-faults test-gpu bench docs demo clean help
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -26,6 +26,12 @@ check: setup  ## format, lint, types, layers
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
+test-faults: setup  ## the long set of kills, stops and resumes; seeds are printed
+	OMP_NUM_THREADS=1 POLLUX_FAULT_EVENTS=200 $(BIN)/pytest -n 2 -s tests/faults
+
+test-gpu: setup  ## what only a GPU can show; needs one
+	$(BIN)/pytest -m gpu tests/gpu tests/unit/agent
+
 bench: setup  ## every benchmark
 	$(BIN)/python benchmarks/run_all.py
 
@@ -39,4 +45,4 @@ clean:  ## remove what was built, keep .venv
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
