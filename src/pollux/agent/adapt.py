@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,6 +45,8 @@ _EVERY = (4, 32)
 _SHORT_SECONDS = 0.01
 _SHORT_EVERY = 16
 _TIMED_EVERY = 32
+_TIMED_EVERY_ALONE = 4
+_RESTS_KEPT = 64
 _PARAMETERS = 7
 _LEAST_ROUNDS = 6
 
@@ -129,6 +132,7 @@ class Adaptation:
         self._rounds_since_change = 0
         self._samples = 0
         self._cap: int | None = None
+        self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
         self.choice = self.fitted()
 
     @property
@@ -162,8 +166,8 @@ class Adaptation:
         return step % self._every == 0
 
     def is_told_apart(self, step: int, measured: bool) -> bool:
-        """Whether computing and synchronising are to be timed apart on this step."""
-        return self._replicas.num_replicas > 1 and (measured or step % _TIMED_EVERY == 0)
+        """Whether computing is to be timed apart from the rest of this step."""
+        return measured or step % (_TIMED_EVERY if self._replicas.num_replicas > 1 else _TIMED_EVERY_ALONE) == 0
 
     def estimate(self) -> NoiseEstimate:
         """What is known of the gradient noise now."""
@@ -254,14 +258,16 @@ class Adaptation:
     def _record(self, times: Sequence[StepTime]) -> None:
         replicas = self._replicas
         for time in times:
-            if time.measured and replicas.num_replicas == 1:
-                # A measured step alone runs as two halves with hooks: not how its batch usually runs.
-                continue
-            key = ProfileKey(replicas.num_nodes, replicas.num_replicas, time.local_batch, self._gpu_type)
             compute = time.compute_seconds
             if compute is not None and replicas.device.type == "cpu":
                 # On a GPU the stream's own clock has it already, as far as the wait was not hidden.
                 compute += time.data_seconds / time.repeats
+            key = ProfileKey(replicas.num_nodes, replicas.num_replicas, time.local_batch, self._gpu_type)
+            if replicas.num_replicas == 1 and compute is not None and not time.measured:
+                self._rests.append(time.step_seconds - time.repeats * compute)
+            if replicas.num_replicas == 1 and time.measured:
+                self._record_half(key, compute, time)
+                continue
             self.profile.add(
                 key,
                 compute_seconds=compute,
@@ -270,6 +276,17 @@ class Adaptation:
                 repeats=time.repeats,
             )
         self.fit.request(self.profile.observations(self._gpu_type))
+
+    def _record_half(self, key: ProfileKey, compute: float | None, time: StepTime) -> None:
+        """A measured step alone runs in parts: what one part would take as a step tells αc from βc early on.
+
+        Measuring itself stays out of it; what a step does beside computing comes from other steps.
+        """
+        if compute is None or not self._rests:
+            return
+        seconds = compute + max(statistics.median(self._rests), 0.0)
+        data = time.data_seconds / time.repeats
+        self.profile.add(key, compute_seconds=None, step_seconds=seconds, data_seconds=data, repeats=1)
 
     def _model_numbers(self) -> list[float]:
         model = self.fit.parameters

@@ -56,7 +56,7 @@ class Engine:
         self.optimizer = optimizer
         self.parameters: Sequence[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
         self.is_sharded = _is_sharded(model)
-        self.clock = StepClock(replicas.device, self.parameters)
+        self.clock = StepClock(replicas.device, self.parameters, hooks=replicas.num_replicas > 1)
         self.meter = meter
         self.counts_batchnorm = False
         # Whether values that are not finite may pass: just after a change of batch the guard rail undoes them.
@@ -167,6 +167,7 @@ class Engine:
             failed = True
         else:
             failed = False
+        self.clock.computed()
         if meter is not None:
             meter.end()
         if failed and self._trial is not None:

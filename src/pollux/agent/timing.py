@@ -44,13 +44,15 @@ class _Reading:
 class StepClock:
     """Times of steps that were finished; `drain` reads those the device has passed.
 
-    On steps `begin(..., told_apart=True)` temporary hooks note when the last gradient was there, which is when
-    computing ended; what follows in that step is synchronisation.
+    On steps `begin(told_apart=True)` computing is timed apart from what follows it. Where gradients are synchronised
+    during the backward pass (`hooks`), temporary hooks note when the last one was there; alone, computing ends with
+    the backward pass.
     """
 
-    def __init__(self, device: torch.device, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, device: torch.device, parameters: Sequence[nn.Parameter], hooks: bool = True) -> None:
         self._on_gpu = device.type == "cuda"
         self._device = device
+        self._hooks = hooks
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._current: _Reading | None = None
         self._done: list[tuple[_Reading, int, int, bool]] = []
@@ -82,7 +84,13 @@ class StepClock:
         self._micro_began = self._now()
         self._last_gradient = None
         self._remaining = len(self._parameters)
-        self._handles = [parameter.register_hook(self._on_gradient) for parameter in self._parameters]
+        if self._hooks:
+            self._handles = [parameter.register_hook(self._on_gradient) for parameter in self._parameters]
+
+    def computed(self) -> None:
+        """The backward pass has returned."""
+        if not self._hooks and self._micro_began is not None:
+            self._last_gradient = self._now()
 
     def _on_gradient(self, gradient: Tensor) -> None:
         # On a GPU only the last gradient's place in the stream matters, and an event costs a launch.
