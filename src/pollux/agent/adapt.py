@@ -174,10 +174,30 @@ class Adaptation:
         return self.tracker.estimate()
 
     def efficiency(self, total: int) -> float:
-        """Progress per sample of a step, Eq. (G10); 1 up to the initial batch, and before anything is known."""
+        """Progress per sample of a step; 1 up to the initial batch, and before anything is known.
+
+        A step at S·M0 is worth the gain of Eq. (G9) if the learning rate lets it move that far; under a rule that
+        scales it less, it is worth only what it moves.
+        """
         if not self.adapts or self.believed is None or total <= self.allowed.initial:
             return 1.0
-        return float(self.believed.efficiency.efficiency(float(total)))
+        scale = total / self.allowed.initial
+        gain = float(self.believed.efficiency.gain(scale))
+        return min(gain, self._reach(scale, gain)) / scale
+
+    def _reach(self, scale: float, gain: float) -> float:
+        """How far one step moves along the gradient, in steps at M0: the learning-rate factors, by group.
+
+        Second moments shrink with the noise of larger batches, by the gain, and with them the denominators of Adam
+        and its kin by its root.
+        """
+        assert self.believed is not None
+        factors = self.rule.factors(scale, self.believed, math.inf)
+        weights = [max(sqr, 0.0) for sqr in self.believed.group_sqr]
+        if len(weights) != len(factors) or not sum(weights) > 0.0:
+            weights = [1.0] * len(factors)
+        mean = sum(weight * factor for weight, factor in zip(weights, factors, strict=True)) / sum(weights)
+        return mean if self._kind in ("", "plain", "cold") else mean * math.sqrt(gain)
 
     def factors(self, total: int, epochs: float) -> tuple[float, ...]:
         """Learning-rate factors by parameter group for a step of `total` samples."""
@@ -333,7 +353,7 @@ class Adaptation:
             return None
         caps = [cap for cap in (self.local_max, self._cap, self.memory.held * 2) if cap]
         limits = BatchLimits(self.allowed.initial, self.allowed.maximum, 1, max(min(caps), 1))
-        return next_batch(self.choice, self.estimate(), self.model, limits, self._replicas.num_nodes)
+        return next_batch(self.choice, self.estimate(), self.model, limits, self._replicas.num_nodes, self.efficiency)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""

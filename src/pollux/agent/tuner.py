@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pollux.agent.noise import NoiseEstimate
@@ -43,8 +43,12 @@ def next_batch(
     throughput: ThroughputModel,
     limits: BatchLimits,
     num_nodes: int,
+    efficiency: Callable[[int], float] | None = None,
 ) -> Change | None:
     """The batch of highest goodput within reach, or None to stay.
+
+    `efficiency` is the progress per sample at a total batch that will be counted, which the learning-rate rule may
+    keep below that of the noise alone; by default it is the latter, Eq. (G10).
 
     Within reach: from M0 to the user's ceiling, at most ×2 and at least ÷2 of the present total. None while the noise
     is not known to a relative width of 1, and for a predicted gain of 5 % or less.
@@ -54,22 +58,24 @@ def next_batch(
     ceiling = max(min(limits.maximum, int(current.total * MAX_GROWTH)), limits.initial)
     floor = max(limits.initial, math.ceil(current.total / MAX_GROWTH))
     model = GoodputModel(throughput, estimate.efficiency, replace(limits, maximum=ceiling))
-    present = model.goodput_at(current, num_nodes)
-    best = max(
-        (choice for choice in _candidates(model, current.num_gpus, num_nodes, floor, ceiling)),
-        key=lambda choice: model.goodput_at(choice, num_nodes),
-        default=None,
-    )
+    counted = efficiency if efficiency is not None else model.efficiency_at
+
+    def goodput_at(choice: BatchChoice) -> float:
+        return model.goodput_at(choice, num_nodes) / model.efficiency_at(choice.total) * counted(choice.total)
+
+    present = goodput_at(current)
+    candidates = _candidates(model, current.num_gpus, num_nodes, floor, ceiling)
+    best = max(candidates, key=goodput_at, default=None)
     if best is None or best == current:
         return None
-    goodput = model.goodput_at(best, num_nodes)
+    goodput = goodput_at(best)
     if goodput <= LEAST_GAIN * present:
         return None
     reason = (
         f"noise scale {estimate.noise_scale:,.0f} ({estimate.low:,.0f} to {estimate.high:,.0f}): predicted goodput "
-        f"{goodput:,.1f} against {present:,.1f} samples/s, efficiency {model.efficiency_at(best.total):.2f}"
+        f"{goodput:,.1f} against {present:,.1f} samples/s, efficiency {counted(best.total):.2f}"
     )
-    return Change(best, goodput / present, goodput, model.efficiency_at(best.total), reason)
+    return Change(best, goodput / present, goodput, counted(best.total), reason)
 
 
 def _candidates(

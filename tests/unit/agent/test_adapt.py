@@ -101,8 +101,16 @@ def test_factors_and_efficiency_at_a_larger_batch(made):
     one.believed = known()
     assert one.factors(64, 0.0) == (2.0, 2.0)
     assert one.factors(16, 0.0) == one.factors(5, 0.0) == (1.0, 1.0)
-    assert one.efficiency(64) == pytest.approx(516 / 564)
+    assert one.efficiency(64) == pytest.approx(2.0 / 4.0), "a step is worth no more than it moves"
+    one._kind = "adam"
+    assert one.efficiency(64) == pytest.approx(516 / 564), "denominators shrink with the noise"
     assert one.efficiency(16) == one.efficiency(3) == 1.0
+    still = made(BatchRange(16, 64), "none")
+    still.believed = known()
+    assert still.efficiency(64) == pytest.approx(1.0 / 4.0)
+    linear = made(BatchRange(16, 64), "linear")
+    linear.believed = known()
+    assert linear.efficiency(64) == pytest.approx(516 / 564)
     grouped = made(BatchRange(16, 64), "adascale")
     grouped.believed = known()
     first, second = grouped.factors(64, 0.0)

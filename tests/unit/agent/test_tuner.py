@@ -93,3 +93,9 @@ def test_it_shrinks_where_the_noise_has_fallen():
     change = next_batch(BatchChoice(512, 0, 1), estimate(20.0), slow, limits(), 1)
     assert change is not None
     assert 256 <= change.choice.total < 512
+
+
+def test_a_rule_that_lets_a_larger_batch_move_no_further_keeps_the_batch():
+    current = BatchChoice(16, 0, 1)
+    assert next_batch(current, estimate(500.0), FLAT, limits(), 1) is not None
+    assert next_batch(current, estimate(500.0), FLAT, limits(), 1, lambda total: 16 / total * 0.9) is None
