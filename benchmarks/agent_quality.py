@@ -30,8 +30,7 @@ SEEDS = 20
 POINTS = 24  # evaluations along a run
 SCALES = (2, 4, 8)
 SPANS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)
-PROBE_SPAN = 768  # steps at the initial batch
-REPEATS = 10
+REPEATS = 6
 
 
 @dataclass(slots=True)
@@ -49,7 +48,6 @@ class Run:
     rollbacks: int = 0
     curve: list[tuple[float, float]] = field(default_factory=list)
     batches: list[tuple[float, int]] = field(default_factory=list)
-    realised: list[tuple[float, int]] = field(default_factory=list)
 
 
 def train(task: Task, seed: int, adaptive: bool) -> Run:
@@ -84,11 +82,10 @@ def _loop(task: Task, job: Any, model: torch.nn.Module, run: Run) -> None:
             if job.samples > before and batch >= 4 * task.initial_batch:
                 large += job.samples - before
             if not run.batches or run.batches[-1][1] != job.batch_size:
-                run.batches.append((job.progress / task.size, job.batch_size))
+                run.batches.append((round(job.progress / task.size, 4), job.batch_size))
             if job.progress >= len(run.curve) / POINTS * whole:
                 began = time.process_time()
-                run.curve.append((job.progress / task.size, task.evaluate(model)[task.metric]))
-                run.realised.append((job.progress / task.size, job.samples))
+                run.curve.append((round(job.progress / task.size, 4), round(task.evaluate(model)[task.metric], 5)))
                 evaluating += time.process_time() - began
     run.final = task.evaluate(model)
     run.steps, run.samples, run.share_at_4x = job.step, job.samples, large / job.samples
@@ -226,7 +223,7 @@ def finished(task: Task, start: Middle, scale: int, span: int, seed: int) -> tup
         return task.training_loss(model), job.progress, job.samples
 
 
-def efficiency(task: Task, repeats: int, seed: int, steps: int) -> dict[str, Any]:
+def efficiency(task: Task, repeats: int, seed: int) -> dict[str, Any]:
     """Predicted against measured efficiency of 2, 4 and 8 times the initial batch, from one state in mid-training.
 
     Both end with the same falling learning rate, so that what is compared is what was learned and not how much the
@@ -235,7 +232,7 @@ def efficiency(task: Task, repeats: int, seed: int, steps: int) -> dict[str, Any
     progress over its samples. The interval is from resampling the repeats.
     """
     start = middle_of(task, seed)
-    unit = steps * task.initial_batch
+    unit = task.probe_span * task.initial_batch
     base = {
         part: np.array([finished(task, start, 1, round(part * unit), seed + 1 + turn)[0] for turn in range(repeats)])
         for part in SPANS
@@ -281,7 +278,7 @@ def measure(quick: bool, seed: int) -> dict[str, Any]:
     for make in (digits_task, text_task):
         task = make(quick)
         result = compare(task, range(seed, seed + (2 if quick else SEEDS)))
-        result["efficiency"] = efficiency(task, 2 if quick else REPEATS, seed, PROBE_SPAN // (4 if quick else 1))
+        result["efficiency"] = efficiency(task, 2 if quick else REPEATS, seed)
         tasks[task.name] = result
     judged = [result["metrics"][result["metric"]] for result in tasks.values()]
     return {

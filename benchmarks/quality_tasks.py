@@ -45,8 +45,8 @@ class Indices(Dataset[int]):
 class Task:
     """A model to train for `epochs` × `size` samples of progress; `metric` is the one that is judged, lower is better.
 
-    `schedule(done)` is the factor of the learning rate at that part of the training. `probe_steps` are the steps at the
-    initial batch before efficiency is measured.
+    `schedule(done)` is the factor of the learning rate at that part of the training. Efficiency is measured after
+    `probe_steps` steps at the initial batch, over `probe_span` more.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Task:
     size: int
     epochs: int
     probe_steps: int
+    probe_span: int
     build: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     schedule: Callable[[float], float]
@@ -116,11 +117,11 @@ def digits_task(quick: bool) -> Task:
 
     return Task(
         name="digits", optimiser="SGD", metric="loss", initial_batch=64, size=DIGITS_COPIES * len(training),
-        epochs=1 if quick else 6, probe_steps=500,
+        epochs=1 if quick else 6, probe_steps=500, probe_span=256 if quick else 1024,
         build=lambda: nn.Sequential(
             nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
         ),
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4),
         schedule=cosine, loss=loss, evaluate=evaluate, training_loss=training_loss,
     )  # fmt: skip
 
@@ -151,11 +152,12 @@ def text_task(quick: bool) -> Task:
             return cross_entropy(model, rows).item() / math.log(2.0)
 
     return Task(
-        name="text", optimiser="AdamW", metric="bits_per_character", initial_batch=256,
-        size=size // 2 if quick else size, epochs=1 if quick else 3, probe_steps=300,
+        name="text", optimiser="AdamW", metric="bits_per_character", initial_batch=128,
+        size=size // 4 if quick else size, epochs=1 if quick else 2, probe_steps=600,
+        probe_span=256 if quick else 4096,
         build=lambda: nn.Sequential(
-            nn.Embedding(symbols, 16), nn.Flatten(), nn.Linear(16 * CONTEXT, 128), nn.GELU(), nn.Linear(128, 128),
-            nn.GELU(), nn.Linear(128, symbols),
+            nn.Embedding(symbols, 16), nn.Flatten(), nn.Linear(16 * CONTEXT, 64), nn.GELU(), nn.Linear(64, 64),
+            nn.GELU(), nn.Linear(64, symbols),
         ),
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.99), weight_decay=0.01),
         schedule=warm_cosine, loss=lambda model, index: cross_entropy(model, training[index]),
