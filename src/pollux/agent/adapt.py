@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from pollux.agent.fitting import BackgroundFit
 from pollux.agent.guard import LossGuard, Spike
 from pollux.agent.memory import MemoryLimits
 from pollux.agent.meter import GradientMeter
-from pollux.agent.noise import NoiseEstimate, NoiseTracker
+from pollux.agent.noise import MIN_MEASURED, NoiseEstimate, NoiseTracker
 from pollux.agent.profile import Profile, ProfileKey
 from pollux.agent.replicas import Replicas
 from pollux.agent.rules import Rule
@@ -328,6 +328,10 @@ class Adaptation:
         estimate = self.estimate()
         if estimate.is_known:
             self.believed = estimate
+        elif self.believed is not None and estimate.num_measured >= MIN_MEASURED:
+            # Unknown, but at least `low`: what was believed below that is refuted, and would count too little progress.
+            if estimate.low > self.believed.noise_scale:
+                self.believed = replace(estimate, noise_scale=estimate.low)
 
     def _pace(self, step: int, seconds: float, cost: float) -> None:
         """How often to measure and to meet, by what both cost; from replica 0's clock, on all replicas."""
