@@ -121,7 +121,7 @@ def digits_task(quick: bool) -> Task:
         build=lambda: nn.Sequential(
             nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
         ),
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=1e-4),
         schedule=cosine, loss=loss, evaluate=evaluate, training_loss=training_loss,
     )  # fmt: skip
 

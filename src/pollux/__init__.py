@@ -1,25 +1,31 @@
 """Pollux: a deep-learning cluster scheduler that optimises goodput.
 
-This module holds the version and imports nothing; the parts live in the sub-packages. `init` is the agent's, and
-is fetched, with PyTorch, when it is first asked for.
+This module holds the version and imports nothing; the parts live in the sub-packages. `init`, `Job` and `JobStopped`
+are the agent's, and are fetched, with PyTorch, when one is first asked for; `PolluxError` needs no PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pollux.agent import Job as Job
+    from pollux.agent import JobStopped as JobStopped
     from pollux.agent import init as init
+    from pollux.core.errors import PolluxError as PolluxError
 
 __all__ = ["__version__"]
 
 __version__ = "0.1.0"
 
-_LAZY = ("Job", "init")
+_LAZY = ("Job", "JobStopped", "PolluxError", "init")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'pollux' has no attribute '{name}'")
+    if name == "PolluxError":
+        from pollux.core.errors import PolluxError
+
+        return PolluxError
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:

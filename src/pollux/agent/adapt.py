@@ -113,7 +113,10 @@ class Adaptation:
     ) -> None:
         self.allowed = allowed
         self.rule = rule
-        self.memory = MemoryLimits(gpu_type)
+        # One name for all replicas, since what is decided by it must be the same on all.
+        names = sorted({name.decode() for name in replicas.gather_bytes(gpu_type.encode())})
+        kind = " and ".join(names)
+        self.memory = MemoryLimits(kind)
         self.profile = Profile()
         self.guard = LossGuard(freeze_progress)
         self.fit = BackgroundFit()
@@ -122,7 +125,7 @@ class Adaptation:
         self.believed: NoiseEstimate | None = None
         self.total = allowed.initial
         self.model: PublishedThroughput | None = None
-        self._gpu_type = gpu_type
+        self._gpu_type = kind
         self._engine = engine
         self._replicas = replicas
         self._kind = ""
@@ -251,14 +254,17 @@ class Adaptation:
         measured = [time.step_seconds for time in times if time.measured]
         cost = statistics.median(measured) / seconds - 1.0 if plain and measured else math.nan
         rows = self._engine.meter.collect() if self.measures_noise and self._engine.meter is not None else None
-        parts = rows.parts.reshape(-1).tolist() if rows is not None else []
+        parts = [*rows.parts.reshape(-1).tolist(), *rows.whole.reshape(-1).tolist()] if rows is not None else []
         cap = self.memory.predicted_largest(self._replicas.device, self.choice.local_batch)
         mine = [losses, float(count), seconds, cost, float(cap or 0), *self._model_numbers(), *parts]
         table = self._replicas.gather(mine)
         first = table[0]
         if rows is not None:
-            together = table[:, 5 + 1 + _PARAMETERS :].sum(axis=0).reshape(tuple(rows.parts.shape))
-            self._take_rows(together, rows.whole.numpy(), rows.counts.numpy(), rows.totals.numpy())
+            shape, columns = tuple(rows.parts.shape), table[:, 5 + 1 + _PARAMETERS :]
+            together = columns[:, : rows.parts.numel()].sum(axis=0).reshape(shape)
+            # Equal on all replicas but for rounding, which must not decide either.
+            whole = columns[0, rows.parts.numel() :].reshape(shape)
+            self._take_rows(together, whole, rows.counts.numpy(), rows.totals.numpy())
         self.model = self._model_from(first[5 : 6 + _PARAMETERS])
         self._cap = int(min(table[:, 4])) or None
         self._pace(step, float(first[2]), float(first[3]))
@@ -328,10 +334,13 @@ class Adaptation:
         estimate = self.estimate()
         if estimate.is_known:
             self.believed = estimate
-        elif self.believed is not None and estimate.num_measured >= MIN_MEASURED:
+        elif (
+            self.believed is not None
+            and estimate.num_measured >= MIN_MEASURED
+            and estimate.low > self.believed.noise_scale
+        ):
             # Unknown, but at least `low`: what was believed below that is refuted, and would count too little progress.
-            if estimate.low > self.believed.noise_scale:
-                self.believed = replace(estimate, noise_scale=estimate.low)
+            self.believed = replace(estimate, noise_scale=estimate.low)
 
     def _pace(self, step: int, seconds: float, cost: float) -> None:
         """How often to measure and to meet, by what both cost; from replica 0's clock, on all replicas."""
@@ -357,13 +366,22 @@ class Adaptation:
             return None
         caps = [cap for cap in (self.local_max, self._cap, self.memory.held * 2) if cap]
         limits = BatchLimits(self.allowed.initial, self.allowed.maximum, 1, max(min(caps), 1))
-        return next_batch(self.choice, self.estimate(), self.model, limits, self._replicas.num_nodes, self.efficiency)
+        return next_batch(
+            self.choice,
+            self.estimate(),
+            self.model,
+            limits,
+            self._replicas.num_nodes,
+            self.efficiency,
+            self.allowed.accumulation,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
             "total": self.total,
             "accumulation": self.choice.accumulation,
+            "num_replicas": self._replicas.num_replicas,
             "believed": None if self.believed is None else _estimate_values(self.believed),
             "kind": self._kind,
             "every": self._every,
@@ -390,6 +408,11 @@ class Adaptation:
         if self.adapts and self.allowed.maximum is not None:
             self.total = min(max(int(state["total"]), self.allowed.initial), self.allowed.maximum)
         self.choice = self.fitted()
+        if self.adapts and state["num_replicas"] == self._replicas.num_replicas:
+            least = max(int(state["accumulation"]), self.allowed.accumulation)
+            self.choice = fitting_choice(self.total, self._replicas.num_replicas, self.local_max, least)
+        # The state that a roll-back would return to is gone with the process.
+        self.guard.settle()
         self._next_round = step + self._round_steps
 
     def close(self) -> None:

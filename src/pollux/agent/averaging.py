@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,9 +15,35 @@ from pollux.agent.replicas import Replicas
 from pollux.agent.shapes import MicroBatch
 from pollux.core.errors import InvalidInput, MisusedJob, UnknownName
 
-__all__ = ["REDUCTIONS", "Averager", "NoiseFactors"]
+__all__ = ["REDUCTIONS", "Averager", "NoiseFactors", "check_weighting"]
 
 REDUCTIONS = ("mean", "sum")
+_WEIGHT = "how many tokens (or other units) the loss is the mean of"
+
+
+def check_weighting(reduction: str, weight: float | Tensor | None) -> None:
+    """Refuse what cannot weigh a loss: an unknown `reduction`, a `weight` that is no finite number of 0 or more.
+
+    The value of a tensor on a GPU is not looked at: that would wait for the device.
+    """
+    if reduction not in REDUCTIONS:
+        raise UnknownName("reduction", str(reduction), REDUCTIONS)
+    if weight is None:
+        return
+    if reduction == "sum":
+        raise InvalidInput(
+            f"reduction is 'sum' and weight is {weight}: use one of them; weight is for a loss that is a mean"
+        )
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1 or weight.is_complex():
+            raise InvalidInput(
+                f"weight is a tensor of shape {list(weight.shape)} and type {weight.dtype}: give one number, {_WEIGHT}"
+            )
+        good = weight.device.type != "cpu" or 0.0 <= float(weight.detach()) < math.inf
+    else:
+        good = isinstance(weight, numbers.Real) and not isinstance(weight, bool) and 0.0 <= weight < math.inf
+    if not good:
+        raise InvalidInput(f"weight is {weight!r}: give {_WEIGHT}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +77,8 @@ class Averager:
 
     def scale(self, loss: Tensor, micro: MicroBatch, reduction: str, weight: float | Tensor | None) -> Tensor:
         """The loss to run backward from."""
+        check_weighting(reduction, weight)
         kind = "weight" if weight is not None else reduction
-        if reduction not in REDUCTIONS:
-            raise UnknownName("reduction", reduction, REDUCTIONS)
         if self._kind not in (None, kind):
             raise MisusedJob(f"this step began with a loss by '{self._kind}' and goes on by '{kind}': use one in all")
         self._kind = kind
@@ -74,8 +100,6 @@ class Averager:
     def _weighted(self, loss: Tensor, micro: MicroBatch, weight: float | Tensor) -> Tensor:
         device = loss.device
         if not isinstance(weight, Tensor):
-            if not (math.isfinite(weight) and weight >= 0):
-                raise InvalidInput(f"weight is {weight}: give how many tokens (or other units) the loss is the mean of")
             weight = torch.tensor(float(weight), dtype=torch.float64)
         weight = weight.detach().to(device=device, dtype=torch.float64).reshape(())
         if micro.samples == 0:

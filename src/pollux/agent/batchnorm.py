@@ -128,7 +128,8 @@ def _statistics(input: Tensor, counted: bool, group: dist.ProcessGroup) -> tuple
     means, variances = table[:, :channels], table[:, channels : 2 * channels]
     mean = (means * sizes).sum(0) / divisor
     variance = ((variances + (means - mean) ** 2) * sizes).sum(0) / divisor
-    return mean, variance, count
+    # Of nothing there is no spread; one keeps a filler's activations, whose loss counts nothing, in range.
+    return mean, torch.where(count > 0, variance, torch.ones_like(variance)), count
 
 
 def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:

@@ -1,18 +1,20 @@
 """Checkpoints of a training job: written beside, verified, then renamed; read only when whole.
 
-`Checkpointer` writes in the background and picks the newest whole one; `load` fills a job's tensors at any number of
-replicas. What a manifest says is in `manifest`, the copy and the files in `staging`; when to save is the job's matter.
+`Checkpointer` writes `step-0000001234/`, and `step-0000001234-1/`, `-2/` ... where a step is saved again, each time
+whole before the older one goes; `load` fills a job's tensors at any number of replicas. What a manifest says is in
+`manifest`, names and removal in `folder`, the copy and the files in `staging`; when to save is the job's matter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import io
 import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,14 +27,13 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 import pollux
 from pollux.agent.exchange import Outcome, attempt, broadcast_text, gather_texts
-from pollux.agent.folder import CheckpointFolder, flush, step_name
+from pollux.agent.folder import CheckpointFolder, flush
 from pollux.agent.manifest import (
     FORMAT,
     JSON,
     FileDigest,
     Manifest,
     decode,
-    encode,
     frozen_json,
     read_manifest,
     require_same_signature,
@@ -141,7 +142,7 @@ def load(
 
 
 class Checkpointer:
-    """Keeps the newest checkpoints of one job in `folder`, as `step-0000001234/` each.
+    """Keeps the newest checkpoints of one job in `folder`, a folder each.
 
     Only one process may write to a folder: replica 0 locks it until `close` or its death. With `sharded` false the
     state is the same on all replicas, replica 0 alone writes it and no collective runs; with `sharded` true every
@@ -167,6 +168,7 @@ class Checkpointer:
         self.last_error: Exception | None = None
         self.last_pause_seconds = 0.0
         self._keep = keep
+        self._protected: int | None = None
         self._replica = replica
         self._num_replicas = num_replicas
         self._group = group
@@ -193,6 +195,15 @@ class Checkpointer:
             self.wait()
             self._buffers.prepare(tensors)
 
+    def check_objects(self, objects: Mapping[str, object]) -> None:
+        """Raise `InvalidInput` naming the first object that cannot be pickled; nothing is kept or written."""
+        for name, value in objects.items():
+            _pickling(name, value, lambda item: torch.save(item, _Nowhere()))
+
+    def protect(self, step: int | None) -> None:
+        """Keep the newest whole checkpoint at or before this step beyond the `keep` newest; `None` ends it."""
+        self._protected = step
+
     def save(
         self,
         step: int,
@@ -203,24 +214,32 @@ class Checkpointer:
         *,
         wait: bool = False,
         check_finite: bool = True,
+        finite: Collection[str] | None = None,
     ) -> None:
         """Copy the state and write it in the background; everything passed may be changed when this returns.
 
         A save still in flight is waited for first. With `wait`, this one is too. Tensors go by flat names such as
-        `model.layer.weight`; with `check_finite` nothing is published while one named `model.*` has a value that is
-        NaN or infinite. A write that fails is logged and kept in `last_error`; the older checkpoints stay. A whole
-        checkpoint of the same step is left as it is. Without effect on replicas that do not write.
+        `model.layer.weight`; with `check_finite` nothing is published while one of those named in `finite` (`None`:
+        all named `model.*`) has a value that is NaN or infinite. An object that cannot be pickled raises
+        `InvalidInput` at once, on every replica that has it. A write that fails is logged and kept in `last_error`;
+        the older checkpoints stay. A whole checkpoint of the same step is replaced once the new one is whole.
+        Replicas that do not write only look at the objects.
         """
         began = time.perf_counter()
         if not self.writes:
+            # So that all replicas end alike, and none is left waiting for replica 0.
+            self.check_objects(objects)
             return
         self.wait()
-        request = self._request(step, tensors, objects, values, signature, check_finite)
-        # A peer that hangs must not hold up the exit of this process; alone, the write is let finish.
-        self._thread = threading.Thread(
-            target=self._write, args=(request,), name=f"checkpoint-{step}", daemon=self._sharded
-        )
-        self._thread.start()
+        if finite is None:
+            finite = [name for name in tensors if name.startswith("model.")]
+        request = self._request(step, tensors, objects, values, signature, frozenset(finite if check_finite else ()))
+        refused = request.staged.problem if isinstance(request.staged.problem, InvalidInput) else None
+        if refused is None or self._sharded:
+            self._start(request)
+        if refused is not None:
+            # When sharded, the others learn it from the exchange that was just begun.
+            raise InvalidInput(str(refused)) from refused
         if wait:
             self.wait()
         self.last_pause_seconds = time.perf_counter() - began
@@ -249,19 +268,20 @@ class Checkpointer:
         on all replicas alike.
         """
         self.wait()
-        content = self._on_first_replica(lambda: self._folder_here().newest_whole())
-        if not content:
+        found = self._on_first_replica(lambda: self._folder_here().newest_whole())
+        if not found:
             return None
-        manifest = decode(content.encode())
-        return _saved(self.folder / step_name(manifest.step), manifest)
+        name, manifest = found
+        return _saved(self.folder / name, decode(manifest.encode()))
 
     def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps than this: after a roll-back their course is not to be resumed."""
+        """Remove the checkpoints of later steps than this: after a roll-back their course is not to be resumed.
+
+        Where no whole one is left at or before the step, the later one nearest to it stays until the next save.
+        """
         self.wait()
         if self._disk is not None:
-            for later, path in self._disk.steps().items():
-                if later > step:
-                    self._disk.discard(path)
+            self._disk.drop_after(step)
 
     def close(self) -> None:
         """Wait for a save in flight and release the folder; nothing can be saved afterwards."""
@@ -269,21 +289,20 @@ class Checkpointer:
         if self._disk is not None:
             self._disk.release()
 
-    def _open(self) -> str:
+    def _open(self) -> None:
         self._disk = CheckpointFolder(self.folder)
-        return ""
 
     def _folder_here(self) -> CheckpointFolder:
         if self._disk is None:
             raise MisusedJob(f"replica {self._replica} does not hold {self.folder}; only replica 0 does")
         return self._disk
 
-    def _on_first_replica(self, decide: Callable[[], str]) -> str:
+    def _on_first_replica(self, decide: Callable[[], _T]) -> _T:
         """What `decide` returns on replica 0, or the error it raises there, on all replicas."""
         if self._num_replicas == 1:
             return decide()
-        outcome: Outcome[str] = attempt(decide) if self._replica == 0 else Outcome()
-        return Outcome[str].read(broadcast_text(outcome.text(), self._group)).get()
+        outcome: Outcome[_T] = attempt(decide) if self._replica == 0 else Outcome()
+        return Outcome[_T].read(broadcast_text(outcome.text(), self._group)).get()
 
     def _request(
         self,
@@ -292,7 +311,7 @@ class Checkpointer:
         objects: Mapping[str, object],
         values: Mapping[str, JSON],
         signature: Mapping[str, JSON],
-        check_finite: bool,
+        finite: frozenset[str],
     ) -> _Request:
         if step < 0 or not tensors.keys().isdisjoint(objects):
             twice = ", ".join(sorted(tensors.keys() & objects.keys()))
@@ -312,18 +331,21 @@ class Checkpointer:
             files={},
         )
         staged = attempt(lambda: self._buffers.stage(tensors, _pickled_objects(objects)))
-        return _Request(manifest, staged, check_finite, self._abandoned)
+        return _Request(manifest, staged, finite, self._abandoned)
+
+    def _start(self, request: _Request) -> None:
+        # A peer that hangs must not hold up the exit of this process; alone, the write is let finish.
+        name = f"checkpoint-{request.manifest.step}"
+        self._thread = threading.Thread(target=self._write, args=(request,), name=name, daemon=self._sharded)
+        self._thread.start()
 
     def _write(self, request: _Request) -> None:
         """The background thread: all replicas that write go through the same exchanges, whatever fails on one."""
         step = request.manifest.step
         beside: Path | None = None
         try:
-            name = self._together(lambda: self._begin(request))[0]
-            target = self.folder / step_name(step)
-            if name is not None:
-                beside = self.folder / name
-                self._write_beside(request, beside)
+            beside = self.folder / self._together(lambda: self._begin(request))[0]
+            target = self.folder / self._write_beside(request, beside)
             self.last_saved = _saved(target, read_manifest(target))
             self.last_error = None
         except Abandoned:
@@ -340,19 +362,16 @@ class Checkpointer:
         if beside is not None and self._disk is not None:
             shutil.rmtree(beside, ignore_errors=True)
 
-    def _begin(self, request: _Request) -> str | None:
-        """On replica 0 the name of the new folder to write to, or `None` where this step is there already."""
-        state = request.staged.get()
-        if self._disk is not None and self._disk.has_whole(request.manifest.step):
-            return None
-        if request.check_finite:
-            _require_finite(state)
-        return self._disk.begin(request.manifest.step) if self._disk is not None else None
+    def _begin(self, request: _Request) -> str:
+        """On replica 0 the name of the new folder to write to."""
+        _require_finite(request.staged.get(), request.finite)
+        return self._disk.begin(request.manifest.step) if self._disk is not None else ""
 
-    def _write_beside(self, request: _Request, beside: Path) -> None:
+    def _write_beside(self, request: _Request, beside: Path) -> str:
+        """The name under which what was written there is now published."""
         parts = self._together(lambda: self._write_part(request, beside))
         files = {name: FileDigest(**digest) for part in parts for name, digest in part.items()}
-        self._together(lambda: self._publish(request, beside, files))
+        return self._together(lambda: self._publish(request, beside, files))[0]
 
     def _write_part(self, request: _Request, beside: Path) -> dict[str, Any]:
         group = (self._group or dist.group.WORLD) if self._sharded else None
@@ -364,13 +383,15 @@ class Checkpointer:
         verify_files(beside, digests, from_disk=True)
         return {name: asdict(digest) for name, digest in digests.items()}
 
-    def _publish(self, request: _Request, beside: Path, files: Mapping[str, FileDigest]) -> None:
+    def _publish(self, request: _Request, beside: Path, files: Mapping[str, FileDigest]) -> str:
         if request.abandoned.is_set():
             raise Abandoned
-        if self._disk is not None:
-            manifest = dataclasses.replace(request.manifest, files=files, tied=request.staged.get().tied)
-            self._disk.publish(beside, manifest.step, encode(manifest))
-            self._disk.retain(manifest.step, self._keep)
+        if self._disk is None:
+            return ""
+        manifest = dataclasses.replace(request.manifest, files=files, tied=request.staged.get().tied)
+        name = self._disk.publish(beside, manifest)
+        self._disk.retain(name, self._keep, self._protected)
+        return name
 
     def _together(self, action: Callable[[], _T]) -> list[_T]:
         """What `action` returned on every writing replica; where it failed on any, an error on all."""
@@ -384,11 +405,11 @@ class Checkpointer:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One save: its manifest but for the files, the copy of the state or why there is none, and the way out."""
+    """One save: its manifest but for the files, the state or why there is none, what must be finite, the way out."""
 
     manifest: Manifest
     staged: Outcome[StagedState]
-    check_finite: bool
+    finite: frozenset[str]
     abandoned: threading.Event
 
 
@@ -405,19 +426,31 @@ def _saved(path: Path, manifest: Manifest) -> Saved:
 
 
 def _pickled_objects(objects: Mapping[str, object]) -> dict[str, bytes]:
-    content = {}
-    for name, value in objects.items():
-        try:
-            content[name] = pickled(value)
-        except Exception as error:
-            raise InvalidInput(f"'{name}' of type {type(value).__name__} cannot be pickled: {error}") from error
-    return content
+    return {name: _pickling(name, value, pickled) for name, value in objects.items()}
 
 
-def _require_finite(state: StagedState) -> None:
+def _pickling(name: str, value: object, pickle: Callable[[object], _T]) -> _T:
+    try:
+        return pickle(value)
+    except Exception as error:
+        raise InvalidInput(
+            f"'{name}' of type {type(value).__name__} cannot be pickled: {error}; "
+            "have its state_dict() return tensors and plain values, or leave it out"
+        ) from error
+
+
+class _Nowhere(io.BytesIO):
+    """A file that forgets, so that a look at large objects takes no memory."""
+
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes
+
+
+def _require_finite(state: StagedState, names: frozenset[str]) -> None:
+    wanted = {state.tied.get(name, name) for name in names}
     for name, staged in state.tensors.items():
         host = staged.host
-        if not name.startswith("model.") or not (host.is_floating_point() or host.is_complex()):
+        if name not in wanted or not (host.is_floating_point() or host.is_complex()):
             continue
         # Types of one byte have no isfinite of their own.
         if not bool(torch.isfinite(host.float() if host.itemsize == 1 else host).all()):

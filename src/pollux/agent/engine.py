@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pollux.agent.averaging import Averager
+from pollux.agent.averaging import Averager, check_weighting
 from pollux.agent.batchnorm import has_batchnorm, set_counted
 from pollux.agent.late import Late
 from pollux.agent.memory import Trial, free_memory, is_out_of_memory
@@ -67,7 +67,9 @@ class Engine:
         self._num_finished = 0
         self._replicas = replicas
         self._averager = averager
-        self._options = options
+        # A scaler that is switched off does nothing, and must not keep others from looking at losses.
+        disabled = options.scaler is not None and not options.scaler.is_enabled()
+        self._options = replace(options, scaler=None) if disabled else options
         self._micro: MicroBatch | None = None
         self._ran_backward = True
         self._trial: Trial | None = None
@@ -75,6 +77,7 @@ class Engine:
         self._losses = torch.zeros((), dtype=torch.float32 if self._on_gpu else torch.float64, device=replicas.device)
         self._num_losses = 0
         self._late_losses: Late[int] = Late()
+        self._weighted: Tensor | None = None
         self._whole_factor = 1.0
         self.model = self._wrap()
 
@@ -82,6 +85,11 @@ class Engine:
         if self.is_sharded:
             return self.inner
         return self._replicas.wrap(self.inner, self._options.wrapper_options)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a batch was handed out whose loss has not come yet."""
+        return self._micro is not None and not self._ran_backward
 
     @property
     def has_scaler(self) -> bool:
@@ -124,6 +132,7 @@ class Engine:
     def backward(self, loss: Tensor, reduction: str, weight: float | Tensor | None) -> MicroBatch:
         """The backward pass of the micro-batch handed out last, weighted by its share in the average."""
         micro = self._require_micro()
+        check_weighting(reduction, weight)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise InvalidInput(f"loss is {shape}: give a tensor with one value, the mean (or sum) over this batch")
@@ -182,13 +191,18 @@ class Engine:
         value = loss.detach()
         if self._on_gpu and isinstance(weight, Tensor):
             value = torch.where(weight.detach() > 0, value, torch.zeros_like(value))
+        if weight is not None:
+            # The step's weights are added up only at its end, and with them the loss as it is averaged.
+            part = value.reshape(()).to(torch.float64) * weight
+            self._weighted = part if self._weighted is None else self._weighted + part
         looks = not self._on_gpu and self._options.scaler is None and not self.tolerates
         if looks and not math.isfinite(float(value)):
             raise NonFiniteValue(
                 f"the loss is {float(value)} at step {micro.step}: lower the learning rate, clip gradients "
                 "(clip_norm=), or check the data; the last checkpoint is untouched"
             )
-        self._losses.add_(value.reshape(()).to(self._losses.dtype), alpha=share)
+        if weight is None:
+            self._losses.add_(value.reshape(()).to(self._losses.dtype), alpha=share)
 
     def finish(self, lr_factors: Sequence[float]) -> bool:
         """After the last micro-batch: average, measure, clip, step. False where memory did not suffice anywhere."""
@@ -202,6 +216,9 @@ class Engine:
                 return False
             self._replicas.average_gradients(self.parameters)
         weights = self._averager.finish(self.parameters)
+        if weights is not None and self._weighted is not None:
+            self._losses.add_((self._weighted / weights).reshape(()).to(self._losses.dtype))
+        self._weighted = None
         if self.meter is not None and micro.measured:
             self._measure(self.meter, micro, weights)
         self._step(lr_factors, micro)
@@ -265,6 +282,7 @@ class Engine:
         self._losses.zero_()
         self._num_losses = 0
         self._late_losses.forget()
+        self._weighted = None
         self._ran_backward = True
         self._micro = None
         free_memory()

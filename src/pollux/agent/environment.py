@@ -100,17 +100,27 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     )
 
 
+def _named_device(asked: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(asked)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidInput(f"device is '{asked}', which PyTorch does not know: give 'cpu' or 'cuda'") from error
+    if device.type == "meta":
+        raise InvalidInput(f"device is '{asked}', which holds no values to train: give 'cpu' or 'cuda'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput(f"device is '{asked}', but PyTorch finds no GPU here: leave device out to run on the CPU")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise InvalidInput(
+            f"device is '{asked}', but this node shows {torch.cuda.device_count()} GPUs: give one of them, or leave "
+            "device out for one each"
+        )
+    return device
+
+
 def choose_device(asked: torch.device | str | None, environment: Environment) -> torch.device:
     """The device asked for; else this replica's GPU where there is one, else the CPU."""
     if asked is not None:
-        try:
-            device = torch.device(asked)
-        except RuntimeError as error:
-            raise InvalidInput(f"device is '{asked}', which PyTorch does not know: give 'cpu' or 'cuda'") from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise InvalidInput(
-                f"device is '{asked}', but PyTorch finds no GPU here: leave device out to run on the CPU"
-            )
+        device = _named_device(asked)
     else:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and device.index is None:

@@ -1,7 +1,7 @@
 """The folder that holds a job's checkpoints: its lock, its names, and what is removed when.
 
-Every change on disk is made so that a death at any moment leaves only whole checkpoints under their names. What is
-inside a checkpoint is the matter of `staging` and `manifest`.
+A step's checkpoint is `step-0000001234`; one that replaces it is `step-0000001234-1`, then `-2`, the highest counts.
+A death at any moment leaves only whole checkpoints under their names. Their inside is for `staging` and `manifest`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ import warnings
 import weakref
 from pathlib import Path
 
-from pollux.agent.manifest import MANIFEST_NAME, decode, read_manifest, verify_files
+from pollux.agent.manifest import MANIFEST_NAME, Manifest, decode, encode, read_manifest, verify_files
 from pollux.core.errors import CheckpointDamaged, CheckpointMismatch, InvalidInput, MisusedJob, PolluxError
 
 __all__ = ["CheckpointFolder", "flush", "step_name"]
 
 _logger = logging.getLogger("pollux")
-_STEP_NAME = re.compile(r"step-(\d{10,})")
+_STEP_NAME = re.compile(r"step-(\d{10,})(?:-([1-9]\d*))?")
 
 
-def step_name(step: int) -> str:
-    """Name of the folder of a step's checkpoint; with ten digits, so that names sort as steps do."""
-    return f"step-{step:010d}"
+def step_name(step: int, number: int = 0) -> str:
+    """Name of the folder of a step's checkpoint; with ten digits, so that names sort as steps do.
+
+    `number` counts how often a checkpoint of the step was replaced.
+    """
+    return f"step-{step:010d}-{number}" if number else f"step-{step:010d}"
 
 
 def flush(path: Path) -> None:
@@ -46,6 +49,7 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._damaged: set[Path] = set()
+        self._spared: set[Path] = set()
         try:
             path.mkdir(exist_ok=True)
             lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -65,18 +69,18 @@ class CheckpointFolder:
             os.close(self._lock)
             self._lock = None
 
-    def steps(self) -> dict[int, Path]:
-        """The folders of published checkpoints by step, the newest first; whole or not."""
-        found = [(_STEP_NAME.fullmatch(path.name), path) for path in self.path.iterdir() if path.is_dir()]
-        return dict(sorted(((int(match[1]), path) for match, path in found if match), reverse=True))
+    def published(self) -> dict[tuple[int, int], Path]:
+        """The folders of published checkpoints by (step, number), the newest first; whole or not."""
+        found = [(_place(path), path) for path in self.path.iterdir() if path.is_dir()]
+        return dict(sorted(((place, path) for place, path in found if place is not None), reverse=True))
 
-    def newest_whole(self) -> str:
-        """The manifest of the newest whole checkpoint as text, empty where there is none at all."""
+    def newest_whole(self) -> tuple[str, str] | None:
+        """Name and manifest, as text, of the newest whole checkpoint; `None` where there is none at all."""
         reasons = []
-        for step, path in self.steps().items():
+        for path in self.published().values():
             try:
-                self._require_whole(step, path)
-                return (path / MANIFEST_NAME).read_text(encoding="utf-8")
+                _require_whole(path)
+                return path.name, (path / MANIFEST_NAME).read_text(encoding="utf-8")
             except CheckpointDamaged as error:
                 reasons.append(str(error))
                 if path not in self._damaged:
@@ -87,19 +91,7 @@ class CheckpointFolder:
                 f"none of the {len(reasons)} checkpoints in {self.path} is whole ({'; '.join(reasons)}); "
                 "restore one from a copy, or start again in another folder"
             )
-        return ""
-
-    def has_whole(self, step: int) -> bool:
-        """Whether this step is published and whole; a damaged one is moved aside."""
-        path = self.path / step_name(step)
-        if not path.exists():
-            return False
-        try:
-            self._require_whole(step, path)
-        except (CheckpointDamaged, CheckpointMismatch):
-            self._set_aside(path)
-            return False
-        return True
+        return None
 
     def begin(self, step: int) -> str:
         """Make a new folder to write to, after what dead writers left was removed; returns its name."""
@@ -112,22 +104,55 @@ class CheckpointFolder:
         beside.mkdir()
         return beside.name
 
-    def publish(self, beside: Path, step: int, manifest: bytes) -> None:
-        """Write the manifest, last and verified, and give the folder its name; all of it flushed to disk."""
+    def publish(self, beside: Path, manifest: Manifest) -> str:
+        """Write the manifest, last and verified, and give the folder its name, which is returned; all of it flushed.
+
+        A whole checkpoint of the same step stays beside it, with a lower number; damaged ones are moved aside.
+        """
         path = beside / MANIFEST_NAME
-        path.write_bytes(manifest)
+        path.write_bytes(encode(manifest))
         flush(path)
         decode(path.read_bytes())
         flush(beside)
-        os.rename(beside, self.path / step_name(step))
+        target = self.path / step_name(manifest.step, self._next_number(manifest.step))
+        os.rename(beside, target)
         flush(self.path)
+        return target.name
 
-    def retain(self, published: int, keep: int) -> None:
-        """Remove all but `keep` checkpoints, the published one among them; known damaged ones are moved aside."""
-        for path in self._damaged & set(self.steps().values()):
+    def retain(self, name: str, keep: int, protected: int | None = None) -> None:
+        """Remove all but `keep` checkpoints, the just published `name` among them, each the newest of its step.
+
+        With `protected`, the newest whole one at or before that step stays as well. Known damaged ones are moved
+        aside, and what `drop_after` spared goes.
+        """
+        for path in self._damaged & set(self.published().values()):
             self._set_aside(path)
-        others = [path for step, path in self.steps().items() if step != published]
-        for path in others[keep - 1 :]:
+        found = {place: path for place, path in self.published().items() if path not in self._spared}
+        newest = self.path / name
+        kept, steps = [newest], {place[0] for place, path in found.items() if path == newest}
+        for (step, _), path in found.items():
+            if step not in steps and len(kept) < keep:
+                kept.append(path)
+            steps.add(step)
+        if protected is not None:
+            due = (path for (step, _), path in found.items() if step <= protected)
+            kept.append(next((path for path in due if path == newest or _is_whole(path)), newest))
+        for path in self.published().values():
+            if path not in kept:
+                self.discard(path)
+
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps, but not the last whole one: that goes when another is published."""
+        found = self.published()
+        later = {place: path for place, path in found.items() if place[0] > step}
+        if not any(_is_whole(path) for place, path in found.items() if place not in later):
+            nearest = sorted(later, key=lambda place: (place[0], -place[1]))
+            whole = next((place for place in nearest if _is_whole(later[place])), None)
+            # Where none is whole all stay: what is wrong with each is said when one is looked for.
+            spared = set(later) if whole is None else {whole}
+            self._spared.update(later[place] for place in spared)
+            later = {place: path for place, path in later.items() if place not in spared}
+        for path in later.values():
             self.discard(path)
 
     def discard(self, path: Path) -> None:
@@ -138,18 +163,25 @@ class CheckpointFolder:
         except OSError as error:
             _logger.warning("the old checkpoint %s cannot be removed: %s", path, error.strerror)
         else:
+            # The name may be used again, by one of which none of this is true.
+            self._damaged.discard(path)
+            self._spared.discard(path)
             shutil.rmtree(doomed, ignore_errors=True)
 
-    def _require_whole(self, step: int, path: Path) -> None:
-        manifest = read_manifest(path)
-        if manifest.step != step:
-            raise CheckpointDamaged(f"{path}: its manifest is of step {manifest.step}")
-        verify_files(path, manifest.files)
+    def _next_number(self, step: int) -> int:
+        """The number after that of the newest whole checkpoint of a step, once damaged ones were moved aside."""
+        for (at, number), path in self.published().items():
+            if at == step and _is_whole(path):
+                return number + 1
+            if at == step:
+                self._set_aside(path)
+        return 0
 
     def _set_aside(self, path: Path) -> None:
         aside = self.path / f".damaged-{path.name}-{secrets.token_hex(4)}"
         os.rename(path, aside)
         self._damaged.discard(path)
+        self._spared.discard(path)
         _logger.warning("the damaged checkpoint %s was moved to %s", path, aside)
 
     def _acquire(self, lock: int) -> bool:
@@ -171,6 +203,28 @@ class CheckpointFolder:
         except OSError as error:
             raise InvalidInput(f"checkpoint folder {self.path}: {_explained(self.path, error)}") from error
         return True
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """(step, number) of a checkpoint's folder, `None` where the name is of something else."""
+    match = _STEP_NAME.fullmatch(path.name)
+    return None if match is None else (int(match[1]), int(match[2] or 0))
+
+
+def _require_whole(path: Path) -> None:
+    manifest = read_manifest(path)
+    place = _place(path)
+    if place is None or manifest.step != place[0]:
+        raise CheckpointDamaged(f"{path}: its manifest is of step {manifest.step}")
+    verify_files(path, manifest.files)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _require_whole(path)
+    except (CheckpointDamaged, CheckpointMismatch):
+        return False
+    return True
 
 
 def _close_in_children(folder: CheckpointFolder) -> None:

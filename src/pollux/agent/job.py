@@ -5,9 +5,11 @@ It ties the parts together at step boundaries; each part does its own work elsew
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,19 +23,19 @@ from torch.utils import _pytree
 from pollux.agent.adapt import RoundReport
 from pollux.agent.batchnorm import has_batchnorm, synchronise_batchnorm
 from pollux.agent.checkpoint import Checkpointer, Saved, load
-from pollux.agent.receipt import Row
 from pollux.agent.shapes import MicroBatch
 from pollux.agent.state import State, from_loaded
 from pollux.agent.status import JobStatus, Parts
 from pollux.agent.tensorboard import Scalars
 from pollux.agent.tuner import Change
 from pollux.agent.watch import CHECKPOINT, STOP
-from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue
+from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue, PolluxError
 
 __all__ = ["Job", "JobStopped"]
 
 _log = logging.getLogger("pollux")
 STOPPED_EXIT_CODE = 143
+_MOST_ROUNDS_WITH_A_SCALER = 5
 
 
 class JobStopped(SystemExit):
@@ -78,6 +80,10 @@ class Job(JobStatus):
         self._seconds_before = 0.0
         self._last_row_at = -1
         self._preparing: threading.Thread | None = None
+        self._saving: tuple[int, float, float] | None = None
+        self._left_loop = False
+        self._failed = False
+        self._rounds_not_finite = 0
 
     # The loop
 
@@ -90,9 +96,11 @@ class Job(JobStatus):
             raise InvalidInput(f"epochs is {count!r}: give a whole number of epochs, 1 or more")
         self._require_open()
         while self._progress.epoch < count:
-            self._in_epoch, self._left_early = True, False
+            self._in_epoch, self._left_early, self._left_loop = True, False, True
             yield self._progress.epoch
+            self._left_loop = False
             self._close_epoch()
+            self._serve_requests()
         self._in_epoch = False
         self._finish()
 
@@ -144,12 +152,36 @@ class Job(JobStatus):
         if checkpointer is None:
             raise MisusedJob("there is no checkpoint folder: pass checkpoint_dir= to pollux.init")
         self._await_buffers()
+        self._note_saved()
         state = self._capture()
         checkpointer.save(
-            self._progress.steps, state.tensors, state.objects, state.values, self._signature(), wait=wait
+            self._progress.steps,
+            state.tensors,
+            state.objects,
+            state.values,
+            self._signature(),
+            wait=wait,
+            finite=self._parts.state.parameter_names(),
         )
-        pause = checkpointer.last_pause_seconds
-        self._receipt.event("checkpointed", self.step, self.progress, f"saved to {checkpointer.folder}", pause=pause)
+        self._saving = self.step, self.progress, checkpointer.last_pause_seconds
+        if wait:
+            self._note_saved()
+            if checkpointer.last_error is not None:
+                raise PolluxError(
+                    f"the checkpoint of step {self.step} was not written to {checkpointer.folder}: "
+                    f"{checkpointer.last_error}; free the disk or repair what it names; older checkpoints are untouched"
+                ) from checkpointer.last_error
+
+    def _note_saved(self) -> None:
+        """Enter the last save into the receipt once it is known to have succeeded."""
+        checkpointer = self._parts.checkpointer
+        if self._saving is None or checkpointer is None:
+            return
+        checkpointer.wait()
+        step, progress, pause = self._saving
+        self._saving = None
+        if checkpointer.last_saved is not None and checkpointer.last_saved.step == step:
+            self._receipt.event("checkpointed", step, progress, f"saved to {checkpointer.folder}", pause=pause)
 
     def write_receipt(self, folder: str | Path | None = None) -> list[Path]:
         """Write `receipt.json` and its picture into a folder, by default the job's output folder; replica 0 only."""
@@ -164,8 +196,15 @@ class Job(JobStatus):
         if self._closed:
             return
         self._closed = True
-        parts = self._parts
+        atexit.unregister(self.close)
         self._iterator = None
+        try:
+            self._leave()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        parts = self._parts
         parts.watch.close()
         parts.loader.close()
         parts.adaptation.close()
@@ -184,8 +223,23 @@ class Job(JobStatus):
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
+        self._failed = error is not None
         self.close()
+
+    def _leave(self) -> None:
+        """The loop over epochs was left by `break`, not by an error: what it did so far is kept."""
+        if not self._left_loop or self._failed or getattr(sys, "last_value", None) is not None:
+            return
+        self._left_loop = False
+        if self._parts.checkpointer is not None and self.num_replicas == 1:
+            # Several replicas would have to be here together, which nobody promises.
+            self._drop_unfinished_step()
+            try:
+                self.checkpoint(wait=True)
+            except PolluxError as error:
+                _log.error("%s", error)
+        self._write_output()
 
     # Inside
 
@@ -202,7 +256,7 @@ class Job(JobStatus):
         """The next micro-batch; None where a pass ended and the question is to be asked anew."""
         if self._iterator is None:
             if self._loader.pass_done:
-                self._loader.next_pass()
+                self._next_pass()
             self._iterator = self._loader.micro_batches(self._adaptation.shape, self._progress.steps)
         if not self._mid_step:
             step = self._progress.steps
@@ -212,8 +266,11 @@ class Job(JobStatus):
         self._engine.clock.waited(time.perf_counter() - began)
         if item is None:
             self._iterator = None
-            if self._loader.cursor == 0 and not self._loader.pass_done:
-                raise InvalidInput("the dataset gave no sample at all: check its iterator or sampler")
+            if self._loader.cursor == 0:
+                raise InvalidInput(
+                    f"pass {self._loader.pass_index} had no whole step of {self.batch_size} samples: check the dataset's "
+                    "iterator or sampler, or use a smaller batch (max_batch_size=) with drop_last"
+                )
             self._pass_ended()
         return item
 
@@ -234,7 +291,7 @@ class Job(JobStatus):
         return _pytree.tree_map(move, batch)
 
     def _drop_unfinished_step(self) -> None:
-        if self._mid_step:
+        if self._mid_step or self._engine.is_waiting:
             self._engine.abandon()
             self._loader.rewind()
             self._iterator, self._mid_step = None, False
@@ -255,7 +312,10 @@ class Job(JobStatus):
             self._prepare_buffers(self._parts.checkpointer)
         if self._adaptation.is_round(progress.steps):
             self._round()
-        for request in sorted(self._parts.watch.at_boundary(progress.steps)):
+        self._serve_requests()
+
+    def _serve_requests(self) -> None:
+        for request in sorted(self._parts.watch.at_boundary(self._progress.steps)):
             self._serve(request)
 
     def _prepare_buffers(self, checkpointer: Checkpointer) -> None:
@@ -282,7 +342,11 @@ class Job(JobStatus):
         if self._parts.checkpointer is None:
             _log.warning("stopped without a checkpoint: pass checkpoint_dir= to pollux.init to keep the work")
         else:
-            self.checkpoint(wait=True)
+            try:
+                self.checkpoint(wait=True)
+            except PolluxError as error:
+                _log.error("stopped without saving the last steps: %s", error)
+        self._left_loop = False
         self._write_output()
         self.close()
         raise JobStopped
@@ -308,9 +372,10 @@ class Job(JobStatus):
         """Say, once, where BatchNorm makes exactness impossible."""
         if not has_batchnorm(self._engine.inner):
             return
-        split = accumulates or (self.num_replicas > 1 and not self._engine.counts_batchnorm)
+        halves = self._adaptation.measures_noise and self.num_replicas == 1
+        split = accumulates or halves or (self.num_replicas > 1 and not self._engine.counts_batchnorm)
         if split and self._receipt.is_exact:
-            cause = "accumulation" if accumulates else "unsynchronised replicas"
+            cause = "accumulation" if accumulates else "measuring in halves" if halves else "unsynchronised replicas"
             text = (
                 f"BatchNorm normalises over parts of the batch under {cause}: the curve differs from the whole batch's"
             )
@@ -326,7 +391,10 @@ class Job(JobStatus):
             self._roll_back(str(report.spike))
             return
         self._engine.tolerates = self._snapshot is not None and self._adaptation.guard.is_watching
-        if report.loss is not None and not math.isfinite(report.loss) and not self._engine.has_scaler:
+        finite = report.loss is None or math.isfinite(report.loss)
+        self._rounds_not_finite = 0 if finite else self._rounds_not_finite + 1
+        # A scaler finds its scale by trying; what it never finds in this many rounds is not there.
+        if self._rounds_not_finite > (_MOST_ROUNDS_WITH_A_SCALER if self._engine.has_scaler else 0):
             raise NonFiniteValue(
                 f"the loss became {report.loss} by step {self.step}: lower the learning rate, clip gradients "
                 "(clip_norm=), or check the data; the last checkpoint is untouched"
@@ -375,6 +443,8 @@ class Job(JobStatus):
         self._iterator = None
         self._snapshot = None
         if self._parts.checkpointer is not None:
+            # First the one to go on from, then those that nobody is to go on from.
+            self.checkpoint(wait=True)
             self._parts.checkpointer.drop_after(snapshot.step)
         if self._parts.scalars is not None:
             self._parts.scalars.rolled_back(self.samples)
@@ -388,29 +458,7 @@ class Job(JobStatus):
         if self._last_row_at == self.step:
             return
         self._last_row_at = self.step
-        adaptation, progress = self._adaptation, self._progress
-        estimate = adaptation.estimate()
-        known = estimate.num_measured > 0
-        model = self.goodput_model
-        row = Row(
-            step=progress.steps,
-            progress=progress.progress,
-            samples=progress.samples,
-            seconds=self._seconds_before + time.monotonic() - self._began,
-            num_replicas=self.num_replicas,
-            num_nodes=self._replicas.num_nodes,
-            local_batch=self.local_batch,
-            accumulation=self.accumulation,
-            total_batch=self.batch_size,
-            lr_factors=self.lr_factors,
-            efficiency=self.efficiency,
-            throughput=self._last_report.throughput,
-            goodput=None if model is None else model.goodput_at(adaptation.choice, self._replicas.num_nodes),
-            noise_scale=estimate.noise_scale if known else None,
-            noise_low=estimate.low if known else None,
-            noise_high=estimate.high if known else None,
-            loss=self._last_report.loss,
-        )
+        row = self._row(self._last_report, self._seconds_before + time.monotonic() - self._began)
         self._receipt.sample(row)
         if self._parts.scalars is not None:
             self._parts.scalars.row(row)
@@ -420,6 +468,13 @@ class Job(JobStatus):
     def _pass_ended(self) -> None:
         if self._loader.pass_done:
             ledger = self.ledger()
+            if not ledger.is_complete:
+                text = (
+                    f"pass {ledger.pass_index} used {ledger.samples} samples where {ledger.expected_samples} were due: "
+                    "replicas did not see the same order"
+                )
+                _log.error("%s", text)
+                self._receipt.mark_not_exact(text, self.step, self.progress)
             self._receipt.close_pass(ledger.pass_index, ledger.samples, f"{ledger.hash:#018x}")
             if self._progress.epoch_size is None:
                 self._progress.epoch_size = self._loader.cursor
@@ -448,12 +503,19 @@ class Job(JobStatus):
                 next(self._iterator)
             self._iterator = None
         self._pass_ended()
+        self._next_pass()
+
+    def _next_pass(self) -> None:
         self._loader.next_pass()
+        # A sampler of the user's own may draw differently on each replica, which would lose and repeat samples.
+        order = self._loader.order_hash()
+        if order:
+            self._replicas.check_same("the order that the sampler drew", order)
 
     def _finish(self) -> None:
-        parts = self._parts
-        if parts.checkpointer is not None:
+        if self._parts.checkpointer is not None:
             self.checkpoint(wait=True)
+        self._parts.watch.give_back_signals()
         self._receipt.event("finished", self.step, self.progress, f"{self._progress.epoch} epochs done")
         self._write_output()
 

@@ -6,6 +6,7 @@ Which order a pass has is in `order` and `streams`; how large a step is, is aske
 from __future__ import annotations
 
 import functools
+import hashlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -343,6 +344,16 @@ class Loader:
             return None
         order = self._current_order()
         return order.ledger(order.size if self._dropped_at is None else self._dropped_at)
+
+    def order_hash(self) -> int:
+        """A number of 52 bits that differs where a sampler gave this pass another order; 0 without a sampler.
+
+        Replicas compare it: without a sampler the order follows from seed and size alone. Exact as a float.
+        """
+        drawn = self._current_order().drawn if self._stream is None and self.options.sampler is not None else None
+        if drawn is None:
+            return 0
+        return int.from_bytes(hashlib.blake2b(drawn.tobytes(), digest_size=8).digest(), "little") >> 12
 
     def state_dict(self) -> dict[str, Any]:
         """Where the data is, as plain values and at most one tensor: the same on every replica, for any number of them.

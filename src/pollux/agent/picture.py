@@ -24,7 +24,7 @@ __all__ = ["draw", "png"]
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
 _BLUE, _ORANGE, _GREEN, _PURPLE, _YELLOW, _SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-_GREY = "#666666"
+_GREY, _BLACK = "#666666", "#000000"
 _DOTS_PER_INCH = 130
 _MARKS = {
     "resized": (_PURPLE, "s", "resized"),
@@ -35,6 +35,7 @@ _MARKS = {
 }
 _BATCH_CHANGED = "batch changed"
 _MOST_METRICS = 4
+_PER_GROUP = ("lr_factors", "learning_rates")
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +54,7 @@ def draw(receipt: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(9.0, 11.0), layout="constrained", facecolor="white")
     panels = figure.subplots(5, 1, sharex=True, height_ratios=(1.2, 0.8, 1.2, 1.2, 1.0))
     unit = float(receipt["dataset_size"] or 1)
-    columns = {name: _column(values) for name, values in receipt["rows"].items() if name != "lr_factors"}
+    columns = {name: _column(values) for name, values in receipt["rows"].items() if name not in _PER_GROUP}
     x = columns["progress"] / unit
     _batch(panels[0], receipt, x, columns)
     _learning_rate(panels[1], receipt, x)
@@ -155,8 +156,29 @@ def _learning_rate(axes: Axes, receipt: Mapping[str, Any], x: Floats) -> None:
     axes.axhline(1.0, color=_GREY, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set_ylim(bottom=0.0)
     axes.margins(y=0.1)
-    axes.set_ylabel("learning rate ×")
-    _legend(axes)
+    axes.set_ylabel("rate factor")
+    table = receipt["rows"].get("learning_rates") or [[]]
+    rates = _column([entry[0] if entry else None for entry in table])
+    if not np.isfinite(rates).any():
+        _legend(axes)
+        return
+    used = axes.twinx()
+    _line(used, x, rates, _BLACK, "learning rate" if groups == 1 else "learning rate of group 0", linewidth=1.1)
+    _rate_scale(used, rates[np.isfinite(rates)])
+    used.set_ylabel("learning rate")
+    used.spines[["top", "left"]].set_visible(False)
+    _legend(axes, used)
+
+
+def _rate_scale(axes: Axes, rates: Floats) -> None:
+    """From 0 where the rate stays within a factor of 20, logarithmic where a schedule takes it further down."""
+    positive = rates[rates > 0.0]
+    if len(positive) and positive.max() > 20.0 * positive.min():
+        axes.set_yscale("log")
+        axes.set_ylim(positive.min() / 2.0, positive.max() * 3.0)
+    else:
+        axes.set_ylim(0.0, max(float(rates.max()), 1e-12) * 1.25)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
 
 
 def _efficiency(axes: Axes, x: Floats, columns: Mapping[str, Floats]) -> None:

@@ -93,7 +93,8 @@ class Schedule:
             due = self.taken + 1
         elif progress.epoch_size is not None:
             steps = math.ceil(progress.epoch_size / self._initial)
-            due = math.floor(progress.epochs * steps + _SLACK)
+            # What was done beyond an epoch's end counts in the next one: a schedule of so many steps ends with them.
+            due = min(math.floor(progress.epochs * steps + _SLACK), (progress.epoch + 1) * steps)
         else:
             due = math.floor(progress.progress / self._initial + _SLACK)
         self._advance(due)

@@ -29,7 +29,6 @@ EVENT_KINDS = (
     "resumed",
     "batch-changed",
     "resized",
-    "learning-rate",
     "out-of-memory",
     "rolled-back",
     "frozen",
@@ -67,7 +66,8 @@ class Row:
 
     `progress` is Σ samples × efficiency in samples at the initial batch, `seconds` the time spent training,
     `throughput` the samples per second that were measured, `goodput` what the fitted model predicts for this
-    configuration (measured goodput is throughput × efficiency). `noise_high` None: no upper bound is known.
+    configuration (measured goodput is throughput × efficiency). `lr_factors` has what the rule multiplies the rate
+    of each parameter group by, `learning_rates` the rates used, base × factor. `noise_high` None: no upper bound.
     Other values that may be None are None where they are not known; what is not finite becomes None.
     """
 
@@ -88,6 +88,7 @@ class Row:
     noise_low: float | None = None
     noise_high: float | None = None
     loss: float | None = None
+    learning_rates: tuple[float, ...] = ()
 
     @property
     def configuration(self) -> tuple[int, int, int, int, int]:
@@ -322,8 +323,9 @@ class Receipt:
                 f"the receipt has version {state.get('version')}, known is {_VERSION}: "
                 "resume with the release of pollux that wrote it"
             )
-        table = zip(*(state["rows"][name] for name in _COLUMNS), strict=True)
-        rows = [_row(dict(zip(_COLUMNS, values, strict=True))) for values in table]
+        # A release before this one had fewer columns.
+        columns = {name: state["rows"][name] for name in _COLUMNS if name in state["rows"]}
+        rows = [_row(dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
         self._rows = list(zip(rows, map(bool, state["kept"]), strict=True))
         self._latest = None if state["latest"] is None else _row(state["latest"])
         if rows and rows[-1] == self._latest:
@@ -380,7 +382,8 @@ def _plain(value: Any) -> Any:
 
 
 def _row(values: Mapping[str, Any]) -> Row:
-    return Row(**{**values, "lr_factors": tuple(values["lr_factors"])})
+    rates = {name: tuple(values.get(name, ())) for name in ("lr_factors", "learning_rates")}
+    return Row(**{**values, **rates})
 
 
 def _configurations(rows: Sequence[Row]) -> list[dict[str, Any]]:

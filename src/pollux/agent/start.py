@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
+import inspect
+import json
 import logging
 import math
+import os
 import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -44,6 +48,60 @@ _DEFAULT_CHECKPOINT_EVERY = 600.0
 _active: weakref.ref[Job] | None = None
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_signals(value: Any) -> bool:
+    never = (signal.SIGKILL, signal.SIGSTOP)
+    return isinstance(value, tuple | list | set | frozenset) and all(
+        _is_whole(number) and number in signal.valid_signals() and number not in never for number in value
+    )
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+_Check: TypeAlias = tuple[Callable[[Any], bool], str]
+_COUNT: _Check = (lambda value: _is_whole(value) and value > 0, "give a whole number above 0")
+_AMOUNT: _Check = (lambda value: _is_number(value) and value > 0, "give a number above 0")
+_FLAG: _Check = (lambda value: isinstance(value, bool), "give True or False")
+_PATH: _Check = (lambda value: isinstance(value, str | os.PathLike) and str(value) != "", "give the path of a folder")
+_FUNCTION: _Check = (callable, "give a function")
+_RULES = f"one of {', '.join(rules.names())}, or a function f(scale, gain, group_index) that returns a factor"
+_COUNTS = ("batch_size", "max_batch_size", "max_local_batch", "num_shards", "epoch_size", "keep_checkpoints")
+_FLAGS = ("shuffle", "pin_memory", "drop_last", "move_batches", "sync_batchnorm", "measure_noise")
+# What an option must be. Model, optimizer, dataset, device and lr_scheduler have checks of their own.
+_KINDS: dict[str, _Check] = {
+    **dict.fromkeys(_COUNTS, _COUNT),
+    **dict.fromkeys(_FLAGS, _FLAG),
+    **dict.fromkeys(("clip_norm", "checkpoint_every", "timeout"), _AMOUNT),
+    **dict.fromkeys(("checkpoint_dir", "output_dir", "tensorboard_dir"), _PATH),
+    **dict.fromkeys(("before_step", "collate_fn"), _FUNCTION),
+    "accumulation": (lambda value: _is_whole(value) and value >= 0, "give the number of extra micro-steps, 0 or more"),
+    "num_workers": (lambda value: _is_whole(value) and value >= 0, "give a whole number, 0 or more"),
+    "seed": (_is_whole, "give a whole number"),
+    "warmup_epochs": (lambda value: _is_number(value) and value >= 0, "give a number of epochs, 0 or more"),
+    "lr_rule": (lambda value: isinstance(value, str) or callable(value), f"give {_RULES}"),
+    "schedule_every": (lambda value: isinstance(value, str), f"give one of {', '.join(SCHEDULE_UNITS)}"),
+    "scaler": (lambda value: isinstance(value, torch.amp.GradScaler), "give a torch.amp.GradScaler"),
+    "sampler": (lambda value: isinstance(value, Iterable), "give an iterable of indices, such as a torch Sampler"),
+    "state": (_is_named, "give a mapping of names (str) to objects with state_dict and load_state_dict"),
+    "stop_signals": (_are_signals, "give a tuple of signals that a process can catch, such as (signal.SIGTERM,)"),
+    "ddp_options": (_is_named, "give a mapping of options of DistributedDataParallel to their values"),
+    "name": (lambda value: isinstance(value, str), "give a text"),
+}
+_ORDER = "the order that the sampler gives"
+_REMEDIES = {
+    _ORDER: "a sampler must give the whole pass on every replica, in the same order; Pollux shares the samples out"
+}
+
+
 def init(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -61,7 +119,7 @@ def init(
     clip_norm: float | None = None,
     before_step: Callable[[], None] | None = None,
     device: torch.device | str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     shuffle: bool | None = None,
     sampler: Iterable[int] | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -98,9 +156,10 @@ def init(
       "legw".
     - *Step.* `scaler`: a GradScaler. `clip_norm`: clip the gradient's norm. `before_step`: called with averaged,
       unscaled gradients just before the optimiser, for clipping of another kind.
-    - *Data.* `seed`, `shuffle`, `sampler`, `collate_fn`, `num_workers`, `pin_memory`, `drop_last` as in a DataLoader.
-      `num_shards`: virtual shards of an iterable dataset. `epoch_size`: samples of an epoch where the dataset has no
-      length. `move_batches`: move tensors to the device.
+    - *Data.* `seed` of order and augmentation; by default that of a DataLoader's generator, else 0. `shuffle`,
+      `sampler`, `collate_fn`, `num_workers`, `pin_memory`, `drop_last` as in a DataLoader. `num_shards`: virtual shards
+      of an iterable dataset. `epoch_size`: samples of an epoch where the dataset has no length. `move_batches`: move
+      tensors to the device.
     - *Exactness.* `sync_batchnorm`: BatchNorm over all replicas' samples. `measure_noise`: gradient noise in exact
       mode too (with one replica this splits measured batches in two).
     - *Safety.* `state`: more objects with `state_dict` and `load_state_dict`, by name. `checkpoint_dir`,
@@ -113,6 +172,7 @@ def init(
     Raises `InvalidInput` and its kin before anything is changed; `CheckpointMismatch` where the folder holds another
     job's checkpoints; `MisusedJob` where a job is active in this process already.
     """
+    _check_kinds(locals())
     _require_inactive()
     environment = read_environment()
     dataset, loading, batch_size = _data_options(
@@ -128,28 +188,16 @@ def init(
         num_shards=num_shards,
     )
     _check_model(model, optimizer)
-    _check_numbers(
-        batch_size=batch_size,
-        max_batch_size=max_batch_size,
-        max_local_batch=max_local_batch,
-        clip_norm=clip_norm,
-        checkpoint_every=checkpoint_every,
-        keep_checkpoints=keep_checkpoints,
-        epoch_size=epoch_size,
-        timeout=timeout,
-    )
+    _check_wrapper_options(ddp_options or {})
     allowed = _batch_range(batch_size, max_batch_size, max_local_batch, accumulation)
     rule = rules.create(lr_rule if lr_rule is not None else rules.default_rule(optimizer), warmup=warmup_epochs)
-    stateful = require_stateful(state or {})
     _check_schedule(lr_scheduler, schedule_every)
-    if lr_scheduler is not None:
-        stateful = {**stateful, "lr_scheduler": lr_scheduler}
-    if scaler is not None:
-        stateful = {**stateful, "scaler": scaler}
+    stateful = _stateful(state or {}, lr_scheduler=lr_scheduler, scaler=scaler)
 
     where = choose_device(device, environment)
     loader = Loader(dataset, loading, 0, 1)
-    _check_sizes(loader, batch_size, max_batch_size, environment)
+    allowed = _within_a_pass(allowed, loader)
+    _check_sizes(loader, batch_size, allowed.maximum, environment)
     _move(model, optimizer, where)
     replicas = Replicas(environment, where, timeout)
     try:
@@ -166,7 +214,8 @@ def init(
             schedule_every=schedule_every,
             epoch_size=epoch_size,
             stateful=stateful,
-            seed=seed,
+            seed=loading.seed,
+            warmup=warmup_epochs,
             sync_batchnorm=sync_batchnorm,
             measure_noise=measure_noise if measure_noise is not None else not allowed.is_exact,
             checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir is not None else environment.checkpoint_dir,
@@ -174,7 +223,7 @@ def init(
             keep=keep_checkpoints,
             output_dir=Path(output_dir) if output_dir is not None else environment.output_dir,
             tensorboard_dir=tensorboard_dir,
-            signals=stop_signals,
+            signals=tuple(stop_signals),
             move_batches=move_batches,
             name=name or environment.job or _script_name(),
         )
@@ -200,6 +249,7 @@ def _assemble(
     epoch_size: int | None,
     stateful: Mapping[str, Stateful],
     seed: int,
+    warmup: float,
     sync_batchnorm: bool,
     measure_noise: bool,
     checkpoint_dir: Path | None,
@@ -212,8 +262,27 @@ def _assemble(
     name: str,
 ) -> Job:
     loader.resize(replicas.replica, replicas.num_replicas)
-    replicas.check_same("batch_size", allowed.initial)
-    replicas.check_same("the size of the dataset", loader.size or -1)
+    _agree(
+        replicas,
+        {
+            "batch_size": allowed.initial,
+            "max_batch_size": allowed.maximum,
+            "max_local_batch": allowed.local_max,
+            "accumulation": allowed.accumulation,
+            **_data_facts(loader),
+            "epoch_size": epoch_size,
+            "lr_rule": rule.name,
+            "warmup_epochs": float(warmup),
+            "lr_scheduler": type(schedule).__name__,
+            "schedule_every": schedule_every,
+            "measure_noise": measure_noise,
+            "sync_batchnorm": sync_batchnorm,
+            "state": sorted(stateful),
+            "whether there is a checkpoint_dir": checkpoint_dir is not None,
+            **_model_facts(model, optimizer, step_options),
+        },
+    )
+    _make_folders(replicas, checkpoint_dir, output_dir)
     synchronised = replicas.num_replicas > 1 and sync_batchnorm and has_batchnorm(model)
     if synchronised:
         synchronise_batchnorm(model, torch.distributed.group.WORLD)
@@ -338,27 +407,66 @@ def _is_iterable(dataset: Any) -> bool:
     return isinstance(dataset, torch.utils.data.IterableDataset)
 
 
+def _check_kinds(given: Mapping[str, Any]) -> None:
+    """Refuse options of another kind than they must be; None stands for a default where the default is None."""
+    defaults = inspect.signature(init).parameters
+    for name, (fits, remedy) in _KINDS.items():
+        value = given[name]
+        if not fits(value) and not (value is None and defaults[name].default is None):
+            raise InvalidInput(f"{name} is {value!r}: {remedy}")
+
+
+def _check_sharding(model: nn.Module) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    # A compiled model answers for the one inside.
+    root = getattr(model, "_orig_mod", model)
+    if not isinstance(root, FSDPModule) and any(isinstance(module, FSDPModule) for module in model.modules()):
+        raise InvalidInput(
+            f"parts of the model are sharded by fully_shard, but the {type(root).__name__} around them is not: call "
+            "fully_shard(model) last, after its parts"
+        )
+
+
+def _check_wrapper_options(options: Mapping[str, object]) -> None:
+    known = set(inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters) - {"self", "module"}
+    for name in options:
+        if name not in known:
+            raise UnknownName("option of DistributedDataParallel in ddp_options", name, known)
+
+
+def _stateful(state: Mapping[str, Stateful], **ours: Any) -> dict[str, Stateful]:
+    """Everything to be saved by name: the user's objects, and those of ours that there are."""
+    there = {name: item for name, item in ours.items() if item is not None}
+    for name in state:
+        if name in there:
+            raise InvalidInput(f"state has a '{name}', the name that {name}= is saved under: choose another name")
+    return {**require_stateful(state), **there}
+
+
 def _check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model is a {type(model).__name__}: give a torch.nn.Module")
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise InvalidInput(f"model is wrapped in {type(model).__name__} already: pass the model itself")
+    _check_sharding(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidInput(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InvalidInput(
+            f"optimizer is a {type(optimizer).__name__}, whose step() computes the loss anew by a closure: use one "
+            "that steps from the gradients that are there, such as SGD or AdamW"
+        )
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if not trained & {id(parameter) for parameter in model.parameters()}:
+    strangers = trained - {id(parameter) for parameter in model.parameters()}
+    if trained == strangers:
         raise InvalidInput("the optimizer has none of the model's parameters: build it from model.parameters()")
-
-
-def _check_numbers(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is None:
-            continue
-        whole = name in ("batch_size", "max_batch_size", "max_local_batch", "keep_checkpoints", "epoch_size")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-            raise InvalidInput(f"{name} is {value!r}: give a number above 0")
-        if whole and not isinstance(value, int):
-            raise InvalidInput(f"{name} is {value!r}: give a whole number")
+    if strangers:
+        raise InvalidInput(
+            f"{len(strangers)} of the optimizer's {len(trained)} parameters are not in the model and would be neither "
+            "averaged nor saved: make what holds them, such as a loss with weights, a submodule of the model"
+        )
 
 
 def _batch_range(initial: int, maximum: int | None, local_max: int | None, accumulation: int) -> BatchRange:
@@ -366,8 +474,6 @@ def _batch_range(initial: int, maximum: int | None, local_max: int | None, accum
         raise InvalidInput(
             f"batch_size is {initial}, above max_batch_size {maximum}: raise the ceiling or lower the initial batch"
         )
-    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 0:
-        raise InvalidInput(f"accumulation is {accumulation!r}: give the number of extra micro-steps, 0 or more")
     if accumulation >= initial:
         raise InvalidInput(f"accumulation is {accumulation} with a batch of {initial}: each micro-step needs a sample")
     return BatchRange(initial, maximum, local_max, accumulation)
@@ -381,8 +487,11 @@ def _check_schedule(scheduler: Any, unit: str) -> None:
             "lr_scheduler is a ReduceLROnPlateau, which needs a metric: leave it out here, call its step(metric) after "
             "your evaluation, and pass it in state= to have it saved"
         )
-    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-        raise InvalidInput(f"lr_scheduler is a {type(scheduler).__name__} without step(): give a PyTorch scheduler")
+    needed = ("step", "state_dict", "load_state_dict")
+    missing = [name for name in needed if not callable(getattr(scheduler, name, None))]
+    if scheduler is not None and (missing or isinstance(scheduler, type)):
+        lacks = f"without {' and '.join(f'{name}()' for name in missing)}" if missing else "itself, not one of its kind"
+        raise InvalidInput(f"lr_scheduler is a {type(scheduler).__name__} {lacks}: give a PyTorch scheduler")
 
 
 def _check_sizes(loader: Loader, batch_size: int, maximum: int | None, environment: Environment) -> None:
@@ -397,6 +506,70 @@ def _check_sizes(loader: Loader, batch_size: int, maximum: int | None, environme
         raise InvalidInput(
             f"the dataset has {loader.size} samples, fewer than batch_size {batch_size}: use a smaller batch"
         )
+
+
+def _within_a_pass(allowed: BatchRange, loader: Loader) -> BatchRange:
+    """Under `drop_last` a batch above the dataset would drop every pass whole, so that nothing ever happened."""
+    size, maximum = loader.size, allowed.maximum
+    if maximum is None or size is None or size >= maximum or not loader.options.drop_last:
+        return allowed
+    _log.warning("max_batch_size is %d, but with drop_last a batch has at most the dataset's %d samples", maximum, size)
+    return replace(allowed, maximum=max(size, allowed.initial))
+
+
+def _data_facts(loader: Loader) -> dict[str, object]:
+    """What replicas must agree on to take the same steps: with workers, shapes are asked for ahead."""
+    options, names = loader.options, ("seed", "shuffle", "drop_last", "num_workers", "prefetch_factor", "num_shards")
+    return {
+        "the kind of dataset": type(loader.dataset).__name__,
+        "the kind of sampler": type(options.sampler).__name__,
+        _ORDER: loader.order_hash(),
+        "the size of the dataset": loader.size,
+        **{name: getattr(options, name) for name in names},
+    }
+
+
+def _model_facts(model: nn.Module, optimizer: torch.optim.Optimizer, options: StepOptions) -> dict[str, object]:
+    """What replicas must agree on for the average of their gradients to mean anything."""
+    parameters = list(model.parameters())
+    layout = repr([(tuple(each.shape), str(each.dtype), each.requires_grad) for each in parameters])
+    digest = hashlib.blake2b(layout.encode(), digest_size=4).hexdigest()
+    groups = optimizer.param_groups
+    return {
+        "the model": f"{len(parameters)} parameters, {sum(each.numel() for each in parameters)} values, {digest}",
+        "the optimizer": f"{type(optimizer).__name__} of {[len(group['params']) for group in groups]} parameters",
+        "the learning rates": [float(group.get("lr", 0.0)) for group in groups],
+        "scaler": type(options.scaler).__name__,
+        "clip_norm": options.clip_norm,
+        "ddp_options": sorted(options.wrapper_options or ()),
+    }
+
+
+def _agree(replicas: Replicas, mine: Mapping[str, object]) -> None:
+    """Refuse to go on where replicas were started with different options, naming the first that differs."""
+    everyones = [json.loads(text) for text in replicas.gather_bytes(json.dumps(mine).encode())]
+    for name in mine:
+        seen = list(dict.fromkeys(repr(options.get(name)) for options in everyones))
+        if len(seen) > 1:
+            remedy = _REMEDIES.get(name, "start all of them with the same script and arguments")
+            raise InvalidInput(f"replicas disagree on {name} ({', '.join(seen)}): {remedy}")
+
+
+def _make_folders(replicas: Replicas, checkpoint_dir: Path | None, output_dir: Path | None) -> None:
+    """Make the folders with their parents, so that what cannot be written is known now and on all replicas."""
+    wanted = {"checkpoint_dir": checkpoint_dir, "output_dir": output_dir} if replicas.is_first else {}
+    problem = ""
+    for name, folder in wanted.items():
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                if not os.access(folder, os.W_OK | os.X_OK):
+                    raise PermissionError("no permission to write there")
+        except (OSError, ValueError) as error:
+            problem = problem or f"{name} is '{folder}', which cannot be a folder to write to ({error}): give another"
+    problem = replicas.gather_bytes(problem.encode())[0].decode()
+    if problem:
+        raise InvalidInput(problem)
 
 
 def _whole_batches(loader: Loader, initial: int) -> int | None:

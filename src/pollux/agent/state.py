@@ -32,7 +32,10 @@ __all__ = [
     "write_rng",
 ]
 
+_MODEL = "model."
 _OPTIMIZER = "optimizer.state."
+# The name that `nn.Module.state_dict` gives to what `get_extra_state` returns.
+_EXTRA = "_extra_state"
 
 
 @runtime_checkable
@@ -117,9 +120,9 @@ class TrainingState:
         self._stateful = dict(stateful)
         self._replicas = replicas
         self._seed = seed
-        self._names = self._parameter_names()
+        self._names = self._names_by_identity()
 
-    def _parameter_names(self) -> dict[int, str]:
+    def _names_by_identity(self) -> dict[int, str]:
         names = {id(parameter): _clean(name) for name, parameter in self._model.named_parameters()}
         for index, group in enumerate(self._optimizer.param_groups):
             for number, parameter in enumerate(group["params"]):
@@ -129,15 +132,30 @@ class TrainingState:
     def model_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers by name, as they lie in memory."""
         state = self._model.state_dict()
-        return {f"model.{_clean(name)}": value for name, value in state.items() if isinstance(value, Tensor)}
+        return {f"{_MODEL}{_clean(name)}": value for name, value in state.items() if _in_memory(name, value)}
+
+    def model_objects(self) -> dict[str, object]:
+        """What else the model's state has by name: its modules' extra state, and what its own hooks add.
+
+        Extra state counts here even where it is a tensor, since it is made by asking and can only be given back whole.
+        """
+        state = self._model.state_dict()
+        return {f"{_MODEL}{_clean(name)}": value for name, value in state.items() if not _in_memory(name, value)}
+
+    def parameter_names(self) -> frozenset[str]:
+        """`model.NAME` of every trainable parameter: what must stay finite, unlike buffers (such as a mask of −inf)."""
+        named = self._model.named_parameters(remove_duplicate=False)
+        return frozenset(f"{_MODEL}{_clean(name)}" for name, parameter in named if parameter.requires_grad)
 
     def signature(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to fit: names, shapes and types, and the kind of optimiser."""
         shapes = {
-            name.removeprefix("model."): f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+            name.removeprefix(_MODEL): f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
             for name, tensor in self.model_tensors().items()
         }
-        return {"optimizer": type(self._optimizer).__name__, "parameter": shapes}
+        extra = {name.removeprefix(_MODEL): "kept" for name in self.model_objects() if _is_extra(name)}
+        known: dict[str, Any] = {"optimizer": type(self._optimizer).__name__, "parameter": shapes}
+        return {**known, "object": extra} if extra else known
 
     def _optimizer_entries(self) -> Iterator[tuple[str, str, object]]:
         for parameter, entries in self._optimizer.state.items():
@@ -163,6 +181,7 @@ class TrainingState:
         groups = [
             {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
         ]
+        state.objects.update(self.model_objects())
         state.objects["optimizer.groups"] = groups
         state.objects["optimizer.others"] = others
         for name, item in self._stateful.items():
@@ -202,6 +221,7 @@ class TrainingState:
             with torch.no_grad():
                 for name, tensor in self.model_tensors().items():
                     tensor.copy_(state.tensors[name])
+        self._restore_model_objects(state)
         self._restore_optimizer(state)
         for name, item in self._stateful.items():
             key = f"object.{name}"
@@ -210,6 +230,15 @@ class TrainingState:
                     f"the checkpoint has no state for '{name}': it was written without that object"
                 )
             item.load_state_dict(state.objects[key])  # type: ignore[arg-type]
+
+    def _restore_model_objects(self, state: State) -> None:
+        """Give the modules their extra state back the way PyTorch does: by loading, with the tensors as they are."""
+        objects = {name.removeprefix(_MODEL): value for name, value in state.objects.items() if name.startswith(_MODEL)}
+        if objects:
+            whole = self._model.state_dict()
+            own_names = {_clean(name): name for name in whole}
+            whole.update({own_names.get(name, name): value for name, value in objects.items()})
+            self._model.load_state_dict(whole, strict=False)
 
     def _restore_optimizer(self, state: State) -> None:
         groups = state.objects["optimizer.groups"]
@@ -269,6 +298,15 @@ def require_stateful(objects: Mapping[str, object]) -> dict[str, Stateful]:
                 "leave it out"
             )
     return {name: item for name, item in objects.items() if isinstance(item, Stateful)}
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == _EXTRA
+
+
+def _in_memory(name: str, value: object) -> bool:
+    """Whether an entry of a model's state is one of its tensors, and not something made for the occasion."""
+    return isinstance(value, Tensor) and not _is_extra(name)
 
 
 def _clean(name: str) -> str:

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pollux.agent.adapt import Adaptation
+from pollux.agent.adapt import Adaptation, RoundReport
 from pollux.agent.checkpoint import Checkpointer
 from pollux.agent.engine import Engine
 from pollux.agent.ledger import Ledger
 from pollux.agent.loader import Loader
 from pollux.agent.noise import NoiseEstimate
 from pollux.agent.progress import Progress, Schedule
-from pollux.agent.receipt import Receipt
+from pollux.agent.receipt import Receipt, Row
 from pollux.agent.replicas import Replicas
 from pollux.agent.state import TrainingState
 from pollux.agent.tensorboard import Scalars
@@ -198,3 +198,35 @@ class JobStatus:
         mine = torch.tensor(ledger.local_part(), dtype=torch.int64)
         count, digest = self._replicas.add_up(mine).tolist()
         ledger.absorb(count, digest)
+
+    def _row(self, report: RoundReport, seconds: float) -> Row:
+        """This moment of the run, for the receipt."""
+        adaptation, progress = self._adaptation, self._progress
+        estimate = adaptation.estimate()
+        known = estimate.num_measured > 0
+        model = self.goodput_model
+        return Row(
+            step=progress.steps,
+            progress=progress.progress,
+            samples=progress.samples,
+            seconds=seconds,
+            num_replicas=self.num_replicas,
+            num_nodes=self._replicas.num_nodes,
+            local_batch=self.local_batch,
+            accumulation=self.accumulation,
+            total_batch=self.batch_size,
+            lr_factors=self.lr_factors,
+            efficiency=self.efficiency,
+            throughput=report.throughput,
+            goodput=None if model is None else self._predicted(model),
+            noise_scale=estimate.noise_scale if known else None,
+            noise_low=estimate.low if known else None,
+            noise_high=estimate.high if known else None,
+            loss=report.loss,
+        )
+
+    def _predicted(self, model: GoodputModel) -> float:
+        """Goodput as predicted for the present batch, with the efficiency that progress is counted by."""
+        choice = self._adaptation.choice
+        throughput = model.goodput_at(choice, self._replicas.num_nodes) / model.efficiency_at(choice.total)
+        return throughput * self.efficiency

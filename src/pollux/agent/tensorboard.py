@@ -84,6 +84,9 @@ def _row_scalars(row: Row) -> Iterator[tuple[str, float]]:
             yield name, float(value)
     for group, factor in enumerate(row.lr_factors):
         yield ("lr_factor" if len(row.lr_factors) == 1 else f"lr_factor_{group}"), factor
+    for group, rate in enumerate(row.learning_rates):
+        if math.isfinite(rate):
+            yield f"learning_rate/{group}", rate
 
 
 def _summary_writer() -> Any:

@@ -44,11 +44,12 @@ def next_batch(
     limits: BatchLimits,
     num_nodes: int,
     efficiency: Callable[[int], float] | None = None,
+    accumulation: int = 0,
 ) -> Change | None:
     """The batch of highest goodput within reach, or None to stay.
 
     `efficiency` is the progress per sample at a total batch that will be counted, which the learning-rate rule may
-    keep below that of the noise alone; by default it is the latter, Eq. (G10).
+    keep below that of the noise alone; by default it is the latter, Eq. (G10). `accumulation` is the least allowed.
 
     Within reach: from M0 to the user's ceiling, at most ×2 and at least ÷2 of the present total. None while the noise
     is not known to a relative width of 1, and for a predicted gain of 5 % or less.
@@ -64,7 +65,7 @@ def next_batch(
         return model.goodput_at(choice, num_nodes) / model.efficiency_at(choice.total) * counted(choice.total)
 
     present = goodput_at(current)
-    candidates = _candidates(model, current.num_gpus, num_nodes, floor, ceiling)
+    candidates = _candidates(model, current.num_gpus, num_nodes, floor, ceiling, accumulation)
     best = max(candidates, key=goodput_at, default=None)
     if best is None or best == current:
         return None
@@ -79,7 +80,7 @@ def next_batch(
 
 
 def _candidates(
-    model: GoodputModel, num_replicas: int, num_nodes: int, floor: int, ceiling: int
+    model: GoodputModel, num_replicas: int, num_nodes: int, floor: int, ceiling: int, accumulation: int
 ) -> Iterator[BatchChoice]:
     """The model's own best, and totals in geometric steps with as little accumulation as memory allows.
 
@@ -87,11 +88,11 @@ def _candidates(
     on measured steps only, so one micro-step is within its reach.
     """
     best, _ = model.best_batch(num_nodes, num_replicas)
-    if floor <= best.total <= ceiling:
+    if floor <= best.total <= ceiling and best.accumulation >= accumulation:
         yield best
     for number in range(_TOTALS + 1):
         total = round(floor * (ceiling / floor) ** (number / _TOTALS))
-        choice = fitting_choice(total, num_replicas, model.limits.local_max)
+        choice = fitting_choice(total, num_replicas, model.limits.local_max, accumulation)
         if choice.total > ceiling:
             choice = BatchChoice(
                 ceiling // (num_replicas * (choice.accumulation + 1)), choice.accumulation, num_replicas

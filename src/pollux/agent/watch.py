@@ -143,26 +143,36 @@ class Watch:
             self._wanted -= agreed
             self._round += 1
             self._acknowledged = False
-            self.armed = bool(self._wanted)
+            self._disarm()
             self._postpone(agreed)
             return agreed
 
     def _served(self) -> set[str]:
         served, self._wanted = self._wanted, set()
-        self.armed = False
+        self._disarm()
         self._postpone(served)
         return served
+
+    def _disarm(self) -> None:
+        # In this order: a signal between the two lines arms again what the first one disarmed.
+        self.armed = False
+        if self._wanted:
+            self.armed = True
 
     def _postpone(self, served: set[str]) -> None:
         if self._every is not None and served:
             self._due = self._clock() + self._every
+
+    def give_back_signals(self) -> None:
+        """From here on signals mean what they meant before."""
+        for number, previous in self._previous.items():
+            if previous is not None:
+                signal.signal(number, previous)  # type: ignore[arg-type]
+        self._previous = {}
 
     def close(self) -> None:
         """Stop watching and give the signals back to whoever had them."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
-        for number, previous in self._previous.items():
-            if previous is not None:
-                signal.signal(number, previous)  # type: ignore[arg-type]
-        self._previous = {}
+        self.give_back_signals()

@@ -72,17 +72,77 @@ def test_a_gradient_that_is_not_finite_on_one_replica_is_the_same_error_on_all(r
         assert "a gradient is not finite at step 2" in result.message
 
 
-def different(what: str) -> None:
-    mine = int(os.environ["RANK"])
-    model, optimizer, data = parts(24 + (mine if what == "dataset" else 0))
-    pollux.init(model, optimizer, data, 6 + (mine if what == "batch" else 0))
+DIFFERENT: dict[str, tuple[list[Any], str]] = {
+    "batch_size": ([6, 7], "batch_size (6, 7)"),
+    "max_batch_size": ([None, 12], "max_batch_size (None, 12)"),
+    "max_local_batch": ([2, None], "max_local_batch (2, None)"),
+    "accumulation": ([0, 1], "accumulation (0, 1)"),
+    "seed": ([1, 2**63 - 1], f"seed (1, {2**63 - 1})"),
+    "shuffle": ([True, False], "shuffle (True, False)"),
+    "drop_last": ([False, True], "drop_last (False, True)"),
+    "num_workers": ([0, 1], "num_workers (0, 1)"),
+    "epoch_size": ([24, 23], "epoch_size (24, 23)"),
+    "measure_noise": ([True, False], "measure_noise (True, False)"),
+    "sync_batchnorm": ([True, False], "sync_batchnorm (True, False)"),
+    "lr_rule": (["sqrt", "none"], "lr_rule ('sqrt', 'none')"),
+    "clip_norm": ([1.0, None], "clip_norm (1.0, None)"),
+    "ddp_options": ([{"static_graph": True}, None], "ddp_options (['static_graph'], [])"),
+    "sampler": ([list(range(24)), None], "the kind of sampler ('list', 'NoneType')"),
+    "sampler's order": ([list(range(12)), list(range(12, 24))], "the order that the sampler gives ("),
+    "size": ([24, 25], "the size of the dataset (24, 25)"),
+    "width": ([4, 5], "the model ('4 parameters, 26 values, "),
+    "lr": ([0.1, 0.2], "the learning rates ([0.1], [0.2])"),
+}
 
 
-@pytest.mark.parametrize(("what", "words"), [("batch", "batch_size (6, 7)"), ("dataset", "dataset (24, 25)")])
-def test_replicas_that_disagree(replica_server, what, words):
-    for result in failures(replica_server, "different", what=what):
-        assert result.error == "InvalidInput"
-        assert f"replicas disagree on {words}" in result.message.replace("the size of the ", "")
+def different() -> list[str]:
+    """In one process group, one mistake after another: the message of each, after which the next job starts anew."""
+    dist.init_process_group("gloo")
+    said = []
+    for name, (values, _) in DIFFERENT.items():
+        value = values[dist.get_rank()]
+        made = {name: value} if name in ("size", "width") else {}
+        model, optimizer, data = parts(**made)
+        if name == "lr":
+            optimizer.param_groups[0]["lr"] = value
+        given = {} if made or name == "lr" else {name.removesuffix("'s order"): value}
+        with pytest.raises(pollux.PolluxError) as caught:
+            pollux.init(model, optimizer, data, **{"batch_size": 6, **given})
+        said.append(f"{type(caught.value).__name__}: {caught.value}")
+    dist.destroy_process_group()
+    return said
+
+
+def test_replicas_that_disagree(replica_server):
+    first, second = replica_server.run(f"{HERE}:different", 2)
+    assert first == second
+    for message, (name, (_, words)) in zip(first, DIFFERENT.items(), strict=True):
+        assert message.startswith(f"InvalidInput: replicas disagree on {words}"), name
+    assert "Pollux shares the samples out" in first[list(DIFFERENT).index("sampler's order")]
+
+
+def sharded_in_part() -> str:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model, _, data = parts()
+    fully_shard(model[0], mesh=mesh)
+    with pytest.raises(pollux.PolluxError) as caught:
+        pollux.init(model, torch.optim.SGD(model.parameters(), 0.1), data, 6)
+    fully_shard(model, mesh=mesh)
+    with pollux.init(model, torch.optim.SGD(model.parameters(), 0.1), data, 6) as job:
+        for _ in job.epochs(1):
+            for x, y in job.batches():
+                job.backward(F.cross_entropy(job.model(x), y))
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_a_model_whose_parts_alone_are_sharded(replica_server):
+    for message in replica_server.run(f"{HERE}:sharded_in_part", 2):
+        assert "call fully_shard(model) last" in message
 
 
 def too_many(**options) -> None:
@@ -134,9 +194,10 @@ def test_a_checkpoint_of_another_model_is_refused_on_all_replicas(replica_server
 
 
 def test_a_folder_that_cannot_be_is_refused_on_all_replicas(replica_server, tmp_path):
-    for result in failures(replica_server, "train", 2, folder=str(tmp_path / "no" / "such")):
+    (tmp_path / "file").write_text("not a folder")
+    for result in failures(replica_server, "train", 2, folder=str(tmp_path / "file" / "inside")):
         assert result.error == "InvalidInput"
-        assert "does not exist" in result.message
+        assert f"checkpoint_dir is '{tmp_path / 'file' / 'inside'}'" in result.message
 
 
 def nowhere() -> None:
@@ -164,7 +225,7 @@ def two_jobs() -> list[int]:
                     if number == 0:
                         time.sleep(0.01)
                     job.backward(F.cross_entropy(job.model(x), y))
-        except pollux.agent.JobStopped:
+        except pollux.JobStopped:
             pass
         steps.append(job.step)
         job.close()

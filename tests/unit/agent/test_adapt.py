@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -255,3 +256,16 @@ def test_an_estimate_without_an_upper_end_survives_json(made):
     other = made(BatchRange(16, 64))
     other.load_state_dict(json.loads(json.dumps(one.state_dict(), allow_nan=False)), 0)
     assert other.believed == unbounded
+
+
+@pytest.mark.parametrize(("low", "measured", "after"), [(900.0, 50, 900.0), (300.0, 50, 500.0), (900.0, 5, 500.0)])
+def test_what_is_believed_gives_way_to_at_least_so_much(made, low, measured, after):
+    one = made(BatchRange(16, 64), "linear")
+    one.believed = known(500.0)
+    unknown = NoiseEstimate(
+        16, float("inf"), low, float("inf"), -1.0, 2.0, (-1.0, 0.0), (2.0, 0.0), (False, False), measured
+    )
+    one.estimate = lambda: unknown
+    one._take_rows(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+    assert one.believed.noise_scale == after
+    assert one.efficiency(64) == pytest.approx((after + 16) / (after + 64))

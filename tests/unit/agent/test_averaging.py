@@ -1,14 +1,16 @@
 """The weight of each part in the average, for every kind of loss."""
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pollux.agent.averaging import Averager
+from pollux.agent.averaging import Averager, check_weighting
 from pollux.agent.environment import Environment
 from pollux.agent.replicas import Replicas
 from pollux.agent.shapes import MicroBatch, share
@@ -114,8 +116,51 @@ def test_one_step_one_kind():
 def test_wrong_words_and_weights():
     with pytest.raises(UnknownName, match="unknown reduction 'none'"):
         scaled(averager(), micro(1, 1), "none")
-    with pytest.raises(InvalidInput, match=r"weight is -1.0"):
-        scaled(averager(), micro(1, 1), weight=-1.0)
+    with pytest.raises(UnknownName, match="unknown reduction '5'"):
+        scaled(averager(), micro(1, 1), 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("weight", "seen"),
+    [
+        (-1.0, "weight is -1.0"),
+        (math.nan, "weight is nan"),
+        (math.inf, "weight is inf"),
+        ("5", "weight is '5'"),
+        (True, "weight is True"),
+        ([3], r"weight is \[3\]"),
+        (torch.tensor(-2.0), r"weight is tensor\(-2\.\)"),
+        (torch.tensor(math.nan), r"weight is tensor\(nan\)"),
+        (torch.tensor([1.0, 2.0]), r"weight is a tensor of shape \[2\]"),
+        (torch.tensor([]), r"weight is a tensor of shape \[0\]"),
+        (torch.tensor(1j), r"type torch.complex64"),
+    ],
+    ids=str,
+)
+def test_a_weight_is_one_number_of_0_or_more(weight, seen):
+    made = averager()
+    with pytest.raises(InvalidInput, match=f"{seen}.*how many tokens"):
+        scaled(made, micro(1, 1), weight=weight)
+    assert scaled(made, micro(1, 1)) == 1.0, "what was refused is no beginning of a step"
+
+
+@pytest.mark.parametrize(
+    "weight", [3, 3.0, np.int64(3), np.float32(3.0), torch.tensor([[3]]), torch.tensor(3.0)], ids=repr
+)
+def test_a_weight_may_be_a_number_of_any_kind(weight):
+    assert scaled(averager(), micro(1, 1), weight=weight) == 1.0
+
+
+def test_the_value_of_a_weight_that_is_not_on_the_host_is_not_looked_at():
+    check_weighting("mean", torch.ones((), device="meta"))
+    with pytest.raises(InvalidInput, match=r"shape \[2\]"):
+        check_weighting("mean", torch.ones(2, device="meta"))
+
+
+@pytest.mark.parametrize("weight", [5.0, torch.tensor(5.0)])
+def test_a_sum_has_no_weight(weight):
+    with pytest.raises(InvalidInput, match=r"reduction is 'sum' and weight is .*5.*: use one"):
+        scaled(averager(), micro(1, 1), "sum", weight)
 
 
 @pytest.mark.parametrize(("reduction", "weighted"), [("mean", False), ("sum", False), ("mean", True)])

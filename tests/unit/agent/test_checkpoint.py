@@ -1,6 +1,7 @@
 """Checkpoints: saved as of the call, found when whole, skipped when damaged, loaded at any number of replicas.
 
-Run as a script, this file plays the replicas of a sharded job for `test_sharded_state_at_other_sizes`.
+Run as a script, this file plays the replicas of a sharded job for `test_sharded_state_at_other_sizes`, and the
+writers that are killed for `test_kills_while_a_step_is_saved_again`.
 """
 
 import errno
@@ -46,7 +47,7 @@ def state(step: int) -> dict[str, torch.Tensor]:
     return {"model.weight": torch.full((4, 3), float(step)), "optimizer.state.weight.step": torch.tensor(float(step))}
 
 
-def put(checkpointer: Checkpointer, *steps: int, **options: bool) -> None:
+def put(checkpointer: Checkpointer, *steps: int, **options: Any) -> None:
     for step in steps:
         tensors = state(step)
         checkpointer.save(
@@ -196,6 +197,72 @@ def test_after_a_roll_back_later_ones_are_dropped(writer):
     assert newest(writer).step == 2
 
 
+def test_the_last_whole_one_is_not_dropped_before_there_is_another(writer):
+    put(writer, 3, 4)
+    writer.drop_after(2)
+    assert names(writer) == {"step-0000000003"}, "the nearest stays"
+    writer.drop_after(2)
+    assert newest(writer).step == 3
+    put(writer, 2)
+    assert names(writer) == {"step-0000000002"}, "and goes with the first save on the new course"
+
+
+def test_a_damaged_one_is_no_reason_to_drop_the_last_whole_one(writer):
+    put(writer, 1, 2)
+    flip(writer.folder / "step-0000000001" / "__0_0.distcp", 300)
+    writer.drop_after(1)
+    assert newest(writer).step == 2
+
+
+def test_where_none_is_whole_nothing_is_dropped(writer):
+    put(writer, 1, 2)
+    for name in names(writer):
+        flip(writer.folder / name / "__0_0.distcp", 300)
+    writer.drop_after(0)
+    assert names(writer) == {"step-0000000001", "step-0000000002"}
+
+
+def test_a_spared_one_stays_when_the_next_save_fails(writer, monkeypatch):
+    put(writer, 3)
+    writer.drop_after(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        put(writer, 2)
+    assert newest(writer).step == 3
+
+
+def test_a_protected_step_stays_beyond_those_kept(writer):
+    put(writer, 1, 2, 3)
+    writer.protect(2)
+    put(writer, 4, 5, 6)
+    assert names(writer) == {"step-0000000002", "step-0000000005", "step-0000000006"}
+    writer.drop_after(2)
+    assert newest(writer).step == 2
+    put(writer, 3, 4)
+    writer.protect(None)
+    put(writer, 5)
+    assert names(writer) == {"step-0000000004", "step-0000000005"}
+
+
+def test_what_is_protected_is_whole(writer):
+    put(writer, 1, 2)
+    flip(writer.folder / "step-0000000002" / "__0_0.distcp", 300)
+    writer.protect(2)
+    put(writer, 3, 4)
+    assert names(writer) == {"step-0000000001", "step-0000000003", "step-0000000004"}
+
+
+def test_a_name_once_known_as_damaged_can_be_used_again(writer):
+    put(writer, 1, 2)
+    flip(writer.folder / "step-0000000002" / "__0_0.distcp", 300)
+    with pytest.warns(UserWarning, match="damaged"):
+        writer.latest()
+    writer.drop_after(1)
+    put(writer, 2)
+    assert names(writer) == {"step-0000000001", "step-0000000002"}
+    assert newest(writer).step == 2
+
+
 def test_a_just_published_one_of_an_older_step_stays(writer):
     put(writer, 8, 9, 5)
     assert names(writer) == {"step-0000000005", "step-0000000009"}
@@ -250,13 +317,92 @@ def test_a_damaged_one_does_not_count_among_those_kept(writer):
     assert {name for name in names(writer) if not name.startswith(".damaged")} == {"step-0000000001", "step-0000000003"}
 
 
-def test_the_same_step_is_not_written_twice(writer):
+def again(checkpointer: Checkpointer, step: int, **changed: Any) -> None:
+    """Save the state of `put` for a step with something changed in it."""
+    state_of = {
+        "tensors": state(step),
+        "objects": {"user": {"step": step}},
+        "values": {"step": step},
+        "signature": parameter_signature(state(step)),
+    }
+    checkpointer.save(step, **{**state_of, **changed}, wait=True)
+    assert checkpointer.last_error is None, checkpointer.last_error
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"values": {"step": 1, "epoch": 1}},
+        {"objects": {"user": {"step": 1, "accuracy": 0.5}}},
+        {"tensors": {**state(1), "model.weight": torch.full((4, 3), 7.0)}},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_step_saved_again_with_other_content_replaces_the_first(writer, changed):
+    put(writer, 0, 1)
+    again(writer, 1, **changed)
+    assert names(writer) == {"step-0000000000", "step-0000000001-1"}
+    saved = newest(writer)
+    assert saved == writer.last_saved == read_saved(saved.path)
+    loaded = load(saved)
+    for kind in ("values", "objects"):
+        assert getattr(loaded, kind) == changed.get(kind, getattr(loaded, kind))
+    assert torch.equal(loaded.tensors["model.weight"], changed.get("tensors", state(1))["model.weight"])
+    again(writer, 1, values={"step": 1, "epoch": 2})
+    assert newest(writer).values == {"step": 1, "epoch": 2}
+    assert names(writer) == {"step-0000000000", "step-0000000001-2"}
+
+
+def test_the_highest_number_is_the_newest_and_the_others_are_its_fallback(writer):
     put(writer, 1)
-    inode = (writer.folder / "step-0000000001").stat().st_ino
-    writer.save(1, {"model.weight": torch.zeros(1)}, {}, {}, {}, wait=True)
-    assert (writer.folder / "step-0000000001").stat().st_ino == inode
-    assert writer.last_saved == newest(writer)
-    assert (load(newest(writer)).tensors["model.weight"] == 1).all()
+    for number in (2, 10):
+        again(writer, 1, values={"number": number})
+        (writer.folder / "step-0000000001-1").rename(writer.folder / f".step-0000000001-{number}")
+        put(writer, 1)
+    for number in (2, 10):
+        (writer.folder / f".step-0000000001-{number}").rename(writer.folder / f"step-0000000001-{number}")
+    assert newest(writer).path.name == "step-0000000001-10"
+    flip(writer.folder / "step-0000000001-10" / "__0_0.distcp", 300)
+    with pytest.warns(UserWarning, match="step-0000000001-10"):
+        assert newest(writer).values == {"number": 2}
+
+
+def test_replaced_ones_do_not_count_among_those_kept(tmp_path, monkeypatch):
+    checkpointer = Checkpointer(tmp_path / "c", keep=3)
+    put(checkpointer, 1, 2)
+    with monkeypatch.context() as patch:
+        # As after a death between publishing and removing.
+        patch.setattr(folder.CheckpointFolder, "retain", lambda *arguments: None)
+        again(checkpointer, 2, values={"step": 2, "epoch": 1})
+    assert names(checkpointer) == {"step-0000000001", "step-0000000002", "step-0000000002-1"}
+    put(checkpointer, 3)
+    assert names(checkpointer) == {"step-0000000001", "step-0000000002-1", "step-0000000003"}
+    checkpointer.drop_after(1)
+    assert names(checkpointer) == {"step-0000000001"}
+    checkpointer.close()
+
+
+def test_a_failed_second_save_of_a_step_leaves_the_first(writer, monkeypatch):
+    put(writer, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        writer.save(1, state(1), {}, {"epoch": 1}, {}, wait=True)
+    assert isinstance(writer.last_error, OSError)
+    assert newest(writer).values == {"step": 1}
+    assert names(writer) == {"step-0000000001"}
+
+
+def test_kills_while_a_step_is_saved_again(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, __file__, str(tmp_path), "kills"], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["problems"] == []
+    assert found["operations"] > 10
+    assert found["kept_old"] > 3
+    assert found["had_new"] > 1
 
 
 def test_a_damaged_one_of_the_same_step_is_moved_aside(writer):
@@ -315,6 +461,24 @@ def test_parameters_that_are_not_finite_are_not_published(writer, value, caplog)
     writer.save(2, bad, {}, {}, {}, wait=True, check_finite=False)
     assert writer.last_error is None
     assert newest(writer).step == 2
+
+
+def test_only_the_tensors_named_must_be_finite(writer):
+    mask = torch.full((3, 3), float("-inf")).triu(1)
+    writer.save(1, {**state(1), "model.mask": mask}, {}, {}, {}, wait=True, finite={"model.weight", "model.gone"})
+    assert writer.last_error is None
+    assert torch.equal(load(newest(writer)).tensors["model.mask"], mask)
+    bad = {**state(2), "model.mask": mask}
+    bad["model.weight"][0, 0] = float("nan")
+    writer.save(2, bad, {}, {}, {}, wait=True, finite={"model.weight"})
+    assert isinstance(writer.last_error, NonFiniteValue)
+    assert newest(writer).step == 1
+
+
+def test_a_tied_tensor_must_be_finite_under_either_name(writer):
+    weight = torch.full((2,), float("nan"))
+    writer.save(1, {"model.a": weight, "model.b": weight}, {}, {}, {}, wait=True, finite={"model.b"})
+    assert isinstance(writer.last_error, NonFiniteValue)
 
 
 def test_other_values_may_be_infinite(writer):
@@ -378,11 +542,17 @@ def test_every_file_and_both_folders_are_flushed_before_the_older_one_goes(tmp_p
     checkpointer.close()
 
 
-def test_an_object_that_cannot_be_pickled_is_named(writer, caplog):
-    writer.save(1, state(1), {"user": lambda: None}, {}, {}, wait=True)
-    assert isinstance(writer.last_error, InvalidInput)
-    assert "'user' of type function cannot be pickled" in caplog.text
-    assert writer.latest() is None
+def test_an_object_that_cannot_be_pickled_is_refused_at_once_by_name(writer, caplog):
+    bad = {"fine": {"list": [1]}, "user": {"hook": lambda: None}}
+    for call in (writer.check_objects, lambda objects: writer.save(1, state(1), objects, {}, {})):
+        with pytest.raises(InvalidInput, match=r"'user' of type dict cannot be pickled: .*lambda.*state_dict\(\)"):
+            call(bad)
+    assert not writer.busy
+    assert names(writer) == set()
+    assert caplog.text == "", "nothing was tried in the background"
+    writer.check_objects({"fine": {"list": [1], "tensor": torch.zeros(1000)}})
+    put(writer, 1)
+    assert newest(writer).step == 1
 
 
 def test_wrong_calls_are_refused_at_once(writer):
@@ -488,6 +658,9 @@ def test_other_replicas_write_nothing_when_the_state_is_replicated(tmp_path):
         checkpointer.prepare(state(1))
         put(checkpointer, 1)
         assert checkpointer.latest() is None
+        checkpointer.drop_after(0)
+        with pytest.raises(InvalidInput, match="'user' of type function"):
+            checkpointer.save(1, state(1), {"user": lambda: None}, {}, {})
     assert not (tmp_path / "c").exists()
     assert checkpointer._buffers.num_bytes == 0
 
@@ -542,6 +715,7 @@ def save_at_two(path: Path, replica: int, num_replicas: int) -> None:
     model, optimizer = sharded_job(0, num_replicas)
     train(model, optimizer, 3)
     tensors = sharded_tensors(model, optimizer)
+    checkpointer.save(3, tensors, {"user": [0]}, {"step": 3}, {})
     checkpointer.save(3, tensors, {"user": [1]}, {"step": 3}, {})
     after = train(model, optimizer, 2)
     checkpointer.wait()
@@ -554,12 +728,20 @@ def save_at_two(path: Path, replica: int, num_replicas: int) -> None:
     checkpointer.save(4, tensors, {}, {}, {}, wait=True)
     assert "full" in str(checkpointer.last_error), checkpointer.last_error
     staging._DigestingStream.write = real  # type: ignore[method-assign]
+    if replica == 1:
+        with pytest.raises(InvalidInput, match="'user' of type function"):
+            checkpointer.save(4, tensors, {"user": lambda: None}, {}, {})
+        checkpointer.wait()
+    else:
+        checkpointer.save(4, tensors, {"user": [1]}, {}, {}, wait=True)
+    assert isinstance(checkpointer.last_error, InvalidInput), checkpointer.last_error
     bad = {**tensors, "model.extra": torch.tensor(float("nan") if replica == 1 else 0.0)}
     checkpointer.save(5, bad, {}, {}, {}, wait=True)
     assert isinstance(checkpointer.last_error, NonFiniteValue), checkpointer.last_error
     saved = checkpointer.latest()
     assert saved is not None
     assert (saved.step, saved.num_replicas, saved.values) == (3, 2, {"step": 3})
+    assert saved.path.name == "step-0000000003-1"
     checkpointer.close()
 
 
@@ -584,7 +766,7 @@ def load_and_go_on(path: Path, replica: int, num_replicas: int) -> None:
 
 def find_damage_together(path: Path, replica: int, num_replicas: int) -> None:
     if replica == 0:
-        flip(path / "c" / "step-0000000003" / "__1_0.distcp", 300)
+        flip(path / "c" / "step-0000000003-1" / "__1_0.distcp", 300)
     dist.barrier()
     checkpointer = Checkpointer(path / "c", replica=replica, num_replicas=num_replicas)
     with warnings.catch_warnings():
@@ -619,8 +801,61 @@ def play(scene, path: Path, num_replicas: int) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
+def save_again_and_die(path: Path, number: int) -> None:
+    """Replace the checkpoint of step 5 and die at this file operation; exits with 0 where there were fewer."""
+    checkpointer = Checkpointer(path, keep=1)
+    left = [number]
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        watched = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}
+        if event in watched and str(arguments[0]).startswith(str(path)):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    checkpointer.save(5, state(number), {"user": number}, {"number": number}, {}, wait=True)
+
+
+def kill_at_every_operation(path: Path) -> dict[str, Any]:
+    """One writer after the other, each killed one file operation later, until one survives; what was found after."""
+    first = Checkpointer(path, keep=1)
+    first.save(5, state(0), {"user": 0}, {"number": 0}, {}, wait=True)
+    first.close()
+    kept: object = 0
+    found: list[bool] = []
+    problems = []
+    for number in range(1, 200):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                save_again_and_die(path, number)
+            finally:
+                os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        look = Checkpointer(path, keep=1)
+        saved = newest(look)
+        look.close()
+        loaded = load(saved)
+        seen = saved.values["number"]
+        if seen not in ([number] if code == 0 else [kept, number]):
+            problems.append(f"found {seen} after {number}")
+        if loaded.objects["user"] != seen or set(loaded.tensors["model.weight"].flatten().tolist()) != {seen}:
+            problems.append(f"what was found after {number} is not of one piece")
+        found.append(seen == number)
+        kept = seen
+        if code == 0:
+            break
+    return {"problems": problems, "operations": len(found), "kept_old": found.count(False), "had_new": sum(found)}
+
+
 if __name__ == "__main__":
     place = Path(sys.argv[1])
+    if "kills" in sys.argv:
+        warnings.simplefilter("error")
+        print(json.dumps(kill_at_every_operation(place / "c")))
+        sys.exit()
     outcome = {
         "saved at 2": play(save_at_two, place, 2),
         "loaded at 3": play(load_and_go_on, place, 3),

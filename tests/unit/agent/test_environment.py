@@ -106,6 +106,20 @@ def test_a_gpu_that_is_not_there_is_refused(device, monkeypatch):
         choose_device(device, Environment())
 
 
-def test_a_device_of_no_kind_is_refused():
-    with pytest.raises(InvalidInput, match="device is 'toaster'"):
-        choose_device("toaster", Environment())
+@pytest.mark.parametrize("device", ["toaster", "", [], 1.5, True], ids=repr)
+def test_a_device_of_no_kind_is_refused(device):
+    with pytest.raises(InvalidInput, match=re.escape(f"device is '{device}', which PyTorch does not know")):
+        choose_device(device, Environment())
+
+
+@pytest.mark.parametrize("device", ["meta", torch.device("meta")], ids=repr)
+def test_a_device_without_values_is_refused(device):
+    with pytest.raises(InvalidInput, match="device is 'meta', which holds no values"):
+        choose_device(device, Environment())
+
+
+def test_a_gpu_beyond_those_of_the_node_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InvalidInput, match="device is 'cuda:2', but this node shows 2 GPUs"):
+        choose_device("cuda:2", Environment())

@@ -117,6 +117,16 @@ class TestRows:
         receipt.event("resized", 1, 1.0, "", num_replicas=np.int64(2))
         assert json.dumps([receipt.to_json(), receipt.state_dict()], allow_nan=False)
 
+    def test_the_rates_that_were_used_are_on_record(self):
+        receipt = new()
+        receipt.sample(row(1, learning_rates=(0.1, 0.2)))
+        receipt.sample(row(2))
+        receipt.sample(row(3, learning_rates=(np.float64(0.3),), loss=math.nan))
+        assert receipt.to_json()["rows"]["learning_rates"] == [[0.1, 0.2], [], [0.3]]
+        other = new()
+        other.load_state_dict(json.loads(json.dumps(receipt.state_dict(), allow_nan=False)))
+        assert other.rows == receipt.rows
+
 
 class TestEvents:
     def test_they_have_reason_numbers_and_time(self):
@@ -135,6 +145,8 @@ class TestEvents:
     def test_an_unknown_kind_is_refused(self):
         with pytest.raises(UnknownName, match="did you mean 'resized'"):
             new().event("resize", 0, 0.0, "")
+        with pytest.raises(UnknownName, match="unknown kind of event 'learning-rate'"):
+            new().event("learning-rate", 0, 0.0, "rates are in the rows")
 
     def test_changes_are_all_kept_and_checkpoints_only_counted(self):
         receipt = new()
@@ -386,6 +398,28 @@ class TestPicture:
         shown = [(line.get_alpha(), [round(x * SIZE) // 100 for x in np.asarray(line.get_xdata())]) for line in losses]
         assert shown == [(1.0, [*range(7)]), (0.35, [6, 7, 8, 9]), (1.0, [*range(6, 15)])]
 
+    def rate_panels(self, receipt):
+        return [axes for axes in draw(receipt.to_json()).axes if axes.get_ylabel() == "learning rate"]
+
+    def test_the_rate_used_is_drawn_beside_its_factor(self):
+        receipt = new()
+        for step in range(10):
+            receipt.sample(row(step, learning_rates=(0.01 * (step + 1), 9.0)))
+        (panel,) = self.rate_panels(receipt)
+        (line,) = panel.get_lines()
+        assert np.asarray(line.get_ydata()) == pytest.approx([0.01 * (step + 1) for step in range(10)])
+        assert (panel.get_yscale(), panel.get_ylim()[0]) == ("linear", 0.0)
+        receipt.sample(row(11, learning_rates=(1e-5, 9.0)))
+        receipt.sample(row(12, learning_rates=(0.0, 9.0)))
+        assert self.rate_panels(receipt)[0].get_yscale() == "log"
+        assert png(receipt.to_json())
+
+    def test_where_no_rate_is_known_there_is_the_factor_alone(self):
+        assert self.rate_panels(adaptive_run()) == []
+        receipt = adaptive_run().to_json()
+        del receipt["rows"]["learning_rates"]
+        assert png(receipt), "one that was written before there were rates"
+
     def test_a_bare_exact_run_can_be_drawn(self):
         receipt = new("exact", dataset_size=None)
         receipt.sample(row(0))
@@ -427,6 +461,14 @@ class TestState:
             for step in range(3001, 9000):
                 each.sample(row(step, batch=100 if step < 7001 else 200))
         assert other.to_json() == receipt.to_json()
+
+    def test_a_state_from_before_there_were_rates_goes_on(self):
+        receipt, other = adaptive_run(), new()
+        state = json.loads(json.dumps(receipt.state_dict(), allow_nan=False))
+        del state["rows"]["learning_rates"], state["latest"]["learning_rates"]
+        other.load_state_dict(state)
+        assert other.to_json() == receipt.to_json()
+        assert other.rows[-1].learning_rates == ()
 
     def test_an_empty_one_goes_on(self):
         other = new()

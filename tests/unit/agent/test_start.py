@@ -1,7 +1,10 @@
 """`pollux.init`: what it refuses, with which error, and that nothing is left behind when it does."""
 
 import dataclasses
+import inspect
 import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -9,11 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import pollux
-from pollux.agent import start
+from pollux.agent import pass_order, start
 from pollux.agent.checkpoint import Checkpointer
+from pollux.agent.loader import Loader, LoaderOptions
 from pollux.agent.manifest import MANIFEST_NAME, encode, read_manifest
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob, PolluxError, UnknownName
 
@@ -74,6 +79,11 @@ class Halfway:
         return {}
 
 
+class Steps:
+    def step(self):
+        pass
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self):
         return iter([])
@@ -109,13 +119,49 @@ class Endless(IterableDataset[Any]):
         ({"dataset": TensorDataset(torch.zeros(0, 3), torch.zeros(0))}, ["empty"]),
         ({"state": {"counter": object()}}, ["state['counter']", "state_dict and load_state_dict"]),
         ({"state": {"half": Halfway()}}, ["state['half']", "load_state_dict"]),
-        ({"lr_rule": 7}, ["learning-rate rule is 7"]),
-        ({"warmup_epochs": -1.0}, ["warmup is -1.0"]),
+        ({"lr_rule": 7}, ["lr_rule is 7", "adascale"]),
+        ({"warmup_epochs": -1.0}, ["warmup_epochs is -1.0"]),
+        ({"warmup_epochs": "1"}, ["warmup_epochs is '1'", "number of epochs"]),
+        ({"warmup_epochs": None}, ["warmup_epochs is None"]),
+        ({"schedule_every": 5}, ["schedule_every is 5", "step"]),
+        ({"scaler": 5}, ["scaler is 5", "GradScaler"]),
+        ({"before_step": 5}, ["before_step is 5", "function"]),
+        ({"collate_fn": 5}, ["collate_fn is 5", "function"]),
+        ({"sampler": 5}, ["sampler is 5", "indices"]),
+        ({"seed": "a"}, ["seed is 'a'", "whole number"]),
+        ({"seed": 1.5}, ["seed is 1.5", "whole number"]),
+        ({"shuffle": "no"}, ["shuffle is 'no'", "True or False"]),
+        ({"pin_memory": 1}, ["pin_memory is 1", "True or False"]),
+        ({"drop_last": "yes"}, ["drop_last is 'yes'", "True or False"]),
+        ({"move_batches": None}, ["move_batches is None", "True or False"]),
+        ({"sync_batchnorm": 0}, ["sync_batchnorm is 0", "True or False"]),
+        ({"measure_noise": "often"}, ["measure_noise is 'often'", "True or False"]),
+        ({"num_workers": "2"}, ["num_workers is '2'", "whole number"]),
+        ({"num_workers": 1.5}, ["num_workers is 1.5", "whole number"]),
+        ({"num_shards": "2"}, ["num_shards is '2'", "whole number"]),
+        ({"keep_checkpoints": None}, ["keep_checkpoints is None"]),
+        ({"state": [1]}, ["state is [1]", "mapping of names"]),
+        ({"state": {1: Counter()}}, ["state is {1: ", "mapping of names"]),
+        ({"checkpoint_dir": 5}, ["checkpoint_dir is 5", "path of a folder"]),
+        ({"checkpoint_dir": ""}, ["checkpoint_dir is ''", "path of a folder"]),
+        ({"checkpoint_dir": "a\0b"}, ["checkpoint_dir is 'a\0b'", "null"]),
+        ({"output_dir": 5}, ["output_dir is 5", "path of a folder"]),
+        ({"tensorboard_dir": 5}, ["tensorboard_dir is 5", "path of a folder"]),
+        ({"stop_signals": "TERM"}, ["stop_signals is 'TERM'", "signal.SIGTERM"]),
+        ({"stop_signals": 15}, ["stop_signals is 15", "tuple"]),
+        ({"stop_signals": (9,)}, ["stop_signals is (9,)", "can catch"]),
+        ({"stop_signals": (15, 999)}, ["stop_signals is (15, 999)", "can catch"]),
+        ({"ddp_options": 5}, ["ddp_options is 5", "DistributedDataParallel"]),
+        ({"ddp_options": {1: 2}}, ["ddp_options is {1: 2}", "DistributedDataParallel"]),
+        ({"name": 5}, ["name is 5", "text"]),
+        ({"device": []}, ["device is '[]'"]),
+        ({"device": "meta"}, ["device is 'meta'", "no values"]),
+        ({"lr_scheduler": Steps()}, ["lr_scheduler is a Steps", "state_dict() and load_state_dict()"]),
+        ({"lr_scheduler": torch.optim.lr_scheduler.StepLR}, ["lr_scheduler", "not one of its kind"]),
         ({"lr_scheduler": object()}, ["lr_scheduler is a object", "step()"]),
         ({"num_workers": -1}, ["num_workers is -1"]),
         ({"device": "cuda"}, ["device is 'cuda'", "no GPU"]),
         ({"device": "toaster"}, ["device is 'toaster'"]),
-        ({"checkpoint_dir": "no/such/parent/folder"}, ["no/such/parent", "does not exist"]),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, list) else "+".join(value),
 )
@@ -130,12 +176,104 @@ def test_bad_input_is_refused_before_anything_changes(options, words):
 def test_unknown_names_come_with_a_suggestion():
     assert "did you mean 'adascale'?" in refusal(UnknownName, lr_rule="adascal")
     assert "did you mean 'step'?" in refusal(UnknownName, schedule_every="steps")
+    assert "did you mean 'static_graph'?" in refusal(UnknownName, ddp_options={"static_graf": True})
+    assert "unknown option of DistributedDataParallel" in refusal(UnknownName, ddp_options={"module": None})
+
+
+@pytest.mark.parametrize("option", list(inspect.signature(pollux.init).parameters))
+def test_what_is_of_no_use_to_anyone_is_refused_by_the_name_of_its_option(option):
+    """A new option must be checked too, or this fails."""
+    assert option in refusal(InvalidInput, **{option: object()})
+
+
+def test_numbers_of_epochs_paths_and_signals_may_come_in_several_kinds(tmp_path):
+    options: dict[str, Any] = {"warmup_epochs": 1, "lr_rule": "legw", "output_dir": str(tmp_path), "seed": -3}
+    options["stop_signals"] = [signal.SIGUSR1]
+    with pollux.init(*parts(), 5, ddp_options={}, state={}, **options) as job:
+        train(job)
+    assert (tmp_path / "receipt.json").exists()
 
 
 def test_a_model_that_is_wrapped_already_is_refused():
     model, optimizer, _ = parts()
     message = refusal(InvalidInput, model=nn.DataParallel(model), optimizer=optimizer)
     assert "wrapped in DataParallel" in message
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    model, _, _ = parts()
+    message = refusal(InvalidInput, model=model, optimizer=torch.optim.LBFGS(model.parameters()))
+    assert "optimizer is a LBFGS" in message
+    assert "closure" in message
+
+
+def test_an_optimizer_whose_step_a_scheduler_has_wrapped_is_taken():
+    model, optimizer, data = parts()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    pollux.init(model, optimizer, data, 5, lr_scheduler=scheduler).close()
+
+
+def test_parameters_outside_of_the_model_are_refused():
+    """They would be neither averaged nor saved."""
+    model, _, _ = parts()
+    loss = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], 0.1)
+    message = refusal(InvalidInput, model=model, optimizer=optimizer)
+    assert "2 of the optimizer's 6 parameters are not in the model" in message
+    assert "submodule" in message
+    data = parts()[2]
+    pollux.init(nn.ModuleDict({"model": model, "loss": loss}), optimizer, data, 5).close()
+
+
+def test_parameters_of_the_model_may_be_left_to_themselves():
+    model, _, data = parts()
+    pollux.init(model, torch.optim.SGD(model[0].parameters(), 0.1), data, 5).close()
+
+
+def as_sharded(module: nn.Module) -> None:
+    """Give a module the class that `fully_shard` gives it, without the process group that it wants."""
+    module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})
+
+
+def test_a_model_of_which_only_parts_are_sharded_is_refused():
+    model, optimizer, _ = parts()
+    as_sharded(model[0])
+    message = refusal(InvalidInput, model=model, optimizer=optimizer)
+    assert "the Sequential around them is not" in message
+    assert "fully_shard(model)" in message
+    as_sharded(model)
+    start._check_model(model, optimizer)
+
+
+def test_names_that_are_taken_are_refused_in_state():
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    assert "state has a 'scaler'" in refusal(InvalidInput, scaler=scaler, state={"scaler": Counter()})
+    pollux.init(*parts(), 5, state={"scaler": Counter()}).close()
+
+
+@pytest.mark.parametrize("option", ["checkpoint_dir", "output_dir"])
+def test_a_folder_that_cannot_be_is_refused(option, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        assert f"{option} is '{folder}'" in refusal(InvalidInput, **{option: folder})
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+@pytest.mark.parametrize("option", ["checkpoint_dir", "output_dir"])
+def test_a_folder_that_cannot_be_written_to_is_refused(option, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    model, optimizer, data = parts()
+    with pytest.raises(InvalidInput, match=f"{option} is .*no permission to write"):
+        pollux.init(model, optimizer, data, 5, **{option: tmp_path})
+
+
+@pytest.mark.parametrize("option", ["checkpoint_dir", "output_dir"])
+def test_folders_are_made_with_their_parents(option, tmp_path):
+    folder = tmp_path / "no" / "such" / "folder"
+    with pollux.init(*parts(), 5, **{option: folder}) as job:
+        assert folder.is_dir()
+        train(job)
+    assert list(folder.iterdir())
 
 
 def test_a_plateau_scheduler_is_refused_with_the_way_to_use_it():
@@ -183,6 +321,61 @@ def test_a_dataloader_is_taken_over():
                 seen.append(x)
                 job.backward(F.cross_entropy(job.model(x), y))
     assert torch.equal(torch.cat(seen), data.tensors[0][:18])
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 1234), (7, 7), (0, 0)])
+def test_the_seed_is_that_of_a_dataloader_unless_one_is_given(given, expected):
+    model, optimizer, data = parts()
+    loader = DataLoader(data, batch_size=20, shuffle=True, generator=torch.Generator().manual_seed(1234))
+    with pollux.init(model, optimizer, loader, seed=given) as job:
+        for _ in job.epochs(1):
+            for x, y in job.batches():
+                assert torch.equal(x, data.tensors[0][pass_order(20, expected, 0)])
+                job.backward(F.cross_entropy(job.model(x), y))
+        assert job._parts.state._seed == expected
+
+
+def test_the_seed_is_0_where_nothing_says_another():
+    with pollux.init(*parts(), 5) as job:
+        assert job._loader.options.seed == job._parts.state._seed == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "ceiling"),
+    [({"drop_last": True}, 20), ({}, 4096), ({"drop_last": True, "batch_size": 20}, 20)],
+    ids=str,
+)
+def test_dropping_the_last_batch_keeps_the_ceiling_within_a_pass(options, ceiling, caplog):
+    """A batch above the dataset would be dropped in every pass, and training never end."""
+    model, optimizer, data = parts()
+    with pollux.init(**{"batch_size": 5, "max_batch_size": 4096, **options}, **bound(model, optimizer, data)) as job:
+        assert job._adaptation.allowed.maximum == ceiling
+    said = [record.getMessage() for record in caplog.records]
+    assert said == (
+        ["max_batch_size is 4096, but with drop_last a batch has at most the dataset's 20 samples"]
+        if ceiling < 4096
+        else []
+    )
+
+
+def bound(model, optimizer, data) -> dict[str, Any]:
+    return {"model": model, "optimizer": optimizer, "dataset": data}
+
+
+def test_a_samplers_order_has_a_number_that_replicas_can_compare():
+    data = parts()[2]
+
+    def number(order, **options) -> int:
+        return Loader(data, LoaderOptions(sampler=order, **options), 0, 1).order_hash()
+
+    assert number([3, 1, 2]) == number((3, 1, 2)) != number([1, 3, 2])
+    assert float(number([3, 1, 2])) == number([3, 1, 2]) < 2**52
+    assert number(None) == number(None, shuffle=False) == 0
+    assert Loader(Endless(), LoaderOptions(shuffle=False), 0, 1).order_hash() == 0
+    shuffled = Loader(data, LoaderOptions(sampler=torch.utils.data.RandomSampler(data)), 0, 1)
+    first = shuffled.order_hash()
+    shuffled.skip_pass()
+    assert shuffled.order_hash() != first
 
 
 def test_a_dataloader_with_its_own_batches_is_refused():
@@ -294,3 +487,17 @@ def test_the_environment_may_name_the_folders(tmp_path, monkeypatch):
         train(job)
     assert list((tmp_path / "saved").glob("step-*"))
     assert (tmp_path / "out" / "receipt.json").exists()
+
+
+def test_what_scripts_need_is_at_the_top():
+    from pollux.agent.job import JobStopped
+
+    assert pollux.PolluxError is PolluxError
+    assert pollux.JobStopped is JobStopped
+    assert {"Job", "JobStopped", "PolluxError", "init"} <= set(dir(pollux))
+
+
+def test_the_root_of_errors_needs_no_pytorch():
+    code = "import sys; sys.modules['torch'] = None; import pollux; print(pollux.PolluxError.__name__)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.stdout.strip(), result.stderr) == ("PolluxError", "")

@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from pollux.agent.checkpoint import Checkpointer, load
 from pollux.agent.environment import Environment
+from pollux.agent.manifest import require_same_signature
 from pollux.agent.replicas import Replicas
-from pollux.agent.state import TrainingState, mixed_seed, read_rng, require_stateful, write_rng
-from pollux.core.errors import CheckpointMismatch, InvalidInput
+from pollux.agent.state import TrainingState, from_loaded, mixed_seed, read_rng, require_stateful, write_rng
+from pollux.core.errors import CheckpointMismatch, InvalidInput, NonFiniteValue
 
 CPU = torch.device("cpu")
 
@@ -120,6 +123,134 @@ def test_objects_must_be_able_to_save_themselves():
         require_stateful({"a": Counter(), "b": 3})
 
 
+class Remembering(nn.Module):
+    """A layer with a mask that is not finite, and with state that is no tensor in memory."""
+
+    mask: torch.Tensor
+
+    def __init__(self, note, amax=0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
+        self.note = note
+        self.amax = Amax(amax)
+
+    def get_extra_state(self):
+        return {"note": self.note}
+
+    def set_extra_state(self, state):
+        self.note = state["note"]
+
+
+class Amax(nn.Module):
+    """Gives its extra state as a tensor, made anew each time it is asked for."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def get_extra_state(self):
+        return torch.tensor([self.value])
+
+    def set_extra_state(self, state):
+        self.value = state.item()
+
+
+class Compiled(nn.Module):
+    """Names as torch.compile gives them."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self._orig_mod = inner
+
+
+def remembering(note, amax=0.0, wrap=nn.Sequential):
+    model = wrap(Remembering(note, amax))
+    inner = next(module for module in model.modules() if isinstance(module, Remembering))
+    optimizer = torch.optim.SGD([inner.weight], 0.1)
+    return inner, model, TrainingState(model, optimizer, {}, Replicas(Environment(), CPU), 0)
+
+
+@pytest.mark.parametrize("wrap", [nn.Sequential, lambda inner: Compiled(nn.Sequential(inner))])
+def test_what_modules_keep_beside_tensors_goes_on_too(tmp_path, wrap):
+    inner, _, state = remembering(["a"], 2.5, wrap)
+    captured = state.capture()
+    assert {name: value for name, value in captured.objects.items() if name.startswith("model.")} == {
+        "model.0._extra_state": {"note": ["a"]},
+        "model.0.amax._extra_state": torch.tensor([2.5]),
+    }
+    assert set(captured.tensors) == {"model.0.weight", "model.0.frozen", "model.0.mask"}
+    kept = state.copied(captured)
+    inner.note.append("b")
+    inner.amax.value = 7.0
+    state.restore(kept)
+    assert (inner.note, inner.amax.value) == (["a"], 2.5)
+
+    captured = state.capture()
+    checkpointer = Checkpointer(tmp_path / "c")
+    checkpointer.save(1, captured.tensors, captured.objects, captured.values, state.signature(), wait=True)
+    assert isinstance(checkpointer.last_error, NonFiniteValue), "the mask, unless parameters alone are looked at"
+    names = state.parameter_names()
+    checkpointer.save(
+        1, captured.tensors, captured.objects, captured.values, state.signature(), wait=True, finite=names
+    )
+    saved = checkpointer.latest()
+    assert saved is not None
+    checkpointer.close()
+    other, _, fresh = remembering(None)
+    in_place = fresh.templates(saved)
+    loaded = load(saved, in_place, signature=fresh.signature())
+    fresh.restore(from_loaded(loaded, in_place), tensors_in_place=True)
+    assert (other.note, other.amax.value) == (["a"], 2.5)
+
+
+def test_plain_pytorch_finds_extra_state_under_its_own_name(tmp_path):
+    captured = remembering(["a"], 2.5)[2].capture()
+    checkpointer = Checkpointer(tmp_path / "c")
+    checkpointer.save(1, captured.tensors, captured.objects, captured.values, {}, wait=True, check_finite=False)
+    checkpointer.close()
+    other, model, _ = remembering(None)
+    found = {f"model.{name}": value for name, value in model.state_dict().items()}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(found, checkpoint_id=tmp_path / "c" / "step-0000000001")
+    model.load_state_dict({name.removeprefix("model."): value for name, value in found.items()})
+    assert other.note == ["a"]
+
+
+def test_a_checkpoint_without_the_extra_state_does_not_fit():
+    _, _, state = remembering(["a"])
+    signature = state.signature()
+    assert signature["object"] == {"0._extra_state": "kept", "0.amax._extra_state": "kept"}
+    without = {**signature, "object": {"0._extra_state": "kept"}}
+    with pytest.raises(CheckpointMismatch, match=r"object 0\.amax\._extra_state is in the model but not in the checkp"):
+        require_same_signature(without, signature)
+    assert "object" not in made()[2].signature(), "so that checkpoints from before still fit"
+
+
+def test_what_a_models_own_hooks_add_is_given_back_to_them():
+    model = nn.Linear(2, 1)
+    seen = []
+    model.register_state_dict_post_hook(lambda module, state, prefix, metadata: state.update({"version": 3}))
+    model.register_load_state_dict_pre_hook(lambda module, state, prefix, *rest: seen.append(state.get("version")))
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), 0.1), {}, Replicas(Environment(), CPU), 0)
+    kept = state.copied(state.capture())
+    kept.objects["model.version"] = 2
+    before = model.weight.detach().clone()
+    state.restore(kept)
+    assert seen == [2]
+    assert torch.equal(model.weight, before)
+
+
+def test_trainable_parameters_are_told_from_buffers():
+    for wrap in (nn.Sequential, lambda inner: Compiled(nn.Sequential(inner))):
+        assert remembering(None, wrap=wrap)[2].parameter_names() == {"model.0.weight"}
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    state = TrainingState(tied, torch.optim.SGD(tied.parameters(), 0.1), {}, Replicas(Environment(), CPU), 0)
+    assert state.parameter_names() == {"model.0.weight", "model.0.bias", "model.1.weight", "model.1.bias"}
+
+
 def draws():
     return random.random(), random.gauss(0, 1), np.random.normal(), float(torch.rand(()))
 
@@ -152,13 +283,8 @@ def test_seeds_differ():
 
 
 def test_a_compiled_model_has_the_same_names():
-    class Wrapped(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self._orig_mod = inner
-
     inner = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(inner.parameters(), 0.1)
     replicas = Replicas(Environment(), CPU)
     plain = TrainingState(inner, optimizer, {}, replicas, 0).signature()
-    assert TrainingState(Wrapped(inner), optimizer, {}, replicas, 0).signature() == plain
+    assert TrainingState(Compiled(inner), optimizer, {}, replicas, 0).signature() == plain

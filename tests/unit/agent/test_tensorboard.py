@@ -50,6 +50,17 @@ def test_each_parameter_group_has_its_own_factor(tmp_path):
     assert (seen["pollux/lr_factor_0"], seen["pollux/lr_factor_1"]) == ([(16, 1.0)], [(16, 2.0)])
 
 
+def test_each_parameter_group_has_the_rate_it_used(tmp_path):
+    scalars = Scalars(tmp_path)
+    scalars.row(row(16, learning_rates=(0.5, 0.25)))
+    scalars.row(row(32, learning_rates=(math.inf, 0.125)))
+    scalars.row(row(48))
+    scalars.close()
+    seen = read(tmp_path)
+    assert seen["pollux/learning_rate/0"] == [(16, 0.5)]
+    assert seen["pollux/learning_rate/1"] == [(16, 0.25), (32, 0.125)]
+
+
 def test_a_resumed_run_has_no_sample_twice(tmp_path):
     first = Scalars(tmp_path)
     for samples in (16, 32, 48, 64):

@@ -4,8 +4,8 @@ import argparse
 import dataclasses
 import importlib
 import json
-import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -22,26 +22,53 @@ def load(monkeypatch):
     return importlib.import_module
 
 
-def call(*arguments: str):
-    command = [sys.executable, str(FOLDER / "agent.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+@pytest.fixture
+def call(load, monkeypatch, tmp_path, capsys):
+    """Runs the script with parts that say at once what they were asked; gives the lines it printed."""
+    monkeypatch.setattr(load("measure"), "RESULTS", tmp_path)
+    agent = load("agent")
+    for part in (*agent.PARTS, "gpu"):
+        fake = types.SimpleNamespace(measure=lambda quick, seed, part=part: {f"{part}_asked": [quick, seed]})
+        monkeypatch.setitem(sys.modules, f"agent_{part}", fake)
+
+    def run(*arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["agent.py", *arguments])
+        agent.main()
+        printed: str = capsys.readouterr().out
+        return printed.splitlines()
+
+    return run
 
 
-def test_one_part_ends_with_one_json_object():
-    done = call("--quick", "--only", "noise", "--seed", "3")
-    assert done.returncode == 0, done.stderr
-    assert "== noise" in done.stdout
-    result = json.loads(done.stdout.splitlines()[-1])
+def test_it_ends_with_one_json_object_of_all_parts(call, load, tmp_path):
+    lines = call("--quick", "--seed", "3")
+    result = json.loads(lines[-1])
+    assert {key: value for key, value in result.items() if key.endswith("_asked")} == {
+        f"{part}_asked": [True, 3] for part in load("agent").PARTS
+    }
     assert result["quick"] is True
     assert result["seed"] == 3
-    assert result["noise_coverage"]
-    assert result["noise_relative_width"]
+    assert lines[0] == "== noise"
+    assert not list(tmp_path.iterdir()), "a quick run is not kept"
 
 
-def test_an_unknown_part_is_refused():
-    done = call("--quick", "--only", "noise,speed")
-    assert done.returncode == 2
-    assert "no part is called speed" in done.stderr
+def test_full_runs_are_kept_and_one_of_some_parts_does_not_replace_one_of_all(call, tmp_path):
+    call()
+    call("--only", "quality,noise")
+    call("--gpu")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "agent.json",
+        "agent_gpu.json",
+        "agent_noise_quality.json",
+    ]
+    assert "exact_asked" not in json.loads((tmp_path / "agent_noise_quality.json").read_text())
+    assert json.loads((tmp_path / "agent_gpu.json").read_text())["gpu_asked"] == [False, 0]
+
+
+def test_an_unknown_part_is_refused(call, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        call("--quick", "--only", "noise,speed")
+    assert "no part is called speed" in capsys.readouterr().err
 
 
 def test_parts_are_taken_in_order_and_kept_apart(load):
@@ -103,6 +130,6 @@ def test_a_run_tells_what_it_took(load, adaptive):
     assert run.samples >= 64 * 40
     assert run.steps == 40
     assert run.share_at_4x == 0.0
-    assert run.batches == [(round(1 / 40, 4), 64)]
+    assert [batch for _, batch in run.batches] == [64]
     assert len(run.curve) >= quality.POINTS - 1
     assert run.final["loss"] < run.curve[0][1]
