@@ -268,8 +268,8 @@ class Job(JobStatus):
             self._iterator = None
             if self._loader.cursor == 0:
                 raise InvalidInput(
-                    f"pass {self._loader.pass_index} had no whole step of {self.batch_size} samples: check the dataset's "
-                    "iterator or sampler, or use a smaller batch (max_batch_size=) with drop_last"
+                    f"pass {self._loader.pass_index} had no whole step of {self.batch_size} samples: check the "
+                    "dataset's iterator or sampler, or use a smaller batch (max_batch_size=) with drop_last"
                 )
             self._pass_ended()
         return item

@@ -178,7 +178,7 @@ def _rate_scale(axes: Axes, rates: Floats) -> None:
         axes.set_ylim(positive.min() / 2.0, positive.max() * 3.0)
     else:
         axes.set_ylim(0.0, max(float(rates.max()), 1e-12) * 1.25)
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _efficiency(axes: Axes, x: Floats, columns: Mapping[str, Floats]) -> None:
