@@ -180,7 +180,8 @@ class Job(JobStatus):
         checkpointer.wait()
         step, progress, pause = self._saving
         self._saving = None
-        if checkpointer.last_saved is not None and checkpointer.last_saved.step == step:
+        saved = checkpointer.last_saved
+        if checkpointer.last_error is None and saved is not None and saved.step == step:
             self._receipt.event("checkpointed", step, progress, f"saved to {checkpointer.folder}", pause=pause)
 
     def write_receipt(self, folder: str | Path | None = None) -> list[Path]:

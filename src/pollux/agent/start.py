@@ -350,6 +350,8 @@ def _begin(
     tensorboard_dir: str | Path | None,
 ) -> None:
     """Resume from the newest checkpoint, or start from the beginning."""
+    if checkpointer is not None:
+        checkpointer.check_objects(training.user_objects())
     saved = checkpointer.latest() if checkpointer is not None else None
     if saved is not None:
         job.resume(saved)

@@ -171,6 +171,10 @@ class TrainingState:
         }
         return {**self.model_tensors(), **optimizer}
 
+    def user_objects(self) -> dict[str, object]:
+        """The states of the user's own objects, scheduler and scaler, by the names they are saved under."""
+        return {f"object.{name}": item.state_dict() for name, item in self._stateful.items()}
+
     def capture(self) -> State:
         """The state now; tensors are those in use, not copies. A collective where there are several replicas."""
         state = State(self.tensors())
@@ -184,8 +188,7 @@ class TrainingState:
         state.objects.update(self.model_objects())
         state.objects["optimizer.groups"] = groups
         state.objects["optimizer.others"] = others
-        for name, item in self._stateful.items():
-            state.objects[f"object.{name}"] = item.state_dict()
+        state.objects.update(self.user_objects())
         texts = self._replicas.gather_bytes(read_rng(self._replicas.device).encode())
         state.values["rng"] = [text.decode() for text in texts]
         return state

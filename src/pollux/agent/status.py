@@ -216,6 +216,10 @@ class JobStatus:
             accumulation=self.accumulation,
             total_batch=self.batch_size,
             lr_factors=self.lr_factors,
+            learning_rates=tuple(
+                float(group["lr"]) * factor
+                for group, factor in zip(self.optimizer.param_groups, self.lr_factors, strict=True)
+            ),
             efficiency=self.efficiency,
             throughput=report.throughput,
             goodput=None if model is None else self._predicted(model),
