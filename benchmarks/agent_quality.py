@@ -32,6 +32,7 @@ POINTS = 24  # evaluations along a run
 SCALES = (2, 4, 8)
 SPANS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)
 REPEATS = 6
+COLOURS = {"exact": "#8a8a8a", "adaptive": "#0072b2"}
 
 
 @dataclass(slots=True)
@@ -293,43 +294,91 @@ def measure(quick: bool, seed: int) -> dict[str, Any]:
     }
 
 
+def tables(result: dict[str, Any]) -> str:
+    """The tables of the page on accuracy, in Markdown."""
+    lines = ["| task | held-out | exact | adaptive | difference, sd (95 %) |", "|---|---|---|---|---|"]
+    for name, task in result["quality"].items():
+        for metric, entry in task["metrics"].items():
+            exact, adaptive = (
+                f"{entry[f'{mode}_mean']:.4f} ± {entry[f'{mode}_sd']:.4f}" for mode in ("exact", "adaptive")
+            )
+            interval = f"{entry['difference_in_sd']:+.2f} ({entry['low']:+.2f} to {entry['high']:+.2f})"
+            lines.append(f"| {name} | {metric.replace('_', ' ')} | {exact} | {adaptive} | {interval} |")
+    lines += [
+        "",
+        "| task | steps | samples | CPU time | samples at 4 × or more | runs that stayed below |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, task in result["quality"].items():
+        small = sum(run["mode"] == "adaptive" and run["share_at_4x"] == 0.0 for run in task["runs"])
+        ratios = " | ".join(f"{task[f'{what}_ratio']:.2f}" for what in ("steps", "samples", "cpu"))
+        lines.append(f"| {name} | {ratios} | {task['share_at_4x']:.0%} | {small} of {task['seeds']} |")
+    lines += ["", "| task | batch | predicted | measured (95 %) | error |", "|---|---|---|---|---|"]
+    for name, task in result["quality"].items():
+        for scale, entry in task["efficiency"]["scales"].items():
+            measured = f"{entry['measured']:.2f} ({entry['low']:.2f} to {entry['high']:.2f})"
+            lines.append(f"| {name} | {scale} × | {entry['predicted']:.2f} | {measured} | {entry['error']:+.0%} |")
+    return "\n".join(lines)
+
+
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Quality over progress and over steps taken for it, and the batch, of every run; one row for each task."""
+    """Of every run the quality and the batch over progress, and the quality at the end; one row for each task."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import ScalarFormatter
 
-    colours = {"exact": "#8a8a8a", "adaptive": "#0072b2"}
-    figure, axes = plt.subplots(2, 2, figsize=(9.5, 6.2), layout="constrained", sharex="row")
-    for row, (name, task) in zip(axes, result["quality"].items(), strict=True):
+    figure, axes = plt.subplots(2, 3, figsize=(11, 6.2), layout="constrained", width_ratios=(1.2, 1.2, 0.7))
+    for (curves, batches, ends), (name, task) in zip(axes, result["quality"].items(), strict=True):
         for run in task["runs"]:
             label = run["mode"] if run["seed"] == task["runs"][0]["seed"] else None
-            style = {"color": colours[run["mode"]], "linewidth": 0.8, "alpha": 0.6}
-            row[0].plot(*zip(*run["curve"][1:], strict=True), label=label, **style)
-            progress, batches = zip(*run["batches"], (task["epochs"], run["batches"][-1][1]), strict=True)
-            row[1].step(progress, batches, where="post", label=label, **style)
-        row[0].set(title=f"{name}, {task['optimiser']}", ylabel=f"held-out {task['metric'].replace('_', ' ')}")
-        row[1].set(title="total batch", yscale="log", ylabel="samples per step")
-        row[1].set_yscale("log", base=2)
-        row[1].axhline(4 * task["initial_batch"], color="#999999", linewidth=0.8, linestyle=":")
-        row[1].annotate("4 × initial", (0, 4 * task["initial_batch"]), fontsize=8, color="#666666", va="bottom")
-        for axis in row:
-            axis.set_xlabel("progress (epochs)")
-            axis.legend(frameon=False, fontsize=8)
+            style = {"color": COLOURS[run["mode"]], "linewidth": 0.8, "alpha": 0.5, "label": label}
+            curves.plot(*zip(*run["curve"][1:], strict=True), **style)
+            batches.step(
+                *zip(*run["batches"], (task["epochs"], run["batches"][-1][1]), strict=True), where="post", **style
+            )
+        metric = f"held-out {task['metric'].replace('_', ' ')}"
+        curves.set(title=f"{name}, {task['optimiser']}", xlabel="progress (epochs)", ylabel=metric, yscale="log")
+        batches.set(title="total batch", xlabel="progress (epochs)", ylabel="samples per step")
+        batches.set_yscale("log", base=2)
+        batches.axhline(4 * task["initial_batch"], color="#999999", linewidth=0.8, linestyle=":")
+        batches.annotate(
+            "4 × initial", (task["epochs"], 4 * task["initial_batch"]), fontsize=8, ha="right", va="bottom"
+        )
+        batches.set_ylim(task["initial_batch"] / 1.2, task["ceiling"] * 1.2)
+        for axis in (curves.yaxis, batches.yaxis):
+            axis.set_major_formatter(ScalarFormatter())
+            axis.set_minor_formatter(ScalarFormatter() if axis is curves.yaxis else "")
+        curves.legend(frameon=False, fontsize=8)
+        _draw_ends(ends, task)
+        for axis in (curves, batches, ends):
             axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _draw_ends(axis: Any, task: dict[str, Any]) -> None:
+    for place, (mode, colour) in enumerate(COLOURS.items()):
+        values = [run["final"][task["metric"]] for run in task["runs"] if run["mode"] == mode]
+        spread = np.linspace(-0.18, 0.18, len(values))
+        axis.plot(place + spread, values, ".", color=colour, alpha=0.6)
+        axis.errorbar(place, statistics.mean(values), statistics.stdev(values), fmt="_", color="black", capsize=4)
+    axis.set(title="at the end", xlim=(-0.5, 1.5), xticks=(0, 1), xticklabels=list(COLOURS))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, help="draw the runs of this file of results, measuring nothing")
+    parser.add_argument(
+        "--picture", type=Path, help="draw the runs of this file of results and print its tables, measuring nothing"
+    )
     parser.add_argument("--output", type=Path, default=Path("docs/images/accuracy.png"))
     arguments = parser.parse_args()
     if arguments.picture is not None:
-        draw(json.loads(arguments.picture.read_text(encoding="utf-8")), arguments.output)
+        kept = json.loads(arguments.picture.read_text(encoding="utf-8"))
+        draw(kept, arguments.output)
+        print(tables(kept))
     else:
         print(json.dumps(measure(arguments.quick, arguments.seed)))
