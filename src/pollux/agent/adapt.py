@@ -113,10 +113,7 @@ class Adaptation:
     ) -> None:
         self.allowed = allowed
         self.rule = rule
-        # One name for all replicas, since what is decided by it must be the same on all.
-        names = sorted({name.decode() for name in replicas.gather_bytes(gpu_type.encode())})
-        kind = " and ".join(names)
-        self.memory = MemoryLimits(kind)
+        self.memory = MemoryLimits(gpu_type)
         self.profile = Profile()
         self.guard = LossGuard(freeze_progress)
         self.fit = BackgroundFit()
@@ -125,7 +122,7 @@ class Adaptation:
         self.believed: NoiseEstimate | None = None
         self.total = allowed.initial
         self.model: PublishedThroughput | None = None
-        self._gpu_type = kind
+        self._gpu_type = gpu_type
         self._engine = engine
         self._replicas = replicas
         self._kind = ""

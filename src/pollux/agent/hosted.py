@@ -99,7 +99,7 @@ class HostedTraining:
         replicas.check_same("the size of the dataset", self.loader.size or -1)
         steps = HostedSteps(optimizer, device, measures)
         freeze = float(self.progress.epoch_size or 100 * options.batch_size)
-        adaptation = Adaptation(allowed, rule, steps, replicas, gpu_type(device), freeze, measures)
+        adaptation = Adaptation(allowed, rule, steps, replicas, replicas.one_name(gpu_type(device)), freeze, measures)
         averager = Averager(replicas, options.batch_size, adaptive=not allowed.is_exact)
         self._attached = _Attached(steps, replicas, averager, adaptation)
         self.loader.resize(replicas.replica, replicas.num_replicas)

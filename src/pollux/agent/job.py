@@ -81,6 +81,7 @@ class Job(JobStatus):
         self._last_row_at = -1
         self._preparing: threading.Thread | None = None
         self._saving: tuple[int, float, float] | None = None
+        self._resumed_at: tuple[int, int] | None = None
         self._left_loop = False
         self._failed = False
         self._rounds_not_finite = 0
@@ -134,10 +135,14 @@ class Job(JobStatus):
         else, tokens for instance, whose number in this batch is `weight`. At any number of replicas and any
         accumulation the gradient is that of the whole batch. It may end the process: see `JobStopped`.
         """
-        micro = self._engine.backward(loss, reduction, weight)
-        self._mid_step = not micro.is_last
-        if micro.is_last:
-            self._finish_step(micro)
+        try:
+            micro = self._engine.backward(loss, reduction, weight)
+            self._mid_step = not micro.is_last
+            if micro.is_last:
+                self._finish_step(micro)
+        except Exception:
+            self._failed = True
+            raise
 
     def log(self, **values: float) -> None:
         """Record metrics of the user's own, by samples and epoch, in the receipt and TensorBoard."""
@@ -514,7 +519,8 @@ class Job(JobStatus):
             self._replicas.check_same("the order that the sampler drew", order)
 
     def _finish(self) -> None:
-        if self._parts.checkpointer is not None:
+        # A job that was done already when it was resumed has nothing to add.
+        if self._parts.checkpointer is not None and self._resumed_at != (self.step, self.epoch):
             self.checkpoint(wait=True)
         self._parts.watch.give_back_signals()
         self._receipt.event("finished", self.step, self.progress, f"{self._progress.epoch} epochs done")
@@ -578,6 +584,7 @@ class Job(JobStatus):
         self._receipt.load_state_dict(values["receipt"])
         self._parts.state.restore_rng(values, self.step)
         self._seconds_before = float(values["seconds"])
+        self._resumed_at = self.step, self.epoch
         before = int(values["num_replicas"])
         if before != self.num_replicas:
             text = f"from {before} to {self.num_replicas} replicas"

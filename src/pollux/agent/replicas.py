@@ -142,6 +142,10 @@ class Replicas:
         dist.all_gather(parts, mine, group=self.control)
         return torch.stack(parts).numpy()
 
+    def one_name(self, mine: str) -> str:
+        """What replicas call themselves (their kinds of GPU, say) as one name, the same on all; a collective."""
+        return " and ".join(sorted({name.decode() for name in self.gather_bytes(mine.encode())}))
+
     def add_up(self, values: Tensor) -> Tensor:
         """The sum over replicas of a small host tensor, in place; a collective. Integers wrap around."""
         if self.num_replicas > 1:

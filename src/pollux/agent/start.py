@@ -305,7 +305,9 @@ def _assemble(
         )
     size = epoch_size or _whole_batches(loader, allowed.initial)
     freeze = float(size) if size else 100.0 * allowed.initial
-    adaptation = Adaptation(allowed, rule, engine, replicas, gpu_type(replicas.device), freeze, measure_noise)
+    adaptation = Adaptation(
+        allowed, rule, engine, replicas, replicas.one_name(gpu_type(replicas.device)), freeze, measure_noise
+    )
     receipt = Receipt(
         name,
         mode="exact" if allowed.is_exact else "adaptive",

@@ -25,6 +25,7 @@ __all__ = ["CHECKPOINT", "STOP", "Watch"]
 STOP = "stop"
 CHECKPOINT = "checkpoint"
 _POLL_SECONDS = 0.2
+_PATIENCE_SECONDS = 5.0
 _log = logging.getLogger("pollux")
 
 
@@ -53,6 +54,7 @@ class Watch:
         self._round = 0
         self._acknowledged = False
         self._previous: dict[int, object] = {}
+        self._asked_at: float | None = None
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._listen(signals)
@@ -70,6 +72,13 @@ class Watch:
         if os.getpid() != self._process:
             # A data-loading worker forked from this process inherits the handler, not the job.
             os._exit(128 + number)
+        now = self._clock()
+        if self._asked_at is not None and now - self._asked_at > _PATIENCE_SECONDS:
+            # Asked again after a while: the loop does not come to a step's end, so this is for the process itself.
+            self.give_back_signals()
+            os.kill(os.getpid(), number)
+            return
+        self._asked_at = now if self._asked_at is None else self._asked_at
         self.request(STOP)
 
     def request(self, what: str) -> None:

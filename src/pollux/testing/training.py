@@ -80,7 +80,9 @@ class RunningReplicas:
             result = json.loads(path.read_text())
         except (OSError, ValueError):
             result = {}
-        output = (self.folder / f"output-{replica}.txt").read_text(errors="replace")
+        # A replica killed as soon as it was there has not come to open its file.
+        path = self.folder / f"output-{replica}.txt"
+        output = path.read_text(errors="replace") if path.exists() else ""
         return ReplicaResult(
             code, result.get("value"), result.get("error", ""), result.get("message", ""), output[-20_000:]
         )

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pollux.agent import watch as module
+from pollux.agent.environment import Environment
+from pollux.agent.replicas import Replicas
 from pollux.agent.watch import CHECKPOINT, STOP, Watch
 
 
@@ -187,3 +189,21 @@ def test_the_thread_looks_and_ends(monkeypatch):
     one.close()
     assert one._thread is not None
     assert not one._thread.is_alive()
+
+
+def test_a_second_signal_after_a_while_is_for_the_process_itself():
+    now = [0.0]
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda *_: received.append(now[0]))
+    try:
+        watch = Watch(Replicas(Environment(), torch.device("cpu")), None, clock=lambda: now[0])
+        os.kill(os.getpid(), signal.SIGTERM)
+        now[0] = 3.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == []
+        now[0] = 6.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [6.0]
+        watch.close()
+    finally:
+        signal.signal(signal.SIGTERM, before)
