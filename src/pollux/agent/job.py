@@ -230,7 +230,7 @@ class Job(JobStatus):
         return self
 
     def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
-        self._failed = error is not None
+        self._failed = self._failed or error is not None
         self.close()
 
     def _leave(self) -> None:

@@ -232,7 +232,7 @@ def test_the_state_is_plain_and_goes_on(made):
     assert (other.total, other.choice) == (32, BatchChoice(16, 0, 2))
     assert other.believed == known()
     assert other.local_max == 59
-    assert other.guard.is_watching
+    assert not other.guard.is_watching, "there is nothing to go back to any more"
     assert not other.is_round(70)
 
 
