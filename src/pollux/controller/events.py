@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from pollux.core import Decision, FixedBatchOracle, GoodputFunction, JobLimits, Node, Queue
+from pollux.wire.job import JobRequest
 
 __all__ = [
     "DecisionMade",
     "Event",
+    "GenerationEnded",
+    "GenerationOutcome",
     "JobCancelled",
     "JobFinished",
     "JobLimitsChanged",
@@ -22,12 +25,20 @@ __all__ = [
     "NodeAdded",
     "NodeRemoved",
     "QueueChanged",
+    "TimerFired",
 ]
+
+GenerationOutcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost"]
+"""How the replicas of a generation ended; only the middle two count against a job's retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a user submits, as far as scheduling goes."""
+    """What a user submits, as far as scheduling goes; `request` is the whole of it, where there is something to launch.
+
+    `retries` crashes are forgiven. It waits until the jobs of `after` have succeeded. `time_limit_seconds` count while
+    it holds GPUs.
+    """
 
     id: str
     limits: JobLimits = field(default_factory=JobLimits)
@@ -36,6 +47,10 @@ class JobSpec:
     queue: str = ""
     resize_cost_seconds: float = 30.0
     oracle: FixedBatchOracle | None = field(default=None, compare=False)
+    retries: int = 0
+    after: tuple[str, ...] = ()
+    time_limit_seconds: float | None = None
+    request: JobRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,22 @@ class JobReported(Event):
     goodput: GoodputFunction | None = field(default=None, compare=False)
     remaining: float | None = None
     resize_cost_seconds: float | None = None
+    local_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationEnded(Event):
+    """No replica of this generation is left. What that means for the job, the controller says: done, retry, or failed."""
+
+    job_id: str
+    generation: int
+    outcome: GenerationOutcome
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired(Event):
+    """The time that the controller named as `next_timer_at` has come: a pause after a crash, or a time limit, is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +164,11 @@ class QueueChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade(Event):
-    """A policy's answer to the snapshot of `revision`; kept as a fact, so that a replay never asks the policy again."""
+    """A policy's answer to the snapshot of `revision`; kept as a fact, so that a replay never asks the policy again.
+
+    Where it is `partial`, jobs that the allocation does not name keep what they hold, and NOWHERE takes it away.
+    """
 
     revision: int
     decision: Decision
+    partial: bool = False

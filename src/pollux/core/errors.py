@@ -4,10 +4,17 @@
     ├── InvalidInput            the user can fix it: exit code 2
     │   ├── UnknownName         a name that is not there; suggests the closest
     │   ├── CheckpointMismatch  a checkpoint of another model, optimiser, dataset or version
-    │   └── MisusedJob          a training job's object used out of order
+    │   ├── MisusedJob          a training job's object used out of order
+    │   ├── Conflict            it clashes with what is there, such as a name in use
+    │   └── TooLarge            more than is taken at once
     ├── CheckpointDamaged       checkpoints are there, but none of them is whole
     ├── NonFiniteValue          a loss or gradient that is NaN or infinite
     ├── IllegalTransition       a job was told to do what its state forbids
+    ├── Unauthorised            no token, or one that is not known
+    ├── Forbidden               a token that may not do this
+    ├── Unreachable             the service, or what it needs, is not there now
+    ├── StoreFailed             a fact could not be written or read: disk full, damaged, locked
+    ├── BackendFailed           replicas could not be started, or their engine does not answer
     └── BrokenDecision          a policy returned what check() refuses: our bug
 
 Exit and HTTP codes are carried by the classes, so that no caller keeps a table of its own.
@@ -19,15 +26,22 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "BackendFailed",
     "BrokenDecision",
     "CheckpointDamaged",
     "CheckpointMismatch",
+    "Conflict",
+    "Forbidden",
     "IllegalTransition",
     "InvalidInput",
     "MisusedJob",
     "NonFiniteValue",
     "PolluxError",
+    "StoreFailed",
+    "TooLarge",
+    "Unauthorised",
     "UnknownName",
+    "Unreachable",
     "choices",
 ]
 
@@ -74,6 +88,56 @@ class MisusedJob(InvalidInput):
     """A call on a training job that its state does not allow, such as a second `init`."""
 
     http_status = 409
+
+
+class Conflict(InvalidInput):
+    """Something that clashes with what is there already."""
+
+    http_status = 409
+
+
+class TooLarge(InvalidInput):
+    """More than is taken at once."""
+
+    http_status = 413
+
+
+class Unauthorised(PolluxError):
+    """No token was shown, or one that is not known."""
+
+    exit_code = 77
+    http_status = 401
+
+
+class Forbidden(PolluxError):
+    """A token that is known, but may not do this."""
+
+    exit_code = 77
+    http_status = 403
+
+
+class Unreachable(PolluxError):
+    """The service, or something it needs, does not answer; trying again later may help."""
+
+    exit_code = 69
+    http_status = 503
+    retryable = True
+
+
+class StoreFailed(PolluxError):
+    """A fact could not be written or read: nothing of it is in force."""
+
+    exit_code = 74
+    http_status = 507
+    retryable = True
+
+
+class BackendFailed(PolluxError):
+    """Replicas could not be started, or their engine does not answer."""
+
+    exit_code = 71
+    http_status = 503
+    retryable = True
 
 
 class CheckpointDamaged(PolluxError):

@@ -1,0 +1,254 @@
+"""What a job tells the scheduler: reports of replica 0, sent by a thread that training never waits for.
+
+What is in a report is `pollux.wire.report`. Without a scheduler (POLLUX_URL unset) none of this runs.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import math
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pollux.agent.noise import NoiseEstimate
+from pollux.agent.status import JobStatus
+from pollux.core.errors import InvalidInput
+from pollux.goodput import GoodputModel, PublishedThroughput
+from pollux.wire.report import ModelReport, NoiseReport, Report
+
+__all__ = ["Address", "Reporter", "model_report", "post_report", "report_of"]
+
+_log = logging.getLogger("pollux")
+_TIMEOUT_SECONDS = 10.0
+_LEAST_GAP_SECONDS = 2.0
+_EVERY_SECONDS = 30.0
+_MOST_EVERY_SECONDS = 600.0
+_BACKOFF_SECONDS = (1.0, 60.0)
+_NEWS = 0.05
+_LARGEST_REPLY = 65_536
+
+Post = Callable[[str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where one job's reports go: the service's URL, the job's id there, and the token that opens it."""
+
+    url: str
+    job_id: str
+    token: str
+
+    def __post_init__(self) -> None:
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidInput(f"POLLUX_URL is '{self.url}': give http://host:port, or unset it to report nowhere")
+
+
+def post_report(address: Address, body: str) -> Mapping[str, Any]:
+    """Send one report and return the answer; raises OSError where the service is not there or refuses."""
+    parts = urllib.parse.urlsplit(address.url)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context()
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
+    try:
+        headers = {"Authorization": f"Bearer {address.token}", "Content-Type": "application/json"}
+        connection.request("POST", f"/v1/jobs/{urllib.parse.quote(address.job_id)}/reports", body, headers)
+        response = connection.getresponse()
+        text = response.read(_LARGEST_REPLY)
+        if response.status >= 300:
+            raise ConnectionError(f"the scheduler answered {response.status}: {text[:200].decode('utf-8', 'replace')}")
+        reply = json.loads(text)
+    except (http.client.HTTPException, ValueError) as error:
+        raise ConnectionError(f"the scheduler's answer makes no sense ({error})") from error
+    finally:
+        connection.close()
+    return reply if isinstance(reply, dict) else {}
+
+
+class Reporter:
+    """Keeps the newest report and sends it when it is time: soon after news, else as often as the service asks.
+
+    `offer` is called by training and returns at once. What cannot be sent is replaced by what is newer; training
+    goes on without a scheduler for as long as it takes.
+    """
+
+    def __init__(self, post: Post, clock: Callable[[], float] = time.monotonic) -> None:
+        self._post = post
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._newest: Report | None = None
+        self._sent: Report | None = None
+        self._next_at = -math.inf
+        self._every = _EVERY_SECONDS
+        self._failures = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def to(cls, address: Address) -> Reporter:
+        """A reporter over HTTP."""
+        return cls(lambda body: post_report(address, body))
+
+    @property
+    def wants_report(self) -> bool:
+        """Whether a report offered now could be sent; asked before one is put together."""
+        with self._condition:
+            return not self._closed and (self._clock() >= self._next_at - self._every + _LEAST_GAP_SECONDS)
+
+    def offer(self, report: Report) -> None:
+        """Take a newer report; it is sent when it is due, or at once where it has news."""
+        with self._condition:
+            if self._closed:
+                return
+            self._newest = report
+            if self._failures == 0 and self._sent is not None and _is_news(self._sent, report):
+                self._next_at = min(self._next_at, self._clock())
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="pollux-reports", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+
+    def close(self, last: Report | None = None, timeout_seconds: float = 3.0) -> None:
+        """End the thread; `last` is sent first, once, without retries and not longer than that."""
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+            self._newest = None
+            self._condition.notify_all()
+        if last is not None:
+            thread = threading.Thread(target=self._send, args=(last,), name="pollux-last-report", daemon=True)
+            thread.start()
+            thread.join(timeout_seconds)
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while not self._closed and (self._newest is None or self._clock() < self._next_at):
+                    wait = None if self._newest is None else max(self._next_at - self._clock(), 0.0)
+                    self._condition.wait(wait)
+                if self._closed or self._newest is None:
+                    return
+                report, self._newest = self._newest, None
+            self._send(report)
+
+    def _send(self, report: Report) -> None:
+        try:
+            reply = self._post(json.dumps(asdict(report), allow_nan=False))
+            failure = ""
+        except (OSError, ValueError) as error:
+            reply, failure = {}, str(error) or type(error).__name__
+        with self._condition:
+            now = self._clock()
+            if failure:
+                self._failures += 1
+                low, high = _BACKOFF_SECONDS
+                self._next_at = now + min(low * 2.0 ** min(self._failures - 1, 10), high)
+                if self._newest is None:
+                    self._newest = report
+                if self._failures == 1:
+                    _log.warning("this report did not reach the scheduler (%s); training goes on", failure)
+                return
+            if self._failures:
+                _log.info("the scheduler is there again after %d failed reports", self._failures)
+            self._failures, self._sent = 0, report
+            every = reply.get("report_every_seconds")
+            if isinstance(every, int | float) and math.isfinite(every):
+                self._every = min(max(float(every), _LEAST_GAP_SECONDS), _MOST_EVERY_SECONDS)
+            waiting = self._newest is not None and _is_news(report, self._newest)
+            self._next_at = now if waiting else now + self._every
+
+
+def _is_news(before: Report, after: Report) -> bool:
+    """Whether the scheduler should hear at once: a first model, another batch, or a rate that moved."""
+    if (before.model is None) != (after.model is None) or before.batch_size != after.batch_size:
+        return True
+    if before.goodput is None or after.goodput is None:
+        return before.goodput is not after.goodput
+    return abs(after.goodput - before.goodput) > _NEWS * before.goodput
+
+
+def report_of(
+    job: JobStatus,
+    *,
+    generation: int,
+    loss: float | None = None,
+    throughput: float | None = None,
+    total_progress: float | None = None,
+    metrics: Mapping[str, float] | None = None,
+    resize_seconds: float | None = None,
+    checkpoint_age_seconds: float | None = None,
+    epoch: float | None = None,
+    num_nodes: int = 1,
+    gpu_type: str = "",
+    final: bool = False,
+) -> Report:
+    """A report of where the job stands; numbers that are not finite are left out."""
+    model, efficiency = job.goodput_model, job.efficiency
+    rate = _finite(throughput)
+    return Report(
+        generation=generation,
+        step=job.step,
+        samples=job.samples,
+        progress=job.progress,
+        epoch=float(job.epoch) if epoch is None else epoch,
+        num_replicas=job.num_replicas,
+        num_nodes=num_nodes,
+        batch_size=job.batch_size,
+        local_batch=job.local_batch,
+        accumulation=job.accumulation,
+        learning_rate_factor=sum(job.lr_factors) / max(len(job.lr_factors), 1),
+        efficiency=efficiency,
+        throughput=rate,
+        step_seconds=None if not rate else job.batch_size / rate,
+        goodput=None if rate is None else rate * efficiency,
+        total_progress=_finite(total_progress),
+        noise=_noise(job.noise),
+        model=None if model is None else model_report(model, gpu_type),
+        loss=_finite(loss),
+        metrics={name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)},
+        resize_seconds=_finite(resize_seconds),
+        checkpoint_age_seconds=_finite(checkpoint_age_seconds),
+        exact=job.is_exact,
+        final=final,
+    )
+
+
+def model_report(model: GoodputModel, gpu_type: str) -> ModelReport | None:
+    """A goodput model as plain numbers; None for a throughput model of another kind than the published one."""
+    throughput, limits = model.throughput, model.limits
+    if not isinstance(throughput, PublishedThroughput):
+        return None
+    return ModelReport(
+        parameters=tuple(float(value) for value in throughput.parameters),
+        gpu_type=gpu_type,
+        initial_batch=limits.initial,
+        max_batch=limits.maximum,
+        local_batch_max=limits.local_max,
+        grad_sqr=model.efficiency.grad_sqr,
+        grad_var=model.efficiency.grad_var,
+        accumulation=limits.accumulation,
+        local_batch_min=limits.local_min,
+    )
+
+
+def _noise(estimate: NoiseEstimate) -> NoiseReport | None:
+    if estimate.num_measured == 0 or not math.isfinite(estimate.noise_scale):
+        return None
+    high = estimate.high if math.isfinite(estimate.high) else None
+    return NoiseReport(estimate.noise_scale, estimate.low, high, estimate.num_measured)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,157 @@
+"""What a backend must do: start and stop the replicas of a job's generation, and say what happened to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pollux.core import Node, Placement
+
+__all__ = [
+    "Backend",
+    "BackendEvent",
+    "Exit",
+    "Launch",
+    "Listener",
+    "LogChunk",
+    "NodeDown",
+    "NodeUp",
+    "Outcome",
+    "ReplicasEnded",
+    "ReplicasStarted",
+    "Running",
+]
+
+Outcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost"]
+"""How a generation ended: by itself, well or not; for lack of memory; because it was told to; with its node or shim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Replicas of one job and generation: one process per GPU of the placement, all with the same command.
+
+    `env` is added to the service's own environment; the backend adds torchrun's variables. Memory and CPUs are per
+    GPU, 0 for not counted. `grace_seconds` lie between SIGTERM and SIGKILL.
+    """
+
+    job_id: str
+    generation: int
+    placement: Placement
+    argv: tuple[str, ...]
+    workdir: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    grace_seconds: float = 60.0
+    memory_bytes_per_gpu: float = 0.0
+    cpus_per_gpu: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How one replica ended: exit code, or minus the signal's number; `at` in seconds since 1970."""
+
+    replica: int
+    code: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEvent:
+    """Root of what backends tell; `at` in seconds since 1970."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasStarted(BackendEvent):
+    """All replicas of a generation are processes now."""
+
+    job_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasEnded(BackendEvent):
+    """No process of this generation is left; `detail` is one line for people, with the end of the log where it helps."""
+
+    job_id: str
+    generation: int
+    outcome: Outcome
+    exits: tuple[Exit, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp(BackendEvent):
+    """A node arrived, or changed."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDown(BackendEvent):
+    """A node is gone, with whatever ran there."""
+
+    node_id: str
+
+
+Listener = Callable[[BackendEvent], None]
+"""Called from any thread, returns at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a backend has of one job: the newest generation it was given.
+
+    `waiting`: accepted, its GPUs are not free yet; `running`: has processes; `stopping`: told to end;
+    `ended`: no process left, `ended` tells how, kept until `forget`.
+    """
+
+    job_id: str
+    generation: int
+    state: Literal["waiting", "running", "stopping", "ended"]
+    ended: ReplicasEnded | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """A piece of one replica's log and the offset after it; `at_end`: there is no more now."""
+
+    text: str
+    offset: int
+    at_end: bool
+
+
+class Backend(Protocol):
+    """Seven small methods beside start and close. Everything is idempotent and returns without waiting for processes."""
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+
+    def start(self, listener: Listener) -> None:
+        """Begin: find what still runs from before, and tell the listener of everything that happens from now on."""
+
+    def inventory(self) -> tuple[Node, ...]:
+        """The nodes there are now."""
+
+    def render(self, launch: Launch) -> Mapping[str, Any]:
+        """Exactly what would be started, as plain values; pure, for dry runs."""
+
+    def submit(self, launch: Launch) -> None:
+        """Start replicas once the job's earlier generation is gone and the GPUs are free; known (job, generation): no-op."""
+
+    def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
+        """End all replicas of the job up to and including that generation; unknown or ended: no-op."""
+
+    def running(self) -> tuple[Running, ...]:
+        """Everything it has that was not forgotten."""
+
+    def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """A piece of a replica's log over all generations, from `offset` on; a negative offset counts from the end."""
+
+    def forget(self, job_id: str) -> None:
+        """Drop what is kept of an ended job, but not its logs."""
+
+    def close(self) -> None:
+        """Let go; replicas keep running where the backend can find them again."""

@@ -1,0 +1,80 @@
+"""What a store must do: an append-only log of facts with snapshots, and telemetry apart from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pollux.controller import Event
+
+__all__ = ["SavedState", "Store", "Telemetry", "TelemetryRow"]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """The controller's state as plain JSON values after the event of `revision`."""
+
+    revision: int
+    state: Mapping[str, Any]
+
+
+class Store(Protocol):
+    """The log of facts. One writer at a time; what `append` returned for is durable."""
+
+    def append(self, events: Sequence[Event]) -> int:
+        """Write all of them or none, durably; the revision of the last (revisions count from 1)."""
+
+    def read(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """Events of higher revision, in order, decoded and brought to the present version."""
+
+    @property
+    def revision(self) -> int:
+        """Of the last event; 0 before the first."""
+
+    def save(self, saved: SavedState) -> None:
+        """Keep a snapshot; the last two are kept."""
+
+    def load(self) -> SavedState | None:
+        """The newest snapshot that is whole, or None."""
+
+    def trim(self, keep_after: float) -> int:
+        """Drop events that the older kept snapshot covers and that are from before that time; how many."""
+
+    def setting(self, name: str) -> str | None:
+        """A value kept beside the log (tokens' hashes, format version)."""
+
+    def set_setting(self, name: str, value: str) -> None:
+        """Keep a value durably."""
+
+    def close(self) -> None:
+        """Let go of files and locks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryRow:
+    """One measurement of one job: `kind` is `report`, `eta` or `decision`; `values` are plain JSON."""
+
+    job_id: str
+    at: float
+    kind: str
+    values: Mapping[str, Any]
+
+
+class Telemetry(Protocol):
+    """Measurements over time, down-sampled as they age; losing old ones changes no decision."""
+
+    def record(self, rows: Sequence[TelemetryRow]) -> None:
+        """Write them durably; the newest of each job and kind is kept whole."""
+
+    def latest(self, kind: str) -> Mapping[str, TelemetryRow]:
+        """The newest row of each job."""
+
+    def series(self, job_id: str, kind: str, since: float = 0.0, limit: int = 2000) -> list[TelemetryRow]:
+        """Rows of a job in order of time, evenly thinned to at most `limit`."""
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job's rows."""
+
+    def close(self) -> None:
+        """Let go of files."""

@@ -1,0 +1,5 @@
+"""Messages between agent, service and command line: plain values with a strict codec, and the job file."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,32 @@
+"""The environment variables of Pollux, all of them, with what they mean. Who reads and sets them is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["JOB_VARIABLES", "USER_VARIABLES"]
+
+JOB_VARIABLES: Mapping[str, str] = {
+    "POLLUX_JOB": "name of the job, shown in its receipt",
+    "POLLUX_GENERATION": "how often the job was placed so far; goes up at every re-allocation",
+    "POLLUX_URL": "where the job's agent reports to; unset: nowhere",
+    "POLLUX_JOB_TOKEN": "what the agent shows there; it can report and read this one job only",
+    "POLLUX_CHECKPOINT_DIR": "folder for checkpoints where the script names none",
+    "POLLUX_CHECKPOINT_EVERY": "seconds between two checkpoints where the script names none",
+    "POLLUX_CHECKPOINT_KEEP": "how many checkpoints are kept where the script does not say",
+    "POLLUX_OUTPUT_DIR": "folder for the receipt where the script names none",
+    "POLLUX_NUM_NODES": "nodes that the replicas are on, where LOCAL_WORLD_SIZE does not tell",
+    "POLLUX_TIMEOUT": "seconds after which a collective that never completes is an error",
+    "POLLUX_BATCH_SIZE": "the initial batch of the job file; the script's own wins where it names one",
+    "POLLUX_MAX_BATCH_SIZE": "the ceiling of the batch of the job file; the script's own wins where it names one",
+    "POLLUX_MAX_LOCAL_BATCH": "the largest batch for one GPU: of the job file, or learned from running out of memory",
+    "POLLUX_STOPPED_AT": "when the replicas before these took their last step, seconds since 1970: for the pause",
+}
+"""Set by the launcher for the processes of a job, and by people who run a script alone."""
+
+USER_VARIABLES: Mapping[str, str] = {
+    "POLLUX_HOME": "folder of the service's store, tokens and logs; ~/.local/state/pollux where unset",
+    "POLLUX_SERVER": "address of the service that the command line talks to; found in POLLUX_HOME where unset",
+    "POLLUX_TOKEN": "the token it shows; read from POLLUX_HOME where unset",
+}
+"""Read by the command line and the service."""

@@ -1,0 +1,91 @@
+"""What a user submits, after reading and checking: one shape for every backend. How a job file is read is in `jobfile`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = [
+    "PRIORITY_WEIGHTS",
+    "BatchSizes",
+    "CheckpointRequest",
+    "JobRequest",
+    "OnResize",
+    "Priority",
+    "Resources",
+]
+
+Priority = Literal["low", "normal", "high"]
+"""How much a job counts beside others."""
+
+PRIORITY_WEIGHTS: Mapping[Priority, float] = {"low": 0.25, "normal": 1.0, "high": 4.0}
+"""The weight of each priority in the policies' objective."""
+
+OnResize = Literal["live", "restart", "never"]
+"""How a job's GPUs may change while it runs; `never` makes it rigid."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """Batch sizes in samples; None where the script or the agent decides."""
+
+    initial: int | None = None
+    max: int | None = None
+    per_gpu_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What each GPU's replica needs beside the GPU; 0: not counted. `gpu_types` empty: any."""
+
+    cpus: float = 0.0
+    memory_bytes: float = 0.0
+    gpu_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest:
+    """Where and how often the agent saves; None where the script decides or the service gives a folder of its own."""
+
+    dir: str | None = None
+    every_seconds: float | None = None
+    keep: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job as the service takes it. `run` is the command and its arguments; `workdir` is absolute.
+
+    `preemptible` None means: elastic jobs are, rigid ones (`on_resize` `never`, or one number of GPUs) are not.
+    """
+
+    name: str
+    run: tuple[str, ...]
+    min_gpus: int = 1
+    max_gpus: int = 1
+    batch_size: BatchSizes = field(default_factory=BatchSizes)
+    resources: Resources = field(default_factory=Resources)
+    workdir: str = "/"
+    env: Mapping[str, str] = field(default_factory=dict)
+    priority: Priority = "normal"
+    queue: str = "default"
+    preemptible: bool | None = None
+    after: tuple[str, ...] = ()
+    time_limit_seconds: float | None = None
+    retries: int = 3
+    grace_seconds: float = 60.0
+    on_resize: OnResize | None = None
+    checkpoint: CheckpointRequest = field(default_factory=CheckpointRequest)
+
+    @property
+    def is_rigid(self) -> bool:
+        """Whether it must keep its GPUs once it has them: said so, or one fixed number of GPUs and nothing said."""
+        if self.on_resize is None:
+            return self.min_gpus == self.max_gpus
+        return self.on_resize == "never"
+
+    @property
+    def is_preemptible(self) -> bool:
+        """Whether it may be stopped for others and continued later."""
+        return not self.is_rigid if self.preemptible is None else self.preemptible

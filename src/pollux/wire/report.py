@@ -1,0 +1,84 @@
+"""What a job's agent tells the service now and then: where training stands, and the model it has learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["REPORT_VERSION", "ModelReport", "NoiseReport", "Report", "ReportReply"]
+
+REPORT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseReport:
+    """The gradient noise scale in samples, its 95 % interval (`high` None: unbounded) and how many steps measured it."""
+
+    scale: float
+    low: float
+    high: float | None
+    measured: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """The learned goodput model as plain numbers.
+
+    `parameters` are the seven of the published throughput model (αc βc αn βn αr βr γ) on `gpu_type`; `grad_sqr` and
+    `grad_var` make the efficiency (1 and 0: exact mode, efficiency counts from the initial batch only).
+    Batches are in samples.
+    """
+
+    parameters: tuple[float, ...]
+    gpu_type: str
+    initial_batch: int
+    max_batch: int
+    local_batch_max: int
+    grad_sqr: float
+    grad_var: float
+    accumulation: bool = True
+    local_batch_min: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report of replica 0, for all replicas. Fields that are None are unknown.
+
+    `progress` and `total_progress` are in useful samples (the unit of goodput); `throughput` in samples per second,
+    `efficiency` useful samples per sample, `goodput` useful samples per second. `resize_seconds` is the measured
+    pause of this job's last re-allocation. `final` marks the last report of a job that is done.
+    """
+
+    generation: int
+    step: int
+    samples: int
+    progress: float
+    epoch: float
+    num_replicas: int
+    num_nodes: int
+    batch_size: int
+    local_batch: int
+    accumulation: int
+    learning_rate_factor: float = 1.0
+    efficiency: float = 1.0
+    throughput: float | None = None
+    step_seconds: float | None = None
+    goodput: float | None = None
+    total_progress: float | None = None
+    noise: NoiseReport | None = None
+    model: ModelReport | None = None
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    resize_seconds: float | None = None
+    checkpoint_age_seconds: float | None = None
+    exact: bool = True
+    final: bool = False
+    version: int = REPORT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReply:
+    """What the agent gets back: when to report next, and the largest local batch it may try (None: no limit known)."""
+
+    report_every_seconds: float = 30.0
+    local_batch_max: int | None = None

@@ -1,0 +1,129 @@
+"""What people and pages are told about jobs, nodes and the service. Times are seconds since 1970 on the service's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Eta", "JobStatus", "NodeStatus", "Plan", "QueueStatus", "ReasonStatus", "ServiceStatus"]
+
+
+@dataclass(frozen=True, slots=True)
+class Eta:
+    """When a job is expected to end: with the GPUs it holds (None: holds none), and as an interval under what it may get."""
+
+    low: float
+    high: float
+    current: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonStatus:
+    """Why a job has what it has: the policy's own word and numbers, and the sentences made of them."""
+
+    code: str
+    at: float
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    text: str = ""
+    next_step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One job. `progress` is a share from 0 to 1; `goodput` useful samples per second, `throughput` samples per second.
+
+    `gpus` are those it holds now, `placement` where. `crashes` counts against `retries`; `restarts` are re-allocations.
+    """
+
+    id: str
+    name: str
+    state: str
+    queue: str
+    priority: str
+    submitted_at: float
+    min_gpus: int
+    max_gpus: int
+    gpus: int = 0
+    placement: Mapping[str, int] = field(default_factory=dict)
+    generation: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    restarts: int = 0
+    crashes: int = 0
+    retries: int = 0
+    rigid: bool = False
+    after: tuple[str, ...] = ()
+    detail: str = ""
+    batch_size: int | None = None
+    local_batch: int | None = None
+    accumulation: int | None = None
+    learning_rate_factor: float | None = None
+    throughput: float | None = None
+    efficiency: float | None = None
+    goodput: float | None = None
+    noise_scale: float | None = None
+    loss: float | None = None
+    epoch: float | None = None
+    progress: float | None = None
+    eta: Eta | None = None
+    reason: ReasonStatus | None = None
+    gpu_seconds: float = 0.0
+    reported_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will happen to a job that is submitted now: the policy's own answer for it.
+
+    `gpus` 0: it waits, `behind` names who holds what it needs. `low_gpus` to `high_gpus` is the predicted range.
+    """
+
+    job_id: str
+    starts_now: bool
+    gpus: int
+    low_gpus: int
+    high_gpus: int
+    behind: tuple[str, ...] = ()
+    eta: Eta | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node: GPUs (or CPU slots, `gpu_type` `cpu`) and who holds how many."""
+
+    id: str
+    gpus: int
+    gpu_type: str
+    used: int
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    schedulable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """One queue: its weight, its cap (None: none), what its jobs hold together."""
+
+    name: str
+    weight: float = 1.0
+    gpu_quota: int | None = None
+    used: int = 0
+    jobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """The service about itself."""
+
+    version: str
+    policy: str
+    trigger: str
+    backend: str
+    started_at: float
+    now: float
+    revision: int
+    nodes: tuple[NodeStatus, ...] = ()
+    queues: tuple[QueueStatus, ...] = ()
+    jobs_by_state: Mapping[str, int] = field(default_factory=dict)
+    last_decision_at: float | None = None
+    decision_seconds: float | None = None
