@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["JOB_VARIABLES", "USER_VARIABLES"]
+__all__ = ["JOB_VARIABLES", "TORCHRUN_VARIABLES", "USER_VARIABLES"]
 
 JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_JOB": "name of the job, shown in its receipt",
@@ -19,6 +19,7 @@ JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_TIMEOUT": "seconds after which a collective that never completes is an error",
     "POLLUX_BATCH_SIZE": "the initial batch of the job file; the script's own wins where it names one",
     "POLLUX_MAX_BATCH_SIZE": "the ceiling of the batch of the job file; the script's own wins where it names one",
+    "POLLUX_ADAPT": "'0': the batch stays the initial one, whatever ceiling is named, as under a policy of fixed sizes",
     "POLLUX_MAX_LOCAL_BATCH": "the largest batch for one GPU: of the job file, or learned from running out of memory",
     "POLLUX_STOPPED_AT": "when the replicas before these took their last step, seconds since 1970: for the pause",
 }
@@ -30,3 +31,19 @@ USER_VARIABLES: Mapping[str, str] = {
     "POLLUX_TOKEN": "the token it shows; read from POLLUX_HOME where unset",
 }
 """Read by the command line and the service."""
+
+TORCHRUN_VARIABLES: Mapping[str, str] = {
+    "RANK": "number of the replica among all, from 0",
+    "LOCAL_RANK": "its number on its node",
+    "GROUP_RANK": "number of its node",
+    "ROLE_RANK": "the same as RANK",
+    "ROLE_NAME": "always default",
+    "WORLD_SIZE": "replicas of the job",
+    "LOCAL_WORLD_SIZE": "replicas on this node",
+    "GROUP_WORLD_SIZE": "nodes that hold replicas",
+    "ROLE_WORLD_SIZE": "the same as WORLD_SIZE",
+    "MASTER_ADDR": "where replica 0 listens for the others",
+    "MASTER_PORT": "its port",
+    "CUDA_VISIBLE_DEVICES": "the GPUs of this node that the job was given",
+}
+"""Set by the launcher with torchrun's meaning, never by a job file; so are all that begin with `TORCHELASTIC_`."""

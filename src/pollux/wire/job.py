@@ -1,4 +1,4 @@
-"""What a user submits, after reading and checking: one shape for every backend. How a job file is read is in `jobfile`."""
+"""What a user submits, read and checked: one shape for every backend. How a job file is read is in `jobfile`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ REPORT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class NoiseReport:
-    """The gradient noise scale in samples, its 95 % interval (`high` None: unbounded) and how many steps measured it."""
+    """The gradient noise scale in samples, its 95 % interval (`high` None: unbounded) and the steps measured for it."""
 
     scale: float
     low: float

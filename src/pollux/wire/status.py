@@ -1,4 +1,4 @@
-"""What people and pages are told about jobs, nodes and the service. Times are seconds since 1970 on the service's clock."""
+"""What people and pages are told about jobs, nodes and the service. Times are seconds since 1970 by its clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Eta", "JobStatus", "NodeStatus", "Plan", "QueueStatus", "ReasonStatu
 
 @dataclass(frozen=True, slots=True)
 class Eta:
-    """When a job is expected to end: with the GPUs it holds (None: holds none), and as an interval under what it may get."""
+    """When a job is expected to end: with the GPUs it holds (None: none), and as an interval under what it may get."""
 
     low: float
     high: float

@@ -1,0 +1,82 @@
+"""Where the service keeps what: one folder, and what lies in it. Who reads and writes it is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pollux.core.errors import InvalidInput
+
+__all__ = [
+    "checkpoint_folder",
+    "home",
+    "log_file",
+    "log_folder",
+    "receipt_folder",
+    "run_folder",
+    "service_file",
+    "store_file",
+    "telemetry_file",
+    "token_file",
+]
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """The service's folder, absolute: `POLLUX_HOME`, or `~/.local/state/pollux` where that is unset or empty."""
+    named = environ.get("POLLUX_HOME", "")
+    try:
+        return Path(named).expanduser().absolute() if named else Path.home() / ".local" / "state" / "pollux"
+    except RuntimeError as error:
+        raise InvalidInput(f"POLLUX_HOME is '{named}', and there is no home folder: set it to a folder") from error
+
+
+def service_file(home: Path) -> Path:
+    """How to reach the running service: JSON with `url`, `pid`, `started_at` and `version`."""
+    return home / "service.json"
+
+
+def token_file(home: Path) -> Path:
+    """The operator's token; readable by its owner only (mode 0600)."""
+    return home / "token"
+
+
+def store_file(home: Path) -> Path:
+    """The log of facts and its snapshots."""
+    return home / "store.sqlite"
+
+
+def telemetry_file(home: Path) -> Path:
+    """Series of reports, apart from the facts."""
+    return home / "telemetry.sqlite"
+
+
+def run_folder(home: Path, job_id: str) -> Path:
+    """What the shim of a job keeps."""
+    return home / "run" / _part(job_id)
+
+
+def log_folder(home: Path, job_id: str) -> Path:
+    """The logs of a job."""
+    return home / "logs" / _part(job_id)
+
+
+def log_file(home: Path, job_id: str, replica: int) -> Path:
+    """The log of one replica, over all generations."""
+    return log_folder(home, job_id) / f"{replica:d}.log"
+
+
+def checkpoint_folder(home: Path, job_id: str) -> Path:
+    """A job's checkpoints where its file names no folder."""
+    return home / "checkpoints" / _part(job_id)
+
+
+def receipt_folder(home: Path, job_id: str) -> Path:
+    """A job's receipt."""
+    return home / "receipts" / _part(job_id)
+
+
+def _part(job_id: str) -> str:
+    """The id, which must stay one part of a path."""
+    if not job_id or job_id.startswith(".") or "/" in job_id or "\0" in job_id:
+        raise InvalidInput(f"job id {job_id!r:.80} cannot name a folder: give the id of a job")
+    return job_id
