@@ -250,6 +250,8 @@ class _Run:
             fixed, oracle = application.fixed, None
             most = fixed.num_gpus if fixed else min(settings.max_gpus_per_job, limits.maximum // limits.local_min)
             job.batching = LearnedBatch(application, fixed.batch_size if fixed else None)
+        # A job of a recorded history keeps the cap that its user gave it.
+        most = min(most, getattr(application, "max_gpus", most))
         spec = JobSpec(
             request.name,
             JobLimits(1, min(most, settings.num_gpus), max_nodes=application.max_nodes),

@@ -1,0 +1,108 @@
+"""Where a database may lie: on a local file system, in a private file, with one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from pathlib import Path
+
+from pollux.core.errors import Conflict, InvalidInput, StoreFailed
+
+# Their locks and shared memory do not work between machines, so that two writers could spoil a log.
+_NETWORK_FILE_SYSTEMS = frozenset(
+    {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs",
+     "panfs", "smb3", "smbfs"}
+)  # fmt: skip
+_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.overlayfs", "fuse.lxcfs", "fuse.mergerfs"})
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The kind of file system that `path` (absolute, links followed) is on, by a text like /proc/self/mountinfo."""
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:
+            continue
+        point = fields[4].encode().decode("unicode_escape", "replace")
+        inside = point == "/" or str(path) == point or str(path).startswith(f"{point}/")
+        # Of two mounts on one point, the later hides the earlier.
+        if inside and len(point) >= best:
+            best, kind = len(point), after.split(" ", 1)[0]
+    return kind
+
+
+def refuse_network(path: Path) -> None:
+    """Raise for a folder on a network file system; where the system does not tell, it is taken to be local."""
+    try:
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    kind = file_system(path, mounts)
+    is_remote_fuse = kind.startswith("fuse.") and kind not in _LOCAL_FUSE
+    if kind in _NETWORK_FILE_SYSTEMS or is_remote_fuse:
+        raise InvalidInput(
+            f"{path} is on a network file system ({kind}), where a log cannot be kept safely; "
+            "choose a local folder with POLLUX_HOME"
+        )
+
+
+def private_file(path: Path) -> None:
+    """Make sure that the file is there, only its owner can read it, and its name is on the disk."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(handle, 0o600)
+    finally:
+        os.close(handle)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class WriterLock:
+    """Held by the one process that may write; ends with it, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(handle)
+            raise Conflict(
+                f"{path.with_suffix('')} is in use by process {holder}; "
+                "stop that one ('pollux down'), or choose another folder with POLLUX_HOME"
+            ) from None
+        except OSError as error:
+            os.close(handle)
+            raise StoreFailed(f"{path} cannot be locked: {error}; make its folder writable") from None
+        self._handle = handle
+        _LOCKS.add(self)
+
+    def release(self) -> None:
+        """Let others write; a second call does nothing."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+
+
+_LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _let_go_after_fork() -> None:
+    # A child would hold the lock beyond the life of its parent. Closing its copy does not release the parent's.
+    for lock in list(_LOCKS):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go_after_fork)
