@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pollux.controller.commands import Command, Decide, ResizeJob, StartJob, StopJob
-from pollux.controller.controller import Controller, ControllerSettings, JobRecord, require
+from pollux.controller.controller import Controller
 from pollux.controller.events import (
     DecisionMade,
     Event,
+    GenerationEnded,
+    GenerationOutcome,
     JobCancelled,
     JobFinished,
     JobLimitsChanged,
@@ -19,8 +21,13 @@ from pollux.controller.events import (
     NodeAdded,
     NodeRemoved,
     QueueChanged,
+    TimerFired,
 )
 from pollux.controller.lifecycle import ENDED, HOLDING, TRANSITIONS, JobState
+from pollux.controller.records import JobRecord
+from pollux.controller.reports import model_from
+from pollux.controller.requests import spec_from
+from pollux.controller.settings import ControllerSettings, require
 
 __all__ = [
     "ENDED",
@@ -32,6 +39,8 @@ __all__ = [
     "Decide",
     "DecisionMade",
     "Event",
+    "GenerationEnded",
+    "GenerationOutcome",
     "JobCancelled",
     "JobFinished",
     "JobLimitsChanged",
@@ -49,5 +58,8 @@ __all__ = [
     "ResizeJob",
     "StartJob",
     "StopJob",
+    "TimerFired",
+    "model_from",
     "require",
+    "spec_from",
 ]

@@ -35,7 +35,11 @@ class ResizeJob(Command):
 
 @dataclass(frozen=True, slots=True)
 class StopJob(Command):
-    """End a job's replicas; `reason` is `preempted`, `paused`, `cancelled` or `node-lost`."""
+    """End a job's replicas, all generations below this one.
+
+    `reason` is `preempted`, `paused`, `cancelled`, `node-lost`, `time-limit`, `failed` (given up) or `finished` (it was
+    through before it noticed that it had been placed anew).
+    """
 
     job_id: str
     generation: int

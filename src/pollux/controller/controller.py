@@ -6,14 +6,17 @@ No clock, no threads, no I/O: time comes with the events. The simulator and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
+from pollux.controller import decisions, news, state
+from pollux.controller.books import Books
 from pollux.controller.commands import Command, Decide, ResizeJob, StartJob, StopJob
 from pollux.controller.events import (
     DecisionMade,
     Event,
+    GenerationEnded,
     JobCancelled,
     JobFinished,
     JobLimitsChanged,
@@ -26,82 +29,32 @@ from pollux.controller.events import (
     NodeAdded,
     NodeRemoved,
     QueueChanged,
+    TimerFired,
 )
+from pollux.controller.generations import judge
 from pollux.controller.lifecycle import ENDED, JobState, step
+from pollux.controller.records import JobRecord
+from pollux.controller.reports import limited
+from pollux.controller.settings import ControllerSettings
 from pollux.core import (
     NOWHERE,
     BrokenDecision,
+    Change,
     Cluster,
-    GoodputFunction,
+    Decision,
     IllegalTransition,
     InvalidInput,
-    JobView,
     Placement,
-    Policy,
     PolluxError,
     Queue,
+    Reason,
     Snapshot,
-    UnknownName,
     check,
     plan,
 )
+from pollux.core.errors import Conflict
 
-__all__ = ["Controller", "ControllerSettings", "JobRecord", "require"]
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerSettings:
-    """When to decide.
-
-    `rounds`: every `interval_seconds`. `events`: when something changed that can change the answer, at least
-    `min_gap_seconds` apart; a model counts as changed when its prediction moved by more than `model_drift`.
-    """
-
-    trigger: Literal["rounds", "events"] = "rounds"
-    interval_seconds: float = 60.0
-    min_gap_seconds: float = 2.0
-    model_drift: float = 0.05
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.trigger not in ("rounds", "events"):
-            raise UnknownName("trigger", self.trigger, ("rounds", "events"))
-        for name in ("interval_seconds", "min_gap_seconds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidInput(f"{name} is {value}; give a finite number of seconds above 0")
-
-
-@dataclass(slots=True)
-class JobRecord:
-    """All the controller knows of one job."""
-
-    spec: JobSpec
-    submitted_at: float
-    state: JobState = JobState.QUEUED
-    placement: Placement = NOWHERE
-    generation: int = 0
-    held_since: float = 0.0
-    attained_gpu_seconds: float = 0.0
-    num_starts: int = 0
-    largest_gpus: int = 0
-    started_at: float | None = None
-    ended_at: float | None = None
-    detail: str = ""
-    goodput: GoodputFunction | None = None
-    remaining: float | None = None
-    resize_cost_seconds: float = 30.0
-    decided_goodput: float | None = None
-    view: JobView | None = field(default=None, repr=False)
-
-    @property
-    def num_restarts(self) -> int:
-        """Times it was placed anew after its first start."""
-        return max(self.num_starts - 1, 0)
-
-    def attained(self, now: float) -> float:
-        """GPU-seconds held up to `now`."""
-        return self.attained_gpu_seconds + self.placement.num_gpus * max(now - self.held_since, 0.0)
+__all__ = ["Controller"]
 
 
 class Controller:
@@ -112,10 +65,7 @@ class Controller:
     ) -> None:
         self.settings = settings or ControllerSettings()
         self.revision = 0
-        self.jobs: dict[str, JobRecord] = {}
-        self._cluster = cluster
-        self._queues = {queue.name: queue for queue in queues}
-        self._active: dict[str, JobRecord] = {}
+        self._books = Books(cluster, queues)
         self._memory: object = None
         self._last_decision = -math.inf
         self._next_decision: float | None = None
@@ -124,6 +74,7 @@ class Controller:
             JobSubmitted: self._submitted,
             JobRunning: self._running,
             JobReported: self._reported,
+            GenerationEnded: self._generation_ended,
             JobFinished: self._finished,
             JobCancelled: self._cancelled,
             JobPaused: self._paused,
@@ -132,18 +83,44 @@ class Controller:
             NodeAdded: self._node_added,
             NodeRemoved: self._node_removed,
             QueueChanged: self._queue_changed,
+            TimerFired: self._timer_fired,
             DecisionMade: self._decided,
         }
 
     @property
+    def jobs(self) -> Mapping[str, JobRecord]:
+        """Every job ever submitted, in that order; to be read, not written."""
+        return self._books.jobs
+
+    @property
+    def active(self) -> Mapping[str, JobRecord]:
+        """Jobs that have not ended, in the order of submission."""
+        return self._books.active
+
+    @property
     def cluster(self) -> Cluster:
         """The nodes known now."""
-        return self._cluster
+        return self._books.cluster
+
+    @property
+    def queues(self) -> Mapping[str, Queue]:
+        """The queues that were set up; jobs of others have the weight 1 and no quota."""
+        return self._books.queues
 
     @property
     def next_decision_at(self) -> float | None:
         """When the policy is due, if it is."""
         return self._next_decision
+
+    @property
+    def last_decision_at(self) -> float | None:
+        """When a policy's answer last came in."""
+        return None if math.isinf(self._last_decision) else self._last_decision
+
+    @property
+    def next_timer_at(self) -> float | None:
+        """When a `TimerFired` is due: a pause after a crash, or a time limit, is over."""
+        return self._books.next_due
 
     def begin(self, at: float) -> list[Command]:
         """Start the clock of rounds; under `events` there is nothing to do until something happens."""
@@ -164,66 +141,77 @@ class Controller:
             self.revision -= 1
             raise
 
-    def snapshot(self, now: float) -> Snapshot:
-        """Everything a policy may know at `now`."""
+    def draft(self, spec: JobSpec, now: float) -> JobRecord:
+        """The record that the job would get if it were submitted now, or the refusal; nothing changes."""
+        return self._books.draft(spec, now)
+
+    def snapshot(self, now: float, newcomer: JobRecord | None = None) -> Snapshot:
+        """Everything a policy may know at `now`; with a `newcomer`, as if that draft were a job already."""
+        records = [record for record in self._books.active.values() if record.is_ready]
+        if newcomer is not None and newcomer.is_ready:
+            records.append(newcomer)
         jobs, running = [], {}
-        for record in self._active.values():
-            if record.state is JobState.PAUSED:
-                continue
-            jobs.append(self._view(record, now))
+        for record in records:
+            jobs.append(record.view(now))
             if record.placement:
                 running[record.spec.id] = record.placement
-        return Snapshot(
-            self.revision,
-            now,
-            self._cluster,
-            tuple(jobs),
-            running,
-            self._queues,
-            self.settings.seed,
-            self._memory,
-        )
+        seed, memory = self.settings.seed, self._memory
+        return Snapshot(self.revision, now, self.cluster, tuple(jobs), running, self.queues, seed, memory)
 
-    def _view(self, record: JobRecord, now: float) -> JobView:
-        attained = record.attained(now)
-        view = record.view
-        if view is None:
-            spec = record.spec
-            view = JobView(
-                id=spec.id, submitted_at=record.submitted_at, limits=spec.limits,
-                requested_gpus=spec.requested_gpus, weight=spec.weight, queue=spec.queue,
-                attained_gpu_seconds=attained, num_restarts=record.num_restarts,
-                largest_gpus=record.largest_gpus, resize_cost_seconds=record.resize_cost_seconds,
-                goodput=record.goodput, remaining=record.remaining, oracle=spec.oracle,
-            )  # fmt: skip
-        elif view.attained_gpu_seconds != attained:
-            view = replace(view, attained_gpu_seconds=attained)
-        record.view = view
-        return view
+    def narrowed(self, decision: Decision) -> Decision:
+        """What the decision changes, for a `DecisionMade` that is partial; see `decisions.narrowed`."""
+        return decisions.narrowed(self._books.active, self._books.jobs, decision)
+
+    def remember(self, memory: object) -> None:
+        """Keep the policy's memory for the next snapshot; it is no fact, and a restart loses it."""
+        self._memory = memory
+
+    def is_news(self, event: JobReported) -> bool:
+        """Whether a report has to become a fact; one that is not goes to telemetry only. See `news.is_news`."""
+        return news.is_news(self._books.record(event.job_id), event, self._books.cluster)
+
+    def state(self) -> dict[str, Any]:
+        """Everything but settings and the policy's memory, as plain JSON values."""
+        return {
+            "revision": self.revision,
+            "last_decision": self.last_decision_at,
+            "next_decision": self._next_decision,
+            "last_change": self._last_change,
+            **state.encode_books(self._books),
+        }
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any], settings: ControllerSettings | None = None) -> Controller:
+        """A controller that goes on exactly like the one whose `state()` that was, except for the policy's memory."""
+        books = state.decode_books(saved)
+        controller = cls(books.cluster, settings)
+        controller._books = books
+        controller.revision = saved["revision"]
+        controller._last_decision = -math.inf if saved["last_decision"] is None else saved["last_decision"]
+        controller._next_decision = saved["next_decision"]
+        controller._last_change = saved["last_change"]
+        return controller
 
     # Events from users and agents
 
     def _submitted(self, event: JobSubmitted) -> list[Command]:
-        spec = event.spec
-        if spec.id in self.jobs:
-            raise InvalidInput(f"job '{spec.id}' is known already; give the new one another name")
-        record = JobRecord(spec, event.at, resize_cost_seconds=spec.resize_cost_seconds)
-        self._view(record, event.at)  # refuses what no snapshot could hold, while its user is still there
-        self.jobs[spec.id] = self._active[spec.id] = record
+        record = self._books.draft(event.spec, event.at)
+        self._books.add(record)
+        self._books.fail_if_orphaned(record, event.at)
         return self._changed(event.at)
 
     def _running(self, event: JobRunning) -> list[Command]:
-        record = self._record(event.job_id)
+        record = self._books.record(event.job_id)
         stale = event.generation != record.generation
         if not stale and record.state in (JobState.STARTING, JobState.RESIZING):
             record.state = step(event.job_id, record.state, JobState.RUNNING)
         return []
 
     def _reported(self, event: JobReported) -> list[Command]:
-        record = self._record(event.job_id)
+        record = self._books.record(event.job_id)
         if record.state in ENDED:
             return []
-        for name in ("remaining", "resize_cost_seconds"):
+        for name in ("remaining", "resize_cost_seconds", "local_batch"):
             value = getattr(event, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InvalidInput(f"job '{event.job_id}' reports {name} {value}; give a finite number, 0 or more")
@@ -233,85 +221,122 @@ class Controller:
             record.remaining = event.remaining
         if event.resize_cost_seconds is not None:
             record.resize_cost_seconds = event.resize_cost_seconds
-        record.view = None
+        if event.local_batch is not None:
+            record.local_batch = event.local_batch
+        record.forget_view()
         return self._changed(event.at) if event.goodput is not None and self._drifted(record) else []
 
     def _drifted(self, record: JobRecord) -> bool:
-        if self.settings.trigger != "events" or record.goodput is None or not record.placement:
-            return False
-        if record.decided_goodput is None:
-            return True
-        now = self._predicted(record, record.goodput)
-        return abs(now - record.decided_goodput) > self.settings.model_drift * record.decided_goodput
+        return self.settings.trigger == "events" and news.drifted(record, self.cluster, self.settings.model_drift)
+
+    def _generation_ended(self, event: GenerationEnded) -> list[Command]:
+        record = self._books.jobs.get(event.job_id)
+        if record is None or record.state in ENDED or event.generation > record.generation:
+            return []
+        current = event.generation == record.generation and bool(record.placement)
+        if event.outcome == "succeeded":
+            # It was through before it noticed that it should stop, or be elsewhere.
+            before = NOWHERE if current else record.placement
+            self._books.end(record, JobState.SUCCEEDED, event.at, event.detail, Reason("succeeded"))
+            return [*self._stop(record, before, "finished"), *self._changed(event.at)]
+        return self._ended_badly(record, event) if current else []
+
+    def _ended_badly(self, record: JobRecord, event: GenerationEnded) -> list[Command]:
+        """The replicas that hold the job's GPUs are gone, and it is not through."""
+        verdict, before = judge(record, event), record.placement
+        record.crashes, record.streak, record.losses = verdict.crashes, verdict.streak, verdict.losses
+        if event.outcome == "lost":
+            record.remaining_at_loss = record.remaining
+        if event.outcome == "out-of-memory":
+            record.local_batch, record.local_batch_max = None, verdict.local_batch_max
+            record.goodput = limited(record.goodput, verdict.local_batch_max)
+        if verdict.state is JobState.FAILED:
+            self._books.end(record, JobState.FAILED, event.at, verdict.detail, verdict.reason)
+            # What was lost from sight may still be there.
+            commands = self._stop(record, before if event.outcome == "lost" else NOWHERE, "failed")
+            return [*commands, *self._changed(event.at)]
+        record.eligible_at, record.detail = verdict.eligible_at, verdict.detail
+        self._books.requeue(record, event.at, verdict.reason)
+        return self._changed(event.at)
 
     def _finished(self, event: JobFinished) -> list[Command]:
-        record = self._record(event.job_id)
-        self._end(record, JobState(event.outcome), event.at)
-        record.detail = event.detail
+        record = self._books.record(event.job_id)
+        self._books.end(record, JobState(event.outcome), event.at, event.detail, Reason(event.outcome))
         return self._changed(event.at)
 
     def _cancelled(self, event: JobCancelled) -> list[Command]:
-        record = self._record(event.job_id)
+        record = self._books.record(event.job_id)
         before = record.placement
-        self._end(record, JobState.CANCELLED, event.at)
+        self._books.end(record, JobState.CANCELLED, event.at, "", Reason("cancelled", _held(before)))
         return [*self._stop(record, before, "cancelled"), *self._changed(event.at)]
 
     def _paused(self, event: JobPaused) -> list[Command]:
-        record = self._record(event.job_id)
+        record = self._books.record(event.job_id)
         before = record.placement
-        record.state = step(event.job_id, record.state, JobState.PAUSED)
-        self._place(record, NOWHERE, event.at)
+        record.state = step(event.job_id, record.state, JobState.PAUSED, record.detail)
+        self._books.place(record, NOWHERE, event.at)
+        record.because(event.at, Reason("paused", _held(before)))
         return [*self._stop(record, before, "paused"), *self._changed(event.at)]
 
     def _resumed(self, event: JobResumed) -> list[Command]:
-        record = self._record(event.job_id)
+        record = self._books.record(event.job_id)
         if record.state is not JobState.PAUSED:
             raise IllegalTransition(f"job '{event.job_id}' is {record.state}; only a paused job can be resumed")
         record.state = step(event.job_id, record.state, JobState.QUEUED)
+        waits = Reason("waits-for-job", jobs=record.waiting_for) if record.waiting_for else Reason("resumed")
+        record.because(event.at, waits)
         return self._changed(event.at)
 
     def _limits_changed(self, event: JobLimitsChanged) -> list[Command]:
-        record = self._record(event.job_id)
+        record = self._books.record(event.job_id)
         if record.state in ENDED:
-            raise InvalidInput(f"job '{event.job_id}' has {record.state}; its limits cannot change any more")
+            raise Conflict(f"job '{event.job_id}' has {record.state}; its limits cannot change any more")
         record.spec = replace(record.spec, limits=event.limits)
-        record.view = None
+        record.forget_view()
         return self._changed(event.at)
 
-    # Events from the cluster
+    # Events from the cluster and the clock
 
     def _node_added(self, event: NodeAdded) -> list[Command]:
-        nodes = [event.node if node.id == event.node.id else node for node in self._cluster.nodes]
-        if event.node.id not in self._cluster.by_id:
-            nodes.append(event.node)
-        self._cluster = Cluster(tuple(nodes))
+        self._books.add_node(event.node)
         return self._changed(event.at)
 
     def _node_removed(self, event: NodeRemoved) -> list[Command]:
-        self._cluster = Cluster(tuple(node for node in self._cluster.nodes if node.id != event.node_id))
         commands: list[Command] = []
-        for record in self._active.values():
-            if record.placement.on(event.node_id):
-                before = record.placement
-                self._place(record, NOWHERE, event.at)
-                record.state = step(record.spec.id, record.state, JobState.QUEUED)
-                commands += self._stop(record, before, "node-lost")
+        for record in self._books.remove_node(event.node_id):
+            before = self._books.requeue(record, event.at, Reason("node-lost", _held(record.placement)))
+            commands += self._stop(record, before, "node-lost")
         return commands + self._changed(event.at)
 
     def _queue_changed(self, event: QueueChanged) -> list[Command]:
-        self._queues = {**self._queues, event.queue.name: event.queue}
+        self._books.set_queue(event.queue)
         return self._changed(event.at)
+
+    def _timer_fired(self, event: TimerFired) -> list[Command]:
+        commands: list[Command] = []
+        due = self._books.due(event.at)
+        for record in due:
+            if record.eligible_at is not None:
+                record.eligible_at = None
+                self._books.retime(record)
+            elif record.placement:
+                commands += self._time_is_up(record, event.at)
+        return [*commands, *self._changed(event.at)] if due else []
+
+    def _time_is_up(self, record: JobRecord, at: float) -> list[Command]:
+        before, limit = record.placement, record.spec.time_limit_seconds or 0.0
+        numbers = {"limit_seconds": limit, "held_seconds": record.held(at)}
+        detail = f"time limit of {limit:g} s reached"
+        self._books.end(record, JobState.FAILED, at, detail, Reason("time-limit", numbers))
+        return self._stop(record, before, "time-limit")
 
     # Decisions
 
     def _decided(self, event: DecisionMade) -> list[Command]:
         snapshot = self.snapshot(event.at)
-        decision, current = event.decision, event.revision == self.revision - 1
-        if not current:
-            # Things happened while the policy was thinking. Its answer still counts if it fits what is there.
-            known = {job.id for job in snapshot.jobs}
-            allocation = {job_id: placement for job_id, placement in decision.allocation.items() if job_id in known}
-            decision = replace(decision, allocation=allocation)
+        # Things may have happened while the policy was thinking. Its answer still counts if it fits what is there.
+        current = event.revision == self.revision - 1
+        decision = decisions.completed(snapshot, event.decision, event.partial, current)
         violations = check(snapshot, decision)
         if violations and current:
             raise BrokenDecision("; ".join(str(violation) for violation in violations))
@@ -319,21 +344,14 @@ class Controller:
         self._next_decision = None
         if violations:
             return self._schedule(event.at)
-        self._memory = decision.memory
-        commands: list[Command] = []
-        for change in plan(snapshot, decision):
-            record = self.jobs[change.job_id]
-            self._place(record, change.after, event.at)
-            if change.kind == "stop":
-                record.state = step(change.job_id, record.state, JobState.QUEUED)
-                commands += self._stop(record, change.before, "preempted")
-            elif change.kind == "start":
-                record.state = step(change.job_id, record.state, JobState.STARTING)
-                commands.append(StartJob(change.job_id, record.generation, change.after))
-            else:
-                record.state = step(change.job_id, record.state, JobState.RESIZING)
-                commands.append(ResizeJob(change.job_id, record.generation, change.before, change.after))
-        self._remember_predictions()
+        if not event.partial:
+            self._memory = decision.memory
+        commands = [self._carry_out(change, decision, event.at) for change in plan(snapshot, decision)]
+        for view in snapshot.jobs:
+            if not self.jobs[view.id].placement and (reason := decision.reasons.get(view.id)) is not None:
+                self.jobs[view.id].because(event.at, reason)
+        if self.settings.trigger == "events":
+            news.remember_predictions(self.active.values(), self.cluster)
         if self.settings.trigger == "rounds":
             commands += self._schedule(event.at + self.settings.interval_seconds)
         elif self._last_change > event.revision:
@@ -341,18 +359,18 @@ class Controller:
             commands += self._schedule(event.at + self.settings.min_gap_seconds)
         return commands
 
-    def _remember_predictions(self) -> None:
-        if self.settings.trigger != "events":
-            return
-        for record in self._active.values():
-            record.decided_goodput = None
-            if record.goodput is not None and record.placement:
-                record.decided_goodput = self._predicted(record, record.goodput)
-
-    def _predicted(self, record: JobRecord, model: GoodputFunction) -> float:
-        placement = record.placement
-        gpu_type = self._cluster.by_id[placement.shares[0][0]].gpu_type
-        return model.goodput(placement.num_nodes, placement.num_gpus, gpu_type)
+    def _carry_out(self, change: Change, decision: Decision, at: float) -> Command:
+        job_id, record = change.job_id, self.jobs[change.job_id]
+        self._books.place(record, change.after, at)
+        record.because(at, decision.reasons.get(job_id) or decisions.fallback_reason(change))
+        if change.kind == "stop":
+            record.state = step(job_id, record.state, JobState.QUEUED)
+            return StopJob(job_id, record.generation, change.before, "preempted")
+        if change.kind == "start":
+            record.state = step(job_id, record.state, JobState.STARTING)
+            return StartJob(job_id, record.generation, change.after)
+        record.state = step(job_id, record.state, JobState.RESIZING)
+        return ResizeJob(job_id, record.generation, change.before, change.after)
 
     def _changed(self, at: float) -> list[Command]:
         """Something that can change the answer happened: under `events`, a decision is due."""
@@ -368,45 +386,9 @@ class Controller:
         self._next_decision = at
         return [Decide(at)]
 
-    # Bookkeeping
-
-    def _record(self, job_id: str) -> JobRecord:
-        record = self.jobs.get(job_id)
-        if record is None:
-            raise UnknownName("job", job_id, self.jobs)
-        return record
-
-    def _place(self, record: JobRecord, placement: Placement, at: float) -> None:
-        """Hold `placement` from `at` on; a new generation unless nothing changes."""
-        if placement == record.placement:
-            return
-        record.attained_gpu_seconds = record.attained(at)
-        record.held_since = at
-        record.placement = placement
-        record.generation += 1
-        if placement:
-            record.num_starts += 1
-            record.largest_gpus = max(record.largest_gpus, placement.num_gpus)
-            if record.started_at is None:
-                record.started_at = at
-        record.view = None
-
-    def _end(self, record: JobRecord, state: JobState, at: float) -> None:
-        after = step(record.spec.id, record.state, state)
-        self._place(record, NOWHERE, at)
-        record.state = after
-        record.ended_at = at
-        del self._active[record.spec.id]
-
     def _stop(self, record: JobRecord, before: Placement, reason: str) -> list[Command]:
         return [StopJob(record.spec.id, record.generation, before, reason)] if before else []
 
 
-def require(policy: Policy, offered: Iterable[str]) -> None:
-    """Refuse, at set-up, a policy that reads what the driver cannot fill."""
-    missing = sorted(policy.needs - set(offered))
-    if missing:
-        raise InvalidInput(
-            f"policy '{policy.name}' needs {', '.join(missing)}, which is not known here; "
-            "use it in the simulator, or choose another policy"
-        )
+def _held(placement: Placement) -> dict[str, float]:
+    return {"gpus_before": float(placement.num_gpus)}

@@ -90,7 +90,7 @@ class JobReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnded(Event):
-    """No replica of this generation is left. What that means for the job, the controller says: done, retry, or failed."""
+    """No replica of this generation is left; what that means for the job (done, retry, failed) the controller says."""
 
     job_id: str
     generation: int
@@ -100,7 +100,7 @@ class GenerationEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class TimerFired(Event):
-    """The time that the controller named as `next_timer_at` has come: a pause after a crash, or a time limit, is over."""
+    """The time that the controller named as `next_timer_at` has come: a pause after a crash or a time limit is over."""
 
 
 @dataclass(frozen=True, slots=True)

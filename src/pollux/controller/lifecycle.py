@@ -46,9 +46,10 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 """From each state, the states that may follow."""
 
 
-def step(job_id: str, before: JobState, after: JobState) -> JobState:
-    """`after`, if the table allows it; the error tells what the job could have done."""
+def step(job_id: str, before: JobState, after: JobState, story: str = "") -> JobState:
+    """`after`, if the table allows it; the error tells what the job could have done, and its `story` so far."""
     if after not in TRANSITIONS[before]:
         allowed = ", ".join(sorted(TRANSITIONS[before])) or "nothing"
-        raise IllegalTransition(f"job '{job_id}' is {before} and cannot become {after}; it may become {allowed}")
+        state = f"{before} ({story})" if story else str(before)
+        raise IllegalTransition(f"job '{job_id}' is {state} and cannot become {after}; it may become {allowed}")
     return after

@@ -41,10 +41,11 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job got what it got: one word and the numbers behind it."""
+    """Why a job got what it got: one word, the numbers behind it, and the ids of other `jobs` involved, if any."""
 
     code: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+    jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

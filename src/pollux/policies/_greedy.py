@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from pollux.core import NOWHERE, Decision, JobView, Placement, Reason, Snapshot
+from pollux.policies._reasons import Holders
 from pollux.policies._room import Room
 
 __all__ = ["admit", "admit_in_turn", "wanted_gpus"]
@@ -66,9 +67,10 @@ class _Draft:
             self._adapt(job, snapshot.placement(job.id))
 
     def decision(self) -> Decision:
+        holders = Holders(self.snapshot, self.allocation)
         for job in self.order:
             if job.id not in self.allocation and job.id not in self.reasons:
-                self.reasons[job.id] = self.room.refusal(job, wanted_gpus(job))
+                self.reasons[job.id] = holders.blamed(job, self.room.refusal(job, wanted_gpus(job)))
         return Decision(self.allocation, reasons=self.reasons)
 
     def take(self, job: JobView, placement: Placement) -> None:
@@ -99,15 +101,15 @@ class _Draft:
         return line
 
     def admit_in_turn(self, line: Iterable[JobView], strict: bool = False) -> None:
-        blocked = False
+        first: tuple[str, ...] = ()
         for job in line:
-            placement = NOWHERE if blocked else self.room.spread(job, wanted_gpus(job))
+            placement = NOWHERE if first else self.room.spread(job, wanted_gpus(job))
             if placement:
                 self.take(job, placement)
-            elif blocked:
-                self.reasons[job.id] = Reason("behind-another", {"gpus": wanted_gpus(job)})
-            else:
-                blocked = strict
+            elif first:
+                self.reasons[job.id] = Reason("behind-another", {"gpus": wanted_gpus(job)}, first)
+            elif strict:
+                first = (job.id,)
 
     def admit_by_count(self, line: list[JobView]) -> set[str]:
         """Admit by count, then place; if some find no GPUs, nothing is done and their ids come back."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pollux.core import BatchMode, Decision, InvalidInput, JobView, Placement, Reason, Snapshot, check
+from pollux.core import NOWHERE, BatchMode, Decision, InvalidInput, JobView, Placement, Reason, Snapshot, check
 from pollux.policies._objective import Objective
+from pollux.policies._reasons import Holders, change_code
 from pollux.policies._room import Room
 from pollux.policies._search import Found, Space, search
 
@@ -88,7 +89,7 @@ class PolluxGenetic:
         found = search(space, worth, start, self.population, self.generations, rng)
         allocation = _placements(snapshot, jobs, space, found.states[found.best])
         decision = Decision(
-            allocation, reasons=_reasons(jobs, allocation, objective), memory=_remember(snapshot, jobs, found)
+            allocation, reasons=_reasons(snapshot, jobs, allocation, objective), memory=_remember(snapshot, jobs, found)
         )
         return decision if not check(snapshot, decision) else _keep_what_runs(snapshot, jobs)
 
@@ -251,9 +252,27 @@ def _placements(snapshot: Snapshot, jobs: Sequence[JobView], space: Space, chose
     return allocation
 
 
-def _reasons(jobs: Sequence[JobView], allocation: Mapping[str, Placement], objective: Objective) -> dict[str, Reason]:
-    numbers = {"fair_gpus": float(objective.fair_gpus)}
-    return {job.id: Reason("waits-for-gpus", numbers) for job in jobs if job.id not in allocation}
+def _reasons(
+    snapshot: Snapshot, jobs: Sequence[JobView], allocation: Mapping[str, Placement], objective: Objective
+) -> dict[str, Reason]:
+    """Of everybody whose placement changes, or who waits."""
+    holders, reasons = Holders(snapshot, allocation), {}
+    free = snapshot.cluster.num_gpus - sum(placement.num_gpus for placement in allocation.values())
+    for job in jobs:
+        old, new = snapshot.placement(job.id), allocation.get(job.id, NOWHERE)
+        if new and new == old:
+            continue
+        numbers = {
+            "gpus_before": float(old.num_gpus),
+            "gpus_after": float(new.num_gpus),
+            "fair_gpus": float(objective.fair_gpus),
+            "min_gpus": float(job.limits.min_gpus),
+            "max_gpus": float(job.limits.max_gpus),
+        }
+        if not new:
+            numbers |= {"gpus": float(job.limits.min_gpus), "free_gpus": float(max(free, 0))}
+        reasons[job.id] = holders.blamed(job, Reason(change_code(old.num_gpus, new.num_gpus), numbers))
+    return reasons
 
 
 def _keep_what_runs(snapshot: Snapshot, jobs: Sequence[JobView]) -> Decision:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 
 from pollux.core import NOWHERE, BatchMode, Decision, JobView, Placement, Snapshot
+from pollux.policies._reasons import Holders
 from pollux.policies._room import Room
 
 __all__ = ["OptimusOracle"]
@@ -48,7 +49,12 @@ class OptimusOracle:
             if placement:
                 allocation[job.id] = placement
                 room.take(job, placement)
-        reasons = {job.id: room.refusal(job, job.limits.min_gpus) for job in waiting if job.id not in allocation}
+        holders = Holders(snapshot, allocation)
+        reasons = {
+            job.id: holders.blamed(job, room.refusal(job, job.limits.min_gpus))
+            for job in waiting
+            if job.id not in allocation
+        }
         return Decision(allocation, reasons=reasons)
 
 

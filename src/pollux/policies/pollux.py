@@ -6,13 +6,15 @@ Counts by a near-exact knapsack, then a placement that keeps unchanged jobs and 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
-from pollux.core import BatchMode, Decision, Placement, Reason, Snapshot
+from pollux.core import Allocation, BatchMode, Decision, Placement, Reason, Snapshot
 from pollux.policies._board import Board, Shares
 from pollux.policies._counts import IntArray, Options, choose
 from pollux.policies._objective import Objective, check_fairness
 from pollux.policies._options import FIRST, NOTHING, STAY, Table
+from pollux.policies._reasons import Holders, change_code, named
 
 __all__ = ["Pollux"]
 
@@ -52,7 +54,8 @@ class Pollux:
         no place, with jobs moved whose placement packs badly, with all of them moved. The best answer is taken.
         """
         if not snapshot.jobs or not snapshot.cluster.nodes:
-            return Decision({})
+            needs = {job.id: {"gpus": float(job.limits.min_gpus)} for job in snapshot.jobs}
+            return Decision({}, reasons={job_id: Reason("fits-nowhere", gpus) for job_id, gpus in needs.items()})
         best = first = _Solution(self, snapshot)
         promise = first.solve()
         for vary in (
@@ -291,39 +294,88 @@ class _Solution:
     def decision(self) -> Decision:
         """Shares by name, and why."""
         allocation: dict[str, Placement] = {}
-        reasons: dict[str, Reason] = {}
+        changed: list[int] = []
         for j, job in enumerate(self.jobs):
-            shares, held = self.board.shares[j], self.held[j]
-            if shares and shares == held:
+            shares = self.board.shares[j]
+            if shares and shares == self.held[j]:
                 allocation[job.id] = self.snapshot.placement(job.id)
                 continue
+            changed.append(j)
             if shares:
                 allocation[job.id] = Placement(tuple((self.nodes[n].id, count) for n, count in shares))
-            before, after = sum(count for _, count in held), sum(count for _, count in shares)
-            reasons[job.id] = Reason(_code(before, after), self._numbers(j, before, after))
-        return Decision(allocation, reasons=reasons)
+        return Decision(allocation, reasons=_Why(self, allocation).reasons(changed) if changed else {})
 
-    def _numbers(self, j: int, before: int, after: int) -> dict[str, float]:
+
+class _Why:
+    """The reasons of a solution: its own numbers, and who else gained or holds GPUs."""
+
+    def __init__(self, solution: _Solution, allocation: Allocation) -> None:
+        self.board, self.held, self.table = solution.board, solution.held, solution.table
+        self.jobs, self.snapshot = solution.jobs, solution.snapshot
+        self.before = [_gpus(held) for held in self.held]
+        self.after = [_gpus(shares) for shares in self.board.shares]
+        self.free = float(sum(max(n, 0) for n in self.board.free))
+        self.holders = Holders(self.snapshot, allocation)
+        gains = [(after - before, j) for j, (before, after) in enumerate(zip(self.before, self.after, strict=True))]
+        self.winner = max(gains, key=lambda gain: (gain[0], -gain[1]))[1]
+        self.gainers = named((gain, self.jobs[j].id) for gain, j in gains if gain > 0)
+
+    def reasons(self, changed: Iterable[int]) -> dict[str, Reason]:
+        """Of these jobs, which change or wait."""
+        return {self.jobs[j].id: self._reason(j) for j in changed}
+
+    def _reason(self, j: int) -> Reason:
+        before, after = self.before[j], self.after[j]
+        code, numbers = change_code(before, after), self._numbers(j)
+        if after < before:
+            if self.gainers:
+                w = self.winner
+                numbers["other_gpus_before"], numbers["other_gpus_after"] = float(self.before[w]), float(self.after[w])
+                numbers["other_speedup_before"] = float(self.table.stay_speedups[w])
+                numbers["other_speedup_after"] = self._speedup_after(w)
+            return Reason(code, numbers, self.gainers)
+        if after:
+            return Reason(code, numbers)
+        return self.holders.blamed(self.jobs[j], Reason(self._waits_for(j, numbers), numbers))
+
+    def _waits_for(self, j: int, numbers: dict[str, float]) -> str:
+        """What a job that held nothing lacks."""
+        limits, quota = self.jobs[j].limits, self.board.quota_left(j)
+        numbers |= {"gpus": float(limits.min_gpus), "free_gpus": self.free}
+        if limits.min_gpus > quota:
+            numbers["quota_left"] = float(max(quota, 0))
+            return "waits-for-quota"
+        most = dict.fromkeys(self.table.types, 0)
+        for node in self.snapshot.cluster.nodes:
+            if node.schedulable and (not limits.gpu_types or node.gpu_type in limits.gpu_types):
+                most[node.gpu_type] += node.num_gpus
+        if limits.min_gpus > (sum(most.values()) if limits.mixed_types else max(most.values())):
+            return "fits-nowhere"
+        return "waits-for-gpus" if limits.min_gpus > self.free else "no-room"
+
+    def _numbers(self, j: int) -> dict[str, float]:
         numbers = {
-            "gpus_before": float(before),
-            "gpus_after": float(after),
-            "fair_gpus": float(self.objective.fair_gpus),
-            "restart_factor": float(self.table.factors[j]),
+            "gpus_before": float(self.before[j]),
+            "gpus_after": float(self.after[j]),
+            "fair_gpus": float(self.table.objective.fair_gpus),
             "speedup_before": float(self.table.stay_speedups[j]),
+            "min_gpus": float(self.jobs[j].limits.min_gpus),
+            "max_gpus": float(self.jobs[j].limits.max_gpus),
         }
-        shares = self.board.shares[j]
-        if shares:
-            column = self.table.column.get((self.table.type_of[shares[0][0]], after))
-            if column is not None:
-                numbers["speedup_after"] = float(self.table.speedups[j, column - FIRST])
+        if self.after[j]:
+            numbers["speedup_after"] = self._speedup_after(j)
+        if self.before[j] or self.after[j]:
+            numbers["restart_factor"] = float(self.table.factors[j])
         return numbers
 
+    def _speedup_after(self, j: int) -> float:
+        shares = self.board.shares[j]
+        t, nodes, gpus = self.table.type_of[shares[0][0]], len(shares), self.after[j]
+        column = self.table.column.get((t, gpus))
+        if column is not None:
+            return float(self.table.speedups[j, column - FIRST])
+        return float(self.table.objective.speedups([nodes], [gpus], self.table.types[t])[j, 0])
 
-def _code(before: int, after: int) -> str:
-    if not after:
-        return "preempted" if before else "waits-for-gpus"
-    if not before:
-        return "started"
-    if after == before:
-        return "moved"
-    return "grew" if after > before else "shrank"
+
+def _gpus(shares: Shares) -> int:
+    return sum(count for _, count in shares)

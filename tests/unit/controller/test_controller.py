@@ -396,3 +396,12 @@ def test_limits_of_a_job_that_ended_stay():
     control.apply(JobCancelled(1.0, "j"))
     with pytest.raises(InvalidInput, match="job 'j' has cancelled"):
         control.apply(JobLimitsChanged(2.0, "j", JobLimits(2, 4)))
+
+
+def test_a_name_that_is_not_there_does_not_list_thousands(desk):
+    for i in range(300):
+        desk.submit(0, f"job-{i}")
+    with pytest.raises(UnknownName) as error:
+        desk(JobCancelled(1, "job-299x"))
+    assert "did you mean 'job-299'" in str(error.value)
+    assert str(error.value).count(",") < 100

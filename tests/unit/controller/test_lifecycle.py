@@ -39,3 +39,8 @@ def test_nothing_leaves_an_end():
 def test_who_holds_gpus_can_be_preempted_and_paused():
     for state in HOLDING:
         assert {JobState.QUEUED, JobState.PAUSED} <= TRANSITIONS[state]
+
+
+def test_a_refusal_tells_the_story_so_far():
+    with pytest.raises(IllegalTransition, match=r"job 'j' is failed \(exit 1\) and cannot become paused"):
+        step("j", JobState.FAILED, JobState.PAUSED, "exit 1")

@@ -1,0 +1,45 @@
+"""When a controller decides, and what a policy may ask of its driver."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from pollux.core import InvalidInput, Policy, UnknownName
+
+__all__ = ["ControllerSettings", "require"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """When to decide.
+
+    `rounds`: every `interval_seconds`. `events`: when something changed that can change the answer, at least
+    `min_gap_seconds` apart; a model counts as changed when its prediction moved by more than `model_drift`.
+    """
+
+    trigger: Literal["rounds", "events"] = "rounds"
+    interval_seconds: float = 60.0
+    min_gap_seconds: float = 2.0
+    model_drift: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.trigger not in ("rounds", "events"):
+            raise UnknownName("trigger", self.trigger, ("rounds", "events"))
+        for name in ("interval_seconds", "min_gap_seconds"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidInput(f"{name} is {value}; give a finite number of seconds above 0")
+
+
+def require(policy: Policy, offered: Iterable[str]) -> None:
+    """Refuse, at set-up, a policy that reads what the driver cannot fill."""
+    missing = sorted(policy.needs - set(offered))
+    if missing:
+        raise InvalidInput(
+            f"policy '{policy.name}' needs {', '.join(missing)}, which is not known here; "
+            "use it in the simulator, or choose another policy"
+        )

@@ -1,0 +1,81 @@
+"""What a job would get."""
+
+import pytest
+
+from pollux.controller import JobCancelled, JobReported, JobSpec, spec_from
+from pollux.controller.explain import explain_plan
+from pollux.controller.forecast import plan_for, plan_from
+from pollux.core import JobLimits, Queue, UnknownName
+from pollux.core.errors import Conflict
+from pollux.policies import create
+from pollux.testing import goodput_model
+from pollux.wire.job import JobRequest
+
+
+def new(job_id="new", **fields):
+    limits = {name: fields.pop(name) for name in list(fields) if name in JobLimits.__dataclass_fields__}
+    return JobSpec(job_id, JobLimits(**limits), **fields)
+
+
+def test_a_job_that_starts_at_once(desk):
+    plan = plan_for(desk.controller, create("pollux"), new(min_gpus=2, max_gpus=6), 10.0)
+    assert (plan.job_id, plan.starts_now, plan.gpus, plan.low_gpus, plan.high_gpus) == ("new", True, 2, 2, 6)
+    assert (plan.behind, plan.reason.code, plan.eta) == ((), "started", None)
+    assert explain_plan(plan) == "starts now on 2 GPUs; expected to hold 2 to 6 GPUs while it runs"
+
+
+def test_asking_changes_nothing(desk):
+    desk.submit(0, "a", max_gpus=4)
+    before = (desk.controller.state(), desk.controller.snapshot(5))
+    plan_for(desk.controller, create("pollux"), new(), 10.0)
+    assert (desk.controller.state(), desk.controller.snapshot(5)) == before
+
+
+@pytest.mark.parametrize("policy", ["fifo", "las", "pollux", "pollux-genetic"])
+def test_a_job_that_waits_says_behind_whom(desk, policy):
+    desk.submit(0, "big", min_gpus=8, max_gpus=8, requested_gpus=8, preemptible=False)
+    desk.decide(10, big="n0:4 n1:4")
+    plan = plan_for(desk.controller, create(policy), new(max_gpus=1), 20.0)
+    assert (plan.starts_now, plan.gpus, plan.low_gpus, plan.high_gpus) == (False, 0, 1, 1)
+    assert plan.behind == ("big",)
+    assert explain_plan(plan) == "waits behind big; expected to hold 1 GPU once it runs"
+
+
+def test_a_job_that_can_never_run_is_told(make_desk):
+    desk = make_desk(queues=(Queue("small", gpu_quota=2),))
+    for spec in (new(min_gpus=9), new(min_gpus=3, queue="small"), new(gpu_types=("h100",))):
+        plan = plan_for(desk.controller, create("pollux"), spec, 0.0)
+        assert (plan.gpus, plan.low_gpus, plan.high_gpus) == (0, 0, 0)
+        assert explain_plan(plan).startswith("never starts")
+
+
+def test_a_job_that_follows_others_is_behind_them(desk):
+    desk.submit(0, "a")
+    plan = plan_for(desk.controller, create("pollux"), new(after=("a",)), 10.0)
+    assert (plan.gpus, plan.behind, plan.reason.code) == (0, ("a",), "waits-for-job")
+    desk(JobCancelled(20, "a"))
+    plan = plan_for(desk.controller, create("pollux"), new(after=("a",)), 30.0)
+    assert (plan.behind, plan.reason.code) == (("a",), "dependency-failed")
+
+
+def test_what_would_be_refused_is_refused(desk):
+    desk.submit(0, "a")
+    with pytest.raises(Conflict, match="job 'a' is known already"):
+        plan_for(desk.controller, create("pollux"), new("a"), 10.0)
+    with pytest.raises(UnknownName):
+        plan_for(desk.controller, create("pollux"), new(after=("b",)), 10.0)
+
+
+def test_a_job_that_has_just_been_submitted_has_a_plan_as_well(desk):
+    desk.submit(0, "a", max_gpus=4)
+    desk(JobReported(1, "a", goodput_model(), 1e6))
+    snapshot = desk.controller.snapshot(2)
+    plan = plan_from(desk.controller.jobs["a"], snapshot, create("pollux").allocate(snapshot))
+    assert plan.gpus == 1
+    assert plan.eta.low < plan.eta.current <= plan.eta.high
+    assert not desk.controller.jobs["a"].placement
+
+
+def test_a_request_can_be_planned(desk):
+    spec = spec_from(JobRequest("a", ("true",), 4, 4), "a")
+    assert plan_for(desk.controller, create("fifo"), spec, 0.0).gpus == 4

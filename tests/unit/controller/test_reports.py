@@ -1,0 +1,50 @@
+"""From a report to a model."""
+
+from dataclasses import replace
+
+import pytest
+
+from pollux.controller import model_from
+from pollux.controller.reports import limited
+from pollux.core import InvalidInput
+from pollux.goodput import BatchLimits, Efficiency, PublishedThroughput
+from pollux.testing import SaturatingGoodput, goodput_model
+from pollux.wire.report import ModelReport
+
+REPORT = ModelReport((0.01, 0.002, 0.1, 0.01, 0.05, 0.005, 2.0), "h100", 128, 4096, 256, 1.5, 3.0, True, 16)
+
+
+def test_a_report_is_its_model():
+    model = model_from(REPORT)
+    assert model.throughput == PublishedThroughput(0.01, 0.002, 0.1, 0.01, 0.05, 0.005, 2.0)
+    assert model.efficiency == Efficiency(128, 1.5, 3.0)
+    assert model.limits == BatchLimits(128, 4096, 16, 256)
+
+
+@pytest.mark.parametrize(("learned", "most", "least"), [(None, 256, 16), (512, 256, 16), (64, 64, 16), (8, 8, 8)])
+def test_what_memory_taught_bounds_the_local_batch(learned, most, least):
+    limits = model_from(REPORT, learned).limits
+    assert (limits.local_max, limits.local_min) == (most, least)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"parameters": (1.0, 2.0)}, "a model has 2 parameters; give 7"),
+        ({"parameters": (0.01, float("nan"), 0.1, 0.01, 0.05, 0.005, 2.0)}, "beta_c is nan"),
+        ({"grad_var": float("nan")}, "grad_var is nan"),
+        ({"max_batch": 64}, "maximum is 64, below initial 128"),
+        ({"local_batch_max": 0}, "local_max is 0"),
+    ],
+)
+def test_a_report_that_is_no_model_is_refused(wrong, said):
+    with pytest.raises(InvalidInput, match=said):
+        model_from(replace(REPORT, **wrong))
+
+
+def test_only_our_own_models_can_be_bounded():
+    other, ours = SaturatingGoodput(), goodput_model()
+    assert limited(other, 1) is other
+    assert limited(None, 1) is None
+    assert limited(ours, None) is ours
+    assert limited(ours, 7).limits.local_max == 7
