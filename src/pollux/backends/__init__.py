@@ -1,5 +1,68 @@
-"""Where replicas run: adapters behind one protocol."""
+"""Where replicas run: adapters behind one protocol, by name; each loaded on use."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pollux.backends.protocol import Backend
+from pollux.core.errors import InvalidInput, UnknownName, choices
+
+__all__ = ["available", "create", "names", "options", "summary"]
+
+_REGISTRY: Mapping[str, str] = {
+    "local": "pollux.backends.local:LocalBackend",
+    "inline": "pollux.backends.inline:InlineBackend",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every registered name, in the order of the registry."""
+    return tuple(_REGISTRY)
+
+
+def _load(name: str) -> type[Any]:
+    target = _REGISTRY.get(name)
+    if target is None:
+        raise UnknownName("backend", name, _REGISTRY)
+    module, _, attribute = target.partition(":")
+    return cast(type[Any], getattr(importlib.import_module(module), attribute))
+
+
+def options(name: str) -> frozenset[str]:
+    """The options that a backend takes."""
+    return frozenset(inspect.signature(_load(name)).parameters)
+
+
+def create(name: str, **given: object) -> Backend:
+    """A backend by name, with the options its class takes; InvalidInput for others, or where it cannot work here."""
+    missing = available(name)
+    if missing is not None:
+        raise InvalidInput(f"backend '{name}' cannot be used here: {missing}")
+    for option in given:
+        if option not in options(name):
+            raise InvalidInput(f"backend '{name}' has no option '{option}': {choices(option, options(name))}")
+    return cast(Backend, _load(name)(**given))
+
+
+def summary(name: str) -> str:
+    """The first line of what a backend's module says of itself."""
+    _check(name)
+    module = importlib.import_module(_REGISTRY[name].partition(":")[0])
+    return (module.__doc__ or "").strip().splitlines()[0]
+
+
+def available(name: str) -> str | None:
+    """What is missing for a backend on this machine, and how to get it; None where it can be used."""
+    _check(name)
+    if name == "local" and not sys.platform.startswith("linux"):
+        return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"
+    return None
+
+
+def _check(name: str) -> None:
+    if name not in _REGISTRY:
+        raise UnknownName("backend", name, _REGISTRY)

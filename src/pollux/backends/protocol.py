@@ -72,7 +72,7 @@ class ReplicasStarted(BackendEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReplicasEnded(BackendEvent):
-    """No process of this generation is left; `detail` is one line for people, with the end of the log where it helps."""
+    """No process of this generation is left; `detail` is one line for people, with the log's end where it helps."""
 
     job_id: str
     generation: int
@@ -123,7 +123,7 @@ class LogChunk:
 
 
 class Backend(Protocol):
-    """Seven small methods beside start and close. Everything is idempotent and returns without waiting for processes."""
+    """Seven small methods beside start and close. All are idempotent and return without waiting for processes."""
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class Backend(Protocol):
         """Exactly what would be started, as plain values; pure, for dry runs."""
 
     def submit(self, launch: Launch) -> None:
-        """Start replicas once the job's earlier generation is gone and the GPUs are free; known (job, generation): no-op."""
+        """Start replicas once the earlier generation is gone and the GPUs are free; known (job, generation): no-op."""
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
         """End all replicas of the job up to and including that generation; unknown or ended: no-op."""

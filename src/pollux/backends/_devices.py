@@ -1,0 +1,106 @@
+"""What this machine has to hand out: GPUs where the driver shows some, else CPU slots; and the cores for each."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pollux.core import Node
+from pollux.core.errors import InvalidInput
+
+__all__ = ["Devices", "find_devices"]
+
+_MAX_SLOTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The node, the GPU index behind each of its places (empty: they are CPU slots), and the cores it may use."""
+
+    node: Node
+    gpus: tuple[int, ...]
+    cores: tuple[int, ...]
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether a "GPU" here is a slot of CPU cores."""
+        return not self.gpus
+
+    def cores_of(self, place: int, cpus_per_gpu: float = 0.0) -> tuple[int, ...]:
+        """The cores of one place: its even share, at least one; or as many as were asked for, from there on."""
+        total, places = len(self.cores), max(1, self.node.num_gpus)
+        first = place * total // places
+        count = max(1, (place + 1) * total // places - first)
+        if cpus_per_gpu > 0 and not self.is_cpu:
+            count = min(total, math.ceil(cpus_per_gpu))
+            first = min(first, total - count)
+        return self.cores[first : first + count]
+
+
+def _node_name() -> str:
+    name = socket.gethostname().split(".")[0]
+    return name if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", name) else "local"
+
+
+def _memory_bytes() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _gpus() -> list[tuple[int, str, str]]:
+    """Index, name and UUID of every GPU that the driver shows; none where there is no driver or no binding for it."""
+    try:
+        pynvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            (index, str(pynvml.nvmlDeviceGetName(handle)), str(pynvml.nvmlDeviceGetUUID(handle)))
+            for index, handle in enumerate(handles)
+        ]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(found: list[tuple[int, str, str]], environ: Mapping[str, str]) -> list[tuple[int, str, str]]:
+    """Those of them that CUDA_VISIBLE_DEVICES leaves to this process, in its order."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return found
+    chosen = []
+    for word in listed.split(","):
+        match = [
+            gpu for gpu in found if str(gpu[0]) == word.strip() or (word.strip() and gpu[2].startswith(word.strip()))
+        ]
+        if not match:
+            break
+        chosen.append(match[0])
+    return chosen
+
+
+def find_devices(slots: int | None, environ: Mapping[str, str]) -> Devices:
+    """GPUs in the driver's order; with `slots`, or where there are none, CPU slots: `slots`, or one per core."""
+    if slots is not None and (isinstance(slots, bool) or not 1 <= slots <= _MAX_SLOTS):
+        raise InvalidInput(f"slots is {slots}: give a whole number from 1 to {_MAX_SLOTS}, or leave it out")
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    gpus = [] if slots is not None else _visible(_gpus(), environ)
+    node = Node(
+        id=_node_name(),
+        num_gpus=len(gpus) if gpus else slots or len(cores),
+        gpu_type=" and ".join(sorted({name for _, name, _ in gpus})) if gpus else "cpu",
+        num_cpus=float(len(cores)),
+        memory_bytes=_memory_bytes(),
+    )
+    return Devices(node, tuple(index for index, _, _ in gpus), cores)

@@ -1,0 +1,69 @@
+"""What the local backend remembers of each job: the generation that has processes, and the one that waits for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pollux.backends._links import ShimLink
+from pollux.backends.protocol import Launch, ReplicasEnded, Running
+
+__all__ = ["Held", "LocalJob"]
+
+
+@dataclass(slots=True)
+class Held:
+    """One generation. `launch` is None for one found running; `sent`: its shim was told to start it.
+
+    `stop_grace` is set once it was told to end, `stop_sent` is the last of it that the shim was told.
+    """
+
+    generation: int
+    launch: Launch | None = None
+    places: tuple[int, ...] = ()
+    order: int = 0
+    started: bool = False
+    sent: bool = False
+    stop_grace: float | None = None
+    stop_sent: float | None = None
+    ended: ReplicasEnded | None = None
+    attempts: int = 0
+
+    @property
+    def state(self) -> Literal["waiting", "running", "stopping", "ended"]:
+        """As the protocol names it."""
+        if self.ended is not None:
+            return "ended"
+        if self.stop_grace is not None:
+            return "stopping"
+        return "running" if self.started else "waiting"
+
+    def ask_to_stop(self, grace_seconds: float) -> None:
+        """End it; asked again, only the shorter grace counts."""
+        grace = max(0.0, grace_seconds)
+        self.stop_grace = grace if self.stop_grace is None else min(self.stop_grace, grace)
+
+
+@dataclass(slots=True)
+class LocalJob:
+    """One job: `now` has, or had, processes; `next` waits until that has ended and its places are free."""
+
+    id: str
+    folder: Path
+    newest: int = 0
+    now: Held | None = None
+    next: Held | None = None
+    link: ShimLink | None = None
+    to_forget: bool = False
+    sweeping: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the next generation need not wait for an earlier one."""
+        return self.now is None or self.now.ended is not None
+
+    def running(self) -> Running | None:
+        """The newest generation, as `Backend.running` tells it; None for a job that was never given one."""
+        held = self.next or self.now
+        return None if held is None else Running(self.id, held.generation, held.state, held.ended)

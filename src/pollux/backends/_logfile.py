@@ -1,0 +1,186 @@
+"""One replica's log on disk: bounded in size, appended over generations, read by an offset that only grows.
+
+Where output comes from is the shim's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pollux.backends.protocol import LogChunk
+
+__all__ = ["DEFAULT_CAP_BYTES", "LogWriter", "read_log", "whole_characters"]
+
+DEFAULT_CAP_BYTES = 32 << 20
+_HEAD_BYTES = 1 << 20
+_TAIL_BYTES = 8 << 10
+_LEAST_CAP_BYTES = 4 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Offsets in all that was ever written: the head file has [0, head), `.1` begins at `before`, the log at `now`."""
+
+    head: int = 0
+    before: int = 0
+    now: int = 0
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
+
+
+def _read_parts(path: Path) -> _Parts:
+    try:
+        value = json.loads(_beside(path, ".parts").read_text())
+        return _Parts(int(value["head"]), int(value["before"]), int(value["now"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return _Parts()
+
+
+class LogWriter:
+    """Appends to `path`; keeps at most about `cap_bytes`: the first MiB, and the newest.
+
+    A disk that takes no more costs log lines, never an exception: `lost_bytes` counts them, and a line says so once
+    there is room. `tail` is the end of what came, written or not.
+    """
+
+    def __init__(self, path: Path, cap_bytes: int = DEFAULT_CAP_BYTES) -> None:
+        cap = max(cap_bytes, _LEAST_CAP_BYTES)
+        self.path = path
+        self.lost_bytes = 0
+        self.tail = b""
+        self._head_bytes = min(_HEAD_BYTES, cap // 4)
+        self._file_bytes = (cap - self._head_bytes) // 2
+        self._parts = _read_parts(path)
+        self._fd = -1
+        self._size = 0
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._size = os.fstat(self._fd).st_size
+        except OSError:
+            self._fd = -1
+
+    def write(self, piece: bytes) -> None:
+        """Append, making room where needed."""
+        self.tail = (self.tail + piece)[-_TAIL_BYTES:]
+        if self._fd < 0:
+            self._open()
+        if self.lost_bytes:
+            note = f"\n[pollux: {self.lost_bytes} bytes of log were lost here: the disk took no more]\n".encode()
+            if self._append(note) == len(note):
+                self.lost_bytes = 0
+        while piece:
+            if self._size >= self._file_bytes:
+                self._rotate()
+            part = piece[: max(1, self._file_bytes - self._size)]
+            self.lost_bytes += len(part) - self._append(part)
+            piece = piece[len(part) :]
+
+    def _append(self, piece: bytes) -> int:
+        try:
+            written = os.write(self._fd, piece) if self._fd >= 0 else 0
+        except OSError:
+            written = 0
+        self._size += written
+        return written
+
+    def _rotate(self) -> None:
+        parts = self._parts
+        try:
+            head = parts.head
+            if head == 0:
+                with open(self.path, "rb") as whole:
+                    first = whole.read(self._head_bytes)
+                _beside(self.path, ".head").write_bytes(first)
+                head = len(first)
+            self._parts = _Parts(head, parts.now, parts.now + self._size)
+            os.replace(self.path, _beside(self.path, ".1"))
+            _beside(self.path, ".parts").write_text(json.dumps(asdict(self._parts)))
+        except OSError:
+            # No room even for this: begin the file anew, which needs none.
+            os.ftruncate(self._fd, 0)
+            self._parts = _Parts(parts.head, parts.before, parts.now + self._size)
+            self._size = 0
+            return
+        os.close(self._fd)
+        self._open()
+        gap = self._parts.before - self._parts.head
+        if gap > 0:
+            self._append(f"[pollux: {gap} bytes of log before {self.path.name}.1 were dropped]\n".encode())
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _segments(path: Path) -> list[tuple[int, int, Path]]:
+    """Start, end and file of every part there is, in order, without overlap."""
+    parts = _read_parts(path)
+    found: list[tuple[int, int, Path]] = []
+    reached = 0
+    files = ((0, _beside(path, ".head"), parts.head), (parts.before, _beside(path, ".1"), parts.now - parts.before))
+    for start, file, length in (*files, (parts.now, path, -1)):
+        try:
+            size = file.stat().st_size
+        except OSError:
+            continue
+        end = start + (size if length < 0 else min(size, length))
+        # The head repeats the beginning of the first file, as long as that one is there.
+        if found and found[-1][1] > start:
+            found[-1] = (found[-1][0], start, found[-1][2])
+        if end > max(start, reached):
+            found.append((start, end, file))
+            reached = end
+    return [segment for segment in found if segment[1] > segment[0]]
+
+
+def _piece(path: Path, offset: int, limit: int) -> tuple[bytes, int, int, int]:
+    """Bytes from `offset` on, how many are missing before them, where they begin, and where the log ends."""
+    segments = _segments(path)
+    end = segments[-1][1] if segments else 0
+    if offset < 0:
+        offset = max(0, end + offset)
+    for start, stop, file in segments:
+        if offset >= stop:
+            continue
+        begin = max(start, offset)
+        with open(file, "rb") as source:
+            source.seek(begin - start)
+            return source.read(min(limit, stop - begin)), begin - offset, begin, end
+    return b"", 0, min(offset, end), end
+
+
+def whole_characters(piece: bytes) -> bytes:
+    """Without the beginning of a character that is cut in two."""
+    for back in range(1, min(4, len(piece)) + 1):
+        lead = piece[-back]
+        if lead & 0xC0 == 0x80:
+            continue
+        length = 4 if lead >= 0xF0 else 3 if lead >= 0xE0 else 2 if lead >= 0xC0 else 1
+        return piece[:-back] if length > back else piece
+    return piece
+
+
+def read_log(path: Path, offset: int = 0, limit: int = 65536) -> LogChunk:
+    """A piece of the log; where bytes were dropped a line says how many, and the offset goes on behind them."""
+    before = _read_parts(path)
+    try:
+        piece, missing, begin, end = _piece(path, offset, max(4, limit))
+    except OSError:
+        piece, missing, begin, end = b"", 0, max(offset, 0), max(offset, 0) + 1
+    if _read_parts(path) != before:
+        return read_log(path, offset, limit)
+    if begin + len(piece) < end:
+        piece = whole_characters(piece) or piece
+    note = f"[pollux: {missing} bytes of log were dropped here]\n" if missing else ""
+    return LogChunk(note + piece.decode(errors="replace"), begin + len(piece), begin + len(piece) >= end)

@@ -1,0 +1,73 @@
+"""How a generation ended, from how its replicas did: a pure judgement, with one line for people."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+
+from pollux.backends.protocol import Exit, Outcome
+
+__all__ = ["judge", "said_last"]
+
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: (?:can't|not enough)|\bMemoryError\b|std::bad_alloc|Cannot allocate memory"
+)
+_LONGEST_LINE = 300
+
+
+def said_last(tail: bytes) -> str:
+    """The line of a log's end that tells most: that of an exception where there is one, else the last."""
+    # PyTorch puts a replica's number before what it ends with.
+    plain = (re.sub(r"^\[rank\d+\]:", "", line).strip() for line in tail.decode(errors="replace").splitlines())
+    lines = [line for line in plain if line]
+    errors = [line for line in lines[-30:] if re.match(r"[\w.]*(?:Error|Exception|Interrupt|Exit)\b", line)]
+    chosen = errors[-1] if errors else lines[-1] if lines else ""
+    return chosen if len(chosen) <= _LONGEST_LINE else chosen[:_LONGEST_LINE] + "..."
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _line(culprit: Exit, tail: bytes) -> str:
+    said = said_last(tail)
+    return f"replica {culprit.replica}: {_ending(culprit.code)}" + (f": {said}" if said else "")
+
+
+def judge(
+    exits: Sequence[Exit],
+    tails: Mapping[int, bytes],
+    told_to_stop: bool,
+    ended_by_us: frozenset[int],
+    over_memory: str = "",
+    kernel_killed: bool = False,
+) -> tuple[Outcome, str]:
+    """Outcome and detail.
+
+    `over_memory` says, with numbers, that a limit was passed; `kernel_killed` that the kernel ended processes for lack
+    of memory meanwhile. Replicas in `ended_by_us` were ended because another failed: they are no cause.
+    """
+    if exits and all(exit_.code == 0 for exit_ in exits):
+        return "succeeded", ""
+    if told_to_stop:
+        return "stopped", ""
+    if over_memory:
+        return "out-of-memory", over_memory
+    failed = sorted((exit_ for exit_ in exits if exit_.code != 0), key=lambda exit_: (exit_.at, exit_.replica))
+    causes = [exit_ for exit_ in failed if exit_.replica not in ended_by_us] or failed
+    for cause in causes:
+        tail = tails.get(cause.replica, b"")
+        if _OUT_OF_MEMORY.search("\n".join(tail.decode(errors="replace").splitlines()[-40:])):
+            return "out-of-memory", _line(cause, tail)
+        if cause.code == -signal.SIGKILL and kernel_killed:
+            return "out-of-memory", f"replica {cause.replica}: killed by the kernel, which had run out of memory"
+    if not causes:
+        return "crashed", "no replica could be started"
+    return "crashed", _line(causes[0], tails.get(causes[0].replica, b""))

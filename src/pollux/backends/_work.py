@@ -1,0 +1,488 @@
+"""The local backend at work: its table of jobs and the one thread that moves them on.
+
+Processes belong to the jobs' shims; what may be asked of the backend, and what is refused, is in `local`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import os
+import selectors
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pollux.backends import _processes, _variables
+from pollux.backends._devices import Devices
+from pollux.backends._generation import Order
+from pollux.backends._jobs import Held, LocalJob
+from pollux.backends._links import Nursery, ShimLink, find_shim, start_shim
+from pollux.backends._places import PlaceTable
+from pollux.backends._records import (
+    ended_from,
+    ended_to,
+    log_folder,
+    newest_generation,
+    read_record,
+    record_path,
+    remove_records,
+    run_folder,
+    write_record,
+)
+from pollux.backends.protocol import (
+    BackendEvent,
+    Launch,
+    Listener,
+    Outcome,
+    ReplicasEnded,
+    ReplicasStarted,
+    Running,
+)
+from pollux.core.errors import BackendFailed, Conflict
+
+__all__ = ["Work"]
+
+_HELLO_SECONDS = 5.0
+_SWEEP_SECONDS = 0.05
+_RETRY_SECONDS = 0.05
+_MAX_ATTEMPTS = 3
+_MAX_NURSERIES = 5
+
+
+class Work:
+    """Starts, follows and ends the generations of jobs at `home`; all methods may be called from any thread."""
+
+    def __init__(
+        self, home: Path, devices: Devices, environ: Mapping[str, str], warm: bool, log_cap_bytes: int
+    ) -> None:
+        self._home = home
+        self._devices = devices
+        self._environ = environ
+        self._warm = warm
+        self._log_cap_bytes = log_cap_bytes
+        self._lock = threading.RLock()
+        self._jobs: dict[str, LocalJob] = {}
+        self._places = PlaceTable(devices.node.num_gpus)
+        self._events: collections.deque[BackendEvent] = collections.deque()
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._wake[0], selectors.EVENT_READ, self._woken)
+        self._nurseries = 0
+        self._children: set[int] = set()
+        self._orders = 0
+        self._home_lock = -1
+        self._listener: Listener | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self.nursery: Nursery | None = None
+
+    def start(self, listener: Listener) -> None:
+        """Find what runs from before and tell how what ended meanwhile did; one object at a time works in a home."""
+        if self._thread is not None or self._closing:
+            raise BackendFailed("the local backend was started already; make a new one")
+        self._prepare_home()
+        self._listener = listener
+        with self._lock:
+            for folder in sorted((self._home / "run").iterdir()):
+                if folder.is_dir():
+                    self._find(folder)
+            self._await_hellos()
+            for job in self._jobs.values():
+                job.to_forget = job.now is None
+            if self._warm:
+                self._start_nursery()
+        self._thread = threading.Thread(target=self._run, name="pollux-local-backend", daemon=True)
+        self._thread.start()
+
+    def submit(self, launch: Launch) -> None:
+        """Start it as soon as its places are free; a generation that is not newer than the newest known is ignored."""
+        with self._lock:
+            job = self._jobs.get(launch.job_id)
+            if job is None:
+                job = self._jobs[launch.job_id] = LocalJob(launch.job_id, run_folder(self._home, launch.job_id))
+            if job.to_forget and job.is_free:
+                self._begin_anew(job)
+            if launch.generation <= job.newest:
+                return
+            if job.next is not None:
+                self._tell_end(job, job.next, "stopped", "a newer generation took its place before it was started")
+            self._orders += 1
+            job.next = Held(launch.generation, launch, order=self._orders)
+            job.newest = launch.generation
+            job.to_forget = False
+        self._rouse()
+
+    def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
+        """End what the job has up to that generation; what still waits ends at once."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+            if job is None:
+                return
+            if job.next is not None and job.next.generation <= generation:
+                waited, job.next = job.next, None
+                self._tell_end(job, waited, "stopped", "stopped before it was started")
+                if job.is_free:
+                    job.now = waited
+            if job.now is not None and job.now.ended is None and job.now.generation <= generation:
+                job.now.ask_to_stop(grace_seconds)
+        self._rouse()
+
+    def running(self) -> tuple[Running, ...]:
+        """Every job that was not forgotten, with its newest generation."""
+        with self._lock:
+            found = (job.running() for job in self._jobs.values() if not (job.to_forget and job.is_free))
+            return tuple(each for each in found if each is not None)
+
+    def forget(self, job_id: str) -> None:
+        """Remove its records, now or, where it still runs, when it has ended; its logs stay."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+            if job is not None and job.next is None:
+                job.to_forget = True
+                if job.is_free:
+                    remove_records(job.folder)
+        self._rouse()
+
+    def close(self) -> None:
+        """Let go of everything; shims and replicas go on, and a new object with the same home finds them."""
+        self._closing = True
+        self._rouse()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            for job in [*self._jobs.values()]:
+                self._drop(job)
+                if job.link is not None:
+                    job.link.close()
+                    job.link = None
+            if self.nursery is not None:
+                self.nursery.close()
+                self.nursery = None
+            self._selector.close()
+            for fd in (*self._wake, self._home_lock):
+                if fd >= 0:
+                    os.close(fd)
+            self._wake, self._home_lock = (-1, -1), -1
+
+    def _begin_anew(self, job: LocalJob) -> None:
+        """The name is used again before the shim of the job that had it is gone."""
+        job.now, job.newest = None, 0
+        self._release(job)
+
+    # Starting
+
+    def _prepare_home(self) -> None:
+        try:
+            for name in ("run", "logs"):
+                (self._home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._home_lock = os.open(self._home / "run" / "backend.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._home_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"another service works in {self._home}: end it, or set POLLUX_HOME to another folder"
+            ) from None
+        except OSError as error:
+            raise BackendFailed(f"cannot work in {self._home}: {error.strerror}; set POLLUX_HOME elsewhere") from error
+
+    def _find(self, folder: Path) -> None:
+        """One job of a time before: still running, ended, or lost with its shim."""
+        generation = newest_generation(folder)
+        link = find_shim(folder.name, folder)
+        job = LocalJob(folder.name, folder, newest=generation or 0)
+        if link is not None:
+            self._follow(job, link)
+        if generation is None:
+            if link is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                self._jobs[job.id] = job
+            return
+        self._jobs[job.id] = job
+        record = read_record(record_path(folder, "generation", generation)) or {}
+        ended = read_record(record_path(folder, "ended", generation))
+        job.now = Held(generation, started=True, sent=True)
+        if ended is not None:
+            self._finish(job, ended_from(ended))
+            return
+        job.now.places = tuple(record.get("places", ()))
+        self._places.hold(job.now.places)
+        if link is None:
+            self._lose(job)
+
+    def _await_hellos(self) -> None:
+        """Hear from every shim what it has, since a launch may have reached it that is not on disk yet."""
+        waiting = {job.id: job.link for job in self._jobs.values() if job.link is not None}
+        for link in waiting.values():
+            link.send(op="status")
+        deadline = time.monotonic() + _HELLO_SECONDS
+        for job_id, link in waiting.items():
+            while link.warm is None and self._jobs[job_id].link is link and time.monotonic() < deadline:
+                link.peer.settimeout(max(0.01, deadline - time.monotonic()))
+                self._hear(self._jobs[job_id])
+            if self._jobs[job_id].link is link:
+                link.peer.settimeout(_HELLO_SECONDS)
+
+    def _start_nursery(self) -> None:
+        self._nurseries += 1
+        with contextlib.suppress(BackendFailed):
+            self.nursery = Nursery(self._home / "run", self._environ)
+            self._selector.register(self.nursery.control, selectors.EVENT_READ, self._hear_nursery)
+
+    def _hear_nursery(self) -> None:
+        if self.nursery is not None and not self.nursery.hear():
+            self._selector.unregister(self.nursery.control)
+            self.nursery.close()
+            self.nursery = None
+            if self._nurseries < _MAX_NURSERIES:
+                self._start_nursery()
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            with self._lock:
+                self._work()
+                timeout = self._timeout()
+                told = [*self._events]
+                self._events.clear()
+            for event in told:
+                if self._listener is not None:
+                    self._listener(event)
+            for key, _ in self._selector.select(0.0 if told else timeout):
+                with self._lock:
+                    key.data()
+
+    def _timeout(self) -> float | None:
+        if not self._timers:
+            return None
+        return max(0.0, min(at for at, _ in self._timers) - time.monotonic())
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake[1], b"x")
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake[0], 4096)
+
+    def _after(self, seconds: float, what: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + seconds, what))
+
+    def _work(self) -> None:
+        """Move every job as far as it can go; cheap where nothing changed."""
+        now = time.monotonic()
+        due = [what for at, what in self._timers if at <= now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]
+        for what in due:
+            what()
+        self._collect()
+        for job in [*self._jobs.values()]:
+            self._forward_stop(job)
+        waiting = [job for job in self._jobs.values() if job.next is not None and job.is_free and not job.sweeping]
+        for job in sorted(waiting, key=lambda job: job.next.order if job.next else 0):
+            self._give_places(job)
+        for job in [*self._jobs.values()]:
+            self._launch(job)
+            self._drop(job)
+
+    def _collect(self) -> None:
+        for pid in [*self._children]:
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            self._children.discard(pid)
+
+    def _forward_stop(self, job: LocalJob) -> None:
+        held = job.now
+        if held is None or held.ended is not None or held.stop_grace is None:
+            return
+        if not held.sent:
+            self._end(job, held, "stopped", "stopped before it was started")
+        elif job.link is not None and held.stop_sent != held.stop_grace:
+            held.stop_sent = held.stop_grace
+            job.link.send(op="stop", generation=held.generation, grace_seconds=held.stop_grace)
+
+    def _give_places(self, job: LocalJob) -> None:
+        if job.next is None or job.next.launch is None:
+            return
+        places = self._places.take(job.next.launch.placement.num_gpus)
+        if places is not None:
+            job.now, job.next = job.next, None
+            job.now.places = places
+
+    def _launch(self, job: LocalJob) -> None:
+        held = job.now
+        if held is None or held.sent or held.ended is not None or held.launch is None:
+            return
+        if job.link is not None and job.link.warm is False and self.nursery is not None and self.nursery.is_ready:
+            # Its shim was started before the nursery was ready: from now on it can have a better one.
+            self._release(job)
+        if job.link is not None and job.link.leaving:
+            return
+        if job.link is None and not self._connect(job, held):
+            return
+        assert job.link is not None
+        held.sent = True
+        job.link.send(op="launch", order=asdict(self._order(held.launch, held.places)))
+
+    def _release(self, job: LocalJob) -> None:
+        if job.link is not None and not job.link.leaving:
+            job.link.leaving = True
+            job.link.send(op="release")
+
+    def _connect(self, job: LocalJob, held: Held) -> bool:
+        try:
+            link, child = start_shim(job.id, job.folder, self.nursery, self._environ)
+        except BlockingIOError:
+            self._after(_RETRY_SECONDS, lambda: None)
+            return False
+        except (OSError, BackendFailed) as error:
+            self._end(job, held, "crashed", f"its shim could not be started: {error}")
+            return False
+        if child:
+            self._children.add(child)
+        self._follow(job, link)
+        return True
+
+    def _order(self, launch: Launch, places: tuple[int, ...]) -> Order:
+        identity = _variables.run_id(self._home, launch.job_id, launch.generation)
+        common = _variables.common_variables(launch, self._devices, places, identity)
+        return Order(
+            job_id=launch.job_id,
+            generation=launch.generation,
+            argv=tuple(launch.argv),
+            workdir=launch.workdir,
+            environ={**self._environ, **common},
+            replicas=tuple(_variables.replica_variables(number) for number in range(len(places))),
+            cores=tuple(self._devices.cores_of(place, launch.cpus_per_gpu) for place in places),
+            places=places,
+            run_id=identity,
+            path_was_set="PATH" in launch.env,
+            grace_seconds=launch.grace_seconds,
+            memory_bytes=launch.memory_bytes_per_gpu,
+            logs=str(log_folder(self._home, launch.job_id)),
+            log_cap_bytes=self._log_cap_bytes,
+        )
+
+    def _follow(self, job: LocalJob, link: ShimLink) -> None:
+        job.link = link
+        self._selector.register(link.peer, selectors.EVENT_READ, lambda: self._hear(job))
+
+    def _hear(self, job: LocalJob) -> None:
+        if job.link is None:
+            return
+        messages = job.link.receive()
+        if messages is None:
+            self._selector.unregister(job.link.peer)
+            job.link.close()
+            job.link = None
+            self._shim_ended(job)
+            return
+        for message in messages:
+            self._take(job, job.link, message)
+
+    def _take(self, job: LocalJob, link: ShimLink, message: Mapping[str, Any]) -> None:
+        held = job.now
+        if message["event"] == "status":
+            link.warm = bool(message["warm"])
+            if held is None and message["generation"] is not None:
+                self._learn(job, int(message["generation"]))
+                held = job.now
+        if held is None or held.ended is not None:
+            return
+        ended = message.get("ended")
+        if ended is not None and ended["generation"] == held.generation:
+            self._finish(job, ended_from(ended))
+        elif message.get("generation") == held.generation and not held.started:
+            held.started = True
+            self._events.append(ReplicasStarted(float(message.get("at", time.time())), job.id, held.generation))
+
+    def _learn(self, job: LocalJob, generation: int) -> None:
+        """A generation that reached its shim just before the service before this one ended."""
+        record = read_record(record_path(job.folder, "generation", generation)) or {}
+        job.newest = max(job.newest, generation)
+        job.now = Held(generation, started=True, sent=True, places=tuple(record.get("places", ())))
+        self._places.hold(job.now.places)
+
+    # Ends
+
+    def _shim_ended(self, job: LocalJob) -> None:
+        held = job.now
+        if held is None or held.ended is not None or not held.sent:
+            return
+        link = find_shim(job.id, job.folder)
+        if link is not None:
+            # It lives, and only the connection broke.
+            self._follow(job, link)
+            link.send(op="status")
+            return
+        ended = read_record(record_path(job.folder, "ended", held.generation))
+        if ended is not None:
+            self._finish(job, ended_from(ended))
+        elif newest_generation(job.folder) == held.generation:
+            self._lose(job)
+        elif held.attempts + 1 < _MAX_ATTEMPTS:
+            # It ended before it read the launch, so nothing was started.
+            held.attempts += 1
+            held.sent = False
+        else:
+            self._end(job, held, "crashed", f"its shim ended before it could start anything: see {job.folder}/shim.log")
+
+    def _lose(self, job: LocalJob) -> None:
+        """The shim is gone, and its replicas with it: make sure of that, then say so."""
+        job.sweeping = True
+        held = job.now
+        assert held is not None
+        record = read_record(record_path(job.folder, "generation", held.generation)) or {}
+        if record.get("boot") == _processes.boot_id():
+            replicas = record.get("replicas", [])
+            left = _processes.members(
+                f"TORCHELASTIC_RUN_ID={record.get('run_id')}",
+                {int(pid) for pid, _, _ in replicas},
+                {pipe for _, _, pipe in replicas if pipe},
+            )
+            if left:
+                _processes.kill_all(left)
+                self._after(_SWEEP_SECONDS, lambda: self._lose(job))
+                return
+        job.sweeping = False
+        ended = ReplicasEnded(
+            time.time(), job.id, held.generation, "lost", (), "its shim ended, and its replicas with it"
+        )
+        with contextlib.suppress(BackendFailed):
+            write_record(record_path(job.folder, "ended", held.generation), ended_to(ended))
+        self._finish(job, ended)
+
+    def _finish(self, job: LocalJob, ended: ReplicasEnded) -> None:
+        held = job.now
+        if held is None or held.ended is not None or held.generation != ended.generation:
+            return
+        held.ended = ended
+        self._places.release(held.places)
+        self._events.append(ended)
+
+    def _end(self, job: LocalJob, held: Held, outcome: Outcome, detail: str) -> None:
+        """An end without processes: only this object knows of it."""
+        self._finish(job, ReplicasEnded(time.time(), job.id, held.generation, outcome, (), detail))
+
+    def _tell_end(self, job: LocalJob, held: Held, outcome: Outcome, detail: str) -> None:
+        held.ended = ReplicasEnded(time.time(), job.id, held.generation, outcome, (), detail)
+        self._events.append(held.ended)
+
+    def _drop(self, job: LocalJob) -> None:
+        """Carry out `forget` once nothing of the job is left: first its shim goes, then its records."""
+        if not job.to_forget or job.next is not None or not job.is_free or job.sweeping:
+            return
+        if job.link is not None:
+            remove_records(job.folder)
+            self._release(job)
+            return
+        shutil.rmtree(job.folder, ignore_errors=True)
+        del self._jobs[job.id]

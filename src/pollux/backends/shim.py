@@ -1,0 +1,308 @@
+"""The small process that owns one job's replicas and outlives the service: `python -m pollux.backends.shim`.
+
+One thread, so that it may fork. Lines of JSON go over a socket in its folder: it is told `launch`, `stop`, `status`
+and `release`, and tells `started`, `ended` and `status`. What it was told and how it ended is on disk first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pollux.backends import _processes
+from pollux.backends._generation import Generation, Member, Order
+from pollux.backends._records import (
+    ended_to,
+    newest_generation,
+    read_record,
+    record_path,
+    remove_records,
+    write_record,
+)
+from pollux.backends._replica import ForkedReplica
+from pollux.backends.protocol import ReplicasEnded
+from pollux.core.errors import BackendFailed
+
+__all__ = ["IDLE_SECONDS", "Shim", "serve"]
+
+IDLE_SECONDS = 60.0
+"""How long a shim without replicas waits for somebody to connect before it ends."""
+
+_MAX_LINE_BYTES = 16 << 20
+_RETRY_SECONDS = 1.0
+_LONGEST_SLEEP_SECONDS = 3600.0
+
+
+class _Connection:
+    """One client: lines in, lines out."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        peer.setblocking(True)
+        peer.settimeout(5.0)
+        self.peer = peer
+        self.rest = b""
+
+    def lines(self) -> list[bytes] | None:
+        """Whole lines that came; None once the client is gone."""
+        try:
+            piece = self.peer.recv(1 << 16)
+        except (TimeoutError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        if not piece or len(self.rest) > _MAX_LINE_BYTES:
+            return None
+        *whole, self.rest = (self.rest + piece).split(b"\n")
+        return whole
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Whether the client took it."""
+        try:
+            self.peer.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+
+class Shim:
+    """The loop. `warm_variables`: the environment under which everything was imported, None where nothing was."""
+
+    def __init__(self, folder: Path, listener: socket.socket, warm_variables: Mapping[str, str] | None) -> None:
+        self._folder = folder
+        self._listener = listener
+        self._warm_variables = warm_variables
+        self._selector = selectors.DefaultSelector()
+        self._connections: list[_Connection] = []
+        self._generation: Generation | None = None
+        self._unwritten: ReplicasEnded | None = None
+        self._reading: dict[int, Member] = {}
+        self._idle_since = time.monotonic()
+        self._leaving = False
+        self._wake: tuple[int, int] = (-1, -1)
+
+    def run(self) -> None:
+        """Serve until released, idle or told to end; a forked replica leaves through `ForkedReplica`."""
+        _processes.adopt_orphans()
+        self._listen_to_signals()
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        while not self._is_done():
+            for key, _ in self._selector.select(self._timeout()):
+                key.data()
+            self._reap()
+            self._look()
+
+    def _listen_to_signals(self) -> None:
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake = (reading, writing)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, lambda number, frame: self._leave())
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._selector.register(reading, selectors.EVENT_READ, self._woken)
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake[0], 4096)
+
+    def _leave(self) -> None:
+        self._leaving = True
+        if self._generation is not None:
+            self._generation.stop(self._generation.order.grace_seconds)
+
+    def _let_go(self) -> None:
+        """In a forked process: its copies of the sockets go, without a word to anybody."""
+        self._selector.close()
+        self._listener.close()
+        for connection in self._connections:
+            connection.peer.close()
+
+    def _is_busy(self) -> bool:
+        return (self._generation is not None and self._generation.ended is None) or self._unwritten is not None
+
+    def _is_done(self) -> bool:
+        if self._is_busy():
+            return False
+        idle = not self._connections and time.monotonic() - self._idle_since >= IDLE_SECONDS
+        return self._leaving or idle
+
+    def _timeout(self) -> float | None:
+        times = []
+        if self._generation is not None and self._generation.ended is None:
+            at = self._generation.look_again_at()
+            times += [] if at is None else [at]
+        elif not self._connections:
+            times.append(self._idle_since + IDLE_SECONDS)
+        if self._unwritten is not None:
+            times.append(time.monotonic() + _RETRY_SECONDS)
+        return min(max(0.0, min(times) - time.monotonic()), _LONGEST_SLEEP_SECONDS) if times else None
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection = _Connection(self._listener.accept()[0])
+            self._connections.append(connection)
+            self._selector.register(connection.peer, selectors.EVENT_READ, lambda: self._hear(connection))
+
+    def _hear(self, connection: _Connection) -> None:
+        lines = connection.lines()
+        if lines is None:
+            self._drop(connection)
+            return
+        for line in lines:
+            try:
+                self._obey(connection, json.loads(line))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                # Told something by a version that it does not understand: another shim may.
+                print(f"not understood: {error!r}", file=sys.stderr, flush=True)
+                self._leaving = self._leaving or not self._is_busy()
+
+    def _drop(self, connection: _Connection) -> None:
+        if connection in self._connections:
+            self._selector.unregister(connection.peer)
+            connection.peer.close()
+            self._connections.remove(connection)
+            self._idle_since = time.monotonic()
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        for connection in [*self._connections]:
+            if not connection.send(message):
+                self._drop(connection)
+
+    def _obey(self, connection: _Connection, message: Mapping[str, Any]) -> None:
+        what = message.get("op")
+        if what == "launch":
+            self._launch(Order.of(message["order"]))
+        elif what == "stop":
+            generation = self._generation
+            if generation is not None and generation.order.generation <= message["generation"]:
+                generation.stop(float(message["grace_seconds"]))
+        elif what == "release":
+            self._leaving = self._leaving or not self._is_busy()
+        if not connection.send(self._status()):
+            self._drop(connection)
+
+    def _status(self) -> dict[str, Any]:
+        newest = newest_generation(self._folder)
+        status: dict[str, Any] = {"event": "status", "warm": self._warm_variables is not None, "generation": newest}
+        if self._generation is not None and self._generation.order.generation == newest:
+            ended = None if self._unwritten else self._generation.ended
+            status["state"] = "ended" if ended else "stopping" if self._generation.told_to_stop else "running"
+            status["ended"] = ended_to(ended) if ended else None
+        elif newest is not None:
+            status["state"] = "ended"
+            status["ended"] = read_record(record_path(self._folder, "ended", newest))
+        return status
+
+    def _launch(self, order: Order) -> None:
+        newest = newest_generation(self._folder)
+        known = self._generation.order.generation if self._generation is not None else 0
+        if self._is_busy() or self._leaving or order.generation <= max(newest or 0, known):
+            return
+        generation = Generation(order, self._folder, self._warm_variables, self._let_go)
+        self._generation = generation
+        remove_records(self._folder, order.generation)
+        try:
+            generation.start()
+        except (OSError, BackendFailed) as error:
+            generation.fail(f"replicas could not be started: {error}")
+            self._follow_outputs()
+            return
+        self._follow_outputs()
+        self._tell({"event": "started", "generation": order.generation, "at": time.time()})
+
+    def _follow_outputs(self) -> None:
+        """Have the loop wait for exactly those outputs that are to be read now."""
+        wanted = {member.output: member for member in self._generation.outputs} if self._generation else {}
+        for fd in [*self._reading.keys() - wanted.keys()]:
+            del self._reading[fd]
+            # A closed file has left the kernel's list already.
+            with contextlib.suppress(KeyError, OSError, ValueError):
+                self._selector.unregister(fd)
+        for fd, member in wanted.items():
+            if fd not in self._reading:
+                self._reading[fd] = member
+                self._selector.register(fd, selectors.EVENT_READ, self._reader(member))
+
+    def _reader(self, member: Member) -> Callable[[], None]:
+        def read() -> None:
+            assert self._generation is not None
+            if member.output >= 0 and self._reading.get(member.output) is member:
+                fd = member.output
+                self._generation.on_output(member)
+                if member.output < 0:
+                    del self._reading[fd]
+                    with contextlib.suppress(KeyError, OSError, ValueError):
+                        self._selector.unregister(fd)
+
+        return read
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._generation is not None:
+                self._generation.on_exit(pid, os.waitstatus_to_exitcode(status))
+
+    def _look(self) -> None:
+        generation = self._generation
+        if generation is not None and generation.ended is None:
+            generation.look()
+            self._follow_outputs()
+            if generation.ended is not None:
+                self._unwritten = generation.ended
+        if self._unwritten is not None:
+            self._write_end(self._unwritten)
+
+    def _write_end(self, ended: ReplicasEnded) -> None:
+        path = record_path(self._folder, "ended", ended.generation)
+        with contextlib.suppress(BackendFailed):
+            intent = record_path(self._folder, "generation", ended.generation)
+            if not intent.exists():
+                write_record(intent, {"generation": ended.generation, "job_id": ended.job_id})
+            write_record(path, ended_to(ended))
+            self._unwritten = None
+            self._idle_since = time.monotonic()
+            self._tell({"event": "ended", "ended": ended_to(ended)})
+
+
+def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, str] | None) -> int:
+    """Be the shim of that folder, whose lock this process holds by an open file; returns an exit code.
+
+    In a replica forked with everything imported it returns that replica's.
+    """
+    pid = os.getpid()
+    write_record(folder / "shim.json", {"pid": pid, "start": _processes.start_time(pid)})
+    shim = Shim(folder, listener, warm_variables)
+    try:
+        shim.run()
+    except ForkedReplica as forked:
+        become = forked.become
+    else:
+        os._exit(0)
+    del shim, listener
+    return become()
+
+
+def _main() -> int:
+    folder, listener, lock = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    for fd in (listener, lock):
+        os.set_inheritable(fd, False)
+    return serve(folder, socket.socket(fileno=listener), None)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

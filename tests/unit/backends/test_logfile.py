@@ -1,0 +1,119 @@
+"""Logs of bounded size: what is kept, what is said of the rest, and offsets that never go back."""
+
+import errno
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pollux.backends._logfile import LogWriter, read_log, whole_characters
+
+
+def read_all(path, limit=1000):
+    text, offset, at_end = "", 0, False
+    while not at_end:
+        chunk = read_log(path, offset, limit)
+        assert chunk.offset >= offset
+        text, offset, at_end = text + chunk.text, chunk.offset, chunk.at_end
+    return text, offset
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "logs" / "0.log"
+
+
+def test_what_was_written_is_read(path):
+    writer = LogWriter(path)
+    writer.write(b"one\n")
+    writer.write(b"two\n")
+    assert read_all(path) == ("one\ntwo\n", 8)
+    assert writer.tail == b"one\ntwo\n"
+    writer.close()
+
+
+def test_a_second_writer_goes_on_at_the_end(path):
+    for piece in (b"one\n", b"two\n"):
+        writer = LogWriter(path)
+        writer.write(piece)
+        writer.close()
+    assert read_all(path) == ("one\ntwo\n", 8)
+
+
+def test_a_log_that_is_not_there_is_empty(path):
+    chunk = read_log(path)
+    assert (chunk.text, chunk.offset, chunk.at_end) == ("", 0, True)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_head_and_newest_are_kept(path, restart):
+    writer = LogWriter(path, cap_bytes=8 << 10)
+    lines = [f"{number:06d}\n".encode() for number in range(20_000)]
+    for number, line in enumerate(lines):
+        if restart and number % 5000 == 0:
+            writer.close()
+            writer = LogWriter(path, cap_bytes=8 << 10)
+        writer.write(line)
+    writer.close()
+    assert sum(file.stat().st_size for file in path.parent.iterdir()) <= (8 << 10) + 200
+    text, end = read_all(path)
+    assert end >= sum(map(len, lines))
+    assert text.startswith("000000\n000001\n")
+    assert text.endswith("019998\n019999\n")
+    assert "bytes of log were dropped here]" in text
+    kept = [line for line in text.splitlines() if line.isdigit() and len(line) == 6]
+    assert kept == sorted(kept)
+    assert len(set(kept)) == len(kept)
+    assert "were dropped]" in path.read_text().splitlines()[0]
+
+
+def test_nothing_is_dropped_below_the_cap(path):
+    writer = LogWriter(path, cap_bytes=8 << 10)
+    whole = b"".join(f"{number:06d}\n".encode() for number in range(800))
+    for first in range(0, len(whole), 100):
+        writer.write(whole[first : first + 100])
+    writer.close()
+    assert (path.parent / "0.log.1").exists()
+    text, end = read_all(path)
+    assert (text, end) == (whole.decode(), len(whole))
+
+
+def test_a_full_disk_costs_lines_only(path, monkeypatch):
+    writer = LogWriter(path)
+    writer.write(b"before\n")
+    real = os.write
+
+    def full(fd, piece):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "write", full)
+    writer.write(b"lost\n")
+    assert (writer.lost_bytes, writer.tail) == (5, b"before\nlost\n")
+    monkeypatch.setattr(os, "write", real)
+    writer.write(b"after\n")
+    writer.close()
+    text, _ = read_all(path)
+    assert text == "before\n\n[pollux: 5 bytes of log were lost here: the disk took no more]\nafter\n"
+
+
+def test_a_negative_offset_counts_from_the_end(path):
+    writer = LogWriter(path)
+    writer.write(b"0123456789")
+    writer.close()
+    assert read_log(path, -3).text == "789"
+    assert read_log(path, -300).text == "0123456789"
+    assert read_log(path, 300).offset == 10
+
+
+@given(st.text(), st.integers(4, 9))
+def test_pieces_never_cut_a_character(text, size):
+    raw = text.encode()
+    offset, pieces = 0, []
+    while offset < len(raw):
+        piece = raw[offset : offset + size]
+        if offset + size < len(raw):
+            piece = whole_characters(piece) or piece
+        pieces.append(piece.decode())
+        offset += len(piece)
+    assert "".join(pieces) == text
