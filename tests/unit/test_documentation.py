@@ -73,11 +73,11 @@ def test_every_command_and_option_is_documented():
 
 
 def test_every_variable_of_the_environment_is_documented():
-    from pollux.agent.environment import VARIABLES
+    from pollux.wire.environment import JOB_VARIABLES
 
     text = sections("training.md")["Environment variables"]
-    assert [name for name in VARIABLES if f"| `{name}` |" not in text] == []
-    assert sorted(set(re.findall(r"POLLUX_\w+", text)) - set(VARIABLES)) == []
+    assert [name for name in JOB_VARIABLES if f"| `{name}` |" not in text] == []
+    assert sorted(set(re.findall(r"POLLUX_\w+", text)) - set(JOB_VARIABLES)) == []
 
 
 def test_every_rule_for_the_learning_rate_is_documented():

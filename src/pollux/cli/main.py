@@ -1,4 +1,4 @@
-"""The `pollux` command itself: its sub-commands, and how errors end it.
+"""The `pollux` command itself: how its sub-commands are found, and how errors end it.
 
 Exit codes are those the errors carry; usage errors are 2, an interrupt is 130.
 """
@@ -10,13 +10,10 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from pollux import __version__
-from pollux.cli.policies import policies
-from pollux.cli.simulate import simulate
-from pollux.cli.workload import app as workload_app
-from pollux.core import PolluxError
+from pollux.cli.registry import LazyGroup
+from pollux.core.errors import PolluxError
 
 __all__ = ["app", "main"]
 
@@ -24,16 +21,18 @@ __all__ = ["app", "main"]
 _UsageError: Any = typer.BadParameter.__base__
 
 _INTERRUPTED = 130
+_ALL_OR_NOTHING = ("simulate", "whatif", "workload", "history")
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def _one_line_errors(ctx: Any) -> Iterator[None]:
     try:
         yield
     except PolluxError as error:
         message, code = str(error), error.exit_code
     except KeyboardInterrupt:
-        message, code = "interrupted; nothing was written", _INTERRUPTED
+        writes = ctx.invoked_subcommand in _ALL_OR_NOTHING
+        message, code = f"interrupted{'; nothing was written' if writes else ''}", _INTERRUPTED
     except _UsageError as error:
         where = f"; see '{error.ctx.command_path} --help'" if error.ctx else ""
         message, code = f"{error.format_message().rstrip('.')}{where}", 2
@@ -43,13 +42,13 @@ def _one_line_errors() -> Iterator[None]:
     raise typer.Exit(code)
 
 
-class _Program(TyperGroup):
+class _Program(LazyGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _one_line_errors():
+        with _one_line_errors(ctx):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _one_line_errors():
+        with _one_line_errors(ctx):
             return super().invoke(ctx)
 
 
@@ -61,9 +60,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("simulate")(simulate)
-app.command("policies")(policies)
-app.add_typer(workload_app, name="workload")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,16 +1,41 @@
-"""How option values are read: a value that cannot be used is named, with what would be right."""
+"""How option values are read, and the arguments that many commands share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from pollux.core import UnknownName
+from pollux.core.errors import PolluxError, UnknownName
 
-__all__ = ["real", "trigger", "whole"]
+__all__ = ["Job", "Json", "complete_jobs", "print_json", "real", "trigger", "whole"]
+
+
+def complete_jobs(incomplete: str) -> list[str]:
+    """Ids of unfinished jobs that begin so, for the shell; nothing where no service answers."""
+    from pollux.cli.client import connect
+
+    try:
+        answer = connect(timeout=2.0).get("/v1/jobs", active=True, limit=1000)
+    except PolluxError:
+        return []
+    return [str(job["id"]) for job in answer["jobs"] if str(job["id"]).startswith(incomplete)]
+
+
+Job = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_jobs, help="The job's id.")]
+"""A job's id."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+"""Whether to print JSON."""
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on standard output."""
+    import json
+
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def whole(minimum: int) -> Callable[[str], int]:

@@ -1,4 +1,4 @@
-"""`pollux policies`: which schedulers there are."""
+"""`pollux policies`: which schedulers there are, and where each runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import typer
 
 __all__ = ["policies"]
 
+# What a service knows of its jobs; the controller refuses policies that need more.
+_KNOWN_TO_A_SERVICE = frozenset({"goodput", "remaining"})
+
 
 def policies(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the scheduling policies: name, whether jobs adapt their batch, what it must know, what it is.
+    """List the scheduling policies, and where each of them runs: name, batch, what it must know, what it is.
 
     Example: pollux policies --json
     """
@@ -30,6 +33,7 @@ def policies(
                 "batch": policy.batch,
                 "needs": sorted(policy.needs),
                 "options": sorted(registry.options(name)),
+                "runs_in": ["service", "simulator"] if policy.needs <= _KNOWN_TO_A_SERVICE else ["simulator"],
             }
         )
     if as_json:

@@ -9,14 +9,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -54,7 +46,7 @@ _NARROW = (
 
 def standard_output() -> Console:
     """Where tables go; a narrower terminal wraps lines, so that nothing is cut."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     console.width = max(console.width, _NARROW_WIDTH) if console.is_terminal else _PIPE_WIDTH
     return console
 
@@ -73,6 +65,15 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
     if not console.is_terminal:
         yield lambda done, total: None
         return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -89,10 +90,11 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def results_table(results: Sequence[Mapping[str, Any]], width: int) -> Table:
+def results_table(results: Sequence[Mapping[str, Any]], width: int, means: bool = True) -> Table:
     """One line per policy under a line per workload; the ratio is of average JCT, to the first policy's.
 
-    With several workloads, their means follow (of what is a worst value: the worst).
+    With several workloads, their means follow (of what is a worst value: the worst). Without `means` the workloads
+    are the same jobs on other clusters: no means, and every ratio is to the very first line.
     """
     columns = _WIDE if width >= _WIDE_WIDTH else _NARROW
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
@@ -104,13 +106,13 @@ def results_table(results: Sequence[Mapping[str, Any]], width: int) -> Table:
     groups: dict[str, Sequence[Mapping[str, Any]]] = {
         name: list(runs) for name, runs in groupby(results, key=lambda result: result["workload"])
     }
-    if len(groups) > 1:
+    if len(groups) > 1 and means:
         groups[f"mean of {len(groups)} workloads"] = _means(results)
     for name, runs in groups.items():
         table.add_section()
         table.add_row(Text(name, style="bold"))
         for run in runs:
-            ratio = run["avg_jct_hours"] / runs[0]["avg_jct_hours"]
+            ratio = run["avg_jct_hours"] / (runs if means else results)[0]["avg_jct_hours"]
             ftf = f"{run['worst_ftf']:.{2 if run['worst_ftf'] < 100 else 0}f}"
             cells = [form.format(ratio=ratio, ftf=ftf, **run) for _, form in columns]
             table.add_row(Text(f"  {run['policy']}"), *cells)
@@ -132,12 +134,14 @@ def _means(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def policies_table(entries: Sequence[Mapping[str, Any]]) -> Table:
-    """Name, batch mode, needs, summary."""
+    """Name, batch mode, needs, where it runs, summary."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("policy", no_wrap=True)
     table.add_column("batch", no_wrap=True)
     table.add_column("needs")
+    table.add_column("runs in", no_wrap=True)
     table.add_column("what it is")
     for entry in entries:
-        table.add_row(entry["name"], entry["batch"], ", ".join(entry["needs"]) or "–", Text(entry["summary"]))
+        needs, places = ", ".join(entry["needs"]) or "–", ", ".join(entry["runs_in"])
+        table.add_row(entry["name"], entry["batch"], needs, places, Text(entry["summary"]))
     return table

@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,13 +19,13 @@ from pollux.core import InvalidInput
 if TYPE_CHECKING:
     from pollux.sim import Application, PolicyChoice, SimulationSettings, Workload
 
-__all__ = ["simulate"]
+__all__ = ["simulate", "simulate_together", "use_one_thread"]
 
 
 def simulate(
     workloads: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="WORKLOAD", help="CSV files; the built-in workload if none is given."),
+        typer.Argument(metavar="WORKLOAD", help="CSV files, or a history; the built-in workload if none is given."),
     ] = None,
     policies: Annotated[
         str,
@@ -33,8 +34,14 @@ def simulate(
     profiles: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Measured applications; else the built-in ones.")
     ] = None,
-    nodes: Annotated[int, typer.Option(metavar="N", parser=whole(1), help="Nodes of the cluster.")] = 16,
-    gpus_per_node: Annotated[int, typer.Option(metavar="N", parser=whole(1), help="GPUs of each node.")] = 4,
+    nodes: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=whole(1), help="Nodes of the cluster; by default 16, or the history's."),
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=whole(1), help="GPUs of each node; by default 4, or the history's."),
+    ] = None,
     trigger: Annotated[
         Any,
         typer.Option(
@@ -93,12 +100,13 @@ def simulate(
 
     Example: pollux simulate jobs.csv --profiles profiles --policies pollux,tiresias --output results
     """
-    _use_one_thread()
-    from pollux.sim import SimulationSettings, check_runs, choose_policies
+    use_one_thread()
+    from pollux.sim import SimulationSettings, check_runs, choose_policies, to_json
 
+    world = _load_world(workloads or [], profiles)
     settings = SimulationSettings(
-        num_nodes=nodes,
-        gpus_per_node=gpus_per_node,
+        num_nodes=nodes or world.num_nodes,
+        gpus_per_node=gpus_per_node or world.gpus_per_node,
         trigger=trigger,
         interval_seconds=interval,
         resize_seconds=resize_seconds,
@@ -110,31 +118,33 @@ def simulate(
         [name.strip() for name in policies.split(",") if name.strip()],
         {"fairness": fairness, "avoid_interference": avoid_interference},
     )
-    applications = _load_applications(profiles)
-    loaded = _load_workloads(workloads or [])
-    if profiles is None:
-        _check_built_in(loaded, applications)
-    check_runs(loaded, chosen, applications, settings)
-    _check_job(job, loaded, output)
-    source = "built-in" if profiles is None else str(profiles)
-    _run(loaded, chosen, applications, settings, source, workers or _cpus(), output, job, json_file)
+    check_runs(world.workloads, chosen, world.applications, settings)
+    _check_job(job, world.workloads, output)
+    file = None if json_file in (None, "-") else Path(str(json_file))
+    complete = simulate_together(
+        world.workloads, chosen, world.applications, settings, world.source, workers, output, job, file
+    )
+    if json_file == "-":
+        typer.echo(to_json(complete), nl=False)
+    else:
+        _print(complete, output)
 
 
-def _run(
+def simulate_together(
     workloads: Sequence[Workload],
     policies: Sequence[PolicyChoice],
     applications: Mapping[str, Application],
     settings: SimulationSettings,
     source: str,
-    workers: int,
-    output: Path | None,
-    job: str | None,
-    json_file: str | None,
-) -> None:
-    """Simulate, then write everything or nothing."""
+    workers: int | None = None,
+    output: Path | None = None,
+    job: str | None = None,
+    json_file: Path | None = None,
+) -> dict[str, Any]:
+    """Simulate with a progress bar, write all that is asked for or nothing, and return the whole document."""
     from pollux.cli.output import staged_file, staged_folder
-    from pollux.cli.render import print_table, progress_bar, results_table, standard_output
-    from pollux.sim import IsolatedTimes, compare, configuration, describe_world, document, measure, to_json
+    from pollux.cli.render import progress_bar
+    from pollux.sim import IsolatedTimes, compare, configuration, document, measure, to_json
 
     config = configuration(workloads, policies, applications, settings, source)
     times = IsolatedTimes(applications, settings.num_nodes, settings.gpus_per_node)
@@ -147,30 +157,33 @@ def _run(
 
             require_matplotlib()
             folder = files.enter_context(staged_folder("--output", output))
-        if json_file is not None and json_file != "-":
-            stream = files.enter_context(staged_file("--json", Path(json_file)))
+        if json_file is not None:
+            stream = files.enter_context(staged_file("--json", json_file))
         with progress_bar("simulating") as progress:
-            outcomes = compare(workloads, policies, applications, settings, workers, progress)
-        results = [measure(outcome, applications, settings, times) for outcome in outcomes]
-        complete = document(config, results)
+            outcomes = compare(workloads, policies, applications, settings, workers or _cpus(), progress)
+        complete = document(config, [measure(outcome, applications, settings, times) for outcome in outcomes])
         if folder is not None:
             from pollux.sim.report import write_report
 
             write_report(folder, complete, outcomes, applications, job)
         if stream is not None:
             stream.write(to_json(complete))
-    if json_file == "-":
-        typer.echo(to_json(complete), nl=False)
-        return
+    return complete
+
+
+def _print(document: Mapping[str, Any], output: Path | None) -> None:
+    from pollux.cli.render import print_table, results_table, standard_output
+    from pollux.sim import describe_world
+
     console = standard_output()
-    for line in describe_world(config):
+    for line in describe_world(document["config"]):
         console.print(line, style="dim", markup=False)
-    print_table(console, results_table(results, console.width))
+    print_table(console, results_table(document["results"], console.width))
     if output is not None:
         console.print(f"report: {output / 'report.html'}", markup=False, soft_wrap=True)
 
 
-def _use_one_thread() -> None:
+def use_one_thread() -> None:
     """Keep linear algebra to one thread per process; heard only before numpy is first imported.
 
     The matrices are tiny: more threads only wait for each other, and take CPUs from the other runs.
@@ -195,14 +208,53 @@ def _check_job(job: str | None, workloads: Sequence[Workload], output: Path | No
         raise InvalidInput(f"--job is '{job}', which is in none of the workloads; {hint}")
 
 
-def _load_applications(profiles: Path | None) -> Mapping[str, Application]:
+@dataclass(frozen=True, slots=True)
+class _World:
+    """Workloads, their applications, and the cluster they run on unless told otherwise."""
+
+    workloads: Sequence[Workload]
+    applications: Mapping[str, Application]
+    source: str
+    num_nodes: int = 16
+    gpus_per_node: int = 4
+
+
+def _load_world(paths: Sequence[Path], profiles: Path | None) -> _World:
+    histories = [path for path in paths if _is_history(path)]
+    if histories:
+        return _load_history(paths, profiles, histories[0])
     if profiles is None:
         from pollux.sim.builtin import builtin_applications
 
-        return builtin_applications()
+        world = _World(_load_workloads(paths), builtin_applications(), "built-in")
+        _check_built_in(world.workloads, world.applications)
+        return world
     from pollux.sim import load_profiles
 
-    return load_profiles(profiles)
+    applications = load_profiles(profiles)
+    return _World(_load_workloads(paths), applications, str(profiles))
+
+
+def _is_history(path: Path) -> bool:
+    """Whether a file is what `pollux history export` writes: by its ending, or by its first line."""
+    if path.suffix in (".ndjson", ".jsonl"):
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(512).lstrip().startswith(b"{") and path.is_file()
+    except OSError:
+        return False
+
+
+def _load_history(paths: Sequence[Path], profiles: Path | None, path: Path) -> _World:
+    from pollux.sim.history import read_history
+
+    if len(paths) > 1 or profiles is not None:
+        raise InvalidInput(f"{path} is a history, which brings its own applications; give it alone, without --profiles")
+    past = read_history(path)
+    for reason in past.skipped:
+        typer.echo(f"left out: {reason}", err=True)
+    return _World([past.workload], past.applications, str(path), past.num_nodes, past.gpus_per_node)
 
 
 def _load_workloads(paths: Sequence[Path]) -> list[Workload]:

@@ -1,12 +1,29 @@
 """A small measured world: one application, two nodes with two GPUs, four jobs of a few minutes."""
 
-from collections.abc import Callable
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from pollux.cli.main import app
+
+
+def load_fake() -> Any:
+    """The module beside this one; tests are no package, so it is loaded by its path."""
+    name = "pollux_fake_service"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("fake_service.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
 
 PLACEMENTS = {"1": 0.0, "2": 0.02, "11": 0.05, "12": 0.06, "22": 0.07}
 SMALL_CLUSTER = ("--nodes", "2", "--gpus-per-node", "2")
@@ -58,3 +75,24 @@ def run() -> Callable[..., object]:
 def simulate(run, profiles, workload):
     """Run `pollux simulate` on the small world, with further words."""
     return lambda *words: run("simulate", workload, "--profiles", profiles, *SMALL_CLUSTER, "--workers", 1, *words)
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path) -> Iterator[Any]:
+    """A fake service that the command line finds through its home folder."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.delenv("POLLUX_SERVER", raising=False)
+    monkeypatch.delenv("POLLUX_TOKEN", raising=False)
+    monkeypatch.setenv("POLLUX_HOME", str(home))
+    module = load_fake()
+    with module.serving({}) as service:
+        (home / "service.json").write_text(json.dumps({"url": service.url, "pid": 1}))
+        (home / "token").write_text(module.TOKEN + "\n")
+        (home / "token").chmod(0o600)
+        service.home = home
+        service.job = module.job
+        service.error = module.error
+        service.plan = module.PLAN
+        service.status = module.STATUS
+        yield service

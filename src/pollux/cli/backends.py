@@ -1,0 +1,35 @@
+"""`pollux backends`: where jobs can run, and what is missing."""
+
+from __future__ import annotations
+
+from pollux.cli.options import Json, print_json
+
+__all__ = ["backends"]
+
+
+def backends(as_json: Json = False) -> None:
+    """List the backends, and what is missing for those that do not work here.
+
+    Example: pollux backends
+    """
+    from pollux import backends as registry
+
+    entries = []
+    for name in registry.names():
+        missing = registry.available(name)
+        entries.append(
+            {"name": name, "summary": registry.summary(name), "available": missing is None, "missing": missing}
+        )
+    if as_json:
+        print_json({"backends": entries})
+        return
+    from rich.text import Text
+
+    from pollux.cli.jobs_table import plain_table
+    from pollux.cli.render import print_table, standard_output
+
+    table = plain_table("backend", "works here", "what it is")
+    for entry in entries:
+        works = Text("yes", style="green") if entry["available"] else Text(f"no: {entry['missing']}", style="red")
+        table.add_row(Text(str(entry["name"])), works, Text(str(entry["summary"])))
+    print_table(standard_output(), table)

@@ -1,0 +1,90 @@
+"""`pollux cancel`, `pause`, `resume` and `resize`: telling the service what to do with jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from pollux.cli.options import Job, Json, complete_jobs, print_json
+
+__all__ = ["cancel", "pause", "resize", "resume"]
+
+_Jobs = Annotated[list[str], typer.Argument(metavar="JOB", autocompletion=complete_jobs, help="Ids of jobs.")]
+
+
+def cancel(jobs: _Jobs, as_json: Json = False) -> None:
+    """Cancel jobs for good: they get their grace to save, and end.
+
+    Example: pollux cancel resnet18 bert
+    """
+    _each(jobs, "cancel", as_json)
+
+
+def pause(jobs: _Jobs, as_json: Json = False) -> None:
+    """Take the GPUs from jobs until they are resumed: they save, stop, and keep their progress.
+
+    Example: pollux pause resnet18
+    """
+    _each(jobs, "pause", as_json)
+
+
+def resume(jobs: _Jobs, as_json: Json = False) -> None:
+    """Let paused jobs run again: they wait for GPUs like any other.
+
+    Example: pollux resume resnet18
+    """
+    _each(jobs, "resume", as_json)
+
+
+def resize(
+    job: Job,
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="RANGE", help="From least to most, such as 2..8, or one number.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Change how many GPUs a job may have: how many of them it gets is still the policy's choice.
+
+    Example: pollux resize resnet18 --gpus 2..8
+    """
+    from pollux.cli.client import connect, job_path
+    from pollux.wire.quantities import parse_gpus
+
+    parse_gpus(gpus, "--gpus")
+    answer = connect().post(job_path(job, "resize"), {"gpus": gpus})
+    if as_json:
+        print_json(answer)
+        return
+    changed = answer["job"]
+    typer.echo(
+        f"{job}: may have {changed['min_gpus']} to {changed['max_gpus']} GPUs, holds {changed['gpus']} "
+        f"({changed['state']}); 'pollux explain {job}' tells why"
+    )
+
+
+def _each(jobs: Sequence[str], verb: str, as_json: bool) -> None:
+    """Tell all of them; an error of one does not keep the others from it, and is raised at the end."""
+    from pollux.cli.client import connect, job_path
+    from pollux.core.errors import PolluxError, Unreachable
+
+    client = connect()
+    done: list[dict[str, Any]] = []
+    failed: list[tuple[str, PolluxError]] = []
+    for job in dict.fromkeys(jobs):
+        try:
+            done.append(client.post(job_path(job, verb))["job"])
+        except Unreachable:
+            raise
+        except PolluxError as error:
+            failed.append((job, error))
+        else:
+            if not as_json:
+                typer.echo(f"{job}: {done[-1]['state']}")
+    if as_json:
+        print_json({"jobs": done, "failed": [{"job": job, "message": str(refused)} for job, refused in failed]})
+    for _, refused in failed[:-1]:
+        typer.echo(f"error: {refused}", err=True)
+    if failed:
+        raise failed[-1][1]

@@ -1,0 +1,113 @@
+"""`pollux logs`: what the replicas of a job wrote."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pollux.cli.options import Job, Json, print_json, whole
+from pollux.core.errors import InvalidInput, PolluxError, Unreachable
+
+if TYPE_CHECKING:
+    from pollux.cli.client import Client
+
+__all__ = ["ENDED_STATES", "follow_log", "logs", "read_log", "tail_of"]
+
+ENDED_STATES = frozenset({"succeeded", "failed", "cancelled"})
+"""States that a job does not leave; named here so that no scheduler has to be loaded to print a log."""
+
+_CHUNK = 65536
+_POLL_SECONDS = 0.5
+
+
+def logs(
+    job: Job,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    replica: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Which replica.")] = 0,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", parser=whole(0), help="Only the last N lines.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the output of a job: of one replica, over all its re-allocations.
+
+    Example: pollux logs -f --tail 20 resnet18
+    """
+    from pollux.cli.client import connect
+
+    if as_json and follow:
+        raise InvalidInput("--follow prints lines as they come and --json one document at the end: leave one out")
+    client = connect()
+    if as_json:
+        text, offset = tail_of(client, job, replica, tail)
+        print_json({"job_id": job, "replica": replica, "text": text, "offset": offset})
+        return
+    text, offset = tail_of(client, job, replica, tail)
+    _write(text)
+    if follow:
+        try:
+            follow_log(client, job, replica, offset, _write)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+def tail_of(client: Client, job: str, replica: int, lines: int | None) -> tuple[str, int]:
+    """The last `lines` lines (None: all) and the offset after them."""
+    if lines is None:
+        pieces = list(read_log(client, job, replica, 0))
+        return "".join(text for text, _ in pieces), pieces[-1][1] if pieces else 0
+    size = _CHUNK
+    while True:
+        pieces = list(read_log(client, job, replica, -size))
+        text = "".join(text for text, _ in pieces)
+        offset = pieces[-1][1] if pieces else 0
+        if text.count("\n") > lines or offset <= size or size >= 2**26:
+            kept = text.splitlines(keepends=True)
+            return "".join(kept[len(kept) - min(lines, len(kept)) :]), offset
+        size *= 8
+
+
+def read_log(client: Client, job: str, replica: int, offset: int) -> Iterator[tuple[str, int]]:
+    """Pieces of a log up to its present end, each with the offset after it."""
+    from pollux.cli.client import job_path
+
+    while True:
+        answer: dict[str, Any] = client.get(job_path(job, "logs"), replica=replica, offset=offset, limit=_CHUNK)
+        offset = int(answer["offset"])
+        yield str(answer["text"]), offset
+        if answer["at_end"]:
+            return
+
+
+def follow_log(
+    client: Client, job: str, replica: int, offset: int, write: Callable[[str], None], patience: float = 60.0
+) -> str:
+    """Write what comes until the job has ended; its last state. A service that is away for a while is waited for."""
+    from pollux.cli.client import job_path
+
+    lost_at: float | None = None
+    while True:
+        try:
+            # Asked before reading: what an ended job wrote is complete, so nothing is missed.
+            state = str(client.get(job_path(job))["job"]["state"])
+            for text, end in read_log(client, job, replica, offset):
+                write(text)
+                offset = end
+            lost_at = None
+        except Unreachable as error:
+            lost_at = time.monotonic() if lost_at is None else lost_at
+            if time.monotonic() - lost_at > patience:
+                raise PolluxError(f"{error}; gave up after {patience:.0f} s") from error
+            state = ""
+        if state in ENDED_STATES:
+            return state
+        time.sleep(_POLL_SECONDS)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

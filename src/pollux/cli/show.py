@@ -1,0 +1,155 @@
+"""`pollux show` and `pollux explain`: all about one job, and why it has what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+
+from pollux.cli.options import Job, Json, print_json
+
+__all__ = ["explain", "show", "story_lines"]
+
+_INDENT = 15
+
+
+def show(job: Job, as_json: Json = False) -> None:
+    """Show everything about a job: what was asked for, how it runs, every re-allocation, how good its ETAs were.
+
+    Example: pollux show resnet18
+    """
+    from pollux.cli.client import connect, job_path
+
+    client = connect()
+    answer = client.get(job_path(job))
+    if as_json:
+        print_json(answer)
+        return
+    from rich.text import Text
+
+    from pollux.cli.jobs_table import STATE_STYLES
+    from pollux.cli.render import standard_output
+
+    console = standard_output()
+    status, now = answer["job"], client.now
+    state = Text(str(status["state"]), style=STATE_STYLES.get(status["state"], "bold"))
+    console.print(Text.assemble((str(status["id"]), "bold"), "  ", state))
+    for name, value in _facts(status, now):
+        first, *rest = _wrapped(value, console.width - _INDENT) or [""]
+        console.print(Text(f"  {name:<12} ", style="dim") + Text(first), soft_wrap=True)
+        for line in rest:
+            console.print(Text(" " * _INDENT + line), soft_wrap=True)
+    _print_request(console, answer.get("request") or {})
+    _print_events(console, answer, now)
+
+
+def explain(job: Job, as_json: Json = False) -> None:
+    """Explain why a job has the GPUs it has, and what to do about it.
+
+    Example: pollux explain resnet18
+    """
+    from pollux.cli.client import connect, job_path
+
+    answer = connect().get(job_path(job, "explain"))
+    if as_json:
+        print_json(answer)
+        return
+    typer.echo(answer["text"])
+    if answer.get("next_step"):
+        typer.echo(f"Next: {answer['next_step']}")
+
+
+def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    from pollux.cli.figures import compact, duration, eta_range, moment, share
+
+    where = ", ".join(f"{node} {count}" for node, count in sorted(status.get("placement", {}).items()))
+    kind = ", rigid" if status.get("rigid") else ""
+    gpus = f"{status['gpus']} of {status['min_gpus']}..{status['max_gpus']}{kind}"
+    yield "GPUs", gpus + (f" on {where}" if where else "")
+    yield "queue", f"{status['queue']}, priority {status['priority']}"
+    if status.get("after"):
+        yield "after", ", ".join(status["after"])
+    yield "submitted", moment(status["submitted_at"], now)
+    if status.get("started_at"):
+        yield "started", moment(status["started_at"], now)
+    if status.get("ended_at"):
+        yield "ended", moment(status["ended_at"], now)
+    if status.get("progress") is not None:
+        epoch = f", epoch {status['epoch']:.2f}" if status.get("epoch") is not None else ""
+        yield "progress", f"{share(status['progress'])}{epoch}"
+    if status.get("eta") and not status.get("ended_at"):
+        current = status["eta"].get("current")
+        held = "" if current is None else f"; {duration(current - now)} if it keeps its GPUs"
+        yield "ends in", eta_range(status, now) + held
+    if status.get("batch_size"):
+        steps = f", {status['accumulation']} accumulated" if (status.get("accumulation") or 1) > 1 else ""
+        local = f" ({status['local_batch']} per GPU{steps})" if status.get("local_batch") else ""
+        yield "batch", f"{status['batch_size']:,}{local}, learning rate × {status.get('learning_rate_factor') or 1:.3g}"
+    if status.get("throughput") is not None:
+        yield "throughput", f"{compact(status['throughput'])} samples/s"
+    if status.get("goodput") is not None:
+        efficiency = share(status.get("efficiency"))
+        yield "goodput", f"{compact(status['goodput'])} useful samples/s (statistical efficiency {efficiency})"
+    if status.get("noise_scale") is not None:
+        yield "noise scale", f"{compact(status['noise_scale'])} samples"
+    if status.get("loss") is not None:
+        yield "loss", f"{status['loss']:.4g}"
+    used = f"{status.get('gpu_seconds', 0.0) / 3600:.2f} GPU-hours"
+    yield "used", f"{used}, {status['restarts']} re-allocations, {status['crashes']} of {status['retries']} retries"
+    if status.get("detail"):
+        yield "detail", str(status["detail"])
+    reason = status.get("reason")
+    if reason and not status.get("ended_at"):
+        yield "why", str(reason.get("text") or reason["code"])
+        if reason.get("next_step"):
+            yield "next step", str(reason["next_step"])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of whole words: commands and paths are never cut."""
+    import textwrap
+
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _print_request(console: Any, request: Mapping[str, Any]) -> None:
+    import shlex
+
+    if not request:
+        return
+    console.print("\nas submitted", style="bold")
+    for key, value in request.items():
+        if value in (None, [], {}, ""):
+            continue
+        if key == "run" and isinstance(value, list):
+            value = shlex.join(value)
+        elif isinstance(value, dict):
+            value = ", ".join(f"{name}={entry}" for name, entry in value.items() if entry is not None)
+        elif isinstance(value, list):
+            value = ", ".join(str(entry) for entry in value)
+        if value != "":
+            console.print(f"  {key:<12} {value}", markup=False, soft_wrap=True)
+
+
+def _print_events(console: Any, answer: Mapping[str, Any], now: float) -> None:
+    events = answer.get("events") or []
+    if events:
+        console.print("\nwhat happened", style="bold")
+    for line in story_lines(events, now):
+        console.print(line, markup=False, soft_wrap=True)
+    quality = answer.get("eta_quality") or {}
+    if not quality.get("predictions", True):
+        return
+    if quality:
+        console.print("\nhow good its ETAs were", style="bold")
+    for name, value in quality.items():
+        shown = f"{value:.3g}" if isinstance(value, float) else value
+        console.print(f"  {str(name).replace('_', ' '):<15} {'–' if shown is None else shown}", markup=False)
+
+
+def story_lines(events: list[dict[str, Any]], now: float) -> list[str]:
+    """Events of a job as lines, oldest first."""
+    from pollux.cli.figures import clock
+
+    return [f"  {clock(event['at'], now):>12}  {event['kind']:<10} {event['text']}" for event in events]

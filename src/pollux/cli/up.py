@@ -1,0 +1,289 @@
+"""`pollux up` and `pollux down`: the service on this machine, started and stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from pollux.cli.options import Json, print_json, real, whole
+from pollux.cli.options import trigger as read_trigger
+from pollux.core.errors import InvalidInput, PolluxError, UnknownName, Unreachable
+
+if TYPE_CHECKING:
+    from pollux.cli.client import Client
+    from pollux.service.settings import ServiceSettings
+
+__all__ = ["down", "greeting", "up"]
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 120.0
+_POLL_SECONDS = 0.1
+
+
+def _at_stop(value: str) -> Literal["stop", "keep"]:
+    if value in ("stop", "keep"):
+        return "stop" if value == "stop" else "keep"
+    raise UnknownName("--jobs", value, ("stop", "keep"))
+
+
+def up(
+    backend: Annotated[str, typer.Option(metavar="NAME", help="Where jobs run; see 'pollux backends'.")] = "local",
+    slots: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=whole(1), help="CPU slots instead of GPUs; by default one per core."),
+    ] = None,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Who gets GPUs; see 'pollux policies'.")] = "pollux",
+    trigger: Annotated[
+        Any, typer.Option(metavar="rounds|events", parser=read_trigger, help="Decide in rounds, or on changes.")
+    ] = "events",
+    interval: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", parser=real(lambda value: value > 0, "above 0"), help="Length of a round."),
+    ] = 60.0,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Port; 0 is any free one.")] = 7341,
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for store, token and logs; else POLLUX_HOME.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, for HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    insecure_bind: Annotated[
+        bool, typer.Option("--insecure-bind", help="Listen to other machines without encryption.")
+    ] = False,
+    jobs: Annotated[
+        Any,
+        typer.Option(metavar="stop|keep", parser=_at_stop, help="What happens to running jobs when it stops."),
+    ] = "stop",
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Start the service on this machine: scheduler and API.
+
+    It runs until Ctrl-C or 'pollux down'. Example: pollux up --slots 4 --detach
+    """
+    from pollux.wire import places
+
+    folder = places.home(os.environ if home is None else {"POLLUX_HOME": str(home)})
+    _need_service_packages()
+    settings = _settings(
+        home=folder,
+        backend=backend,
+        backend_options={} if slots is None else {"slots": slots},
+        policy=policy,
+        trigger=trigger,
+        interval_seconds=interval,
+        host=host,
+        port=port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure_bind=insecure_bind,
+        at_stop=jobs,
+    )
+    _trust_own_certificate(settings)
+    if detach:
+        _start_detached(settings, as_json)
+        return
+    from pollux.service import serve
+
+    serve(settings, on_ready=lambda _: _greet_later(settings, as_json))
+
+
+def down(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave running jobs running; the next 'up' finds them.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Stop the service. Running jobs save and stop, and go on at the next 'pollux up'.
+
+    Example: pollux down --keep
+    """
+    from pollux.cli.client import connect
+
+    client = connect()
+    jobs = "keep" if keep else "stop"
+    client.post("/v1/shutdown", {"jobs": jobs})
+    deadline = time.monotonic() + _STOP_SECONDS
+    while _answers(client):
+        if time.monotonic() > deadline:
+            raise PolluxError(f"the service at {client.url} still answers after {_STOP_SECONDS:.0f} s: see its log")
+        time.sleep(_POLL_SECONDS)
+    if as_json:
+        print_json({"url": client.url, "stopped": True, "jobs": jobs})
+    else:
+        typer.echo(f"stopped {client.url}; jobs {'run on' if keep else 'are stopped'}, 'pollux up' goes on with them")
+
+
+def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> list[str]:
+    """What a started service says: address, token, what it found, how to submit."""
+    from pollux.wire import places
+
+    found = []
+    why = "as asked with --slots" if "slots" in settings.backend_options else "no GPU found"
+    for node in status["nodes"]:
+        if node["gpu_type"] == "cpu":
+            found.append(f"{node['gpus']} CPU slot{'s' * (node['gpus'] != 1)} ({why})")
+        else:
+            found.append(f"{node['gpus']} × {node['gpu_type']} on {node['id']}")
+    return [
+        f"pollux {status['version']} at {url}",
+        f"  token     {places.token_file(settings.home)}",
+        f"  found     {', '.join(found) or 'no nodes yet'}",
+        f"  policy    {status['policy']}, decides by {status['trigger']}; backend {status['backend']}",
+        "  next      pollux submit job.yaml   or   pollux submit --gpus 1..2 -- python train.py",
+    ]
+
+
+def _settings(**options: Any) -> ServiceSettings:
+    from pollux import backends, policies
+    from pollux.service.settings import ServiceSettings
+
+    settings = ServiceSettings(**options)
+    settings.check_bind()
+    policies.summary(settings.policy)
+    if settings.backend not in backends.names():
+        raise UnknownName("backend", settings.backend, backends.names())
+    missing = backends.available(settings.backend)
+    if missing is not None:
+        raise InvalidInput(f"backend '{settings.backend}' does not work here: {missing}")
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        _check_certificate(settings.tls_cert, settings.tls_key)
+    return settings
+
+
+def _check_certificate(cert: Path, key: Path) -> None:
+    import ssl
+
+    for option, path in (("--tls-cert", cert), ("--tls-key", key)):
+        if not os.access(path, os.R_OK):
+            raise InvalidInput(f"{option} is '{path}', which cannot be read; give a PEM file")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, password="")
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            f"--tls-cert '{cert}' and --tls-key '{key}' are no certificate with its key ({error}); give PEM files, "
+            "the key without a password"
+        ) from None
+
+
+def _need_service_packages() -> None:
+    import importlib.util
+
+    absent = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise InvalidInput(f"the service needs {' and '.join(absent)}: pip install 'pollux-scheduler[service]'")
+
+
+def _trust_own_certificate(settings: ServiceSettings) -> None:
+    """Commands on this machine trust what the service shows, also where no authority signed it."""
+    if settings.tls_cert is None:
+        return
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (settings.home / "ca.pem").write_bytes(settings.tls_cert.read_bytes())
+
+
+def _greet_later(settings: ServiceSettings, as_json: bool) -> None:
+    """Greet from a thread of its own: the caller is the thread that has to answer the questions."""
+    threading.Thread(target=_greet, args=(settings, as_json), daemon=True, name="pollux-greeting").start()
+
+
+def _greet(settings: ServiceSettings, as_json: bool) -> None:
+    client = _own_client(settings.home)
+    try:
+        status = client.get("/v1/status")
+    except PolluxError as error:
+        typer.echo(f"started, but does not answer: {error}", err=True)
+        return
+    _say(client.url, settings, status, as_json)
+
+
+def _say(url: str, settings: ServiceSettings, status: dict[str, Any], as_json: bool) -> None:
+    from pollux.wire import places
+
+    if as_json:
+        print_json({"url": url, "token_file": str(places.token_file(settings.home)), "status": status})
+    else:
+        typer.echo("\n".join(greeting(url, settings, status)))
+    sys.stdout.flush()
+
+
+def _own_client(home: Path) -> Client:
+    """A client for the service of this home, whatever the environment names."""
+    from pollux.cli.client import connect
+
+    return connect({"POLLUX_HOME": str(home)})
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.get("/healthz")
+    except Unreachable:
+        return False
+    return True
+
+
+def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
+    """Start the same command in the background, and wait until it is ready or has failed."""
+    from pollux.wire import places
+
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log = settings.home / "service.log"
+    before = _pid_of(places.service_file(settings.home))
+    with log.open("ab") as output:
+        start = output.tell()
+        pid = _spawn([sys.executable, "-m", "pollux", "up", *_words(settings)], output.fileno())
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if os.waitpid(pid, os.WNOHANG) != (0, 0):
+            raise PolluxError(_last_line(log, start) or f"the service ended at once; see {log}")
+        if _pid_of(places.service_file(settings.home)) not in (None, before):
+            client = _own_client(settings.home)
+            if _answers(client):
+                _say(client.url, settings, client.get("/v1/status"), as_json)
+                return
+        time.sleep(_POLL_SECONDS)
+    os.kill(pid, signal.SIGTERM)
+    raise PolluxError(f"the service was not ready after {_START_SECONDS:.0f} s and was stopped; see {log}")
+
+
+def _spawn(words: list[str], output: int) -> int:
+    """Start a process that outlives this one and writes to `output`; its id."""
+    actions: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, output, 1),
+        (os.POSIX_SPAWN_DUP2, output, 2),
+    ]
+    return os.posix_spawn(words[0], words, os.environ, file_actions=actions, setsid=True)
+
+
+def _words(settings: ServiceSettings) -> list[str]:
+    """The options that give these settings."""
+    words = ["--home", str(settings.home), "--backend", settings.backend, "--policy", settings.policy]
+    words += ["--trigger", settings.trigger, "--interval", str(settings.interval_seconds)]
+    words += ["--host", settings.host, "--port", str(settings.port), "--jobs", settings.at_stop]
+    if "slots" in settings.backend_options:
+        words += ["--slots", str(settings.backend_options["slots"])]
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        words += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+    return [*words, "--insecure-bind"] if settings.insecure_bind else words
+
+
+def _pid_of(service_file: Path) -> int | None:
+    import json
+
+    try:
+        return int(json.loads(service_file.read_text(encoding="utf-8"))["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _last_line(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("error: ") if lines else ""

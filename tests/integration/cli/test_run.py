@@ -1,0 +1,122 @@
+"""`pollux run` for real: output, exit codes, what is left behind, Ctrl-C, and reports that reach the engine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+REPORTING = """
+import json, os, sys, time, urllib.request
+def tell(body, path=f"/v1/jobs/{os.environ['POLLUX_JOB']}/reports"):
+    request = urllib.request.Request(
+        os.environ["POLLUX_URL"] + path, json.dumps(body).encode(),
+        {"Authorization": "Bearer " + os.environ["POLLUX_JOB_TOKEN"], "Content-Type": "application/json"})
+    try:
+        return urllib.request.urlopen(request, timeout=20).status
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["error"]["code"]
+report = {"generation": int(os.environ["POLLUX_GENERATION"]), "step": 5, "samples": 320, "progress": 320.0,
+          "epoch": 0.5, "num_replicas": 1, "num_nodes": 1, "batch_size": 64, "local_batch": 64, "accumulation": 1,
+          "loss": 0.125, "total_progress": 640.0}
+print(tell(report))
+print(tell({**report, "stepp": 1}))
+print(tell(report, "/v1/jobs/other/reports"))
+print(tell(report, "/v1/status"))
+"""
+
+
+@pytest.fixture
+def work(tmp_path):
+    (tmp_path / "hello.py").write_text("import sys; print('hello', *sys.argv[1:]); sys.exit(int(sys.argv[-1]))")
+    (tmp_path / "report.py").write_text(REPORTING)
+    (tmp_path / "wait.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('waiting', flush=True)\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    return tmp_path
+
+
+def start(work, *words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(work / "t")}
+    (work / "t").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "pollux", "run", "--slots", "2", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=work, env=environment)
+
+
+def finished(process):
+    try:
+        stdout, stderr = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert "Traceback" not in stderr
+    return process.returncode, stdout, stderr
+
+
+def test_output_is_the_jobs_own_and_nothing_is_left(work):
+    code, stdout, stderr = finished(start(work, "hello.py", "--gpus", "9", "0"))
+    assert (code, stdout) == (0, "hello --gpus 9 0\n")
+    assert "hello: starting on 1 GPU\n" in stderr
+    assert "hello: succeeded after" in stderr
+    assert list((work / "t").iterdir()) == []
+
+
+def test_a_failure_ends_with_1_and_keeps_the_log(work):
+    code, stdout, stderr = finished(start(work, "hello.py", "3"))
+    assert (code, stdout) == (1, "hello 3\n")
+    assert "hello: failed" in stderr
+    assert "exit code 3" in stderr
+    [kept] = (work / "t").glob("pollux-run-*")
+    assert str(kept) in stderr
+    assert [path.read_text() for path in kept.rglob("0.log")] == ["hello 3\n"]
+
+
+def test_reports_reach_the_engine_and_only_those_of_the_job(work):
+    code, stdout, stderr = finished(start(work, "--json", "report.py"))
+    assert code == 0
+    assert stderr.splitlines()[-4:] == [
+        "200", "(422, 'InvalidInput')", "(403, 'Forbidden')", "(422, 'InvalidInput')",
+    ]  # fmt: skip
+    assert json.loads(stdout)["job"]["loss"] == 0.125
+
+
+def test_ctrl_c_lets_it_save(work):
+    with tempfile.TemporaryDirectory(prefix="pollux-") as home:
+        process = start(work, "--home", home, "wait.py")
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGINT)
+            code, stdout, stderr = finished(process)
+        finally:
+            process.kill()
+        assert (code, stdout) == (130, "saved\n")
+        assert "Ctrl-C again kills it" in stderr
+        assert (Path(home) / "logs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["absent.py"], "absent.py"),
+        (["--gpus", "3", "hello.py", "0"], "--gpus asks for at least 3, and 2 are here"),
+        (["--gpus", "x", "hello.py", "0"], "gpus"),
+        (["--policy", "optimus-oracle", "hello.py", "0"], "oracle"),
+        ([], "SCRIPT"),
+    ],
+)
+def test_refusals_are_one_line(work, words, said):
+    code, stdout, stderr = finished(start(work, *words))
+    assert code == 2
+    assert stdout == ""
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
+    assert said in stderr
+    assert not list((work / "t").glob("pollux-*"))
