@@ -65,7 +65,7 @@ def gathered(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="about two minutes; a full run takes about an hour")
+    parser.add_argument("--quick", action="store_true", help="about a minute; a full run takes about an hour")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=chosen_parts, default=PARTS, metavar="PARTS", help=",".join(PARTS))
     parser.add_argument("--gpu", action="store_true", help="step-time overhead on a GPU, and nothing else")

@@ -68,7 +68,7 @@ def compute_seconds(until: Callable[[], bool], least: int, device: str) -> float
 
 
 def measure(quick: bool, seed: int, device: str = "cpu") -> dict[str, Any]:
-    """Pauses and saves of one state: 540 MB ten times, or 100 MB five times when `quick`."""
+    """Pauses and saves of one state: 540 MB ten times, or 100 MB three times when `quick`."""
     tensors = job_state(100 if quick else 540, seed, device)
     signature = parameter_signature(tensors)
     pauses, plain, waited, slowed = [], [], [], []
@@ -76,7 +76,7 @@ def measure(quick: bool, seed: int, device: str = "cpu") -> dict[str, Any]:
     checkpointer = Checkpointer(folder)
     try:
         checkpointer.prepare(tensors)
-        for turn in range(5 if quick else REPEATS):
+        for turn in range(3 if quick else REPEATS):
             plain.append(seconds(lambda: plain_save(tensors, folder / "plain")))
             shutil.rmtree(folder / "plain")
             save = partial(checkpointer.save, tensors=tensors, objects={}, values={"turn": turn}, signature=signature)

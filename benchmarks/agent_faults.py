@@ -434,8 +434,8 @@ def campaign(server: ReplicaServer, seed: int, events: int, kills_only: bool = F
 def measure(quick: bool, seed: int) -> dict[str, Any]:
     """Samples lost and repeated over stops, kills and resumes; and kills -9 alone, with what they cost."""
     with ReplicaServer([__file__]) as server:
-        mixed = campaign(server, seed, 12 if quick else 200)
-        kills = campaign(server, seed + 1, 8 if quick else 100, kills_only=True)
+        mixed = campaign(server, seed, 9 if quick else 200)
+        kills = campaign(server, seed + 1, 6 if quick else 100, kills_only=True)
     for problem in [*mixed.problems, *kills.problems]:
         print(problem, file=sys.stderr)
     return {

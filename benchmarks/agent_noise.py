@@ -142,7 +142,7 @@ def measure(quick: bool, seed: int) -> dict[str, Any]:
     `noise_far_wrong` counts bounded intervals without the truth where the noise scale is 30 times the batch.
     """
     torch.set_num_threads(1)
-    seeds = 8 if quick else 100
+    seeds = 6 if quick else 100
     coverage: dict[str, int] = {}
     width: dict[str, float | None] = {}
     wrong = 0

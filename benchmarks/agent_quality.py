@@ -1,6 +1,7 @@
 """Whether adaptation hurts the model: final quality of adaptive against exact runs, and whether efficiency is true.
 
-Every run is the user's own loop through `pollux.init`, on one replica. The tasks are in `quality_tasks`.
+Every run is the user's own loop through `pollux.init`, on one replica. The tasks are in `quality_tasks`; each has a
+process of its own, so that two cores do both at once. A long measurement can be cut and go on later (`--parts`).
 """
 
 from __future__ import annotations
@@ -13,25 +14,31 @@ import argparse
 import copy
 import json
 import math
+import multiprocessing
 import statistics
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measure import finish
 from quality_tasks import Indices, Task, digits_task, text_task
 
 import pollux
 
 CEILING = 16  # times the initial batch
-SEEDS = 40
-FIRST_SEED = 200  # the tasks were chosen with seeds below
+SEEDS = 64
+FIRST_SEED = 500  # fixed beforehand; the tasks were chosen with seeds below 200
 POINTS = 24  # evaluations along a run
 SCALES = (2, 4, 8)
 SPANS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)
 REPEATS = 6
+TASKS = {"digits": digits_task, "text": text_task}
 COLOURS = {"exact": "#8a8a8a", "adaptive": "#0072b2"}
 
 
@@ -118,12 +125,26 @@ def difference(exact: list[float], adaptive: list[float]) -> dict[str, float]:
     }
 
 
-def compare(task: Task, seeds: range) -> dict[str, Any]:
+def kept(parts: Path | None, name: str, compute: Callable[[], Any]) -> Any:
+    """What an earlier sitting left under that name in the folder; else what is computed now, and is left there."""
+    if parts is None:
+        return compute()
+    path = parts / f"{name}.json"
+    if not path.exists():
+        parts.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".part")
+        beside.write_text(json.dumps(compute()), encoding="utf-8")
+        beside.rename(path)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def compare(task: Task, seeds: range, parts: Path | None = None) -> dict[str, Any]:
     """Exact and adaptive runs of all seeds in turn."""
     runs: dict[str, list[Run]] = {"exact": [], "adaptive": []}
     for seed in seeds:
         for mode, done in runs.items():
-            done.append(train(task, seed, adaptive=mode == "adaptive"))
+            compute = partial(lambda seed, mode: asdict(train(task, seed, adaptive=mode == "adaptive")), seed, mode)
+            done.append(Run(**kept(parts, f"{task.name}-{seed}-{mode}", compute)))
         exact, adaptive = runs["exact"][-1], runs["adaptive"][-1]
         print(
             f"{task.name} seed {seed}: {task.metric} {exact.final[task.metric]:.4f} exact, "
@@ -273,15 +294,20 @@ def _samples_for(base: dict[float, Any], losses: Any) -> float:
     return float(np.exp(np.polyval(np.polyfit(reached, np.log(list(base)), 2), float(losses.mean()))))
 
 
-def measure(quick: bool, seed: int) -> dict[str, Any]:
-    """Both tasks: quality over seeds, and efficiency; in a full run also the worst figures of both, to be judged."""
+def measure_task(name: str, quick: bool, seed: int, parts: Path | None = None) -> dict[str, Any]:
+    """One task: efficiency, and quality over seeds."""
     torch.set_num_threads(1)
-    tasks: dict[str, Any] = {}
-    for make in (digits_task, text_task):
-        task = make(quick)
-        result = compare(task, range(seed + FIRST_SEED, seed + FIRST_SEED + (2 if quick else SEEDS)))
-        result["efficiency"] = efficiency(task, 2 if quick else REPEATS, seed)
-        tasks[task.name] = result
+    task, first = TASKS[name](quick), seed + FIRST_SEED
+    probe = kept(parts, f"{name}-efficiency", lambda: efficiency(task, 2 if quick else REPEATS, first))
+    return {**compare(task, range(first, first + (2 if quick else SEEDS)), parts), "efficiency": probe}
+
+
+def measure(quick: bool, seed: int, parts: Path | None = None) -> dict[str, Any]:
+    """Both tasks, side by side; in a full run also the worst figures of both, to be judged."""
+    # Not forked: a child of a process with threads of PyTorch's may hang.
+    with ProcessPoolExecutor(len(TASKS), multiprocessing.get_context("spawn")) as pool:
+        running = {name: pool.submit(measure_task, name, quick, seed, parts) for name in TASKS}
+        tasks = {name: each.result() for name, each in running.items()}
     if quick:
         return {"quality": tasks}
     judged = [result["metrics"][result["metric"]] for result in tasks.values()]
@@ -372,13 +398,17 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
+        "--parts", type=Path, help="leave what is finished in this folder, go on from what is there, keep the result"
+    )
+    parser.add_argument(
         "--picture", type=Path, help="draw the runs of this file of results and print its tables, measuring nothing"
     )
     parser.add_argument("--output", type=Path, default=Path("docs/images/accuracy.png"))
     arguments = parser.parse_args()
     if arguments.picture is not None:
-        kept = json.loads(arguments.picture.read_text(encoding="utf-8"))
-        draw(kept, arguments.output)
-        print(tables(kept))
+        shown = json.loads(arguments.picture.read_text(encoding="utf-8"))
+        draw(shown, arguments.output)
+        print(tables(shown))
     else:
-        print(json.dumps(measure(arguments.quick, arguments.seed)))
+        measured = {**measure(arguments.quick, arguments.seed, arguments.parts), "seed": arguments.seed}
+        finish("agent_quality", measured, arguments.quick or arguments.parts is None)

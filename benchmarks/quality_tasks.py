@@ -117,7 +117,7 @@ def digits_task(quick: bool) -> Task:
 
     return Task(
         name="digits", optimiser="SGD", metric="loss", initial_batch=64, size=DIGITS_COPIES * len(training),
-        epochs=1 if quick else 6, probe_steps=500, probe_span=256 if quick else 1024,
+        epochs=1 if quick else 6, probe_steps=500, probe_span=256 if quick else 2048,
         build=lambda: nn.Sequential(
             nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
         ),
@@ -154,7 +154,7 @@ def text_task(quick: bool) -> Task:
     return Task(
         name="text", optimiser="AdamW", metric="bits_per_character", initial_batch=128,
         size=size // 4 if quick else size, epochs=1 if quick else 2, probe_steps=600,
-        probe_span=256 if quick else 4096,
+        probe_span=256 if quick else 2048,
         build=lambda: nn.Sequential(
             nn.Embedding(symbols, 16), nn.Flatten(), nn.Linear(16 * CONTEXT, 64), nn.GELU(), nn.Linear(64, 64),
             nn.GELU(), nn.Linear(64, symbols),

@@ -18,13 +18,14 @@ from pollux.agent.fitting import BackgroundFit
 from pollux.agent.guard import LossGuard, Spike
 from pollux.agent.memory import MemoryLimits
 from pollux.agent.meter import GradientMeter
+from pollux.agent.moments import SecondMoments
 from pollux.agent.noise import MIN_MEASURED, NoiseEstimate, NoiseTracker
 from pollux.agent.profile import Profile, ProfileKey
 from pollux.agent.replicas import Replicas
 from pollux.agent.rules import Rule
 from pollux.agent.shapes import StepShape
 from pollux.agent.timing import StepClock, StepTime
-from pollux.agent.tuner import Change, fitting_choice, next_batch
+from pollux.agent.tuner import Change, fitting_choice, is_clear, next_batch
 from pollux.goodput import BatchChoice, BatchLimits, PublishedThroughput
 
 __all__ = ["Adaptation", "BatchRange", "RoundReport", "StepSource"]
@@ -34,8 +35,8 @@ _ROUND_STEPS = (10, 20)
 _EXACT_ROUND_SECONDS = 5.0
 _EXACT_ROUND_STEPS = (20, 200)
 # A hundred measured steps make the interval narrow where the noise is near the batch; they come in a burst, whose cost
-# is over soon. After it the budget holds for good.
-_BURST_MEASURED = 100
+# is over soon. Where the noise is far above the batch it takes all that the average is worth. Then the budget holds.
+_BURST_MEASURED = (100, 200)
 _BURST_ROUNDS = 8
 _BURST_COST = 0.1
 _BURST_EVERY = (2, 4)
@@ -43,12 +44,14 @@ _COST = 0.005
 _EVERY = (4, 32)
 # Steps this short are bound by launches, not by work: finding a larger batch pays more than measuring costs.
 _SHORT_SECONDS = 0.01
-_SHORT_EVERY = 16
+_SHORT_EVERY = 8
+_SHORT_BURST_EVERY = 2
 _TIMED_EVERY = 32
 _TIMED_EVERY_ALONE = 4
 _RESTS_KEPT = 64
 _PARAMETERS = 7
 _LEAST_ROUNDS = 6
+_RATE = 0.5  # of the best learning rate: how a step that is too short is taken to count
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,9 @@ class Adaptation:
         self._samples = 0
         self._cap: int | None = None
         self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
+        self._moments: SecondMoments | None = None
+        self._is_cold = True
+        self._find_moments()
         self.choice = self.fitted()
 
     @property
@@ -174,30 +180,62 @@ class Adaptation:
         return self.tracker.estimate()
 
     def efficiency(self, total: int) -> float:
-        """Progress per sample of a step; 1 up to the initial batch, and before anything is known.
+        """Progress per sample of steps of that size once the optimiser has settled on them, as the tuner asks for it.
 
-        A step at S·M0 is worth the gain of Eq. (G9) if the learning rate lets it move that far; under a rule that
-        scales it less, it is worth only what it moves.
+        1 up to the initial batch, and before anything is known. A step at S·M0 is worth the gain of Eq. (G9) if the
+        learning rate lets it move that far; under a rule that scales it less, it is worth only what it moves. Second
+        moments shrink with the noise of larger batches, and with them the denominators of Adam and its kin.
         """
-        if not self.adapts or self.believed is None or total <= self.allowed.initial:
-            return 1.0
+        believed = self._believed_at(total)
+        return 1.0 if believed is None else self._aim(total, believed) * self.allowed.initial / total
+
+    def counted(self, total: int) -> float:
+        """Progress per sample of a step of that size with second moments as they are now, as progress counts it.
+
+        Below `efficiency` for a while after the batch grew: until second moments have followed, steps are too short. On
+        a parabola, at c times the best learning rate, a step of x times its due length is worth x·(2 − c·x)/(2 − c) of
+        it. The rate is taken to be half the best one, as it is on average in a schedule that falls to zero.
+        """
+        believed, efficiency = self._believed_at(total), self.efficiency(total)
+        if believed is None or self._moments is None:
+            return efficiency
+        reach = self._reach(total / self.allowed.initial, believed, self._moments.ratios)
+        part = min(reach / self._aim(total, believed), 1.0)
+        return efficiency * part * (2.0 - _RATE * part) / (2.0 - _RATE)
+
+    def _believed_at(self, total: int) -> NoiseEstimate | None:
+        """The noise by which steps of that size count; None where they count in full."""
+        return self.believed if self.adapts and total > self.allowed.initial else None
+
+    def _aim(self, total: int, believed: NoiseEstimate) -> float:
+        """Steps at M0 that a step of that size is worth once second moments have followed."""
         scale = total / self.allowed.initial
-        gain = float(self.believed.efficiency.gain(scale))
-        return min(gain, self._reach(scale, gain)) / scale
+        gain = float(believed.efficiency.gain(scale))
+        ratios = () if self._moments is None else self._moments.settled(gain)
+        return min(gain, self._reach(scale, believed, ratios))
 
-    def _reach(self, scale: float, gain: float) -> float:
-        """How far one step moves along the gradient, in steps at M0: the learning-rate factors, by group.
-
-        Second moments shrink with the noise of larger batches, by the gain, and with them the denominators of Adam
-        and its kin by its root.
-        """
-        assert self.believed is not None
-        factors = self.rule.factors(scale, self.believed, math.inf)
-        weights = [max(sqr, 0.0) for sqr in self.believed.group_sqr]
+    def _reach(self, scale: float, believed: NoiseEstimate, ratios: Sequence[float]) -> float:
+        """How far one step moves along the gradient, in steps at M0: learning rate over denominator, by group."""
+        factors = self.rule.factors(scale, believed, math.inf)
+        weights = [max(sqr, 0.0) for sqr in believed.group_sqr]
         if len(weights) != len(factors) or not sum(weights) > 0.0:
             weights = [1.0] * len(factors)
-        mean = sum(weight * factor for weight, factor in zip(weights, factors, strict=True)) / sum(weights)
-        return mean if self._kind in ("", "plain", "cold") else mean * math.sqrt(gain)
+        if len(ratios) != len(factors):
+            ratios = (1.0,) * len(factors)
+        moves = [factor / math.sqrt(ratio) for factor, ratio in zip(factors, ratios, strict=True)]
+        return sum(weight * move for weight, move in zip(weights, moves, strict=True)) / sum(weights)
+
+    def _find_moments(self) -> None:
+        """Look whether the optimiser has second moments, until it can be told."""
+        meter = self._engine.meter
+        kind = meter.kind if meter is not None and self.adapts else "plain"
+        if kind != "cold":
+            self._is_cold = False
+            self._moments = SecondMoments.of(self._engine.optimizer, kind)
+
+    def _restore_moments(self, state: dict[str, Any]) -> None:
+        self._moments = SecondMoments.restored(state.get("moments")) if self.adapts else None
+        self._is_cold = self._moments is None
 
     def factors(self, total: int, epochs: float) -> tuple[float, ...]:
         """Learning-rate factors by parameter group for a step of `total` samples."""
@@ -210,10 +248,23 @@ class Adaptation:
         """The local batch that is known to fit, where this one is larger than any that ran; else None."""
         return max(self.memory.held, 1) if local_batch > self.memory.held else None
 
-    def stepped(self, local_batch: int, total: int) -> None:
-        """A step was done."""
+    def stepped(self, local_batch: int, total: int) -> float:
+        """A step was done; the progress per sample that it counts."""
         self.memory.ran(local_batch)
         self._samples += total
+        if not self.adapts:
+            return 1.0
+        if self._is_cold:
+            # What is found after a step contains it already.
+            self._find_moments()
+            return self.counted(total)
+        if self._moments is None:
+            return self.efficiency(total)
+        believed, scale = self._believed_at(total), total / self.allowed.initial
+        self._moments.take(1.0 if believed is None else float(believed.efficiency.gain(scale)))
+        counted = self.counted(total)
+        self._moments.credit(counted * max(scale, 1.0))
+        return counted
 
     def ran_out(self, local_batch: int) -> int:
         """Memory did not hold this local batch on some replica: go back to one that fits; returns it."""
@@ -230,8 +281,11 @@ class Adaptation:
         self._rounds_since_change = 0
         self.guard.changed()
 
-    def go_back(self, total: int, step: int) -> None:
-        """Return to an earlier batch and step, after a spike."""
+    def go_back(self, total: int, step: int, state: dict[str, Any] | None = None) -> None:
+        """Return to an earlier batch and step, after a spike; `state`: what was saved there, if weights return too."""
+        if state is not None:
+            self.tracker.load_state_dict(state["tracker"])
+            self._restore_moments(state)
         self._next_round = step + self._round_steps
         self.total = total
         self.choice = self.fitted()
@@ -251,17 +305,17 @@ class Adaptation:
         measured = [time.step_seconds for time in times if time.measured]
         cost = statistics.median(measured) / seconds - 1.0 if plain and measured else math.nan
         rows = self._engine.meter.collect() if self.measures_noise and self._engine.meter is not None else None
-        parts = [*rows.parts.reshape(-1).tolist(), *rows.whole.reshape(-1).tolist()] if rows is not None else []
+        parts = [] if rows is None else torch.cat([each.reshape(-1).double() for each in rows[:3]]).tolist()
         cap = self.memory.predicted_largest(self._replicas.device, self.choice.local_batch)
         mine = [losses, float(count), seconds, cost, float(cap or 0), *self._model_numbers(), *parts]
         table = self._replicas.gather(mine)
         first = table[0]
         if rows is not None:
-            shape, columns = tuple(rows.parts.shape), table[:, 5 + 1 + _PARAMETERS :]
-            together = columns[:, : rows.parts.numel()].sum(axis=0).reshape(shape)
+            shape, size, columns = tuple(rows.parts.shape), rows.parts.numel(), table[:, 5 + 1 + _PARAMETERS :]
+            together = columns[:, :size].sum(axis=0).reshape(shape)
             # Equal on all replicas but for rounding, which must not decide either.
-            whole = columns[0, rows.parts.numel() :].reshape(shape)
-            self._take_rows(together, whole, rows.counts.numpy(), rows.totals.numpy())
+            whole = columns[0, size : 2 * size].reshape(shape)
+            self._take_rows(together, whole, columns[:, 2 * size :].sum(axis=0), rows.totals.numpy())
         self.model = self._model_from(first[5 : 6 + _PARAMETERS])
         self._cap = int(min(table[:, 4])) or None
         self._pace(step, float(first[2]), float(first[3]))
@@ -326,6 +380,8 @@ class Adaptation:
         elif self._kind not in ("", meter.kind):
             self.tracker.restart(f"the preconditioner changed from {self._kind} to {meter.kind}")
         self._kind = meter.kind
+        if self._moments is not None:
+            self._moments.follow(self._engine.optimizer)
         if len(counts) and parts.shape[1] == self.tracker.num_groups:
             self.tracker.add(parts, whole, counts, totals)
         estimate = self.estimate()
@@ -346,10 +402,12 @@ class Adaptation:
         if math.isfinite(seconds) and seconds > 0.0:
             self._round_steps = min(max(math.ceil(length / seconds), low), high)
         self._next_round = step + self._round_steps
-        burst = self.tracker.num_measured < _BURST_MEASURED or self._rounds_since_change < _BURST_ROUNDS
+        waits = self.adapts and not is_clear(self.estimate())
+        enough = _BURST_MEASURED[1 if waits else 0]
+        burst = self.tracker.num_measured < enough or self._rounds_since_change < _BURST_ROUNDS
         budget, (least, most) = (_BURST_COST, _BURST_EVERY) if burst else (_COST, _EVERY)
-        if not burst and seconds < _SHORT_SECONDS:
-            most = _SHORT_EVERY
+        if seconds < _SHORT_SECONDS:
+            most = _SHORT_BURST_EVERY if burst else _SHORT_EVERY
         if math.isfinite(cost):
             self._every = min(max(math.ceil(cost / budget), least), most)
         else:
@@ -383,6 +441,7 @@ class Adaptation:
             "kind": self._kind,
             "every": self._every,
             "tracker": self.tracker.state_dict(),
+            "moments": None if self._moments is None else self._moments.state_dict(),
             "profile": self.profile.state_dict(),
             "memory": self.memory.state_dict(),
             "guard": self.guard.state_dict(),
@@ -396,6 +455,7 @@ class Adaptation:
             self.tracker.restart("parameter groups", len(self._engine.optimizer.param_groups))
         self._kind = str(state["kind"])
         self._every = int(state["every"])
+        self._restore_moments(state)
         self.believed = _estimate_from(state["believed"])
         self.profile.load_state_dict(state["profile"])
         self.memory.load_state_dict(state["memory"])

@@ -230,12 +230,11 @@ class Engine:
         return bool(self._replicas.gather([float(failed)]).any())
 
     def _measure(self, meter: GradientMeter, micro: MicroBatch, weights: Tensor | None) -> None:
-        count = min(micro.total, micro.repeats * self._replicas.num_replicas)
         scale = None
         if self._options.scaler is not None:
             scale = self._options.scaler.scale(torch.ones((), device=self._replicas.device))
         factor = 1.0 if weights is None else 1.0 / weights
-        meter.finish(count, micro.total, self._whole_factor, loss_scale=scale, parts_factor=factor)
+        meter.finish(None, micro.total, self._whole_factor, loss_scale=scale, parts_factor=factor)
 
     def _step(self, lr_factors: Sequence[float], micro: MicroBatch) -> None:
         options, optimizer = self._options, self.optimizer

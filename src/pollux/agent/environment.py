@@ -14,21 +14,15 @@ import torch
 
 from pollux.core.errors import InvalidInput
 
-__all__ = ["VARIABLES", "Environment", "choose_device", "gpu_type", "read_environment"]
-
-VARIABLES = {
-    "POLLUX_JOB": "name of the job, shown in its receipt",
-    "POLLUX_CHECKPOINT_DIR": "folder for checkpoints where the script names none",
-    "POLLUX_CHECKPOINT_EVERY": "seconds between two checkpoints where the script names none",
-    "POLLUX_OUTPUT_DIR": "folder for the receipt where the script names none",
-    "POLLUX_NUM_NODES": "nodes that the replicas are on, where LOCAL_WORLD_SIZE does not tell",
-    "POLLUX_TIMEOUT": "seconds after which a collective that never completes is an error",
-}
+__all__ = ["Environment", "choose_device", "gpu_type", "read_environment"]
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One replica's place: `replica` of `num_replicas`, `local_replica` on its own node, over `num_nodes`."""
+    """One replica's place: `replica` of `num_replicas`, `local_replica` on its own node, over `num_nodes`.
+
+    The rest are the `POLLUX_*` variables, see `pollux.wire.environment`; None or empty where one is not set.
+    """
 
     replica: int = 0
     num_replicas: int = 1
@@ -39,6 +33,26 @@ class Environment:
     checkpoint_every: float | None = None
     output_dir: Path | None = None
     timeout: float | None = None
+    generation: int = 0
+    url: str = ""
+    job_token: str = ""
+    keep_checkpoints: int | None = None
+    batch_size: int | None = None
+    max_batch_size: int | None = None
+    max_local_batch: int | None = None
+    adapts: bool = True
+    stopped_at: float | None = None
+
+    def batches(
+        self, initial: int | None, maximum: int | None, local: int | None
+    ) -> tuple[int | None, int | None, int | None]:
+        """Initial batch, ceiling, local ceiling: the script's own, else the launcher's; of local ceilings the smaller.
+
+        Where the launcher wants the batch to stay, there is no ceiling, which is exact mode.
+        """
+        ceiling = (maximum or self.max_batch_size) if self.adapts else None
+        caps = [cap for cap in (local, self.max_local_batch) if cap is not None]
+        return initial or self.batch_size, ceiling, min(caps, default=None)
 
 
 def _whole(variables: Mapping[str, str], name: str, default: int, least: int) -> int:
@@ -52,6 +66,10 @@ def _whole(variables: Mapping[str, str], name: str, default: int, least: int) ->
     if value < least:
         raise InvalidInput(f"{name} is '{text}': give a whole number, {least} or more, or unset it")
     return value
+
+
+def _count(variables: Mapping[str, str], name: str) -> int | None:
+    return _whole(variables, name, 0, 1) or None
 
 
 def _seconds(variables: Mapping[str, str], name: str) -> float | None:
@@ -97,6 +115,15 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         checkpoint_every=_seconds(variables, "POLLUX_CHECKPOINT_EVERY"),
         output_dir=_folder(variables, "POLLUX_OUTPUT_DIR"),
         timeout=_seconds(variables, "POLLUX_TIMEOUT"),
+        generation=_whole(variables, "POLLUX_GENERATION", 0, 0),
+        url=variables.get("POLLUX_URL", ""),
+        job_token=variables.get("POLLUX_JOB_TOKEN", ""),
+        keep_checkpoints=_count(variables, "POLLUX_CHECKPOINT_KEEP"),
+        batch_size=_count(variables, "POLLUX_BATCH_SIZE"),
+        max_batch_size=_count(variables, "POLLUX_MAX_BATCH_SIZE"),
+        max_local_batch=_count(variables, "POLLUX_MAX_LOCAL_BATCH"),
+        adapts=variables.get("POLLUX_ADAPT", "") != "0",
+        stopped_at=_seconds(variables, "POLLUX_STOPPED_AT"),
     )
 
 

@@ -225,7 +225,7 @@ class HostedTraining:
     def _enough_issued(self) -> bool:
         if self._mid_step or not self._by_progress or self.progress.epoch_size is None:
             return False
-        efficiency = self._parts().adaptation.efficiency
+        efficiency = self._parts().adaptation.counted
         ahead = sum(total * efficiency(total) for _, total in self._unfinished)
         return self.progress.in_epoch + ahead >= self.progress.epoch_size * (1.0 - 1e-9)
 
@@ -325,8 +325,7 @@ class HostedTraining:
         parts: float | Tensor = 1.0 if weights is None else 1.0 / weights
         if unscaled and loss_scale is not None:
             parts, loss_scale = parts / loss_scale.double().square(), None
-        count = min(micro.total, micro.repeats * attached.replicas.num_replicas)
-        meter.finish(count, micro.total, loss_scale=loss_scale, parts_factor=parts)
+        meter.finish(None, micro.total, loss_scale=loss_scale, parts_factor=parts)
 
     def after_step(self) -> None:
         """The optimiser has stepped: the samples count, and the batch may change for steps not issued yet."""
@@ -336,8 +335,7 @@ class HostedTraining:
         local = -(-micro.total // (attached.replicas.num_replicas * micro.repeats))
         attached.steps.clock.end(micro.repeats, local, micro.measured)
         attached.steps.count_step()
-        adaptation.stepped(local, micro.total)
-        self.progress.add(micro.total, adaptation.efficiency(micro.total))
+        self.progress.add(micro.total, adaptation.stepped(local, micro.total))
         self._commit()
         if adaptation.is_round(self.progress.steps):
             self._round(adaptation)

@@ -10,9 +10,8 @@ import contextlib
 import logging
 import math
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,10 @@ from torch.utils import _pytree
 
 from pollux.agent.adapt import RoundReport
 from pollux.agent.batchnorm import has_batchnorm, synchronise_batchnorm
-from pollux.agent.checkpoint import Checkpointer, Saved, load
+from pollux.agent.saving import SavedJob
 from pollux.agent.shapes import MicroBatch
-from pollux.agent.state import State, from_loaded
-from pollux.agent.status import JobStatus, Parts
+from pollux.agent.state import State
+from pollux.agent.status import Parts
 from pollux.agent.tensorboard import Scalars
 from pollux.agent.tuner import Change
 from pollux.agent.watch import CHECKPOINT, STOP
@@ -56,8 +55,8 @@ class _Snapshot:
     progress: float
 
 
-class Job(JobStatus):
-    """A training job; made by `pollux.init`. What it can be asked is in `JobStatus`.
+class Job(SavedJob):
+    """A training job; made by `pollux.init`. What it can be asked is in `JobStatus`, how it is saved in `SavedJob`.
 
     ```
     for epoch in job.epochs(90):
@@ -76,15 +75,11 @@ class Job(JobStatus):
         self._closed = False
         self._snapshot: _Snapshot | None = None
         self._last_report = RoundReport(None, None)
-        self._began = time.monotonic()
-        self._seconds_before = 0.0
         self._last_row_at = -1
-        self._preparing: threading.Thread | None = None
-        self._saving: tuple[int, float, float] | None = None
-        self._resumed_at: tuple[int, int] | None = None
         self._left_loop = False
         self._failed = False
         self._rounds_not_finite = 0
+        self._finished = False
 
     # The loop
 
@@ -96,6 +91,8 @@ class Job(JobStatus):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidInput(f"epochs is {count!r}: give a whole number of epochs, 1 or more")
         self._require_open()
+        if self._parts.teller is not None:
+            self._parts.teller.wants_epochs(count)
         while self._progress.epoch < count:
             self._in_epoch, self._left_early, self._left_loop = True, False, True
             yield self._progress.epoch
@@ -150,44 +147,8 @@ class Job(JobStatus):
         self._receipt.log(values, samples=progress.samples, epoch=progress.epochs, progress=progress.progress)
         if self._parts.scalars is not None:
             self._parts.scalars.metrics(values, progress.samples)
-
-    def checkpoint(self, *, wait: bool = True) -> None:
-        """Save everything now; with several replicas, call it on all of them at the same step."""
-        checkpointer = self._parts.checkpointer
-        if checkpointer is None:
-            raise MisusedJob("there is no checkpoint folder: pass checkpoint_dir= to pollux.init")
-        self._await_buffers()
-        self._note_saved()
-        state = self._capture()
-        checkpointer.save(
-            self._progress.steps,
-            state.tensors,
-            state.objects,
-            state.values,
-            self._signature(),
-            wait=wait,
-            finite=self._parts.state.parameter_names(),
-        )
-        self._saving = self.step, self.progress, checkpointer.last_pause_seconds
-        if wait:
-            self._note_saved()
-            if checkpointer.last_error is not None:
-                raise PolluxError(
-                    f"the checkpoint of step {self.step} was not written to {checkpointer.folder}: "
-                    f"{checkpointer.last_error}; free the disk or repair what it names; older checkpoints are untouched"
-                ) from checkpointer.last_error
-
-    def _note_saved(self) -> None:
-        """Enter the last save into the receipt once it is known to have succeeded."""
-        checkpointer = self._parts.checkpointer
-        if self._saving is None or checkpointer is None:
-            return
-        checkpointer.wait()
-        step, progress, pause = self._saving
-        self._saving = None
-        saved = checkpointer.last_saved
-        if checkpointer.last_error is None and saved is not None and saved.step == step:
-            self._receipt.event("checkpointed", step, progress, f"saved to {checkpointer.folder}", pause=pause)
+        if self._parts.teller is not None:
+            self._parts.teller.logged(values)
 
     def write_receipt(self, folder: str | Path | None = None) -> list[Path]:
         """Write `receipt.json` and its picture into a folder, by default the job's output folder; replica 0 only."""
@@ -211,6 +172,8 @@ class Job(JobStatus):
 
     def _release(self) -> None:
         parts = self._parts
+        if parts.teller is not None:
+            parts.teller.close(self, self._last_report.loss, self._last_report.throughput, self._finished)
         parts.watch.close()
         parts.loader.close()
         parts.adaptation.close()
@@ -309,13 +272,13 @@ class Job(JobStatus):
             self._survive_out_of_memory(local)
             return
         self._engine.clock.end(micro.repeats, local, micro.measured)
-        self._adaptation.stepped(local, micro.total)
-        progress.add(micro.total, self._adaptation.efficiency(micro.total))
+        progress.add(micro.total, self._adaptation.stepped(local, micro.total))
         self._loader.commit()
+        if self._parts.teller is not None:
+            self._parts.teller.stepped()
         if self._parts.schedule is not None:
             self._parts.schedule.after_step(progress)
-        if self._preparing is None and self._parts.checkpointer is not None:
-            self._prepare_buffers(self._parts.checkpointer)
+        self._prepare_buffers()
         if self._adaptation.is_round(progress.steps):
             self._round()
         self._serve_requests()
@@ -323,18 +286,6 @@ class Job(JobStatus):
     def _serve_requests(self) -> None:
         for request in sorted(self._parts.watch.at_boundary(self._progress.steps)):
             self._serve(request)
-
-    def _prepare_buffers(self, checkpointer: Checkpointer) -> None:
-        """After the first step, when the optimiser has its state: memory for checkpoints, off the training thread."""
-        tensors = self._parts.state.tensors()
-        self._preparing = threading.Thread(
-            target=checkpointer.prepare, args=(tensors,), name="pollux-buffers", daemon=True
-        )
-        self._preparing.start()
-
-    def _await_buffers(self) -> None:
-        if self._preparing is not None:
-            self._preparing.join()
 
     def _serve(self, request: str) -> None:
         if request == CHECKPOINT and self._parts.checkpointer is not None:
@@ -443,8 +394,7 @@ class Job(JobStatus):
         self._engine.tolerates = False
         self._restore(snapshot.state, in_place=False)
         self._parts.state.restore_rng(snapshot.state.values, snapshot.step)
-        self._adaptation.tracker.load_state_dict(snapshot.state.values["adaptation"]["tracker"])
-        self._adaptation.go_back(snapshot.total, snapshot.step)
+        self._adaptation.go_back(snapshot.total, snapshot.step, snapshot.state.values["adaptation"])
         self._adaptation.guard.freeze(self._progress.progress)
         self._iterator = None
         self._snapshot = None
@@ -464,10 +414,12 @@ class Job(JobStatus):
         if self._last_row_at == self.step:
             return
         self._last_row_at = self.step
-        row = self._row(self._last_report, self._seconds_before + time.monotonic() - self._began)
+        row = self._row(self._last_report, self._seconds)
         self._receipt.sample(row)
         if self._parts.scalars is not None:
             self._parts.scalars.row(row)
+        if self._parts.teller is not None:
+            self._parts.teller.round(self, self._last_report.loss, self._last_report.throughput)
 
     # Epochs and passes
 
@@ -523,6 +475,7 @@ class Job(JobStatus):
         if self._parts.checkpointer is not None and self._resumed_at != (self.step, self.epoch):
             self.checkpoint(wait=True)
         self._parts.watch.give_back_signals()
+        self._finished = True
         self._receipt.event("finished", self.step, self.progress, f"{self._progress.epoch} epochs done")
         self._write_output()
 
@@ -532,64 +485,6 @@ class Job(JobStatus):
             self._receipt.write(self._parts.output_dir)
         if self._parts.scalars is not None:
             self._parts.scalars.flush()
-
-    # State
-
-    def _signature(self) -> dict[str, Any]:
-        return self._parts.state.signature()
-
-    def _capture(self) -> State:
-        """Everything; the same on all replicas but for shards. A collective."""
-        if not self._engine.counts_batchnorm:
-            self._replicas.broadcast_buffers(self._engine.inner)
-        self._merge_ledger()
-        state = self._parts.state.capture()
-        data = self._loader.state_dict()
-        if data["order"] is not None:
-            state.tensors["data.order"] = data["order"]
-        state.objects["data.dataset"] = data["dataset_state"]
-        state.values["data"] = {key: value for key, value in data.items() if key not in ("order", "dataset_state")}
-        state.values["progress"] = self._progress.state_dict()
-        state.values["schedule"] = 0 if self._parts.schedule is None else self._parts.schedule.taken
-        state.values["adaptation"] = self._adaptation.state_dict()
-        state.values["receipt"] = self._receipt.state_dict()
-        state.values["seconds"] = self._seconds_before + time.monotonic() - self._began
-        state.values["num_replicas"] = self.num_replicas
-        return state
-
-    def _restore(self, state: State, in_place: bool) -> None:
-        """Model, optimiser, objects, data and progress as they were; what was learned of the machine stays."""
-        self._parts.state.restore(state, tensors_in_place=in_place)
-        data: dict[str, Any] = dict(state.values["data"])
-        data["order"] = state.tensors.get("data.order")
-        data["dataset_state"] = state.objects["data.dataset"]
-        self._loader.rewind()
-        self._loader.load_state_dict(data)
-        self._progress.load_state_dict(state.values["progress"])
-        if self._parts.schedule is not None:
-            self._parts.schedule.taken = int(state.values["schedule"])
-
-    def resume(self, saved: Saved) -> None:
-        """Go on from a checkpoint, at whatever number of replicas there are now; called by `init`."""
-        # Before anything is read into the model: data of another shape is refused, and the model stays as it was.
-        self._loader.check_state(dict(saved.values["data"]))  # type: ignore[arg-type]
-        tensors = self._parts.state.templates(saved)
-        loaded = load(saved, tensors, signature=self._signature())
-        state = from_loaded(loaded, tensors)
-        self._restore(state, in_place=True)
-        values: Mapping[str, Any] = state.values
-        self._adaptation.load_state_dict(values["adaptation"], self.step)
-        if self._engine.meter is not None:
-            self._engine.meter.refresh()
-        self._receipt.load_state_dict(values["receipt"])
-        self._parts.state.restore_rng(values, self.step)
-        self._seconds_before = float(values["seconds"])
-        self._resumed_at = self.step, self.epoch
-        before = int(values["num_replicas"])
-        if before != self.num_replicas:
-            text = f"from {before} to {self.num_replicas} replicas"
-            self._receipt.event("resized", self.step, self.progress, text, before=before, after=self.num_replicas)
-        self._receipt.event("resumed", self.step, self.progress, f"from {saved.path.name}")
 
 
 def _local_batch(micro: MicroBatch, num_replicas: int) -> int:

@@ -30,7 +30,8 @@ _CPU_BLOCK = 2**14
 class Rows(NamedTuple):
     """Measured steps on the host: float64 rows by parameter group, int64 parts and samples of each step.
 
-    `parts` is this replica's own share of L and must be summed over replicas; `whole` is T, equal on all of them.
+    `parts` is this replica's own share of L and `counts` its own number of parts that had any weight: both must be
+    summed over replicas. `whole` is T and `totals` the step's samples, equal on all of them.
     """
 
     parts: Tensor
@@ -84,6 +85,7 @@ class GradientMeter:
         self._weight = 0.0
         self._fired: set[int] = set()
         self._is_spoiled = False
+        self._num_parts = 0
         self._parts = _Sums(self._preconditioner)
         self._host_rows: list[tuple[int, int]] = []
         self._num_rows = 0
@@ -136,6 +138,7 @@ class GradientMeter:
         if len(self._optimizer.param_groups) != self._num_groups:
             self._allocate()
         self._weight = weight
+        self._num_parts += weight > 0.0
         self._fired.clear()
         if self._set_aside and self._has_room():
             self._aside = {}
@@ -203,18 +206,20 @@ class GradientMeter:
         self._remove_hooks()
         self._aside = None
         self._parts = _Sums(self._preconditioner)
+        self._num_parts = 0
         self._is_spoiled = False
 
     def finish(
         self,
-        count: int,
+        count: int | None,
         total: int,
         whole_factor: float = 1.0,
         loss_scale: Tensor | None = None,
         parts_factor: float | Tensor = 1.0,
     ) -> None:
-        """Close the row of a step of `count` non-empty parts and `total` samples, over all replicas.
+        """Close the row of a step of `total` samples over all replicas and `count` parts here.
 
+        `count` None: as many as began with a weight; a part without one says nothing, and must not count as one.
         T is whole_factor·|P⁻¹ .grad|², as the gradients lie there after reduction. Under a GradScaler, `loss_scale`
         is the tensor by which losses were scaled (`scaler.scale(torch.ones((), device=...))`). Beyond the capacity
         the oldest row is overwritten. `parts_factor` is what the shares of L lack still. A row that cannot be right is
@@ -237,7 +242,7 @@ class GradientMeter:
             row[0].fill_(torch.nan)
         if loss_scale is not None:
             row.div_(loss_scale.detach().to(self.device, row.dtype, non_blocking=True).square())
-        self._host_rows.append((count, total))
+        self._host_rows.append((self._num_parts if count is None else count, total))
         del self._host_rows[: -self._capacity]
         self._num_rows += 1
         self.abandon()

@@ -14,19 +14,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pollux.agent.running import RunningMeans
 from pollux.core.errors import CheckpointMismatch, InvalidInput
 from pollux.goodput.efficiency import Efficiency
 from pollux.goodput.throughput import FloatArray
 
-__all__ = ["FAR", "MEMORY", "MIN_MEASURED", "MIN_SIGNAL", "NoiseEstimate", "NoiseTracker", "estimates", "fieller"]
+__all__ = [
+    "FAR", "MEMORY", "MIN_MEASURED", "MIN_SIGNAL", "RECENT", "NoiseEstimate", "NoiseTracker", "estimates", "fieller",
+]  # fmt: skip
 
 FAR = 10.0  # times the batch: from there on a bounded interval needs more evidence
 MEMORY = 200.0  # measured steps that the average is worth
+RECENT = 40.0  # measured steps that the average which notices a drift is worth, at most a quarter of the memory
 MIN_MEASURED = 20  # below it the rows are too skewed for Student's quantiles
 MIN_SIGNAL = 6.0  # standard errors of sqr
 _FASTEST = 2.0
 _QUANTILE = NormalDist().inv_cdf(0.975)
 _STRICT_QUANTILE = NormalDist().inv_cdf(0.9995)
+_DRIFT_QUANTILE = NormalDist().inv_cdf(0.995)  # asked after every row: a false alarm in some thousand rows
+_OLDER = 1.5  # times the weight of the recent rows: below it the two averages are much the same rows
 
 
 def estimates(
@@ -164,11 +170,14 @@ class NoiseTracker:
     With θ = (memory − 1)/(memory + 1), a row counts θ^age, which is worth `memory` rows of equal weight (200 by
     default: twice what brings the interval's relative width below 0.5 where φ is near the batch). Steps at S·M0
     pass S times the data, so they age the memory by θ^min(S, 2): the published factor has S in the exponent
-    without the limit, which at large S would leave too few rows for any interval. The means divide by the sum of
-    the weights, so they need no correction at the start. Given the parameters, steps draw their samples
-    independently; the variance of a mean is therefore that of the rows times Σw²/(1 − Σw²), which counts a drift of
-    the truth as noise and so errs to the wide side. Rows from successive differences share a gradient with the
-    next row; such a sequence has at most twice the variance of an independent one, and gets that.
+    without the limit, which at large S would leave too few rows for any interval. Given the parameters, steps draw
+    their samples independently; the variance of a mean is therefore that of the rows times Σw²/(1 − Σw²), which counts
+    a drift of the truth as noise and so errs to the wide side. Rows from successive differences share a gradient with
+    the next row; such a sequence has at most twice the variance of an independent one, and gets that.
+
+    Beside it runs an average worth `RECENT` rows. As training goes on squared gradients shrink, so old rows, with
+    lengths many times those of today, would rule a mean for long. Where the recent rows' own 99 % interval excludes
+    φ of the long average, the truth has drifted: the long one is forgotten and goes on from the recent rows.
     """
 
     def __init__(self, initial_batch: int, num_groups: int, memory: float = MEMORY) -> None:
@@ -181,19 +190,15 @@ class NoiseTracker:
         self.initial_batch = initial_batch
         self.memory = memory
         self.num_dropped = 0
+        self.num_drifts = 0
         self.last_restart = ""
         self._clear(num_groups)
 
     def _clear(self, num_groups: int) -> None:
         self._num_groups = num_groups
-        self._num_measured = 0
         self._biased = False
-        self._weight = 0.0
-        self._weight_squares = 0.0
-        self._total = 0.0
-        self._mean = np.zeros(2 * num_groups + 2)
-        self._moment = np.zeros((2, 2))
-        self._group_moment = np.zeros(num_groups)
+        self._means = RunningMeans(num_groups)
+        self._recent = RunningMeans(num_groups)
 
     @property
     def num_groups(self) -> int:
@@ -202,8 +207,8 @@ class NoiseTracker:
 
     @property
     def num_measured(self) -> int:
-        """Rows taken in since the last restart."""
-        return self._num_measured
+        """Rows taken in since the last restart; after a drift, what the rows kept are worth, and those since."""
+        return self._means.count
 
     def restart(self, reason: str, num_groups: int | None = None) -> None:
         """Forget all rows, for instance because the optimiser's preconditioner or its groups changed."""
@@ -225,7 +230,7 @@ class NoiseTracker:
             raise InvalidInput(f"rows of shapes {shapes}: give n x {self._num_groups} twice, then n twice")
         usable = (columns[2] >= 2.0) & (columns[3] >= columns[2]) & np.isfinite(columns[3])
         usable &= np.isfinite(columns[0]).all(axis=1) & np.isfinite(columns[1]).all(axis=1)
-        if biased and self._num_measured > 0 and not self._biased:
+        if biased and self.num_measured > 0 and not self._biased:
             usable[:] = False
         self.num_dropped += int(rows - usable.sum())
         if not usable.any():
@@ -236,34 +241,34 @@ class NoiseTracker:
         kept = [value[usable] for value in columns]
         sqr, var = estimates(kept[0], kept[1], kept[2], kept[3], self.initial_batch)
         for row_sqr, row_var, total in zip(sqr, var, kept[3], strict=True):
-            self._take(row_sqr, row_var, float(total))
+            self._take(np.concatenate([[row_sqr.sum(), row_var.sum()], row_sqr, row_var]), float(total))
         return int(usable.sum())
 
-    def _take(self, sqr: FloatArray, var: FloatArray, total: float) -> None:
-        base = (self.memory - 1.0) / (self.memory + 1.0)
-        factor = base ** min(max(total / self.initial_batch, 1.0), _FASTEST)
-        self._num_measured += 1
-        self._weight = factor * self._weight + 1.0
-        self._weight_squares = factor * factor * self._weight_squares + 1.0
-        self._total += (total - self._total) / self._weight
-        row = np.concatenate([[sqr.sum(), var.sum()], sqr, var])
-        change = row - self._mean
-        self._mean = self._mean + change / self._weight
-        kept = 1.0 - 1.0 / self._weight
-        self._moment = factor * self._moment + kept * np.outer(change[:2], change[:2])
-        groups = change[2 : 2 + self._num_groups]
-        self._group_moment = factor * self._group_moment + kept * groups * groups
+    def _take(self, row: FloatArray, total: float) -> None:
+        ageing = min(max(total / self.initial_batch, 1.0), _FASTEST)
+        self._means.take(row, total, _factor(self.memory) ** ageing)
+        self._recent.take(row, total, _factor(min(RECENT, max(self.memory / 4.0, 2.0))))
+        if self._recent.count >= RECENT and self._means.weight >= _OLDER * self._recent.weight and self._has_drifted():
+            self._means = self._recent.copied()
+            self._means.count = round(self._recent.degrees) + 1
+            self.num_drifts += 1
+
+    def _has_drifted(self) -> bool:
+        sqr, var = float(self._means.mean[0]), float(self._means.mean[1])
+        believed = max(var, 0.0) / sqr if sqr > 0.0 else math.inf
+        low, high = self._interval(self._recent, _DRIFT_QUANTILE)
+        return not low <= believed <= high
 
     def estimate(self) -> NoiseEstimate:
         """What the rows so far say; unknown before the first."""
-        count = self._num_groups
-        sqr, var = float(self._mean[0]), float(self._mean[1])
-        group_sqr, group_var = self._mean[2 : 2 + count], self._mean[2 + count :]
-        low, high, known = 0.0, math.inf, np.zeros(count, dtype=bool)
-        spread, degrees = self._spread()
+        means, count = self._means, self._num_groups
+        sqr, var = float(means.mean[0]), float(means.mean[1])
+        group_sqr, group_var = means.mean[2 : 2 + count], means.mean[2 + count :]
+        low, high = self._interval(means, _QUANTILE)
+        spread = self._spread(means)
+        known = np.zeros(count, dtype=bool)
         if math.isfinite(spread):
-            low, high = self._interval(sqr, var, self._moment * spread, degrees)
-            known = group_sqr > MIN_SIGNAL * np.sqrt(self._group_moment * spread)
+            known = group_sqr > MIN_SIGNAL * np.sqrt(means.group_moment * spread)
         return NoiseEstimate(
             initial_batch=self.initial_batch,
             noise_scale=self.initial_batch * max(var, 0.0) / sqr if sqr > 0.0 else math.inf,
@@ -274,19 +279,14 @@ class NoiseTracker:
             group_sqr=tuple(group_sqr.tolist()),
             group_var=tuple(group_var.tolist()),
             group_known=tuple(known.tolist()),
-            num_measured=self._num_measured,
+            num_measured=means.count,
             biased=self._biased,
         )
 
-    def _spread(self) -> tuple[float, float]:
-        """What turns weighted sums of squares into the variance of the means, and its degrees of freedom."""
-        if self._num_measured < 2:
-            return math.inf, 0.0
-        concentration = self._weight_squares / self._weight**2
-        spread = concentration / (1.0 - concentration) / self._weight
-        return (2.0 * spread if self._biased else spread), 1.0 / concentration - 1.0
+    def _spread(self, means: RunningMeans) -> float:
+        return 2.0 * means.spread if self._biased else means.spread
 
-    def _interval(self, sqr: float, var: float, cov: FloatArray, degrees: float) -> tuple[float, float]:
+    def _interval(self, means: RunningMeans, quantile: float) -> tuple[float, float]:
         """Limits of φ/M0.
 
         The signal fades as the noise scale grows beyond the batch, until what looks like one is chance: one 95 %
@@ -294,8 +294,13 @@ class NoiseTracker:
         where sqr does not stand `MIN_SIGNAL` standard errors above zero (it would leave a width of 3/4 of φ or more,
         of no use), and it is that of a 99.9 % interval where φ seems `FAR` times the batch or more.
         """
-        low, high = fieller(var, sqr, cov.tolist(), _student(_QUANTILE, degrees))
-        if sqr * FAR * self._total <= var * self.initial_batch:
+        spread, degrees = self._spread(means), means.degrees
+        if not math.isfinite(spread):
+            return 0.0, math.inf
+        sqr, var = float(means.mean[0]), float(means.mean[1])
+        cov = means.moment * spread
+        low, high = fieller(var, sqr, cov.tolist(), _student(quantile, degrees))
+        if sqr * FAR * means.total <= var * self.initial_batch:
             high = fieller(var, sqr, cov.tolist(), _student(_STRICT_QUANTILE, degrees))[1]
         if not sqr > MIN_SIGNAL * math.sqrt(cov[0, 0]):
             high = math.inf
@@ -306,35 +311,36 @@ class NoiseTracker:
         return {
             "initial_batch": self.initial_batch,
             "num_groups": self._num_groups,
-            "num_measured": self._num_measured,
+            "num_measured": self.num_measured,
             "num_dropped": self.num_dropped,
+            "num_drifts": self.num_drifts,
             "last_restart": self.last_restart,
             "biased": self._biased,
-            "weight": self._weight,
-            "weight_squares": self._weight_squares,
-            "total": self._total,
-            "mean": self._mean.tolist(),
-            "moment": self._moment.tolist(),
-            "group_moment": self._group_moment.tolist(),
+            **self._means.state_dict(),
+            "recent": {"count": self._recent.count, **self._recent.state_dict()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; the initial batch must be the same, and the memory stays one's own."""
+        """Go on from what `state_dict` gave; the initial batch must be the same, and the memory stays one's own.
+
+        A state of before there was an average of recent rows is taken too; it begins anew then.
+        """
         if state["initial_batch"] != self.initial_batch:
             raise CheckpointMismatch(
                 f"noise statistics are for an initial batch of {state['initial_batch']}, this job's is "
                 f"{self.initial_batch}: start with the same batch_size, or without the checkpoint"
             )
         num_groups = int(state["num_groups"])
-        mean = np.array(state["mean"], dtype=np.float64)
-        moment = np.array(state["moment"], dtype=np.float64)
-        group_moment = np.array(state["group_moment"], dtype=np.float64)
-        if (mean.shape, moment.shape, group_moment.shape) != ((2 * num_groups + 2,), (2, 2), (num_groups,)):
-            raise CheckpointMismatch(f"noise statistics do not fit {num_groups} parameter groups: leave them out")
+        means = RunningMeans.restored(state, num_groups, int(state["num_measured"]))
+        kept = state.get("recent")
+        recent = RunningMeans.restored(kept, num_groups, int(kept["count"])) if kept else RunningMeans(num_groups)
         self._clear(num_groups)
-        self.num_dropped = int(state["num_dropped"])
+        self._means, self._recent = means, recent
+        self._biased = bool(state["biased"])
+        self.num_dropped, self.num_drifts = int(state["num_dropped"]), int(state.get("num_drifts", 0))
         self.last_restart = str(state["last_restart"])
-        self._num_measured, self._biased = int(state["num_measured"]), bool(state["biased"])
-        self._weight, self._weight_squares = float(state["weight"]), float(state["weight_squares"])
-        self._total = float(state["total"])
-        self._mean, self._moment, self._group_moment = mean, moment, group_moment
+
+
+def _factor(memory: float) -> float:
+    """How much of a row's weight is left a row later, where the average is to be worth `memory` rows."""
+    return (memory - 1.0) / (memory + 1.0)

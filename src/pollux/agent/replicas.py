@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import gc
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from pollux.core.errors import InvalidInput
 __all__ = ["Replicas", "WrappedModel"]
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
+_UNFINISHED = "Expected to have finished reduction"
+_NAMED = 5
 
 
 class WrappedModel(DistributedDataParallel):
@@ -34,7 +37,25 @@ class WrappedModel(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's own forward; noted, so that a step that went round it can be told."""
         self.ran = True
-        return super().forward(*inputs, **kwargs)
+        try:
+            return super().forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            if _UNFINISHED not in str(error):
+                raise
+            raise InvalidInput(self._unused(str(error))) from error
+
+    def _unused(self, said: str) -> str:
+        """What to tell about parameters that got no gradient, from what PyTorch says about their numbers."""
+        trained = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+        listed = re.search(r"did not receive grad for rank \d+:([ \d]+)", said)
+        numbers = [int(number) for number in listed[1].split()] if listed is not None else []
+        names = [trained[number] for number in numbers if number < len(trained)]
+        few = f"{', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"
+        which = f"{len(names)} of {len(trained)} parameters ({few})" if names else "some parameters"
+        return (
+            f"{which} had no part in the loss of the step before, so that replicas waited for their gradients in vain: "
+            'pass ddp_options={"find_unused_parameters": True} to pollux.init, or leave them out of the model'
+        )
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pollux.agent.environment import Environment
 from pollux.agent.noise import NoiseEstimate
 from pollux.agent.status import JobStatus
 from pollux.core.errors import InvalidInput
 from pollux.goodput import GoodputModel, PublishedThroughput
 from pollux.wire.report import ModelReport, NoiseReport, Report
 
-__all__ = ["Address", "Reporter", "model_report", "post_report", "report_of"]
+__all__ = ["Address", "Reporter", "Teller", "model_report", "post_report", "report_of"]
 
 _log = logging.getLogger("pollux")
 _TIMEOUT_SECONDS = 10.0
@@ -170,6 +171,71 @@ class Reporter:
             self._next_at = now if waiting else now + self._every
 
 
+class Teller:
+    """Puts one job's reports together at its rounds, and knows the pause that came before its first step."""
+
+    def __init__(self, reporter: Reporter, environment: Environment, gpu_type: str) -> None:
+        self._reporter = reporter
+        self._environment = environment
+        self._gpu_type = gpu_type
+        self._metrics: dict[str, float] = {}
+        self._epochs: int | None = None
+        self._pause: float | None = None
+        self._stepped = False
+        self._saved_at: float | None = None
+
+    @classmethod
+    def of(cls, environment: Environment, gpu_type: str) -> Teller | None:
+        """A teller where the scheduler that started this replica wants reports from it, else None."""
+        if not environment.url or environment.replica != 0:
+            return None
+        address = Address(environment.url, environment.job, environment.job_token)
+        return cls(Reporter.to(address), environment, gpu_type)
+
+    def wants_epochs(self, count: int) -> None:
+        """Training is to last that many epochs."""
+        self._epochs = count
+
+    def logged(self, values: Mapping[str, float]) -> None:
+        """The user's newest metrics."""
+        self._metrics.update(values)
+
+    def saved(self) -> None:
+        """A checkpoint was written."""
+        self._saved_at = time.time()
+
+    def stepped(self) -> None:
+        """A step is done; the first one ends the pause of the re-allocation before it."""
+        if not self._stepped:
+            self._stepped = True
+            stopped_at = self._environment.stopped_at
+            self._pause = None if stopped_at is None else max(time.time() - stopped_at, 0.0)
+
+    def round(self, job: JobStatus, loss: float | None, throughput: float | None) -> None:
+        """Offer a report, if one could be sent now."""
+        if self._reporter.wants_report:
+            self._reporter.offer(self._report(job, loss, throughput, final=False))
+
+    def close(self, job: JobStatus, loss: float | None, throughput: float | None, final: bool) -> None:
+        """Send the last report of this process, and end; `final`: the job is done."""
+        self._reporter.close(self._report(job, loss, throughput, final))
+
+    def _report(self, job: JobStatus, loss: float | None, throughput: float | None, final: bool) -> Report:
+        return report_of(
+            job,
+            generation=self._environment.generation,
+            loss=loss,
+            throughput=throughput,
+            total_progress=None if self._epochs is None else job.expected_progress(self._epochs),
+            metrics=self._metrics,
+            resize_seconds=self._pause,
+            checkpoint_age_seconds=None if self._saved_at is None else time.time() - self._saved_at,
+            num_nodes=self._environment.num_nodes,
+            gpu_type=self._gpu_type,
+            final=final,
+        )
+
+
 def _is_news(before: Report, after: Report) -> bool:
     """Whether the scheduler should hear at once: a first model, another batch, or a rate that moved."""
     if (before.model is None) != (after.model is None) or before.batch_size != after.batch_size:
@@ -189,7 +255,6 @@ def report_of(
     metrics: Mapping[str, float] | None = None,
     resize_seconds: float | None = None,
     checkpoint_age_seconds: float | None = None,
-    epoch: float | None = None,
     num_nodes: int = 1,
     gpu_type: str = "",
     final: bool = False,
@@ -202,7 +267,7 @@ def report_of(
         step=job.step,
         samples=job.samples,
         progress=job.progress,
-        epoch=float(job.epoch) if epoch is None else epoch,
+        epoch=job.epochs_done,
         num_replicas=job.num_replicas,
         num_nodes=num_nodes,
         batch_size=job.batch_size,

@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,71 +30,31 @@ from pollux.agent.environment import Environment, choose_device, gpu_type, read_
 from pollux.agent.job import Job
 from pollux.agent.loader import Loader, LoaderOptions
 from pollux.agent.meter import GradientMeter
-from pollux.agent.progress import SCHEDULE_UNITS, Progress, Schedule
+from pollux.agent.options import (
+    batch_range,
+    check_kinds,
+    check_model,
+    check_schedule,
+    check_sizes,
+    check_wrapper_options,
+    to_be_saved,
+)
+from pollux.agent.progress import Progress, Schedule
 from pollux.agent.receipt import Receipt
 from pollux.agent.replicas import Replicas
+from pollux.agent.reporting import Teller
 from pollux.agent.rules import OwnRule
-from pollux.agent.state import Stateful, TrainingState, require_stateful
+from pollux.agent.state import Stateful, TrainingState
 from pollux.agent.status import Parts
 from pollux.agent.tensorboard import Scalars
 from pollux.agent.watch import Watch
-from pollux.core.errors import InvalidInput, MisusedJob, UnknownName
+from pollux.core.errors import InvalidInput, MisusedJob
 
 __all__ = ["init"]
 
 _log = logging.getLogger("pollux")
 _DEFAULT_CHECKPOINT_EVERY = 600.0
 _active: weakref.ref[Job] | None = None
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _are_signals(value: Any) -> bool:
-    never = (signal.SIGKILL, signal.SIGSTOP)
-    return isinstance(value, tuple | list | set | frozenset) and all(
-        _is_whole(number) and number in signal.valid_signals() and number not in never for number in value
-    )
-
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-
-
-_Check: TypeAlias = tuple[Callable[[Any], bool], str]
-_COUNT: _Check = (lambda value: _is_whole(value) and value > 0, "give a whole number above 0")
-_AMOUNT: _Check = (lambda value: _is_number(value) and value > 0, "give a number above 0")
-_FLAG: _Check = (lambda value: isinstance(value, bool), "give True or False")
-_PATH: _Check = (lambda value: isinstance(value, str | os.PathLike) and str(value) != "", "give the path of a folder")
-_FUNCTION: _Check = (callable, "give a function")
-_RULES = f"one of {', '.join(rules.names())}, or a function f(scale, gain, group_index) that returns a factor"
-_COUNTS = ("batch_size", "max_batch_size", "max_local_batch", "num_shards", "epoch_size", "keep_checkpoints")
-_FLAGS = ("shuffle", "pin_memory", "drop_last", "move_batches", "sync_batchnorm", "measure_noise")
-# What an option must be. Model, optimizer, dataset, device and lr_scheduler have checks of their own.
-_KINDS: dict[str, _Check] = {
-    **dict.fromkeys(_COUNTS, _COUNT),
-    **dict.fromkeys(_FLAGS, _FLAG),
-    **dict.fromkeys(("clip_norm", "checkpoint_every", "timeout"), _AMOUNT),
-    **dict.fromkeys(("checkpoint_dir", "output_dir", "tensorboard_dir"), _PATH),
-    **dict.fromkeys(("before_step", "collate_fn"), _FUNCTION),
-    "accumulation": (lambda value: _is_whole(value) and value >= 0, "give the number of extra micro-steps, 0 or more"),
-    "num_workers": (lambda value: _is_whole(value) and value >= 0, "give a whole number, 0 or more"),
-    "seed": (_is_whole, "give a whole number"),
-    "warmup_epochs": (lambda value: _is_number(value) and value >= 0, "give a number of epochs, 0 or more"),
-    "lr_rule": (lambda value: isinstance(value, str) or callable(value), f"give {_RULES}"),
-    "schedule_every": (lambda value: isinstance(value, str), f"give one of {', '.join(SCHEDULE_UNITS)}"),
-    "scaler": (lambda value: isinstance(value, torch.amp.GradScaler), "give a torch.amp.GradScaler"),
-    "sampler": (lambda value: isinstance(value, Iterable), "give an iterable of indices, such as a torch Sampler"),
-    "state": (_is_named, "give a mapping of names (str) to objects with state_dict and load_state_dict"),
-    "stop_signals": (_are_signals, "give a tuple of signals that a process can catch, such as (signal.SIGTERM,)"),
-    "ddp_options": (_is_named, "give a mapping of options of DistributedDataParallel to their values"),
-    "name": (lambda value: isinstance(value, str), "give a text"),
-}
 _ORDER = "the order that the sampler gives"
 _REMEDIES = {
     _ORDER: "a sampler must give the whole pass on every replica, in the same order; Pollux shares the samples out"
@@ -134,7 +93,7 @@ def init(
     state: Mapping[str, Stateful] | None = None,
     checkpoint_dir: str | Path | None = None,
     checkpoint_every: float | None = None,
-    keep_checkpoints: int = 2,
+    keep_checkpoints: int | None = None,
     output_dir: str | Path | None = None,
     tensorboard_dir: str | Path | None = None,
     stop_signals: tuple[int, ...] = (signal.SIGTERM,),
@@ -172,9 +131,10 @@ def init(
     Raises `InvalidInput` and its kin before anything is changed; `CheckpointMismatch` where the folder holds another
     job's checkpoints; `MisusedJob` where a job is active in this process already.
     """
-    _check_kinds(locals())
+    check_kinds(locals(), inspect.signature(init).parameters)
     _require_inactive()
     environment = read_environment()
+    batch_size, max_batch_size, max_local_batch = environment.batches(batch_size, max_batch_size, max_local_batch)
     dataset, loading, batch_size = _data_options(
         dataset,
         batch_size,
@@ -187,17 +147,17 @@ def init(
         drop_last=drop_last,
         num_shards=num_shards,
     )
-    _check_model(model, optimizer)
-    _check_wrapper_options(ddp_options or {})
-    allowed = _batch_range(batch_size, max_batch_size, max_local_batch, accumulation)
+    check_model(model, optimizer)
+    check_wrapper_options(ddp_options or {})
+    allowed = batch_range(batch_size, max_batch_size, max_local_batch, accumulation)
     rule = rules.create(lr_rule if lr_rule is not None else rules.default_rule(optimizer), warmup=warmup_epochs)
-    _check_schedule(lr_scheduler, schedule_every)
-    stateful = _stateful(state or {}, lr_scheduler=lr_scheduler, scaler=scaler)
+    check_schedule(lr_scheduler, schedule_every)
+    stateful = to_be_saved(state or {}, lr_scheduler=lr_scheduler, scaler=scaler)
 
     where = choose_device(device, environment)
     loader = Loader(dataset, loading, 0, 1)
     allowed = _within_a_pass(allowed, loader)
-    _check_sizes(loader, batch_size, allowed.maximum, environment)
+    check_sizes(loader, batch_size, allowed.maximum, environment)
     _move(model, optimizer, where)
     replicas = Replicas(environment, where, timeout)
     try:
@@ -220,7 +180,7 @@ def init(
             measure_noise=measure_noise if measure_noise is not None else not allowed.is_exact,
             checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir is not None else environment.checkpoint_dir,
             checkpoint_every=checkpoint_every or environment.checkpoint_every or _DEFAULT_CHECKPOINT_EVERY,
-            keep=keep_checkpoints,
+            keep=keep_checkpoints or environment.keep_checkpoints or 2,
             output_dir=Path(output_dir) if output_dir is not None else environment.output_dir,
             tensorboard_dir=tensorboard_dir,
             signals=tuple(stop_signals),
@@ -332,6 +292,7 @@ def _assemble(
             checkpointer=checkpointer,
             output_dir=output_dir,
             move_batches=move_batches,
+            teller=Teller.of(environment, gpu_type(replicas.device)),
             on_close=_deactivate,
         )
     )
@@ -409,107 +370,6 @@ def _data_options(dataset: Any, batch_size: int | None, **given: Any) -> tuple[A
 
 def _is_iterable(dataset: Any) -> bool:
     return isinstance(dataset, torch.utils.data.IterableDataset)
-
-
-def _check_kinds(given: Mapping[str, Any]) -> None:
-    """Refuse options of another kind than they must be; None stands for a default where the default is None."""
-    defaults = inspect.signature(init).parameters
-    for name, (fits, remedy) in _KINDS.items():
-        value = given[name]
-        if not fits(value) and not (value is None and defaults[name].default is None):
-            raise InvalidInput(f"{name} is {value!r}: {remedy}")
-
-
-def _check_sharding(model: nn.Module) -> None:
-    from torch.distributed.fsdp import FSDPModule
-
-    # A compiled model answers for the one inside.
-    root = getattr(model, "_orig_mod", model)
-    if not isinstance(root, FSDPModule) and any(isinstance(module, FSDPModule) for module in model.modules()):
-        raise InvalidInput(
-            f"parts of the model are sharded by fully_shard, but the {type(root).__name__} around them is not: call "
-            "fully_shard(model) last, after its parts"
-        )
-
-
-def _check_wrapper_options(options: Mapping[str, object]) -> None:
-    known = set(inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters) - {"self", "module"}
-    for name in options:
-        if name not in known:
-            raise UnknownName("option of DistributedDataParallel in ddp_options", name, known)
-
-
-def _stateful(state: Mapping[str, Stateful], **ours: Any) -> dict[str, Stateful]:
-    """Everything to be saved by name: the user's objects, and those of ours that there are."""
-    there = {name: item for name, item in ours.items() if item is not None}
-    for name in state:
-        if name in there:
-            raise InvalidInput(f"state has a '{name}', the name that {name}= is saved under: choose another name")
-    return {**require_stateful(state), **there}
-
-
-def _check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if not isinstance(model, nn.Module):
-        raise InvalidInput(f"model is a {type(model).__name__}: give a torch.nn.Module")
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise InvalidInput(f"model is wrapped in {type(model).__name__} already: pass the model itself")
-    _check_sharding(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidInput(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InvalidInput(
-            f"optimizer is a {type(optimizer).__name__}, whose step() computes the loss anew by a closure: use one "
-            "that steps from the gradients that are there, such as SGD or AdamW"
-        )
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    strangers = trained - {id(parameter) for parameter in model.parameters()}
-    if trained == strangers:
-        raise InvalidInput("the optimizer has none of the model's parameters: build it from model.parameters()")
-    if strangers:
-        raise InvalidInput(
-            f"{len(strangers)} of the optimizer's {len(trained)} parameters are not in the model and would be neither "
-            "averaged nor saved: make what holds them, such as a loss with weights, a submodule of the model"
-        )
-
-
-def _batch_range(initial: int, maximum: int | None, local_max: int | None, accumulation: int) -> BatchRange:
-    if maximum is not None and maximum < initial:
-        raise InvalidInput(
-            f"batch_size is {initial}, above max_batch_size {maximum}: raise the ceiling or lower the initial batch"
-        )
-    if accumulation >= initial:
-        raise InvalidInput(f"accumulation is {accumulation} with a batch of {initial}: each micro-step needs a sample")
-    return BatchRange(initial, maximum, local_max, accumulation)
-
-
-def _check_schedule(scheduler: Any, unit: str) -> None:
-    if unit not in SCHEDULE_UNITS:
-        raise UnknownName("schedule_every", unit, SCHEDULE_UNITS)
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise InvalidInput(
-            "lr_scheduler is a ReduceLROnPlateau, which needs a metric: leave it out here, call its step(metric) after "
-            "your evaluation, and pass it in state= to have it saved"
-        )
-    needed = ("step", "state_dict", "load_state_dict")
-    missing = [name for name in needed if not callable(getattr(scheduler, name, None))]
-    if scheduler is not None and (missing or isinstance(scheduler, type)):
-        lacks = f"without {' and '.join(f'{name}()' for name in missing)}" if missing else "itself, not one of its kind"
-        raise InvalidInput(f"lr_scheduler is a {type(scheduler).__name__} {lacks}: give a PyTorch scheduler")
-
-
-def _check_sizes(loader: Loader, batch_size: int, maximum: int | None, environment: Environment) -> None:
-    ceiling = maximum if maximum is not None else batch_size
-    if ceiling < environment.num_replicas:
-        name = "max_batch_size" if maximum is not None else "batch_size"
-        raise InvalidInput(
-            f"{name} is {ceiling}, below the {environment.num_replicas} replicas: each needs a sample; use fewer "
-            "replicas or a larger batch"
-        )
-    if loader.size is not None and loader.size < batch_size:
-        raise InvalidInput(
-            f"the dataset has {loader.size} samples, fewer than batch_size {batch_size}: use a smaller batch"
-        )
 
 
 def _within_a_pass(allowed: BatchRange, loader: Loader) -> BatchRange:

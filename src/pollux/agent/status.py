@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -24,6 +25,9 @@ from pollux.agent.watch import Watch
 from pollux.goodput import BatchLimits, Efficiency, GoodputModel
 
 __all__ = ["JobStatus", "Parts", "PassLedger"]
+
+if TYPE_CHECKING:
+    from pollux.agent.reporting import Teller
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Parts:
     schedule: Schedule | None = None
     checkpointer: Checkpointer | None = None
     scalars: Scalars | None = None
+    teller: Teller | None = None
     output_dir: Path | None = None
     move_batches: bool = True
     on_close: Callable[[], None] = field(default=lambda: None)
@@ -133,6 +138,16 @@ class JobStatus:
         return self._progress.epoch
 
     @property
+    def epochs_done(self) -> float:
+        """Epochs of progress so far, with their fraction where an epoch's size is known."""
+        return self._progress.epochs
+
+    def expected_progress(self, epochs: int) -> float | None:
+        """The progress at the end of that many epochs; None while an epoch's size is not known."""
+        size = self._progress.epoch_size
+        return None if size is None else float(epochs * size)
+
+    @property
     def batch_size(self) -> int:
         """Samples of one optimiser step over all replicas, at present."""
         return self._adaptation.total
@@ -159,8 +174,8 @@ class JobStatus:
 
     @property
     def efficiency(self) -> float:
-        """Progress per sample at the present batch, relative to the initial one."""
-        return self._adaptation.efficiency(self._adaptation.total)
+        """Progress per sample at the present batch, relative to the initial one, as it is counted now."""
+        return self._adaptation.counted(self._adaptation.total)
 
     @property
     def goodput_model(self) -> GoodputModel | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pollux.agent.noise import NoiseEstimate
 from pollux.goodput import BatchChoice, BatchLimits, GoodputModel, ThroughputModel
 
-__all__ = ["LEAST_GAIN", "MAX_GROWTH", "MAX_RELATIVE_WIDTH", "Change", "fitting_choice", "next_batch"]
+__all__ = ["LEAST_GAIN", "MAX_GROWTH", "MAX_RELATIVE_WIDTH", "Change", "fitting_choice", "is_clear", "next_batch"]
 
 MAX_GROWTH = 2.0
 LEAST_GAIN = 1.05
@@ -26,6 +26,11 @@ class Change:
     goodput: float
     efficiency: float
     reason: str
+
+
+def is_clear(estimate: NoiseEstimate) -> bool:
+    """Whether the noise is known well enough to set a batch by it: to a relative width of `MAX_RELATIVE_WIDTH`."""
+    return estimate.is_known and estimate.relative_width <= MAX_RELATIVE_WIDTH
 
 
 def fitting_choice(total: int, num_replicas: int, local_max: int | None, accumulation: int = 0) -> BatchChoice:
@@ -54,7 +59,7 @@ def next_batch(
     Within reach: from M0 to the user's ceiling, at most ×2 and at least ÷2 of the present total. None while the noise
     is not known to a relative width of 1, and for a predicted gain of 5 % or less.
     """
-    if not estimate.is_known or not estimate.relative_width <= MAX_RELATIVE_WIDTH:
+    if not is_clear(estimate):
         return None
     ceiling = max(min(limits.maximum, int(current.total * MAX_GROWTH)), limits.initial)
     floor = max(limits.initial, math.ceil(current.total / MAX_GROWTH))

@@ -38,6 +38,14 @@ def test_the_matrix_has_every_task_option_and_at_least_50_steps():
     assert len(MATRIX.plain_losses(chosen[0])) >= 50
 
 
+def test_the_quick_choice_still_has_some_of_everything():
+    whole = MATRIX.cases(full=False)
+    chosen = MATRIX.few(whole)
+    assert len(chosen) < len(whole) / 2
+    for name in ("num_replicas", "accumulation", "optimizer", "task", "dtype", "clip", "schedule"):
+        assert {getattr(case, name) for case in chosen} == {getattr(case, name) for case in whole}, name
+
+
 def test_a_wrong_average_would_be_seen():
     case = MATRIX.Case(1, 0, "sgd", "mlp")
     losses = MATRIX.plain_losses(case)

@@ -12,6 +12,7 @@ from pollux.agent import rules
 from pollux.agent.adapt import Adaptation, BatchRange
 from pollux.agent.environment import Environment
 from pollux.agent.meter import GradientMeter
+from pollux.agent.moments import SecondMoments
 from pollux.agent.noise import NoiseEstimate
 from pollux.agent.replicas import Replicas
 from pollux.agent.timing import StepClock
@@ -25,10 +26,10 @@ FLAT = PublishedThroughput(0.01, 1e-6, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)
 class Steps:
     """Where steps would be taken."""
 
-    def __init__(self, measures: bool):
+    def __init__(self, measures: bool, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD):
         model = nn.Linear(2, 1)
         groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias]}]
-        self.optimizer = torch.optim.SGD(groups, lr=0.1)
+        self.optimizer = optimizer(groups, lr=0.1)  # type: ignore[call-arg]
         self.meter = GradientMeter(self.optimizer, CPU) if measures else None
         self.clock = StepClock(CPU, list(model.parameters()))
         self.sums = (0.0, 0)
@@ -42,14 +43,27 @@ def known(phi: float = 500.0, initial: int = 16) -> NoiseEstimate:
     return NoiseEstimate(initial, phi, phi * 0.9, phi * 1.1, 1.0, var, (0.5, 0.5), (var, 0.0), (True, True), 200)
 
 
+def short(reach: float) -> float:
+    """Progress per sample of a step at four times the batch that moves so many steps at the initial one."""
+    gain = 4 * 516 / 564
+    part = reach / gain
+    return gain * part * (2.0 - 0.5 * part) / 1.5 / 4.0
+
+
 @pytest.fixture
 def made():
     started = []
 
-    def make(allowed: BatchRange, rule: str = "sqrt", measures: bool = True, num_replicas: int = 1) -> Adaptation:
+    def make(
+        allowed: BatchRange,
+        rule: str = "sqrt",
+        measures: bool = True,
+        num_replicas: int = 1,
+        optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
+    ) -> Adaptation:
         replicas = Replicas(Environment(), CPU)
         replicas.num_replicas = num_replicas
-        result = Adaptation(allowed, rules.create(rule), Steps(measures), replicas, "cpu", 1000.0, measures)
+        result = Adaptation(allowed, rules.create(rule), Steps(measures, optimizer), replicas, "cpu", 1000.0, measures)
         started.append(result)
         return result
 
@@ -103,8 +117,9 @@ def test_factors_and_efficiency_at_a_larger_batch(made):
     assert one.factors(64, 0.0) == (2.0, 2.0)
     assert one.factors(16, 0.0) == one.factors(5, 0.0) == (1.0, 1.0)
     assert one.efficiency(64) == pytest.approx(2.0 / 4.0), "a step is worth no more than it moves"
-    one._kind = "adam"
+    one._moments = SecondMoments("adam", [0.9, 0.9], steps=1000)
     assert one.efficiency(64) == pytest.approx(516 / 564), "denominators shrink with the noise"
+    assert one.counted(64) == pytest.approx(short(2.0)), "but they have not yet"
     assert one.efficiency(16) == one.efficiency(3) == 1.0
     still = made(BatchRange(16, 64), "none")
     still.believed = known()
@@ -269,3 +284,105 @@ def test_what_is_believed_gives_way_to_at_least_so_much(made, low, measured, aft
     one._take_rows(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0))
     assert one.believed.noise_scale == after
     assert one.efficiency(64) == pytest.approx((after + 16) / (after + 64))
+
+
+def optimiser_steps(adaptation: Adaptation, count: int, total: int) -> list[float]:
+    """Real steps of the optimiser and what each counts, per sample."""
+    counted = []
+    for _ in range(count):
+        for group in adaptation._engine.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.ones_like(parameter)
+        adaptation._engine.optimizer.step()
+        counted.append(adaptation.stepped(total, total))
+    return counted
+
+
+def test_a_step_counts_by_second_moments_as_they_are(made):
+    one = made(BatchRange(16, 64), optimizer=torch.optim.Adam)
+    assert set(optimiser_steps(one, 30, 16)) == {1.0}
+    one.believed = known()
+    for group in one._engine.optimizer.param_groups:
+        group["betas"] = (0.9, 0.9)
+    one._take_rows(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+    one.believed = known()
+    assert one.efficiency(64) == pytest.approx(516 / 564)
+    counted = optimiser_steps(one, 60, 64)
+    assert counted == sorted(counted)
+    gain = 4 * 516 / 564
+    ratio = (0.9 * (1 - 0.999**30) + 0.1 / gain) / (0.9 * (1 - 0.999**30) + 0.1)
+    assert counted[0] == pytest.approx(short(2.0 / ratio**0.5), rel=1e-6)
+    assert counted[-1] == pytest.approx(516 / 564)
+    assert one.counted(64) == pytest.approx(counted[-1])
+
+
+def test_plain_optimisers_have_no_second_moments_and_exact_mode_counts_all(made):
+    one = made(BatchRange(16, 64), "linear")
+    one.believed = known()
+    assert optimiser_steps(one, 3, 64) == pytest.approx([516 / 564] * 3)
+    exact = made(BatchRange(16), optimizer=torch.optim.Adam)
+    exact.believed = known()
+    assert optimiser_steps(exact, 3, 64) == [1.0] * 3
+    assert exact.state_dict()["moments"] is None
+
+
+def test_second_moments_are_saved_and_go_back_with_the_weights(made):
+    one = made(BatchRange(16, 64), optimizer=torch.optim.Adam)
+    one.believed = known()
+    optimiser_steps(one, 20, 16)
+    before = json.loads(json.dumps(one.state_dict()))
+    optimiser_steps(one, 500, 64)
+    changed = one.counted(64)
+    state = json.loads(json.dumps(one.state_dict()))
+    other = made(BatchRange(16, 64), num_replicas=2, optimizer=torch.optim.Adam)
+    other.load_state_dict(state, 520)
+    assert other.counted(64) == changed
+    one.go_back(16, 20, before)
+    assert one.counted(64) == pytest.approx(short(2.0)) != changed
+    assert optimiser_steps(one, 500, 64)[-1] == pytest.approx(changed, rel=1e-6)
+
+
+def test_a_state_without_second_moments_is_taken(made):
+    one = made(BatchRange(16, 64), optimizer=torch.optim.Adam)
+    optimiser_steps(one, 30, 16)
+    state = {key: value for key, value in one.state_dict().items() if key != "moments"}
+    one.load_state_dict(state, 30)
+    one.believed = known()
+    first, *_, last = optimiser_steps(one, 4000, 64)
+    assert first == pytest.approx(short(2.0)), "taken to be those of the initial batch"
+    assert last > 0.9
+
+
+def test_measuring_goes_on_longer_where_the_noise_is_not_clear(made):
+    one = made(BatchRange(16, 64))
+    one._rounds_since_change = 100
+    rows = 1.0 + np.random.default_rng(0).normal(size=(2, 150, 2)), np.full(150, 2), np.full(150, 16)
+    one.tracker.add(rows[0][0] + 9.0, rows[0][1], *rows[1:])
+    assert not one.estimate().is_known
+    one._pace(0, 0.1, 0.02)
+    assert one._every == 2
+    one.estimate = known
+    one._pace(0, 0.1, 0.02)
+    assert one._every == 4
+    one._pace(0, 0.001, 5.0)
+    assert one._every == 8, "short steps are measured more often than they should for what it costs"
+    exact = made(BatchRange(16))
+    exact._rounds_since_change = 100
+    exact.tracker.add(rows[0][0] + 9.0, rows[0][1], *rows[1:])
+    exact._pace(0, 0.1, 0.02)
+    assert exact._every == 4, "nothing waits for it"
+
+
+def test_parts_are_counted_over_all_replicas(made, monkeypatch):
+    one = made(BatchRange(16, 64), num_replicas=2)
+    meter, optimizer = one._engine.meter, one._engine.optimizer
+    monkeypatch.setattr(one._replicas, "gather", lambda numbers: np.array([numbers, numbers]))
+    for weights in ((1.0,), (1.0, 0.0), (0.0,)):
+        for weight in weights:
+            meter.begin(weight)
+            sum(parameter.sum() for group in optimizer.param_groups for parameter in group["params"]).backward()
+            meter.end()
+        meter.finish(None, 16)
+    one.round(10)
+    assert one.tracker.num_measured == 2, "one part on each replica"
+    assert one.tracker.num_dropped == 1, "no part at all says nothing"

@@ -10,6 +10,7 @@ from torch import nn
 from pollux.agent.averaging import Averager
 from pollux.agent.engine import Engine, StepOptions, unwrapped
 from pollux.agent.environment import Environment
+from pollux.agent.meter import GradientMeter
 from pollux.agent.replicas import Replicas
 from pollux.agent.shapes import MicroBatch, share
 from pollux.core.errors import MisusedJob, NonFiniteValue
@@ -142,3 +143,16 @@ def test_alone_any_step_may_be_tried_and_the_model_is_not_wrapped():
     assert made.model is made.inner
     assert unwrapped(made.model) is made.inner
     assert not made.is_sharded
+
+
+@pytest.mark.parametrize(("weights", "count"), [((2.0, 1.0, 2.0), 3), ((2.0, 0.0, 3.0), 2)])
+def test_parts_of_no_weight_do_not_count_in_a_measured_step(weights, count):
+    made = engine()
+    made.meter = GradientMeter(made.optimizer, "cpu")
+    for index, (((first, end),), weight) in enumerate(zip(share(len(X), 1, 3), weights, strict=True)):
+        made.begin(MicroBatch(0, index, 3, end - first, len(X), True, (end - first,)), None)
+        made.backward(made.model(X[first:end]).mean(), "mean", weight)
+    made.finish((1.0,))
+    rows = made.meter.drain()
+    assert rows.counts.tolist() == [count]
+    assert rows.totals.tolist() == [len(X)]

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pollux.agent.environment import VARIABLES, Environment, choose_device, gpu_type, read_environment
+from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
 from pollux.core.errors import InvalidInput
+from pollux.wire.environment import JOB_VARIABLES
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -64,20 +65,42 @@ def test_our_own_variables():
             "POLLUX_CHECKPOINT_EVERY": "2.5",
             "POLLUX_OUTPUT_DIR": "b",
             "POLLUX_TIMEOUT": "30",
+            "POLLUX_GENERATION": "3",
+            "POLLUX_URL": "http://127.0.0.1:1",
+            "POLLUX_JOB_TOKEN": "t",
+            "POLLUX_CHECKPOINT_KEEP": "4",
+            "POLLUX_BATCH_SIZE": "32",
+            "POLLUX_MAX_BATCH_SIZE": "64",
+            "POLLUX_MAX_LOCAL_BATCH": "16",
+            "POLLUX_ADAPT": "0",
+            "POLLUX_STOPPED_AT": "12.5",
         }
     )
     assert seen == Environment(
-        job="job-1", checkpoint_dir=Path("a"), checkpoint_every=2.5, output_dir=Path("b"), timeout=30.0
+        job="job-1",
+        checkpoint_dir=Path("a"),
+        checkpoint_every=2.5,
+        output_dir=Path("b"),
+        timeout=30.0,
+        generation=3,
+        url="http://127.0.0.1:1",
+        job_token="t",
+        keep_checkpoints=4,
+        batch_size=32,
+        max_batch_size=64,
+        max_local_batch=16,
+        adapts=False,
+        stopped_at=12.5,
     )
 
 
 def test_every_variable_that_is_read_is_listed():
     text = (REPOSITORY / "src" / "pollux" / "agent" / "environment.py").read_text()
-    assert set(re.findall(r"\"(POLLUX_[A-Z_]+)\"", text)) == set(VARIABLES)
+    assert set(re.findall(r"\"(POLLUX_[A-Z_]+)\"", text)) == set(JOB_VARIABLES)
 
 
 def test_empty_variables_count_as_unset():
-    empty = dict.fromkeys(["RANK", "WORLD_SIZE", "LOCAL_RANK", *VARIABLES], "")
+    empty = dict.fromkeys(["RANK", "WORLD_SIZE", "LOCAL_RANK", *JOB_VARIABLES], "")
     assert read_environment(empty) == Environment()
 
 

@@ -516,3 +516,22 @@ def test_what_was_laid_aside_is_forgotten_with_the_step():
     meter.abandon()
     assert not meter.is_measuring
     assert weight.grad is None
+
+
+def test_a_part_without_weight_does_not_count_as_one():
+    model = network()
+    meter = GradientMeter(two_groups(model), "cpu")
+    for weight in (1.0, 0.0, 2.0):
+        meter.begin(weight)
+        loss_of(model, batch(4)).backward()
+        meter.end()
+    meter.finish(None, 8)
+    meter.begin(1.0)
+    loss_of(model, batch(4)).backward()
+    meter.end()
+    meter.finish(None, 8)
+    assert meter.drain().counts.tolist() == [2, 1]
+    meter.begin(1.0)
+    meter.abandon()
+    meter.finish(None, 8)
+    assert meter.drain().counts.tolist() == [0]

@@ -440,3 +440,86 @@ def test_rows_of_another_shape_are_refused(wrong):
     columns[wrong] = columns[wrong][:4]
     with pytest.raises(InvalidInput, match="rows of shapes"):
         NoiseTracker(64, 2).add(*columns)
+
+
+def drawn(generator, phi, num, sqr=1.0, total=BATCH, dimensions=50):
+    """Rows of two halves of a gradient whose squared length and noise scale are these."""
+    spread = math.sqrt(phi * sqr / (total / 2) / dimensions)
+    halves = math.sqrt(sqr / dimensions) + spread * generator.normal(size=(2, num, dimensions))
+    parts, whole = (halves**2).sum(axis=2).mean(axis=0), (halves.mean(axis=0) ** 2).sum(axis=1)
+    return parts[:, None], whole[:, None], np.full(num, 2), np.full(num, total)
+
+
+@pytest.mark.parametrize("total", [2 * BATCH, 8 * BATCH])
+def test_a_noise_scale_that_grows_while_gradients_shrink_is_followed(total):
+    behind, drifts = [], 0
+    for seed in range(10):
+        generator = np.random.default_rng(seed)
+        tracker, rigid = NoiseTracker(BATCH, 1), NoiseTracker(BATCH, 1)
+        rigid._has_drifted = lambda: False  # type: ignore[method-assign]
+        for part in [0.0] * 10 + [*np.linspace(0.0, 1.0, 15)]:
+            phi = 2 * BATCH * 10**part
+            grown = drawn(generator, phi, 10, sqr=30**-part, total=total)
+            tracker.add(*grown)
+            rigid.add(*grown)
+        drifts += tracker.num_drifts
+        behind.append((tracker.estimate().noise_scale / phi, rigid.estimate().noise_scale / phi))
+    followed, lagged = np.median(behind, axis=0)
+    assert drifts >= 10
+    assert lagged < 0.3
+    assert followed > 1.5 * lagged
+
+
+def test_a_noise_scale_that_falls_is_followed_too():
+    generator = np.random.default_rng(0)
+    tracker = NoiseTracker(BATCH, 1)
+    tracker.add(*drawn(generator, 8 * BATCH, 200))
+    tracker.add(*drawn(generator, BATCH, 120))
+    assert tracker.num_drifts >= 1
+    assert tracker.estimate().noise_scale == pytest.approx(BATCH, rel=0.4)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 5.0, 30.0])
+def test_a_noise_scale_that_stays_is_seldom_taken_to_drift(ratio):
+    drifts, held, wrong = 0, [], 0
+    for seed in range(10):
+        generator = np.random.default_rng(seed)
+        tracker = NoiseTracker(BATCH, 1)
+        for _ in range(10):
+            tracker.add(*drawn(generator, ratio * BATCH, 60))
+            found = tracker.estimate()
+            held.append(found.low <= ratio * BATCH <= found.high)
+            wrong += math.isfinite(found.high) and not held[-1]
+        drifts += tracker.num_drifts
+    assert drifts <= 5, "in 6,000 rows"
+    assert np.mean(held) >= 0.9
+    assert ratio < 30.0 or wrong == 0
+
+
+def test_what_is_left_after_a_drift_is_the_recent_rows():
+    generator = np.random.default_rng(1)
+    tracker = NoiseTracker(BATCH, 1)
+    tracker.add(*drawn(generator, BATCH, 300))
+    assert (tracker.num_measured, tracker.num_drifts) == (300, 0)
+    for _ in range(60):
+        tracker.add(*drawn(generator, 5 * BATCH, 1, sqr=0.1))
+        if tracker.num_drifts:
+            break
+    assert tracker.num_drifts == 1
+    assert tracker.num_measured == noise.RECENT
+    sharp = tracker.estimate()
+    assert sharp.noise_scale > 1.4 * BATCH
+    tracker.add(*drawn(generator, 5 * BATCH, 1, sqr=0.1))
+    assert tracker.num_measured == noise.RECENT + 1
+
+
+def test_a_state_of_before_there_were_recent_rows_is_taken():
+    tracker = NoiseTracker(64, 2)
+    tracker.add(*rows(90))
+    state = {key: value for key, value in tracker.state_dict().items() if key not in ("recent", "num_drifts")}
+    restored = NoiseTracker(64, 2)
+    restored.load_state_dict(json.loads(json.dumps(state)))
+    assert restored.estimate() == tracker.estimate()
+    restored.add(*rows(90, seed=1))
+    tracker.add(*rows(90, seed=1))
+    assert restored.estimate() == tracker.estimate()

@@ -122,3 +122,54 @@ def test_the_wrapper_answers_for_the_model_inside(replica_server):
     for result in replica_server.run(f"{HERE}:wrapped", 2):
         assert (result["vocabulary"], result["text"], result["ran"]) == (11, "text", [False, True])
         assert "nothing" in result["missing"]
+
+
+class Spare(Model):
+    def __init__(self, layers: int):
+        super().__init__()
+        self.spare = nn.ModuleList([nn.Linear(2, 2) for _ in range(layers)])
+
+
+def unused(layers: int) -> str:
+    replicas = Replicas(read_environment(), torch.device("cpu"), 30.0)
+    made = replicas.wrap(Spare(layers))
+    said = ""
+    try:
+        for _ in range(2):
+            made(torch.ones(1, 2)).sum().backward()
+    except InvalidInput as error:
+        said = str(error)
+    del made
+    replicas.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("layers", "which"),
+    [
+        (1, "2 of 4 parameters (spare.0.weight, spare.0.bias) had no part in the loss"),
+        (3, "6 of 8 parameters (spare.0.weight, spare.0.bias, spare.1.weight, spare.1.bias, spare.2.weight, ...)"),
+    ],
+)
+def test_parameters_without_a_gradient_are_named_with_the_remedy(replica_server, layers, which):
+    for said in replica_server.run(f"{HERE}:unused", 2, {"layers": layers}):
+        assert which in said
+        assert 'ddp_options={"find_unused_parameters": True}' in said
+
+
+def test_other_errors_of_a_model_stay_what_they_are(replica_server):
+    for said in replica_server.run(f"{HERE}:failing", 2):
+        assert said == "mat1 and mat2"
+
+
+def failing() -> str:
+    replicas = Replicas(read_environment(), torch.device("cpu"), 30.0)
+    made = replicas.wrap(Model())
+    said = ""
+    try:
+        made(torch.ones(1, 3))
+    except RuntimeError as error:
+        said = str(error)[:13]
+    del made
+    replicas.close()
+    return said

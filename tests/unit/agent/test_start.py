@@ -20,6 +20,7 @@ from pollux.agent import pass_order, start
 from pollux.agent.checkpoint import Checkpointer
 from pollux.agent.loader import Loader, LoaderOptions
 from pollux.agent.manifest import MANIFEST_NAME, encode, read_manifest
+from pollux.agent.options import check_model
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob, PolluxError, UnknownName
 
 
@@ -139,7 +140,7 @@ class Endless(IterableDataset[Any]):
         ({"num_workers": "2"}, ["num_workers is '2'", "whole number"]),
         ({"num_workers": 1.5}, ["num_workers is 1.5", "whole number"]),
         ({"num_shards": "2"}, ["num_shards is '2'", "whole number"]),
-        ({"keep_checkpoints": None}, ["keep_checkpoints is None"]),
+        ({"keep_checkpoints": "2"}, ["keep_checkpoints is '2'"]),
         ({"state": [1]}, ["state is [1]", "mapping of names"]),
         ({"state": {1: Counter()}}, ["state is {1: ", "mapping of names"]),
         ({"checkpoint_dir": 5}, ["checkpoint_dir is 5", "path of a folder"]),
@@ -242,7 +243,7 @@ def test_a_model_of_which_only_parts_are_sharded_is_refused():
     assert "the Sequential around them is not" in message
     assert "fully_shard(model)" in message
     as_sharded(model)
-    start._check_model(model, optimizer)
+    check_model(model, optimizer)
 
 
 def test_names_that_are_taken_are_refused_in_state():

@@ -1,5 +1,6 @@
 """Which batch comes next: within reach, worth it, and only where the noise is known."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pollux.agent.noise import NoiseEstimate
-from pollux.agent.tuner import LEAST_GAIN, fitting_choice, next_batch
+from pollux.agent.tuner import LEAST_GAIN, fitting_choice, is_clear, next_batch
 from pollux.goodput import BatchChoice, BatchLimits, GoodputModel, PublishedThroughput
 
 # A step costs 10 ms and next to nothing more per sample.
@@ -99,3 +100,12 @@ def test_a_rule_that_lets_a_larger_batch_move_no_further_keeps_the_batch():
     current = BatchChoice(16, 0, 1)
     assert next_batch(current, estimate(500.0), FLAT, limits(), 1) is not None
     assert next_batch(current, estimate(500.0), FLAT, limits(), 1, lambda total: 16 / total * 0.9) is None
+
+
+@pytest.mark.parametrize(
+    ("width", "measured", "clear"), [(0.9, 200, True), (1.1, 200, False), (0.3, 10, False), (math.inf, 200, False)]
+)
+def test_a_noise_scale_is_clear_where_it_is_known_to_its_own_size(width, measured, clear):
+    found = estimate(500.0, width if math.isfinite(width) else 0.3, measured)
+    found = found if math.isfinite(width) else dataclasses.replace(found, high=math.inf)
+    assert is_clear(found) is clear

@@ -1,0 +1,140 @@
+"""A service of its own for a demonstration: started in a folder, given jobs as time goes by, watched, and stopped.
+
+Everything goes through the command `pollux` and the REST API, as a user's own script would.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job of the demonstration: when it comes, how long it trains, and how many slots its user would ask for."""
+
+    name: str
+    at: float
+    epochs: int
+    fixed_slots: int
+    seed: int = 0
+
+
+# A long job first, short ones after. Its users' own sizes are what people choose: a round number that is free now.
+WORKLOAD = (
+    Request("long", 0.0, 10, 2, seed=1),
+    Request("short-a", 6.0, 2, 2, seed=2),
+    Request("short-b", 12.0, 2, 2, seed=3),
+    Request("short-c", 18.0, 2, 2, seed=4),
+    Request("short-d", 24.0, 2, 2, seed=5),
+)
+COPIES = 4
+
+
+@dataclass
+class Watched:
+    """What was seen of one job: (seconds, slots, batch, efficiency) over time, and how it ended."""
+
+    submitted: float = 0.0
+    ended: float | None = None
+    state: str = "queued"
+    samples: list[tuple[float, int, int, float]] = field(default_factory=list)
+    accuracy: float | None = None
+
+    @property
+    def completion_seconds(self) -> float:
+        """From its submission to its end."""
+        return (self.ended or float("nan")) - self.submitted
+
+
+class Service:
+    """`pollux up` on CPU slots in a folder of its own; use it in a `with` block."""
+
+    def __init__(self, folder: Path, policy: str, slots: int) -> None:
+        self.folder, self.policy, self.slots = folder, policy, slots
+        self.environment = {**os.environ, "POLLUX_HOME": str(folder)}
+
+    def __enter__(self) -> "Service":
+        options = ["--policy", self.policy, "--slots", str(self.slots), "--port", "0"]
+        self.pollux("up", "--detach", *options)
+        self.url = json.loads((self.folder / "service.json").read_text())["url"]
+        self.token = (self.folder / "token").read_text().strip()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pollux("down")
+
+    def pollux(self, *arguments: str) -> str:
+        """Run the command line against this service."""
+        command = [sys.executable, "-m", "pollux", *arguments]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            raise SystemExit(f"pollux {' '.join(arguments)} failed: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def get(self, path: str) -> dict:
+        """An answer of the REST API."""
+        request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
+
+    def post(self, path: str, body: dict) -> dict:
+        """Send something to the REST API."""
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
+
+    def submit(self, job: Request, adaptive: bool) -> None:
+        """The same training, elastic with a ceiling for its batch, or as its user would fix it."""
+        command = [sys.executable, str(HERE / "train.py"), "--epochs", str(job.epochs), "--seed", str(job.seed)]
+        command += ["--copies", str(COPIES)]
+        if adaptive:
+            command += ["--max-batch-size", "512"]
+        gpus = f"1..{self.slots}" if adaptive else job.fixed_slots
+        self.post("/v1/jobs", {"name": job.name, "run": command, "gpus": gpus, "workdir": str(HERE), "grace": "20s"})
+
+
+def run(service: Service, workload: tuple[Request, ...], show=None, limit_seconds: float = 600.0) -> dict[str, Watched]:
+    """Submit the jobs at their times and watch until all have ended; `show(seconds, statuses)` is called on the way."""
+    adaptive = service.policy == "pollux"
+    began = time.monotonic()
+    seen: dict[str, Watched] = {}
+    waiting = sorted(workload, key=lambda job: job.at)
+    while waiting or any(job.ended is None for job in seen.values()):
+        now = time.monotonic() - began
+        if now > limit_seconds:
+            raise SystemExit(
+                f"not done after {limit_seconds:.0f} s: {[n for n, job in seen.items() if job.ended is None]}"
+            )
+        while waiting and waiting[0].at <= now:
+            job = waiting.pop(0)
+            service.submit(job, adaptive)
+            seen[job.name] = Watched(submitted=time.monotonic() - began)
+        statuses = service.get("/v1/jobs?limit=100")["jobs"]
+        now = time.monotonic() - began
+        for status in statuses:
+            note(seen[status["id"]], status, now)
+        if show is not None:
+            show(now, statuses)
+        time.sleep(0.5)
+    for name, job in seen.items():
+        rows = service.get(f"/v1/jobs/{name}/series?kind=report&limit=5")["rows"]
+        job.accuracy = rows[-1]["values"].get("metrics", {}).get("accuracy") if rows else None
+    return seen
+
+
+def note(job: Watched, status: dict, now: float) -> None:
+    """Enter what the service says of a job now."""
+    if job.ended is not None:
+        return
+    job.state = status["state"]
+    job.samples.append((now, status["gpus"], status["batch_size"] or 0, status["efficiency"] or 1.0))
+    if status["state"] in ("succeeded", "failed", "cancelled"):
+        job.ended = job.submitted + status["ended_at"] - status["submitted_at"]

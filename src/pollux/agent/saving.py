@@ -1,0 +1,146 @@
+"""Saving a job and going on from what was saved: everything in one state, in checkpoints and in snapshots.
+
+When to save is decided in `job`; how files are written is in `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pollux.agent.checkpoint import Saved, load
+from pollux.agent.state import State, from_loaded
+from pollux.agent.status import JobStatus, Parts
+from pollux.core.errors import MisusedJob, PolluxError
+
+__all__ = ["SavedJob"]
+
+
+class SavedJob(JobStatus):
+    """A job that can be saved and resumed; its loop is in `Job`."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._began = time.monotonic()
+        self._seconds_before = 0.0
+        self._preparing: threading.Thread | None = None
+        self._saving: tuple[int, float, float] | None = None
+        self._resumed_at: tuple[int, int] | None = None
+
+    @property
+    def _seconds(self) -> float:
+        """Time spent training, that before a restart included."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def checkpoint(self, *, wait: bool = True) -> None:
+        """Save everything now; with several replicas, call it on all of them at the same step."""
+        checkpointer = self._parts.checkpointer
+        if checkpointer is None:
+            raise MisusedJob("there is no checkpoint folder: pass checkpoint_dir= to pollux.init")
+        self._await_buffers()
+        self._note_saved()
+        state = self._capture()
+        checkpointer.save(
+            self._progress.steps,
+            state.tensors,
+            state.objects,
+            state.values,
+            self._signature(),
+            wait=wait,
+            finite=self._parts.state.parameter_names(),
+        )
+        self._saving = self.step, self.progress, checkpointer.last_pause_seconds
+        if wait:
+            self._note_saved()
+            if checkpointer.last_error is not None:
+                raise PolluxError(
+                    f"the checkpoint of step {self.step} was not written to {checkpointer.folder}: "
+                    f"{checkpointer.last_error}; free the disk or repair what it names; older checkpoints are untouched"
+                ) from checkpointer.last_error
+
+    def _note_saved(self) -> None:
+        """Enter the last save into the receipt once it is known to have succeeded."""
+        checkpointer = self._parts.checkpointer
+        if self._saving is None or checkpointer is None:
+            return
+        checkpointer.wait()
+        step, progress, pause = self._saving
+        self._saving = None
+        saved = checkpointer.last_saved
+        if checkpointer.last_error is None and saved is not None and saved.step == step:
+            self._receipt.event("checkpointed", step, progress, f"saved to {checkpointer.folder}", pause=pause)
+            if self._parts.teller is not None:
+                self._parts.teller.saved()
+
+    def _prepare_buffers(self) -> None:
+        """After the first step, when the optimiser has its state: memory for checkpoints, off the training thread."""
+        checkpointer = self._parts.checkpointer
+        if self._preparing is not None or checkpointer is None:
+            return
+        tensors = self._parts.state.tensors()
+        self._preparing = threading.Thread(
+            target=checkpointer.prepare, args=(tensors,), name="pollux-buffers", daemon=True
+        )
+        self._preparing.start()
+
+    def _await_buffers(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+
+    def _signature(self) -> dict[str, Any]:
+        return self._parts.state.signature()
+
+    def _capture(self) -> State:
+        """Everything; the same on all replicas but for shards. A collective."""
+        if not self._engine.counts_batchnorm:
+            self._replicas.broadcast_buffers(self._engine.inner)
+        self._merge_ledger()
+        state = self._parts.state.capture()
+        data = self._loader.state_dict()
+        if data["order"] is not None:
+            state.tensors["data.order"] = data["order"]
+        state.objects["data.dataset"] = data["dataset_state"]
+        state.values["data"] = {key: value for key, value in data.items() if key not in ("order", "dataset_state")}
+        state.values["progress"] = self._progress.state_dict()
+        state.values["schedule"] = 0 if self._parts.schedule is None else self._parts.schedule.taken
+        state.values["adaptation"] = self._adaptation.state_dict()
+        state.values["receipt"] = self._receipt.state_dict()
+        state.values["seconds"] = self._seconds
+        state.values["num_replicas"] = self.num_replicas
+        return state
+
+    def _restore(self, state: State, in_place: bool) -> None:
+        """Model, optimiser, objects, data and progress as they were; what was learned of the machine stays."""
+        self._parts.state.restore(state, tensors_in_place=in_place)
+        data: dict[str, Any] = dict(state.values["data"])
+        data["order"] = state.tensors.get("data.order")
+        data["dataset_state"] = state.objects["data.dataset"]
+        self._loader.rewind()
+        self._loader.load_state_dict(data)
+        self._progress.load_state_dict(state.values["progress"])
+        if self._parts.schedule is not None:
+            self._parts.schedule.taken = int(state.values["schedule"])
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from a checkpoint, at whatever number of replicas there are now; called by `init`."""
+        # Before anything is read into the model: data of another shape is refused, and the model stays as it was.
+        self._loader.check_state(dict(saved.values["data"]))  # type: ignore[arg-type]
+        tensors = self._parts.state.templates(saved)
+        loaded = load(saved, tensors, signature=self._signature())
+        state = from_loaded(loaded, tensors)
+        self._restore(state, in_place=True)
+        values: Mapping[str, Any] = state.values
+        self._adaptation.load_state_dict(values["adaptation"], self.step)
+        if self._engine.meter is not None:
+            self._engine.meter.refresh()
+        self._receipt.load_state_dict(values["receipt"])
+        self._parts.state.restore_rng(values, self.step)
+        self._seconds_before = float(values["seconds"])
+        self._resumed_at = self.step, self.epoch
+        before = int(values["num_replicas"])
+        if before != self.num_replicas:
+            text = f"from {before} to {self.num_replicas} replicas"
+            self._receipt.event("resized", self.step, self.progress, text, before=before, after=self.num_replicas)
+        self._receipt.event("resumed", self.step, self.progress, f"from {saved.path.name}")
