@@ -5,6 +5,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
+EVENTS ?= 200
+SEED ?=
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -26,8 +28,9 @@ check: setup  ## format, lint, types, layers
 test: setup  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-test-faults: setup  ## the long set of kills, stops and resumes; seeds are printed
-	OMP_NUM_THREADS=1 POLLUX_FAULT_EVENTS=200 $(BIN)/pytest -n 2 -s tests/faults
+test-faults: setup  ## the long set of kills, stops, resumes and strange requests; seeds are printed
+	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 -s \
+		--events $(EVENTS) $(if $(SEED),--seed $(SEED)) tests/faults tests/integration/service/test_schema.py
 
 test-gpu: setup  ## what only a GPU can show; needs one
 	$(BIN)/pytest -m gpu tests/gpu tests/unit/agent
@@ -38,8 +41,8 @@ bench: setup  ## every benchmark
 docs: setup  ## the documentation, into site/
 	$(BIN)/mkdocs build --strict
 
-demo: setup  ## compare scheduling policies on the built-in workload
-	$(BIN)/pollux simulate --output build/demo
+demo: setup  ## a service and five real training jobs that share four CPU slots; about three minutes
+	$(BIN)/python examples/demo/run.py --output build/demo
 
 clean:  ## remove what was built, keep .venv
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

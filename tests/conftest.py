@@ -16,6 +16,19 @@ settings.register_profile("explore", derandomize=False, deadline=None, max_examp
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--events", type=int, help="kills, stops and the like in each test of tests/faults")
+    parser.addoption("--seed", type=int, help="the seed of their moments")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Read when the test modules are imported, and by the processes that they start.
+    for option, name in (("events", "POLLUX_FAULT_EVENTS"), ("seed", "POLLUX_FAULT_SEED")):
+        value = config.getoption(option)
+        if value is not None:
+            os.environ[name] = str(value)
+
+
 @pytest.fixture(scope="session")
 def osdi21_data() -> Path:
     """The published OSDI'21 measurements and workloads, read in place."""

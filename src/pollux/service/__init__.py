@@ -1,5 +1,29 @@
-"""The real-clock driver of the controller: runner, REST API, authentication."""
+"""The real-clock driver of the controller: engine, REST API, authentication. `serve` is the front door."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING, Any
+
+from pollux.service.clock import Clock, SystemClock
+from pollux.service.engine import Engine
+from pollux.service.settings import DEFAULT_PORT, ServiceSettings
+from pollux.service.tokens import Tokens
+
+if TYPE_CHECKING:
+    from pollux.service.api import create_app
+    from pollux.service.server import serve
+
+__all__ = ["DEFAULT_PORT", "Clock", "Engine", "ServiceSettings", "SystemClock", "Tokens", "create_app", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    # An engine alone, as of `pollux run`, needs no web framework.
+    if name == "create_app":
+        from pollux.service.api import create_app
+
+        return create_app
+    if name == "serve":
+        from pollux.service.server import serve
+
+        return serve
+    raise AttributeError(f"module 'pollux.service' has no attribute '{name}'")

@@ -1,0 +1,273 @@
+"""How fast the service answers under load: `python benchmarks/service.py [--quick] [--seed N]`.
+
+1,000 jobs, 1,000 agents that report every 30 seconds (durable before the reply) and 20 clients that list 100 jobs once
+a second, for 60 seconds (`--quick`: 20), from a process of its own. The service is the real one, SQLite included, in a
+process of its own as well; only the replicas are made up. Then a while without load, for what it costs when idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measure import finish
+
+NUM_JOBS, NUM_CLIENTS, REPORT_SECONDS = 1000, 20, 30.0
+NODES, GPUS_PER_NODE = 100, 8
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def serve(home: Path, seed: int) -> None:
+    """The service, with replicas that only exist on paper."""
+    from pollux import policies
+    from pollux.core import Node
+    from pollux.service import Engine, ServiceSettings, SystemClock, server
+    from pollux.testing.service import FakeBackend
+
+    class Paper(FakeBackend):
+        def __init__(self) -> None:
+            nodes = [Node(f"node-{index}", GPUS_PER_NODE, "cpu") for index in range(NODES)]
+            super().__init__(nodes, SystemClock(), by_itself=True)  # type: ignore[arg-type]
+
+    def build(settings: ServiceSettings) -> Engine:
+        store = server.open_store(server.store_file(home))
+        telemetry = server.open_telemetry(server.telemetry_file(home))
+        tokens = server.Tokens(server.operator_token(server.token_file(home)), "benchmark")
+        engine = Engine(policies.create("pollux"), Paper(), store, telemetry, settings, tokens=tokens)
+        begin = engine.runner.due_snapshot
+
+        def watched() -> Any:
+            snapshot = begin()
+            if snapshot is not None:
+                with (home / "delays.txt").open("a") as file:
+                    file.write(f"{engine.runner.latest_decision_delay}\n")
+            return snapshot
+
+        engine.runner.due_snapshot = watched  # type: ignore[method-assign]
+        return engine
+
+    server.build_engine = build
+    server.serve(ServiceSettings(home=home, port=0, seed=seed))
+
+
+class Client:
+    """One kept connection; a request at a time, as agents and the command line send them."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self._port, self._token = port, token
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        if self._writer is None or self._reader is None:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._token}\r\n"
+        self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        status = int((await self._reader.readline()).split()[1])
+        length = 0
+        while (line := await self._reader.readline()) not in (b"\r\n", b""):
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        return status, await self._reader.readexactly(length)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Load:
+    """The load generator: agents and clients, and how long each answer took."""
+
+    def __init__(self, port: int, token: str, seed: int) -> None:
+        self.port, self.token = port, token
+        self.random = random.Random(seed)
+        self.took: dict[str, list[float]] = {"report": [], "list": []}
+        self.errors = 0
+        self.generations: dict[str, int] = {}
+
+    async def learn(self, until: float) -> None:
+        """Agents know their generation from their environment; here one client asks for all of them."""
+        client = Client(self.port, self.token)
+        after = ""
+        while time.monotonic() < until:
+            _, answer = await client.ask("GET", f"/v1/jobs?limit=100{after}")
+            page = json.loads(answer)
+            self.generations |= {job["id"]: job["generation"] for job in page["jobs"]}
+            after = f"&after={page['next']}" if page["next"] else ""
+            await asyncio.sleep(1.0)
+        client.close()
+
+    async def submit_all(self) -> None:
+        clients = [Client(self.port, self.token) for _ in range(8)]
+
+        async def some(client: Client, numbers: range) -> None:
+            for number in numbers:
+                low = self.random.choice([1, 1, 1, 2])
+                body = {
+                    "name": f"job-{number}", "run": "sleep 1000", "workdir": "/",
+                    "gpus": f"{low}..{self.random.choice([4, 8, 16])}",
+                }  # fmt: skip
+                status, answer = await client.ask("POST", "/v1/jobs", json.dumps(body).encode())
+                if status != 201:
+                    raise SystemExit(f"submit failed: {answer!r}")
+
+        shares = [range(index, NUM_JOBS, len(clients)) for index in range(len(clients))]
+        await asyncio.gather(*(some(client, share) for client, share in zip(clients, shares, strict=True)))
+        for client in clients:
+            client.close()
+
+    def report(self, number: int, step: int) -> bytes:
+        draw = random.Random(number)
+        noise = draw.uniform(100, 3000) * (1 + 0.02 * step)
+        report = {
+            "generation": self.generations.get(f"job-{number}", 0), "step": step, "samples": 128 * step,
+            "progress": 1000.0 * step,
+            "epoch": 0.01 * step,
+            "num_replicas": 1, "num_nodes": 1, "batch_size": 128, "local_batch": 128, "accumulation": 1,
+            "throughput": 100.0, "goodput": 80.0, "efficiency": 0.8, "total_progress": 1e6 * draw.uniform(1, 5),
+            "noise": {"scale": noise, "low": noise * 0.8, "high": noise * 1.2, "measured": 10 * step},
+            "model": {
+                "parameters": [0.02, 0.002 * draw.uniform(1, 2), 0.02, 0.003, 0.01, 0.002, 1.5], "gpu_type": "cpu",
+                "initial_batch": 128, "max_batch": 4096, "local_batch_max": 512, "grad_sqr": 1.0, "grad_var": noise,
+            },
+            "loss": 1.0 / (1 + step), "resize_seconds": 12.0,
+        }  # fmt: skip
+        return json.dumps(report).encode()
+
+    async def timed(self, kind: str, client: Client, method: str, path: str, body: bytes = b"") -> None:
+        began = time.perf_counter()
+        try:
+            status, _ = await client.ask(method, path, body)
+            self.errors += status != 200
+        except (OSError, asyncio.IncompleteReadError, ValueError, IndexError):
+            self.errors += 1
+        self.took[kind].append((time.perf_counter() - began) * 1e3)
+
+    async def agent(self, number: int, until: float) -> None:
+        client = Client(self.port, self.token)
+        step = 1
+        await asyncio.sleep(self.random.uniform(0, REPORT_SECONDS))
+        while time.monotonic() < until:
+            await self.timed("report", client, "POST", f"/v1/jobs/job-{number}/reports", self.report(number, step))
+            step += 1
+            await asyncio.sleep(REPORT_SECONDS)
+        client.close()
+
+    async def lister(self, until: float) -> None:
+        client = Client(self.port, self.token)
+        await asyncio.sleep(self.random.uniform(0, 1))
+        while time.monotonic() < until:
+            began = time.monotonic()
+            await self.timed("list", client, "GET", "/v1/jobs?limit=100")
+            await asyncio.sleep(max(began + 1.0 - time.monotonic(), 0.0))
+        client.close()
+
+    async def run(self, seconds: float) -> dict[str, Any]:
+        began = time.monotonic()
+        await self.submit_all()
+        submitted = time.monotonic() - began
+        until = time.monotonic() + seconds
+        agents = [self.agent(number, until) for number in range(NUM_JOBS)]
+        await asyncio.gather(*agents, self.learn(until), *(self.lister(until) for _ in range(NUM_CLIENTS)))
+        every = sorted(self.took["report"] + self.took["list"])
+        found: dict[str, Any] = {
+            "p50_ms": round(statistics.median(every), 2), "p99_ms": round(percentile(every, 0.99), 2),
+            "requests_per_second": round(len(every) / seconds, 1), "errors": self.errors, "requests": len(every),
+            "max_ms": round(every[-1], 1), "submit_seconds": round(submitted, 1),
+        }  # fmt: skip
+        for kind, took in self.took.items():
+            found[f"{kind}_p99_ms"] = round(percentile(sorted(took), 0.99), 2)
+        return found
+
+
+def percentile(values: list[float], share: float) -> float:
+    return values[min(int(len(values) * share), len(values) - 1)]
+
+
+def core_seconds(pid: int) -> float:
+    """CPU time of a process so far, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+
+def ask(home: Path, path: str) -> Any:
+    import urllib.request
+
+    url = json.loads((home / "service.json").read_text())["url"]
+    token = (home / "token").read_text().strip()
+    request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def decisions(home: Path) -> dict[str, Any]:
+    """How long after they were due decisions were begun, and how long the last one took."""
+    late = sorted(1e3 * float(line) for line in (home / "delays.txt").read_text().splitlines())
+    status = ask(home, "/v1/status")
+    return {
+        "decisions": len(late),
+        "decision_late_p50_ms": round(statistics.median(late), 1),
+        "decision_late_p99_ms": round(percentile(late, 0.99), 1),
+        "decision_ms": round(1e3 * (status["decision_seconds"] or 0.0), 1),
+        "revision": status["revision"],
+    }
+
+
+def measure(home: Path, seconds: float, idle_seconds: float, seed: int) -> dict[str, Any]:
+    service = subprocess.Popen([sys.executable, __file__, "--serve", str(home), "--seed", str(seed)])
+    try:
+        until = time.monotonic() + 60
+        while not (home / "service.json").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        command = [sys.executable, __file__, "--load", str(home), "--seconds", str(seconds), "--seed", str(seed)]
+        before, began = core_seconds(service.pid), time.monotonic()
+        load = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+        result: dict[str, Any] = json.loads(load.stdout.splitlines()[-1])
+        result["busy_core_fraction"] = round((core_seconds(service.pid) - before) / (time.monotonic() - began), 3)
+        result |= decisions(home)
+        time.sleep(3.0)
+        before, began = core_seconds(service.pid), time.monotonic()
+        time.sleep(idle_seconds)
+        result["idle_core_fraction"] = round((core_seconds(service.pid) - before) / (time.monotonic() - began), 5)
+        result["load_average"] = round(os.getloadavg()[0], 1)
+        return result
+    finally:
+        service.terminate()
+        service.wait(60)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="20 seconds of load instead of 60")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        serve(options.serve, options.seed)
+    elif options.load is not None:
+        url = json.loads((options.load / "service.json").read_text())["url"]
+        token = (options.load / "token").read_text().strip()
+        load = Load(int(url.rsplit(":", 1)[1]), token, options.seed)
+        print(json.dumps(asyncio.run(load.run(options.seconds))))
+    else:
+        with tempfile.TemporaryDirectory(prefix="pollux-service-") as folder:
+            seconds = options.seconds or (20.0 if options.quick else 60.0)
+            result = measure(Path(folder) / "home", seconds, 10.0 if options.quick else 30.0, options.seed)
+        finish("service", result, options.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What people see of jobs, kept ready: one card per job, written by the engine's thread and read by any other.
+
+Cards hold copies, so that a reader never meets a record in the middle of a change.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pollux.controller import ENDED, HOLDING, JobRecord, JobState
+from pollux.core import Snapshot
+from pollux.core.errors import UnknownName
+from pollux.service.estimates import estimate, explained
+from pollux.wire import codec
+from pollux.wire.status import Eta, JobStatus
+
+__all__ = ["Board", "Card", "frozen"]
+
+
+@dataclass(slots=True)
+class Card:
+    """One job as it was at its last change, its newest report, and the bytes made of them last."""
+
+    record: JobRecord
+    report: Mapping[str, Any]
+    reported_at: float | None
+    around: Snapshot | None
+    rendered: bytes = b""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.record.state in ENDED
+
+    def eta(self) -> Eta | None:
+        """When it was expected to end at its last change; worked out when somebody asks, since that takes a while."""
+        known = self.record.goodput is not None and self.record.remaining is not None
+        if self.around is None or self.ended or not known:
+            return None
+        return estimate(self.record, self.around)
+
+    def status(self, now: float) -> JobStatus:
+        """Everything about the job at `now`."""
+        record, report = self.record, self.report
+        spec, request = record.spec, record.spec.request
+        total, done = report.get("total_progress"), report.get("progress")
+        progress = min(max(done / total, 0.0), 1.0) if total and done is not None else None
+        if record.state is JobState.SUCCEEDED:
+            progress = 1.0
+        noise = report.get("noise")
+        holds = record.state in HOLDING
+        return JobStatus(
+            id=spec.id, name=request.name if request else spec.id, state=str(record.state), queue=spec.queue,
+            priority=request.priority if request else "normal", submitted_at=record.submitted_at,
+            min_gpus=spec.limits.min_gpus, max_gpus=spec.limits.max_gpus, gpus=record.placement.num_gpus,
+            placement=dict(record.placement.shares), generation=record.generation, started_at=record.started_at,
+            ended_at=record.ended_at, restarts=record.num_restarts, crashes=record.crashes, retries=spec.retries,
+            rigid=request.is_rigid if request else spec.limits.pinned, after=spec.after, detail=record.detail,
+            batch_size=report.get("batch_size"), local_batch=report.get("local_batch"),
+            accumulation=report.get("accumulation"), learning_rate_factor=report.get("learning_rate_factor"),
+            throughput=report.get("throughput") if holds else None, efficiency=report.get("efficiency"),
+            goodput=report.get("goodput") if holds else None, noise_scale=noise["scale"] if noise else None,
+            loss=report.get("loss"), epoch=report.get("epoch"), progress=progress,
+            eta=self.eta(), reason=explained(record),
+            gpu_seconds=record.attained(now), reported_at=self.reported_at,
+        )  # fmt: skip
+
+    def json(self, now: float) -> bytes:
+        """The encoded status: made once, with the GPU-seconds of the moment put in, which grow by themselves."""
+        if not self.rendered:
+            values = codec.encode(self.status(now))
+            del values["gpu_seconds"]
+            self.rendered = json.dumps(values, separators=(",", ":")).encode()[:-1]
+        return b'%b,"gpu_seconds":%.3f}' % (self.rendered, self.record.attained(now))
+
+
+class Board:
+    """The cards of all jobs in the order in which they were submitted. One writer, any number of readers."""
+
+    def __init__(self) -> None:
+        self._cards: dict[str, Card] = {}
+        self._order: list[str] = []
+        self._position: dict[str, int] = {}
+
+    def put(self, card: Card) -> None:
+        """Show a job, or show it anew."""
+        job_id = card.record.spec.id
+        self._cards[job_id] = card
+        if job_id not in self._position:
+            self._position[job_id] = len(self._order)
+            self._order.append(job_id)
+
+    def get(self, job_id: str) -> Card:
+        """A job's card; UnknownName with a few names that are there."""
+        card = self._cards.get(job_id)
+        if card is None:
+            raise UnknownName("job", job_id[:80], self._near(job_id))
+        return card
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._cards
+
+    def cards(self, after: str | None = None) -> Iterator[Card]:
+        """Cards in order of submission, those behind `after` only."""
+        start = 0
+        if after is not None:
+            self.get(after)
+            start = self._position[after] + 1
+        for index in range(start, len(self._order)):
+            yield self._cards[self._order[index]]
+
+    def shows(self, record: JobRecord) -> bool:
+        """Whether a job's card says what its record does."""
+        card = self._cards.get(record.spec.id)
+        return card is not None and card.record == record
+
+    def _near(self, job_id: str) -> list[str]:
+        # All names would make a message of many pages, and comparing with all of them takes long.
+        alike = [known for known in self._order if known[:3] == job_id[:3]]
+        return (alike or self._order)[-8:]
+
+
+def frozen(record: JobRecord) -> JobRecord:
+    """A copy that later changes of the record do not reach."""
+    return copy.copy(record)

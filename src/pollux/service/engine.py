@@ -1,0 +1,315 @@
+"""The service without HTTP: everything that can be asked of it.
+
+All methods may be called from any thread. Those named `begin_` return a future at once, the others wait for the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from pollux import __version__
+from pollux.backends.protocol import LogChunk
+from pollux.controller import (
+    ENDED,
+    JobCancelled,
+    JobLimitsChanged,
+    JobPaused,
+    JobRecord,
+    JobResumed,
+    JobSubmitted,
+    QueueChanged,
+)
+from pollux.controller.events import Event, JobSpec
+from pollux.controller.requests import spec_from
+from pollux.core import Queue
+from pollux.core.errors import Conflict, InvalidInput
+from pollux.service.board import Board
+from pollux.service.desk import nodes_of, queues_of
+from pollux.service.loop import EngineLoop
+from pollux.service.planning import Forecast, plan_of
+from pollux.service.reports import check_report, fact_of, row_of
+from pollux.service.runner import Facts
+from pollux.service.story import Line
+from pollux.store.protocol import TelemetryRow
+from pollux.wire.codec import encode_json
+from pollux.wire.job import JobRequest
+from pollux.wire.jobfile import check_paths
+from pollux.wire.report import Report, ReportReply
+from pollux.wire.status import JobStatus, NodeStatus, Plan, QueueStatus, ServiceStatus
+
+__all__ = ["Engine"]
+
+_KEPT_KEYS = 256
+
+
+class Engine(EngineLoop):
+    """Submits, lists and steers jobs. Errors are `PolluxError`s; a refusal changes nothing."""
+
+    # Jobs
+
+    def begin_submit(self, request: JobRequest, key: str | None = None) -> Future[tuple[JobStatus, Plan]]:
+        """Take a job in. The same idempotency `key` with the same request gives the same job again."""
+        answer: Future[tuple[JobStatus, Plan]] = Future()
+        taken: list[str] = []
+
+        def facts(at: float) -> Facts:
+            job_id, known = self._keyed_id(request, key)
+            taken.append(job_id)
+            return Facts() if known else Facts(JobSubmitted(at, self._spec(request, job_id)))
+
+        def reply() -> tuple[JobStatus, Forecast]:
+            job_id = taken[0]
+            return self.job(job_id), Forecast.of(self.runner.controller, job_id, self.runner.now())
+
+        self._then_plan(self._ask(facts, reply), answer)
+        return answer
+
+    def submit(self, request: JobRequest, key: str | None = None) -> tuple[JobStatus, Plan]:
+        """Take a job in; what became of it and what will."""
+        return self._wait(self.begin_submit(request, key))
+
+    def begin_plan(self, request: JobRequest) -> Future[Plan]:
+        """What would happen to a job if it were submitted now; nothing changes."""
+        answer: Future[tuple[None, Plan]] = Future()
+
+        def reply() -> tuple[None, Forecast]:
+            job_id = self._free_id(request.name)
+            now = self.runner.now()
+            return None, Forecast.of_new(self.runner.controller, self._spec(request, job_id), now)
+
+        self._then_plan(self._look(reply), answer)
+        plan: Future[Plan] = Future()
+        answer.add_done_callback(lambda done: _pass_on(done, plan, lambda both: both[1]))
+        return plan
+
+    def plan(self, request: JobRequest) -> Plan:
+        """What would happen to a job if it were submitted now."""
+        return self._wait(self.begin_plan(request))
+
+    def _spec(self, request: JobRequest, job_id: str) -> JobSpec:
+        cluster = self.runner.controller.cluster
+        return spec_from(request, job_id, self.settings.resize_seconds, max(cluster.num_gpus, 1))
+
+    def _then_plan(self, looked: Future[Any], answer: Future[Any]) -> None:
+        """Let the policy's thread work the plan out: it takes as long as a decision."""
+
+        def planned(done: Future[Any]) -> None:
+            if (error := done.exception()) is not None:
+                answer.set_exception(error)
+                return
+            status, forecast = done.result()
+            self.think(lambda: (status, plan_of(forecast, self.policy)), answer)
+
+        looked.add_done_callback(planned)
+
+    def _keyed_id(self, request: JobRequest, key: str | None) -> tuple[str, bool]:
+        """The id for a new job, and whether this very submission was taken before."""
+        if key is None:
+            return self._free_id(request.name), False
+        digest = hashlib.sha256(encode_json(request).encode()).hexdigest()
+        keys = self._keys()
+        if key in keys:
+            job_id, known_digest = keys[key]
+            if known_digest != digest:
+                raise Conflict(f"idempotency key '{key[:80]}' was used for another job; use a new key for a new job")
+            if job_id in self.runner.controller.jobs:
+                return job_id, True
+        else:
+            job_id = self._free_id(request.name)
+        # Written first: after a crash in between, the same key leads to the same id, and the job is taken in then.
+        keys[key] = (job_id, digest)
+        while len(keys) > _KEPT_KEYS:
+            keys.popitem(last=False)
+        self.store.set_setting("idempotency", json.dumps(keys))
+        return job_id, False
+
+    def _keys(self) -> OrderedDict[str, tuple[str, str]]:
+        kept = json.loads(self.store.setting("idempotency") or "{}")
+        return OrderedDict((key, (job_id, digest)) for key, (job_id, digest) in kept.items())
+
+    def _free_id(self, name: str) -> str:
+        """The name, or the name with a number where jobs of it have ended; Conflict with one that has not."""
+        jobs = self.runner.controller.jobs
+        job_id, number = name, 1
+        while (record := jobs.get(job_id)) is not None:
+            if record.state not in ENDED:
+                raise Conflict(
+                    f"job '{job_id}' is there and {record.state}; cancel it with 'pollux cancel {job_id}', "
+                    "or give the new one another name"
+                )
+            number += 1
+            job_id = f"{name}-{number}"
+        return job_id
+
+    def _steer(self, job_id: str, event: Callable[[float, JobRecord], Event]) -> Future[JobStatus]:
+        def facts(at: float) -> Facts:
+            self.board.get(job_id)
+            return Facts(event(at, self.runner.controller.jobs[job_id]))
+
+        return self._ask(facts, lambda: self.job(job_id))
+
+    def begin_cancel(self, job_id: str) -> Future[JobStatus]:
+        """End a job for good."""
+
+        def event(at: float, record: JobRecord) -> Event:
+            if record.state in ENDED:
+                raise Conflict(f"job '{job_id}' has ended already: it is {record.state}")
+            return JobCancelled(at, job_id)
+
+        return self._steer(job_id, event)
+
+    def cancel(self, job_id: str) -> JobStatus:
+        """End a job for good."""
+        return self._wait(self.begin_cancel(job_id))
+
+    def begin_pause(self, job_id: str) -> Future[JobStatus]:
+        """Take a job's GPUs away until it is resumed."""
+        return self._steer(job_id, lambda at, record: JobPaused(at, job_id))
+
+    def pause(self, job_id: str) -> JobStatus:
+        """Take a job's GPUs away until it is resumed."""
+        return self._wait(self.begin_pause(job_id))
+
+    def begin_resume(self, job_id: str) -> Future[JobStatus]:
+        """Let a paused job run again."""
+        return self._steer(job_id, lambda at, record: JobResumed(at, job_id))
+
+    def resume(self, job_id: str) -> JobStatus:
+        """Let a paused job run again."""
+        return self._wait(self.begin_resume(job_id))
+
+    def begin_resize(self, job_id: str, min_gpus: int, max_gpus: int) -> Future[JobStatus]:
+        """Change how many GPUs a job may hold."""
+
+        def event(at: float, record: JobRecord) -> Event:
+            if record.state in ENDED:
+                raise Conflict(f"job '{job_id}' has ended, it is {record.state}; its limits cannot change any more")
+            limits = replace(record.spec.limits, min_gpus=min_gpus, max_gpus=max_gpus)
+            return JobLimitsChanged(at, job_id, limits)
+
+        return self._steer(job_id, event)
+
+    def resize(self, job_id: str, min_gpus: int, max_gpus: int) -> JobStatus:
+        """Change how many GPUs a job may hold."""
+        return self._wait(self.begin_resize(job_id, min_gpus, max_gpus))
+
+    def begin_report(self, job_id: str, report: Report) -> Future[ReportReply]:
+        """Take an agent's report in; it is durable when the reply is there."""
+
+        def facts(at: float) -> Facts:
+            self.board.get(job_id)
+            record = self.runner.controller.jobs[job_id]
+            check_report(record, report)
+            event = fact_of(record, report, at)
+            if event is not None and not self.runner.controller.is_news(event):
+                event = None
+            return Facts(event, (row_of(job_id, at, report),))
+
+        def reply() -> ReportReply:
+            most = self.runner.controller.jobs[job_id].local_batch_max
+            return ReportReply(self.settings.report_every_seconds, most)
+
+        return self._ask(facts, reply)
+
+    def report(self, job_id: str, report: Report) -> ReportReply:
+        """Take an agent's report in."""
+        return self._wait(self.begin_report(job_id, report))
+
+    # Queues, and what can be seen
+
+    def begin_set_queue(self, queue: Queue) -> Future[QueueStatus]:
+        """Create a queue, or change its weight and quota."""
+        if len(queue.name) > 63:
+            raise InvalidInput(f"queue name '{queue.name[:80]}' has {len(queue.name)} letters; give at most 63")
+
+        def reply() -> QueueStatus:
+            return next(found for found in queues_of(self.runner.controller) if found.name == queue.name)
+
+        return self._ask(lambda at: Facts(QueueChanged(at, queue)), reply)
+
+    def begin_status(self) -> Future[ServiceStatus]:
+        """The service about itself."""
+        return self._look(self._status)
+
+    def status(self) -> ServiceStatus:
+        """The service about itself."""
+        return self._wait(self.begin_status())
+
+    def _status(self) -> ServiceStatus:
+        controller = self.runner.controller
+        states: dict[str, int] = {}
+        for record in controller.jobs.values():
+            states[str(record.state)] = states.get(str(record.state), 0) + 1
+        return ServiceStatus(
+            version=__version__, policy=self.policy.name, trigger=self.settings.trigger, backend=self.backend.name,
+            started_at=self.started_at, now=self.now(), revision=self.store.revision, nodes=nodes_of(controller),
+            queues=queues_of(controller), jobs_by_state=states, last_decision_at=self.runner.last_decision_at,
+            decision_seconds=self.runner.decision_seconds,
+        )  # fmt: skip
+
+    def begin_nodes(self) -> Future[tuple[NodeStatus, ...]]:
+        """Who holds what on each node."""
+        return self._look(lambda: nodes_of(self.runner.controller))
+
+    def begin_queues(self) -> Future[tuple[QueueStatus, ...]]:
+        """All queues."""
+        return self._look(lambda: queues_of(self.runner.controller))
+
+    @property
+    def board(self) -> Board:
+        """The cards of all jobs; reading needs no waiting."""
+        return self.runner.desk.board
+
+    def job(self, job_id: str) -> JobStatus:
+        """One job; UnknownName where it is not there."""
+        return self.board.get(job_id).status(self.now())
+
+    def jobs(self) -> tuple[JobStatus, ...]:
+        """All jobs in the order in which they were submitted."""
+        now = self.now()
+        return tuple(card.status(now) for card in self.board.cards())
+
+    def story(self, job_id: str) -> tuple[Line, ...]:
+        """What happened to a job, the last hundred lines."""
+        self.board.get(job_id)
+        return self.runner.desk.story.of(job_id)
+
+    def eta_quality(self, job_id: str | None = None) -> dict[str, Any]:
+        """How good the predicted intervals were, of one job or of all."""
+        etas = self.runner.desk.etas
+        return etas.overall() if job_id is None else etas.quality(job_id)
+
+    def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """A piece of a replica's log; a negative offset counts from the end."""
+        self.board.get(job_id)
+        return self.backend.logs(job_id, replica, offset, limit)
+
+    def series(self, job_id: str, kind: str, since: float, limit: int) -> list[TelemetryRow]:
+        """Measurements of a job over time."""
+        self.board.get(job_id)
+        return self.telemetry.series(job_id, kind, since, limit)
+
+    def history(self) -> Iterator[bytes]:
+        """Everything that happened, as lines of the history format."""
+        from pollux.store.history import export
+
+        return export(self.store, self.telemetry)
+
+    def check(self, request: JobRequest) -> None:
+        """Refuse a job whose folder or command is not on this machine."""
+        faults = check_paths(request)
+        if faults:
+            raise InvalidInput(faults[0])
+
+
+def _pass_on(done: Future[Any], onward: Future[Any], what: Callable[[Any], Any]) -> None:
+    if (error := done.exception()) is not None:
+        onward.set_exception(error)
+    else:
+        onward.set_result(what(done.result()))

@@ -1,0 +1,33 @@
+"""The controller's numbers as people are told them: times of day instead of seconds to go, sentences for reasons."""
+
+from __future__ import annotations
+
+from pollux.controller import JobRecord
+from pollux.controller.eta import EtaSeconds, eta
+from pollux.controller.explain import explain
+from pollux.core import Snapshot
+from pollux.wire.status import Eta, ReasonStatus
+
+__all__ = ["estimate", "explained", "times_of"]
+
+
+def estimate(record: JobRecord, snapshot: Snapshot) -> Eta | None:
+    """When the job is expected to end; None where nothing is known."""
+    return times_of(eta(record, snapshot), snapshot.now)
+
+
+def times_of(seconds: EtaSeconds | None, now: float) -> Eta | None:
+    """Seconds to go as times since 1970."""
+    if seconds is None:
+        return None
+    current = None if seconds.current is None else now + seconds.current
+    return Eta(now + seconds.low, now + seconds.high, current)
+
+
+def explained(record: JobRecord) -> ReasonStatus | None:
+    """Why a job has what it has, in words; None before the first decision about it."""
+    reason = record.reason
+    if reason is None or record.reason_at is None:
+        return None
+    text, next_step = explain(reason, record)
+    return ReasonStatus(reason.code, record.reason_at, dict(reason.numbers), text, next_step)

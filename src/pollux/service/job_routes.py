@@ -1,0 +1,240 @@
+"""The operations on jobs: submitted, listed, steered, explained, reported for."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from fastapi import Response
+
+from pollux.controller import ENDED, JobState
+from pollux.core.errors import InvalidInput, Unreachable
+from pollux.service.estimates import explained
+from pollux.service.routing import Call, Operation, Param, json_response
+from pollux.service.schemas import ID_PATTERN, NAME_PATTERN, listed, only, ref
+from pollux.wire.codec import decode, encode
+from pollux.wire.job import JobRequest
+from pollux.wire.jobfile import job_to_mapping, parse_job
+from pollux.wire.quantities import parse_gpus
+from pollux.wire.report import Report
+
+__all__ = ["OPERATIONS", "answer", "told"]
+
+T = TypeVar("T")
+
+_ANSWER_SECONDS = 120.0
+# Making a job's JSON takes a fraction of a millisecond: after so many of them others get their turn.
+_FRESH_AT_ONCE = 20
+
+
+async def answer(future: Future[T]) -> T:
+    """Wait for the engine without holding anybody else up."""
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), _ANSWER_SECONDS)
+    except TimeoutError:
+        raise Unreachable(f"no answer after {_ANSWER_SECONDS:g} s; try again later") from None
+
+
+async def told(future: Future[Any], key: str | None = None) -> Response:
+    """The engine's answer as the body, or under one key of it."""
+    value = await answer(future)
+    return json_response(value if key is None else {key: encode(value)})
+
+
+async def _request(call: Call) -> JobRequest:
+    request = parse_job(call.body, None, "job")
+    await asyncio.to_thread(call.engine.check, request)
+    return request
+
+
+async def _submit(call: Call) -> Response:
+    key = call.request.headers.get("idempotency-key")
+    if key is not None and not (0 < len(key) <= 128 and key.isascii() and key.isprintable()):
+        raise InvalidInput(f"Idempotency-Key has {len(key)} characters; give 1 to 128 that can be printed")
+    status, plan = await answer(call.engine.begin_submit(await _request(call), key))
+    return json_response({"job": encode(status), "plan": encode(plan)}, 201)
+
+
+async def _plan(call: Call) -> Response:
+    return await told(call.engine.begin_plan(await _request(call)))
+
+
+async def _list(call: Call) -> Response:
+    query, now = call.query, call.engine.now()
+    found: list[bytes] = []
+    last: str | None = None
+    more, fresh = False, 0
+    for card in call.engine.board.cards(query["after"]):
+        record = card.record
+        if query["state"] is not None and record.state != query["state"]:
+            continue
+        if query["queue"] is not None and record.spec.queue != query["queue"]:
+            continue
+        if query["active"] is not None and (record.state in ENDED) is query["active"]:
+            continue
+        if len(found) == query["limit"]:
+            more = True
+            break
+        fresh += not card.rendered
+        found.append(card.json(now))
+        if fresh >= _FRESH_AT_ONCE:
+            fresh = 0
+            await asyncio.sleep(0)
+        last = record.spec.id
+    follows = f'"{last}"' if more else "null"
+    body = b'{"jobs":[' + b",".join(found) + b'],"next":' + follows.encode() + b"}"
+    return Response(body, media_type="application/json")
+
+
+async def _show(call: Call) -> Response:
+    engine, job_id = call.engine, call.job_id
+    request = engine.board.get(job_id).record.spec.request
+    lines = [{"at": line.at, "kind": line.kind, "text": line.text} for line in engine.story(job_id)]
+    return json_response(
+        {
+            "job": encode(engine.job(job_id)),
+            "request": None if request is None else job_to_mapping(request),
+            "events": lines,
+            "eta_quality": engine.eta_quality(job_id),
+        }
+    )
+
+
+async def _cancel(call: Call) -> Response:
+    return await told(call.engine.begin_cancel(call.job_id), "job")
+
+
+async def _pause(call: Call) -> Response:
+    return await told(call.engine.begin_pause(call.job_id), "job")
+
+
+async def _resume(call: Call) -> Response:
+    return await told(call.engine.begin_resume(call.job_id), "job")
+
+
+async def _resize(call: Call) -> Response:
+    body = call.body
+    if not isinstance(body, dict) or set(body) != {"gpus"}:
+        raise InvalidInput('the body must be an object with the one key "gpus", such as {"gpus": "2..8"}')
+    low, high = parse_gpus(body["gpus"], "gpus")
+    return await told(call.engine.begin_resize(call.job_id, low, high), "job")
+
+
+async def _explain(call: Call) -> Response:
+    record = call.engine.board.get(call.job_id).record
+    reason = explained(record)
+    text, step = ("no decision was made about it yet", "") if reason is None else (reason.text, reason.next_step)
+    found: dict[str, Any] = {"job_id": call.job_id, "text": text, "next_step": step}
+    return json_response({**found, "reason": None if reason is None else encode(reason)})
+
+
+async def _logs(call: Call) -> Response:
+    query = call.query
+    chunk = await asyncio.to_thread(call.engine.logs, call.job_id, query["replica"], query["offset"], query["limit"])
+    return json_response({"text": chunk.text, "offset": chunk.offset, "at_end": chunk.at_end})
+
+
+async def _series(call: Call) -> Response:
+    query = call.query
+    rows = await asyncio.to_thread(call.engine.series, call.job_id, query["kind"], query["since"], query["limit"])
+    return json_response({"rows": [{"at": row.at, "values": dict(row.values)} for row in rows]})
+
+
+async def _report(call: Call) -> Response:
+    report = decode(Report, call.body, "report")
+    return await told(call.engine.begin_report(call.job_id, report))
+
+
+_JOB = only({"job": ref("JobStatus")})
+_TEXT, _NULL = {"type": "string"}, {"type": "null"}
+_FREE = {"type": "object"}
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+    "description": "the same key with the same job is taken once, however often it is sent",
+}
+_AFTER_SUBMIT = (
+    "show_job", "cancel_job", "pause_job", "resume_job", "resize_job", "explain_job", "job_logs", "job_series",
+    "report",
+)  # fmt: skip
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "POST", "/v1/jobs", "submit_job", "Submit a job: the job file as JSON, with an absolute `workdir`.", _submit,
+        only({"job": ref("JobStatus"), "plan": ref("Plan")}), 201, headers=(_KEY,), takes=ref("JobFile"),
+        errors=(404, 409, 422), links=_AFTER_SUBMIT,
+    ),
+    Operation(
+        "GET", "/v1/jobs", "list_jobs", "Jobs in the order in which they were submitted, page by page.", _list,
+        only({"jobs": listed(ref("JobStatus")), "next": {"anyOf": [_TEXT, _NULL]}}),
+        params=(
+            Param("state", "string", "only jobs in this state", choices=tuple(str(state) for state in JobState)),
+            Param("queue", "string", "the name of a queue: only its jobs", pattern=NAME_PATTERN),
+            Param("active", "boolean", "true: only jobs that have not ended; false: only those that have"),
+            Param("limit", "integer", "how many at most", 100, 1, 1000),
+            Param("after", "string", "the id of the last job of the page before", pattern=ID_PATTERN),
+        ),
+        errors=(404, 422),
+    ),
+    Operation(
+        "POST", "/v1/plan", "plan_job", "What would happen to a job if it were submitted now; nothing changes.", _plan,
+        ref("Plan"), takes=ref("JobFile"), errors=(404, 409, 422),
+    ),
+    Operation(
+        "GET", "/v1/jobs/{job_id}", "show_job", "Everything about one job.", _show,
+        only({
+            "job": ref("JobStatus"), "request": {"anyOf": [_FREE, _NULL]}, "eta_quality": _FREE,
+            "events": listed(only({"at": {"type": "number"}, "kind": _TEXT, "text": _TEXT})),
+        }),
+        errors=(404, 422), job_token=True,
+    ),
+    Operation(
+        "POST", "/v1/jobs/{job_id}/cancel", "cancel_job", "End a job for good.", _cancel, _JOB, errors=(404, 409, 422)
+    ),
+    Operation(
+        "POST", "/v1/jobs/{job_id}/pause", "pause_job", "Take its GPUs away until it is resumed.", _pause, _JOB,
+        errors=(404, 409, 422),
+    ),
+    Operation(
+        "POST", "/v1/jobs/{job_id}/resume", "resume_job", "Let a paused job run again.", _resume, _JOB,
+        errors=(404, 409, 422),
+    ),
+    Operation(
+        "POST", "/v1/jobs/{job_id}/resize", "resize_job", "Change how many GPUs it may hold.", _resize, _JOB,
+        takes=only({"gpus": ref("Gpus")}), errors=(404, 409, 422),
+    ),
+    Operation(
+        "GET", "/v1/jobs/{job_id}/explain", "explain_job", "Why it has what it has, and one next step.", _explain,
+        only({
+            "job_id": _TEXT, "text": _TEXT, "next_step": _TEXT, "reason": {"anyOf": [ref("ReasonStatus"), _NULL]}
+        }),
+        errors=(404, 422),
+    ),
+    Operation(
+        "GET", "/v1/jobs/{job_id}/logs", "job_logs", "A piece of a replica's log, over all generations.", _logs,
+        only({"text": _TEXT, "offset": {"type": "integer"}, "at_end": {"type": "boolean"}}),
+        params=(
+            Param("replica", "integer", "which replica", 0, 0, 100_000),
+            Param("offset", "integer", "where to begin; negative: from the end", 0, -(2**53), 2**53),
+            Param("limit", "integer", "how many bytes at most", 65536, 1, 1_048_576),
+        ),
+        errors=(404, 422, 503),
+    ),
+    Operation(
+        "GET", "/v1/jobs/{job_id}/series", "job_series", "Measurements over time, evenly thinned.", _series,
+        only({"rows": listed(only({"at": {"type": "number"}, "values": _FREE}))}),
+        params=(
+            Param("kind", "string", "what was measured", "report", choices=("report", "eta", "decision")),
+            Param("since", "number", "seconds since 1970", 0.0, 0.0, 1e12),
+            Param("limit", "integer", "how many at most", 2000, 1, 2000),
+        ),
+        errors=(404, 422),
+    ),
+    Operation(
+        "POST", "/v1/jobs/{job_id}/reports", "report", "What a job's agent has to tell; durable before the reply.",
+        _report, ref("ReportReply"), takes=ref("Report"), errors=(404, 409, 422), job_token=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,78 @@
+"""From a job's record to the exact launch that a backend gets. Pure: the same record gives the same launch."""
+
+from __future__ import annotations
+
+import os.path
+from pathlib import Path
+
+from pollux.backends.protocol import Launch
+from pollux.controller import JobRecord
+from pollux.core import BatchMode, Placement
+from pollux.core.errors import InvalidInput
+from pollux.wire.job import JobRequest
+
+__all__ = ["environment", "launch_for", "request_of"]
+
+
+def launch_for(
+    record: JobRecord,
+    generation: int,
+    placement: Placement,
+    variables: dict[str, str],
+) -> Launch:
+    """The launch of one generation; what the user set in `env` is in it too, below our own variables."""
+    request = request_of(record)
+    return Launch(
+        job_id=record.spec.id,
+        generation=generation,
+        placement=placement,
+        argv=request.run,
+        workdir=request.workdir,
+        env={**request.env, **variables},
+        grace_seconds=request.grace_seconds,
+        memory_bytes_per_gpu=request.resources.memory_bytes,
+        cpus_per_gpu=request.resources.cpus,
+    )
+
+
+def request_of(record: JobRecord) -> JobRequest:
+    """What the user submitted; a job of a simulation has none and cannot be launched."""
+    if record.spec.request is None:
+        raise InvalidInput(f"job '{record.spec.id}' has nothing to run; submit it with a job file")
+    return record.spec.request
+
+
+def environment(
+    record: JobRecord,
+    home: Path,
+    batch: BatchMode,
+    url: str | None,
+    token: str,
+    generation: int,
+    stopped_at: float | None = None,
+) -> dict[str, str]:
+    """The `POLLUX_*` variables of a job's processes; see `pollux.wire.environment` for what they mean.
+
+    Under a policy that keeps batches fixed jobs train in exact mode, whatever ceiling their script or file names.
+    """
+    request, job_id = request_of(record), record.spec.id
+    folder = request.checkpoint.dir
+    checkpoints = os.path.join(request.workdir, folder) if folder else str(home / "checkpoints" / job_id)
+    sizes = request.batch_size
+    caps = [cap for cap in (sizes.per_gpu_max, record.local_batch_max) if cap is not None]
+    values: dict[str, object | None] = {
+        "POLLUX_JOB": job_id,
+        "POLLUX_GENERATION": generation,
+        "POLLUX_URL": url,
+        "POLLUX_JOB_TOKEN": token if url else None,
+        "POLLUX_CHECKPOINT_DIR": checkpoints,
+        "POLLUX_CHECKPOINT_EVERY": request.checkpoint.every_seconds,
+        "POLLUX_CHECKPOINT_KEEP": request.checkpoint.keep,
+        "POLLUX_OUTPUT_DIR": home / "receipts" / job_id,
+        "POLLUX_BATCH_SIZE": sizes.initial,
+        "POLLUX_MAX_BATCH_SIZE": sizes.max,
+        "POLLUX_ADAPT": "0" if batch == "fixed" else None,
+        "POLLUX_MAX_LOCAL_BATCH": min(caps, default=None),
+        "POLLUX_STOPPED_AT": stopped_at,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}

@@ -1,0 +1,74 @@
+"""From an agent's report to a fact for the controller. Which facts are news is the controller's to say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pollux.controller import JobRecord, JobReported
+from pollux.controller.reports import model_from
+from pollux.core.errors import Conflict, InvalidInput
+from pollux.store.protocol import TelemetryRow
+from pollux.wire import codec
+from pollux.wire.report import REPORT_VERSION, Report
+
+__all__ = ["check_report", "fact_of", "row_of"]
+
+
+def check_report(record: JobRecord, report: Report) -> None:
+    """Refuse a report of a version or generation that cannot be, or with numbers below zero."""
+    job_id = record.spec.id
+    if not 1 <= report.version <= REPORT_VERSION:
+        raise InvalidInput(
+            f"job '{job_id}' reports in version {report.version}, this service reads 1 to {REPORT_VERSION}; upgrade it"
+        )
+    if report.generation < 0:
+        raise InvalidInput(f"job '{job_id}' reports for generation {report.generation}; give 0 or more")
+    if report.generation > record.generation:
+        raise Conflict(
+            f"job '{job_id}' reports for generation {report.generation}, but only {record.generation} were started; "
+            "is another service running it?"
+        )
+    for name in (
+        "step",
+        "samples",
+        "num_replicas",
+        "num_nodes",
+        "batch_size",
+        "local_batch",
+        "accumulation",
+        "progress",
+    ):
+        if getattr(report, name) < 0:
+            raise InvalidInput(f"job '{job_id}' reports {name} {getattr(report, name)}; give 0 or more")
+    if report.noise is not None and report.noise.measured < 0:
+        raise InvalidInput(f"job '{job_id}' reports noise.measured {report.noise.measured}; give 0 or more")
+    for name in ("total_progress", "resize_seconds"):
+        value = getattr(report, name)
+        if value is not None and value < 0:
+            raise InvalidInput(f"job '{job_id}' reports {name} {value}; give 0 or more, or null")
+
+
+def fact_of(record: JobRecord, report: Report, at: float) -> JobReported | None:
+    """What of a report can change a decision; None where it comes from replicas that are no longer the job's."""
+    if report.generation != record.generation:
+        return None
+    remaining = None
+    if report.total_progress is not None:
+        remaining = max(report.total_progress - report.progress, 0.0)
+    cost = report.resize_seconds
+    return JobReported(
+        at,
+        record.spec.id,
+        goodput=None if report.model is None else model_from(report.model, record.local_batch_max),
+        remaining=remaining,
+        resize_cost_seconds=cost if cost is not None and math.isfinite(cost) else None,
+        local_batch=report.local_batch or None,
+    )
+
+
+def row_of(job_id: str, at: float, report: Report) -> TelemetryRow:
+    """The report as a measurement."""
+    values: Mapping[str, Any] = codec.encode(report)
+    return TelemetryRow(job_id, at, "report", values)

@@ -1,0 +1,107 @@
+"""How good the ETAs were: intervals are kept as they are issued, and compared with the end once it is known."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pollux.controller import ENDED, JobRecord, JobState
+from pollux.controller.eta import EtaScore, Interval
+from pollux.store.protocol import Telemetry, TelemetryRow
+from pollux.wire.status import Eta
+
+__all__ = ["EtaBook"]
+
+_MARKS = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Shares of a job's progress at which its interval is written down."""
+
+
+_NONE = {"predictions": 0, "covered": None, "relative_width": None, "median_error": None}
+
+
+class EtaBook:
+    """Intervals by job, and the score of every job that has succeeded."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._pending: list[TelemetryRow] = []
+        self._issued: dict[str, list[dict[str, Any]]] = {}
+        self._scores: dict[str, dict[str, Any]] = {}
+        for job_id, row in telemetry.latest("eta").items():
+            if "score" in row.values:
+                self._scores[job_id] = dict(row.values["score"])
+            else:
+                self._issued[job_id] = [dict(values) for values in row.values["issued"]]
+
+    def saw(
+        self, record: JobRecord, predict: Callable[[], Eta | None], report: TelemetryRow | None, now: float
+    ) -> None:
+        """Note the interval when the job has passed another mark; score them when it is done."""
+        job_id = record.spec.id
+        if record.state in ENDED:
+            issued = self._issued.pop(job_id, None)
+            if issued and record.state is JobState.SUCCEEDED and record.ended_at is not None:
+                self._scores[job_id] = _score(issued, record.ended_at)
+                self._keep(job_id, now, {"score": self._scores[job_id]})
+            return
+        share = _share(report)
+        issued = self._issued.get(job_id, [])
+        if share is None or sum(mark <= share for mark in _MARKS) <= len(issued):
+            return
+        eta = predict()
+        if eta is not None:
+            self._issued[job_id] = issued
+            issued.append({"at": now, "progress": share, "low": eta.low, "high": eta.high, "current": eta.current})
+            self._keep(job_id, now, {"issued": list(issued)})
+
+    def _keep(self, job_id: str, now: float, values: Mapping[str, Any]) -> None:
+        self._pending.append(TelemetryRow(job_id, now, "eta", values))
+
+    def take_pending(self) -> list[TelemetryRow]:
+        """What is to be kept with the next measurements; it is handed out once."""
+        pending, self._pending = self._pending, []
+        return pending
+
+    def quality(self, job_id: str) -> dict[str, Any]:
+        """One job's intervals: how many, the share that held the end, the middle relative error; nothing before."""
+        return dict(self._scores.get(job_id, _NONE))
+
+    def overall(self) -> dict[str, Any]:
+        """The same over all jobs that have succeeded."""
+        scores = [score for score in list(self._scores.values()) if score["predictions"]]
+        count = sum(score["predictions"] for score in scores)
+        errors = [score["median_error"] for score in scores if score["median_error"] is not None]
+        return {
+            "jobs": len(scores),
+            "predictions": count,
+            "covered": _mean(scores, "covered"),
+            "relative_width": _mean(scores, "relative_width"),
+            "median_error": statistics.median(errors) if errors else None,
+        }
+
+
+def _mean(scores: list[dict[str, Any]], name: str) -> float | None:
+    count = sum(score["predictions"] for score in scores)
+    return sum(score[name] * score["predictions"] for score in scores) / count if count else None
+
+
+def _share(report: TelemetryRow | None) -> float | None:
+    if report is None:
+        return None
+    total, done = report.values.get("total_progress"), report.values.get("progress")
+    return done / total if total and done is not None else None
+
+
+def _score(issued: list[dict[str, Any]], ended_at: float) -> dict[str, Any]:
+    score = EtaScore.of([Interval(each["at"], each["low"], each["high"]) for each in issued], ended_at)
+    errors = [
+        abs(each["current"] - ended_at) / (ended_at - each["at"])
+        for each in issued
+        if each["current"] is not None and ended_at > each["at"]
+    ]
+    return {
+        "predictions": score.count if score else 0,
+        "covered": score.coverage if score else None,
+        "relative_width": score.relative_width if score else None,
+        "median_error": statistics.median(errors) if errors else None,
+    }

@@ -1,0 +1,92 @@
+"""What a service is started with, checked once. Command line options become these; nothing here opens anything."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pollux.core.errors import InvalidInput, UnknownName
+
+__all__ = ["DEFAULT_PORT", "AtStop", "ServiceSettings", "is_loopback"]
+
+DEFAULT_PORT = 7341
+"""Where the service listens unless told otherwise; 0 stands for any free port."""
+
+AtStop = Literal["stop", "keep"]
+"""What happens to running jobs when the service stops: `stop` ends them with grace, and they go on at the next start;
+`keep` leaves them running."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """All settings of a service. `home` holds the store, the token and the logs.
+
+    `store` `memory` keeps nothing over a restart. `url` is where agents report; None: they report nowhere (an engine
+    without HTTP), `serve` fills it in. `allowed_hosts` are further names under which the service may be addressed.
+    `resize_seconds` is what a re-allocation is expected to cost a job until it has measured its own.
+    Times are in seconds.
+    """
+
+    home: Path
+    policy: str = "pollux"
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = "local"
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
+    trigger: Literal["rounds", "events"] = "events"
+    interval_seconds: float = 60.0
+    min_gap_seconds: float = 2.0
+    seed: int = 0
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure_bind: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    store: Literal["sqlite", "memory"] = "sqlite"
+    at_stop: AtStop = "stop"
+    report_every_seconds: float = 30.0
+    resize_seconds: float = 5.0
+    snapshot_every_facts: int = 1000
+    snapshot_every_seconds: float = 600.0
+    keep_facts_seconds: float = 90 * 86400.0
+    url: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("trigger", ("rounds", "events")),
+            ("store", ("sqlite", "memory")),
+            ("at_stop", ("stop", "keep")),
+        ):
+            if getattr(self, name) not in known:
+                raise UnknownName(name, str(getattr(self, name)), known)
+        if not 0 <= self.port <= 65535:
+            raise InvalidInput(f"port is {self.port}; give 1 to 65535, or 0 for any free one")
+        for name in ("interval_seconds", "min_gap_seconds", "report_every_seconds", "resize_seconds"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidInput(f"{name} is {value}; give a finite number of seconds above 0")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidInput("TLS needs a certificate and its key; give both, or neither")
+
+    def check_bind(self) -> None:
+        """Refuse an address that others can reach, unless the traffic is encrypted or it was said explicitly."""
+        if is_loopback(self.host) or self.tls_cert is not None or self.insecure_bind:
+            return
+        raise InvalidInput(
+            f"address {self.host} can be reached from other machines, and tokens would travel in clear text; "
+            "give --tls-cert and --tls-key, or --insecure-bind if you accept that"
+        )

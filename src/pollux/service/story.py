@@ -1,0 +1,188 @@
+"""What happened to each job, as lines for people, and the stream of them. Made of the logged facts only."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pollux.controller import (
+    DecisionMade,
+    Event,
+    GenerationEnded,
+    JobCancelled,
+    JobFinished,
+    JobLimitsChanged,
+    JobPaused,
+    JobReported,
+    JobResumed,
+    JobRunning,
+    JobSubmitted,
+    NodeAdded,
+    NodeRemoved,
+    QueueChanged,
+    TimerFired,
+)
+from pollux.core import Placement
+
+__all__ = ["Feed", "Line", "Story", "kind_of", "lines_of", "message"]
+
+_KEPT_LINES = 100
+_KEPT_MESSAGES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that happened: to a job, or (`job_id` None) to the cluster."""
+
+    at: float
+    kind: str
+    text: str
+    job_id: str | None = None
+
+
+_KINDS: dict[type[Event], str] = {
+    JobSubmitted: "submitted",
+    JobRunning: "running",
+    JobReported: "reported",
+    GenerationEnded: "ended",
+    TimerFired: "timer",
+    JobFinished: "finished",
+    JobCancelled: "cancelled",
+    JobPaused: "paused",
+    JobResumed: "resumed",
+    JobLimitsChanged: "limits",
+    NodeAdded: "node-added",
+    NodeRemoved: "node-removed",
+    QueueChanged: "queue",
+    DecisionMade: "decision",
+}
+
+
+def kind_of(event: Event) -> str:
+    """The word for an event in streams and lists."""
+    return _KINDS.get(type(event), "other")
+
+
+def lines_of(event: Event) -> list[Line]:
+    """The lines that an event makes: one, or one per job that a decision names."""
+    if isinstance(event, DecisionMade):
+        return [
+            Line(event.at, "placed", _placed(placement), job_id)
+            for job_id, placement in event.decision.allocation.items()
+        ]
+    return [Line(event.at, kind_of(event), _text(event), _job_of(event))]
+
+
+def _placed(placement: Placement) -> str:
+    return f"given {placement.num_gpus} GPUs: {placement}" if placement else "all GPUs taken back"
+
+
+def _job_of(event: Event) -> str | None:
+    if isinstance(event, JobSubmitted):
+        return event.spec.id
+    job_id: str | None = getattr(event, "job_id", None)
+    return job_id
+
+
+def _text(event: Event) -> str:
+    match event:
+        case JobSubmitted():
+            return f"submitted for {event.spec.limits.min_gpus} to {event.spec.limits.max_gpus} GPUs"
+        case JobRunning():
+            return f"replicas of generation {event.generation} started"
+        case JobReported():
+            return "its agent reported a change"
+        case GenerationEnded():
+            return f"generation {event.generation} {event.outcome}" + (f": {event.detail}" if event.detail else "")
+        case JobFinished():
+            return event.outcome + (f": {event.detail}" if event.detail else "")
+        case JobLimitsChanged():
+            return f"may now hold {event.limits.min_gpus} to {event.limits.max_gpus} GPUs"
+        case NodeAdded():
+            return f"node '{event.node.id}' with {event.node.num_gpus} GPUs"
+        case NodeRemoved():
+            return f"node '{event.node_id}' is gone"
+        case QueueChanged():
+            return f"queue '{event.queue.name}' has weight {event.queue.weight:g}, quota {event.queue.gpu_quota}"
+        case TimerFired():
+            return "a pause or a time limit is over"
+        case _:
+            return f"{kind_of(event)} by its user"
+
+
+class Story:
+    """The last lines of each job; reports are left out, since a job has thousands."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[Line]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take an event in."""
+        if isinstance(event, JobReported | TimerFired):
+            return
+        for line in lines_of(event):
+            if line.job_id is not None:
+                self._lines.setdefault(line.job_id, deque(maxlen=_KEPT_LINES)).append(line)
+
+    def of(self, job_id: str) -> tuple[Line, ...]:
+        """A job's last lines, oldest first."""
+        return tuple(self._lines.get(job_id, ()))
+
+
+def message(revision: int, event: Event) -> bytes:
+    """An event as a server-sent message; the revision is its id."""
+    data = {
+        "revision": revision,
+        "at": event.at,
+        "kind": kind_of(event),
+        "lines": [{"job_id": line.job_id, "kind": line.kind, "text": line.text} for line in lines_of(event)],
+    }
+    return f"id: {revision}\nevent: {kind_of(event)}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
+
+
+class Feed:
+    """The newest messages, and whoever wants to hear of more. Thread-safe; listeners must return at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_MESSAGES)
+        self._listeners: dict[int, Callable[[bytes], None]] = {}
+        self._next = 0
+
+    def publish(self, entries: Iterable[tuple[int, Event]]) -> None:
+        """Tell everybody; called by the engine's thread once the facts are durable."""
+        messages = [(revision, message(revision, event)) for revision, event in entries]
+        with self._lock:
+            self._recent.extend(messages)
+            listeners = list(self._listeners.values())
+        for listener in listeners:
+            for _, text in messages:
+                listener(text)
+
+    def subscribe(self, listener: Callable[[bytes], None], after: int | None) -> tuple[int, list[bytes] | None]:
+        """A number to unsubscribe with, and what was missed since `after`: None if that is not held any more.
+
+        Nothing is lost or told twice between what is returned and what the listener hears.
+        """
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._listeners[number] = listener
+            if after is None:
+                return number, []
+            missed = [text for revision, text in self._recent if revision > after]
+            newest = self._recent[-1][0] if self._recent else 0
+            oldest = self._recent[0][0] if self._recent else newest + 1
+            return number, None if after + 1 < oldest else missed
+
+    def start_at(self, revision: int, event: Event) -> None:
+        """Take in what was in the log before the service started, so that streams can resume over a restart."""
+        with self._lock:
+            self._recent.append((revision, message(revision, event)))
+
+    def unsubscribe(self, number: int) -> None:
+        """Hear no more."""
+        with self._lock:
+            self._listeners.pop(number, None)

@@ -1,0 +1,71 @@
+"""Answers without an end: server-sent events for whoever watches, bounded for whoever is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from pollux.core.errors import InvalidInput
+from pollux.service.engine import Engine
+from pollux.service.story import message
+
+__all__ = ["event_stream", "resume_point"]
+
+_KEEP_ALIVE_SECONDS = 15.0
+_MOST_WAITING = 1024
+_MOST_REREAD = 20_000
+_RESYNC = b'event: resync\ndata: {"text": "events before this were dropped from the log; list the jobs again"}\n\n'
+
+
+def resume_point(header: str | None) -> int | None:
+    """The revision after which a client wants to go on; None: from now on."""
+    if header is None:
+        return None
+    if not (header.isascii() and header.isdigit() and len(header) <= 18):
+        raise InvalidInput(f"Last-Event-ID is '{header[:80]}'; send back the id of the last message, a whole number")
+    return int(header)
+
+
+async def event_stream(engine: Engine, after: int | None, follow: bool) -> AsyncIterator[bytes]:
+    """Messages after a revision, then new ones as they happen; ends when its reader falls far behind."""
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def deliver(text: bytes) -> None:
+        if waiting.qsize() >= _MOST_WAITING:
+            engine.runner.feed.unsubscribe(number)
+            waiting.put_nowait(None)
+        else:
+            waiting.put_nowait(text)
+
+    def hear(text: bytes) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, text)
+
+    number, missed = engine.runner.feed.subscribe(hear, after)
+    try:
+        yield b": hello\n\n"
+        if missed is None:
+            missed = await asyncio.to_thread(_reread, engine, after or 0)
+        for text in missed:
+            yield text
+        while follow:
+            try:
+                new = await asyncio.wait_for(waiting.get(), _KEEP_ALIVE_SECONDS)
+            except TimeoutError:
+                yield b": still here\n\n"
+                continue
+            if new is None:
+                return
+            yield new
+    finally:
+        engine.runner.feed.unsubscribe(number)
+
+
+def _reread(engine: Engine, after: int) -> list[bytes]:
+    """From the log itself, where it still has them."""
+    newest = engine.store.revision
+    if newest - after > _MOST_REREAD:
+        return [_RESYNC]
+    found = [message(revision, event) for revision, event in engine.store.read(after) if revision <= newest]
+    return found if len(found) == newest - after else [_RESYNC, *found]

@@ -1,0 +1,160 @@
+"""For tests of a service: a clock that is moved by hand, and a backend whose replicas do what they are told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pollux.backends.protocol import (
+    BackendEvent,
+    Launch,
+    Listener,
+    LogChunk,
+    NodeDown,
+    NodeUp,
+    Outcome,
+    ReplicasEnded,
+    ReplicasStarted,
+    Running,
+)
+from pollux.core import Node
+from pollux.core.errors import BackendFailed
+from pollux.wire.report import ModelReport, Report
+
+__all__ = ["SAMPLE_MODEL", "FakeBackend", "ManualClock", "sample_report"]
+
+SAMPLE_MODEL = ModelReport((0.1, 0.002, 0.02, 0.003, 0.01, 0.002, 1.5), "cpu", 128, 2048, 512, 1.0, 100.0)
+"""A model that an agent may have learned: more GPUs and larger batches help, less and less."""
+
+
+def sample_report(generation: int, progress: float = 100.0, **fields: Any) -> Report:
+    """What an agent may report of a job that is through after 1,000 useful samples."""
+    given: dict[str, Any] = {
+        "step": 10, "samples": 1000, "epoch": 0.1, "num_replicas": 1, "num_nodes": 1, "batch_size": 128,
+        "local_batch": 128, "accumulation": 1, "total_progress": 1000.0, "throughput": 50.0, "goodput": 40.0,
+    }  # fmt: skip
+    return Report(generation=generation, progress=progress, **{**given, **fields})
+
+
+class ManualClock:
+    """Shows the time it was last set to."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self.time = start
+
+    def now(self) -> float:
+        """Seconds on this clock."""
+        return self.time
+
+
+class FakeBackend:
+    """Keeps what it is told; replicas start and end when a test says so, or (`by_itself`) at once.
+
+    Everything that it was asked to do is in `launches` and `stops`, in order. `refuse` is raised at the next launch.
+    One object may serve several engines after each other, as processes outlive a service.
+    """
+
+    name = "fake"
+
+    def __init__(self, nodes: Iterable[Node], clock: ManualClock | None = None, by_itself: bool = False) -> None:
+        self.nodes = {node.id: node for node in nodes}
+        self.launches: list[Launch] = []
+        self.stops: list[tuple[str, int]] = []
+        self.forgotten: list[str] = []
+        self.refuse: str | None = None
+        self.log_text = ""
+        self._clock = clock or ManualClock()
+        self._by_itself = by_itself
+        self._entries: dict[str, Running] = {}
+        self._listener: Listener | None = None
+        self._lock = threading.RLock()
+
+    def start(self, listener: Listener) -> None:
+        """Hear from now on."""
+        self._listener = listener
+
+    def inventory(self) -> tuple[Node, ...]:
+        """The nodes there are."""
+        return tuple(self.nodes.values())
+
+    def render(self, launch: Launch) -> Mapping[str, Any]:
+        """The command and where it would run."""
+        return {"argv": list(launch.argv), "placement": dict(launch.placement.shares)}
+
+    def submit(self, launch: Launch) -> None:
+        """Keep a launch, once for each job and generation."""
+        with self._lock:
+            if self.refuse is not None:
+                why, self.refuse = self.refuse, None
+                raise BackendFailed(why)
+            known = self._entries.get(launch.job_id)
+            if known is not None and known.generation >= launch.generation:
+                return
+            self.launches.append(launch)
+            self._entries[launch.job_id] = Running(launch.job_id, launch.generation, "running")
+        if self._by_itself:
+            self.started(launch.job_id)
+
+    def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
+        """Mark a job as stopping."""
+        with self._lock:
+            self.stops.append((job_id, generation))
+            known = self._entries.get(job_id)
+            if known is None or known.state == "ended" or known.generation > generation:
+                return
+            self._entries[job_id] = replace(known, state="stopping")
+        if self._by_itself:
+            self.ended(job_id, "stopped")
+
+    def running(self) -> tuple[Running, ...]:
+        """Everything that was not forgotten."""
+        return tuple(self._entries.values())
+
+    def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """A piece of `log_text`, the same for all."""
+        size = len(self.log_text)
+        begin = max(size + offset, 0) if offset < 0 else min(offset, size)
+        end = min(begin + limit, size)
+        return LogChunk(self.log_text[begin:end], end, end == size)
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job."""
+        with self._lock:
+            self.forgotten.append(job_id)
+            self._entries.pop(job_id, None)
+
+    def close(self) -> None:
+        """Hear nothing any more."""
+        self._listener = None
+
+    # What tests make happen
+
+    def tell(self, event: BackendEvent) -> None:
+        """Say it to whoever listens."""
+        listener = self._listener
+        if listener is not None:
+            listener(event)
+
+    def started(self, job_id: str) -> None:
+        """The newest replicas of a job are processes now."""
+        self.tell(ReplicasStarted(self._clock.now(), job_id, self._entries[job_id].generation))
+
+    def ended(self, job_id: str, outcome: Outcome, detail: str = "") -> None:
+        """The newest replicas of a job are gone."""
+        with self._lock:
+            known = self._entries[job_id]
+            end = ReplicasEnded(self._clock.now(), job_id, known.generation, outcome, detail=detail)
+            self._entries[job_id] = Running(job_id, known.generation, "ended", end)
+        self.tell(end)
+
+    def node_up(self, node: Node) -> None:
+        """A node arrives or changes."""
+        self.nodes[node.id] = node
+        self.tell(NodeUp(self._clock.now(), node))
+
+    def node_down(self, node_id: str) -> None:
+        """A node goes."""
+        self.nodes.pop(node_id, None)
+        self.tell(NodeDown(self._clock.now(), node_id))

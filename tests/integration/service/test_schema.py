@@ -1,0 +1,125 @@
+"""The API against its own description: everything that schemathesis knows to ask, stateful too, finds nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import Case
+
+from pollux import policies
+from pollux.core import Node
+from pollux.service import Engine, ServiceSettings, Tokens, create_app
+from pollux.service.api import operations
+from pollux.service.openapi import describe
+from pollux.store import MemoryStore, MemoryTelemetry
+from pollux.testing.service import FakeBackend, ManualClock
+
+EXAMPLES = int(os.environ.get("POLLUX_SCHEMA_EXAMPLES", "15"))
+QUIET = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="POLLUX_SCHEMA_EXAMPLES" not in os.environ,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    stateful_step_count=12,
+)
+TOKENS = Tokens("operator-token-for-tests", "secret-for-tests")
+HEADERS = {"Authorization": f"Bearer {TOKENS.operator}"}
+HERE = str(Path(__file__).parent)
+
+
+class Late:
+    """Tests are made from the description before there is an engine; calls go to the one of the running test.
+
+    Between two calls three seconds pass, and everything that is due happens: the same calls give the same answers.
+    """
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1000.0)
+        self.engine: Engine | None = None
+        self.app: Any = None
+
+    def open(self) -> None:
+        self.close()
+        self.clock = ManualClock(1000.0)
+        self.engine = Engine(
+            policies.create("fifo"),
+            FakeBackend([Node("node-0", 4, "cpu")], self.clock, by_itself=True),
+            MemoryStore(),
+            MemoryTelemetry(),
+            ServiceSettings(home=Path(HERE)),
+            self.clock,
+            TOKENS,
+        )
+        self.engine.start()
+        self.app = create_app(self.engine, TOKENS, ["testserver"])
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.stop("keep")
+            self.engine = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") == "/v1/events" and scope["query_string"] in (b"", b"follow=true"):
+            scope = {**scope, "query_string": b"follow=false"}  # a stream that is followed has no end
+        await self.app(scope, receive, send)
+        assert self.engine is not None
+        self.clock.time += 3.0
+        self.engine.poke()
+        await asyncio.to_thread(self.engine.settle)
+
+
+LATE = Late()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine():
+    LATE.open()
+    yield
+    LATE.close()
+
+
+def of_this_machine(document: dict[str, Any]) -> dict[str, Any]:
+    """What no description can say: folders and commands of this machine, and numbers that must fit each other."""
+    shapes = document["components"]["schemas"]
+    job = shapes["JobFile"]["properties"]
+    job["run"] = {"enum": ["sleep 1", ["sleep", "2"]]}
+    job["workdir"] = {"const": HERE}
+    job["after"] = {"type": "array", "items": {"type": "string", "pattern": "^other-[0-9]$"}, "uniqueItems": True}
+    del job["batch_size"]["anyOf"][1]["properties"]["initial"]
+    job["on_resize"] = {"enum": ["live", "restart"]}
+    shapes["Report"]["properties"]["model"] = {"type": "null"}
+    return document
+
+
+schema = schemathesis.openapi.from_dict(of_this_machine(json.loads(json.dumps(describe(operations())))))
+schema.app = LATE
+schema.location = "/openapi.json"
+# Every call shows the token; what comes without one, or with another, is asked by the check of ignored authentication.
+schema.config.generation.with_security_parameters = False
+
+
+@schema.parametrize()
+@QUIET
+def test_every_operation_does_as_described(case: Case[Any]) -> None:
+    case.call_and_validate(headers=HEADERS)
+
+
+def test_operations_that_follow_each_other():
+    machine = schema.as_state_machine()
+
+    class Operator(machine):  # type: ignore[misc, valid-type]
+        def setup(self) -> None:
+            LATE.open()
+
+        def get_call_kwargs(self, case: Case[Any]) -> dict[str, Any]:
+            return {"headers": HEADERS}
+
+    Operator.run(settings=QUIET)

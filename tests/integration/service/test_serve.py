@@ -1,0 +1,162 @@
+"""The real thing: a service in a process of its own, spoken to over a socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SERVE = """
+import sys
+from pathlib import Path
+from pollux.core.errors import PolluxError
+from pollux.service import ServiceSettings, serve
+try:
+    options = {"slots": 2, "warm": False}
+    serve(ServiceSettings(home=Path(sys.argv[1]), port=int(sys.argv[2]), backend_options=options, min_gap_seconds=0.2))
+except PolluxError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+class Running:
+    def __init__(self, home: Path, port: int = 0) -> None:
+        self.home = home
+        command = [sys.executable, "-c", SERVE, str(home), str(port)]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 60.0
+        while not (home / "service.json").exists():
+            if self.process.poll() is not None or time.monotonic() > until:
+                return
+            time.sleep(0.02)
+
+    @property
+    def address(self) -> str:
+        url: str = json.loads((self.home / "service.json").read_text())["url"]
+        return url.removeprefix("http://")
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(self.address, timeout=30)
+        token = (self.home / "token").read_text().strip()
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, content, {"Authorization": f"Bearer {token}", **headers})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def state(self, job: str) -> str:
+        state: str = self.ask("GET", f"/v1/jobs/{job}")[1]["job"]["state"]
+        return state
+
+    def wait_for(self, job: str, *states: str) -> str:
+        until = time.monotonic() + 60.0
+        while (state := self.state(job)) not in states and time.monotonic() < until:
+            time.sleep(0.05)
+        return state
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=60)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path / "home")
+    yield running
+    running.end()
+
+
+def job(tmp_path: Path, code: str, **keys: Any) -> dict[str, Any]:
+    return {"run": [sys.executable, "-c", code], "workdir": str(tmp_path), "name": "j", "grace": "5s", **keys}
+
+
+def test_a_job_runs_through_and_the_service_ends(service, tmp_path):
+    status, answer = service.ask("POST", "/v1/jobs", job(tmp_path, "print('hello from a job')"))
+    assert status == 201, answer
+    assert service.wait_for("j", "succeeded", "failed") == "succeeded"
+    assert "hello from a job" in service.ask("GET", "/v1/jobs/j/logs")[1]["text"]
+    assert service.end() == (0, "")
+    assert not (service.home / "service.json").exists()
+
+
+def test_a_job_that_is_stopped_with_the_service_goes_on_with_the_next(service, tmp_path):
+    code = (
+        "import os, sys, time, pathlib, signal\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+        "p = pathlib.Path('runs'); p.write_text((p.read_text() if p.exists() else '') + 'x')\n"
+        "time.sleep(0 if len(p.read_text()) > 1 else 120)\n"
+    )
+    service.ask("POST", "/v1/jobs", job(tmp_path, code, retries=0))
+    until = time.monotonic() + 30.0
+    while not (tmp_path / "runs").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert service.ask("POST", "/v1/shutdown", {"jobs": "stop"})[0] == 202
+    assert service.end()[0] == 0
+    again = Running(service.home)
+    try:
+        assert again.wait_for("j", "succeeded", "failed") == "succeeded"
+        assert (tmp_path / "runs").read_text() == "xx"
+        assert again.ask("GET", "/v1/jobs/j")[1]["job"]["crashes"] == 0
+    finally:
+        again.end()
+
+
+def test_a_second_service_and_a_port_in_use_are_refused(service, tmp_path):
+    same_home = Running(tmp_path / "home")
+    same_home.process.wait(60)
+    code, said = same_home.end()
+    assert code == 2
+    assert str(service.process.pid) in said
+    port = int(service.address.rsplit(":", 1)[1])
+    same_port = Running(tmp_path / "other", port)
+    code, said = same_port.end()
+    assert code == 2
+    assert "--port" in said
+    assert len(said.splitlines()) == 1
+    assert service.ask("GET", "/healthz")[0] == 200
+
+
+def test_the_stream_tells_what_happens(service, tmp_path):
+    connection = http.client.HTTPConnection(service.address, timeout=30)
+    token = (service.home / "token").read_text().strip()
+    connection.request("GET", "/v1/events", headers={"Authorization": f"Bearer {token}"})
+    stream = connection.getresponse()
+    assert stream.getheader("content-type", "").startswith("text/event-stream")
+    assert stream.readline() == b": hello\n"
+    service.ask("POST", "/v1/jobs", job(tmp_path, "pass"))
+    kinds = []
+    while "ended" not in kinds:
+        line = stream.readline().decode()
+        if line.startswith("event: "):
+            kinds.append(line.removeprefix("event: ").strip())
+    assert kinds[0] == "submitted"
+    assert "decision" in kinds
+    # A listener that is still there does not keep the service from ending.
+    assert service.end()[0] == 0
+    connection.close()
+
+
+def test_history_is_a_stream_of_lines(service, tmp_path):
+    service.ask("POST", "/v1/jobs", job(tmp_path, "pass"))
+    service.wait_for("j", "succeeded")
+    connection = http.client.HTTPConnection(service.address, timeout=30)
+    token = (service.home / "token").read_text().strip()
+    connection.request("GET", "/v1/history", headers={"Authorization": f"Bearer {token}"})
+    answer = connection.getresponse()
+    lines = [json.loads(line) for line in answer.read().splitlines()]
+    connection.close()
+    assert lines[0]["format"] == "pollux-history"
+    assert len(lines) > 3
