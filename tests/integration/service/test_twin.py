@@ -50,6 +50,7 @@ from pollux.wire.jobfile import job_to_mapping
 from pollux.wire.report import ModelReport, Report
 
 START = 1000.0
+RESIZE_SECONDS = 7.0
 NODES = [Node("node-0", 4, "cpu"), Node("node-1", 4, "cpu")]
 
 Action = tuple[Any, ...]
@@ -240,7 +241,8 @@ class Direct:
         self.settle()
 
     def _submit(self, request: JobRequest) -> Any:
-        return JobSubmitted(self.now, spec_from(request, request.name))
+        gpus = self.controller.cluster.num_gpus
+        return JobSubmitted(self.now, spec_from(request, request.name, RESIZE_SECONDS, gpus))
 
     def _cancel(self, job: str) -> Any:
         return JobCancelled(self.now, job)
@@ -338,7 +340,7 @@ class Served:
         self.open()
 
     def open(self) -> None:
-        settings = ServiceSettings(
+        settings = ServiceSettings(resize_seconds=RESIZE_SECONDS, 
             home=self.home, trigger=self.trigger, url="http://127.0.0.1:1", snapshot_every_facts=37  # type: ignore[arg-type]
         )  # fmt: skip
         self.engine = Engine(
