@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-SCRIPTS = ("fit", "allocate", "simulate", "reproduce", "agent")
+SCRIPTS = ("fit", "allocate", "simulate", "reproduce", "agent", "service", "local", "cli")
 Results = dict[str, dict[str, Any]]
 
 
@@ -51,6 +51,10 @@ def _summary(figure: str) -> Callable[[Results], Any]:
 
 def _agent(figure: str) -> Callable[[Results], Any]:
     return lambda results: results["agent"].get(figure)
+
+
+def _of(script: str, figure: str) -> Callable[[Results], Any]:
+    return lambda results: results[script].get(figure)
 
 
 def _coverage(results: Results) -> Any:
@@ -101,6 +105,12 @@ CLAIMS: list[tuple[str, float, bool, Callable[[Results], Any]]] = [
     ("samples at 4 x the initial batch or more", 0.5, False, _agent("quality_share_at_4x")),
     ("optimiser steps, adaptive over exact", 0.6, True, _agent("quality_steps_ratio")),
     ("predicted efficiency, worst error", 0.15, True, _agent("efficiency_worst_error")),
+    ("API with 1,000 agents, p99 in ms", 50.0, True, _of("service", "p99_ms")),
+    ("API, failed requests", 0, True, _of("service", "errors")),
+    ("service at rest, share of a core", 0.01, True, _of("service", "idle_core_fraction")),
+    ("completion time of real jobs, pollux over fifo", 0.9, True, _of("local", "completion_ratio")),
+    ("`pollux --help` over importing typer and rich", 2.5, True, _of("cli", "help_ratio")),
+    ("`pollux ls` over importing typer and rich", 2.5, True, _of("cli", "ls_ratio")),
 ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class Request:
 
 # A long job first, short ones after. Its users' own sizes are what people choose: a round number that is free now.
 WORKLOAD = (
-    Request("long", 0.0, 10, 2, seed=1),
+    Request("long", 0.0, 8, 2, seed=1),
     Request("short-a", 6.0, 2, 2, seed=2),
     Request("short-b", 12.0, 2, 2, seed=3),
     Request("short-c", 18.0, 2, 2, seed=4),

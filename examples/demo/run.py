@@ -139,6 +139,7 @@ def draw(pollux: dict[str, Watched], fixed: dict[str, Watched], path: Path) -> N
         axes[2].step(*zip(*points, strict=True), where="post", color=colour, label=name)
     axes[2].set(ylabel="batch (samples)", xlabel="seconds (dotted: a job is submitted)", title="pollux: total batch")
     axes[2].set_yscale("log", base=2)
+    axes[2].yaxis.set_major_formatter("{x:.0f}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

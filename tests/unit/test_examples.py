@@ -54,7 +54,7 @@ def applied(text: str, diff: str) -> str:
 
 
 def test_every_example_is_known():
-    assert sorted(folder.name for folder in EXAMPLES.iterdir() if (folder / "train.py").exists()) == list(NAMES)
+    assert sorted(folder.name for folder in EXAMPLES.iterdir() if (folder / "plain.py").exists()) == list(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,3 +150,62 @@ def test_text_on_two_replicas(replica_server):
     first, second = output(replica_server, "text/train.py", "--epochs", "2", num_replicas=2)
     assert last_number(first, "epoch 2: ") < 4.0
     assert second == ""
+
+
+def test_the_job_file_of_digits_is_one():
+    from pollux.wire.jobfile import check_paths, read_job_file
+
+    request = read_job_file(EXAMPLES / "digits" / "job.yaml")
+    assert (request.name, request.min_gpus, request.max_gpus) == ("digits", 1, 4)
+    assert [problem for problem in check_paths(request) if "train.py" in problem] == []
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    """The modules of the demonstration, as `python examples/demo/run.py` would import them."""
+    monkeypatch.syspath_prepend(str(EXAMPLES / "demo"))
+    import cluster
+    import run
+
+    yield cluster, run
+    for name in ("cluster", "run"):
+        sys.modules.pop(name, None)
+
+
+def test_the_demonstration_sums_up_what_it_saw(demo, tmp_path):
+    cluster, run = demo
+    ours = {
+        "long": cluster.Watched(
+            0.0, 30.0, "succeeded", [(1.0, 1, 32, 1.0), (5.0, 2, 32, 1.0), (9.0, 2, 64, 0.8)], 0.97
+        ),
+        "short": cluster.Watched(4.0, 14.0, "succeeded", [(4.5, 0, 0, 1.0), (5.0, 1, 32, 1.0)], 0.95),
+    }
+    theirs = {
+        "long": cluster.Watched(0.0, 40.0, "succeeded", [(1.0, 2, 32, 1.0)], 0.97),
+        "short": cluster.Watched(4.0, 44.0, "succeeded", [(41.0, 2, 32, 1.0)], 0.95),
+    }
+    figures = run.summary(ours, theirs)
+    assert figures["mean_completion_seconds"] == {"pollux": 20.0, "fifo": 40.0}
+    assert figures["ratio"] == 0.5
+    assert figures["jobs"]["long"]["pollux"]["slots"] == "1→2"
+    assert figures["jobs"]["long"]["pollux"]["batches"] == "32→64"
+    assert figures["jobs"]["short"]["fifo"]["completion_seconds"] == 40.0
+    run.draw(ours, theirs, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demonstration_notes_the_end_by_the_services_clock(demo):
+    cluster, _ = demo
+    job = cluster.Watched(submitted=3.0)
+    status = {
+        "state": "running",
+        "gpus": 1,
+        "batch_size": 32,
+        "efficiency": None,
+        "submitted_at": 100.0,
+        "ended_at": None,
+    }
+    cluster.note(job, status, 5.0)
+    assert (job.ended, job.samples) == (None, [(5.0, 1, 32, 1.0)])
+    cluster.note(job, {**status, "state": "succeeded", "gpus": 0, "ended_at": 110.0}, 14.0)
+    assert job.completion_seconds == pytest.approx(10.0)

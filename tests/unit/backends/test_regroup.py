@@ -1,0 +1,318 @@
+"""Every way through a change of running replicas, by the clock of the test: `fail_at` any phase."""
+
+import pytest
+
+from pollux.backends._regroup import (
+    RESTART_EXIT_CODE,
+    Change,
+    GiveUp,
+    Join,
+    Kill,
+    Limits,
+    Lost,
+    Seat,
+    SetKey,
+    Started,
+    Watch,
+    settled_at,
+)
+
+LIMITS = Limits(prepare=10.0, boundary=20.0, move=5.0, leave=2.0, order=3.0)
+KILLED = -9
+
+
+def running(*numbers, generation=1):
+    return settled_at(generation, numbers, LIMITS)
+
+
+def to(generation, *seats, leavers=()):
+    """Seats as numbers that stay, in order, with their rank; and strings of digits for joiners."""
+    return Change(generation, tuple(Seat(*seat) for seat in seats), leavers)
+
+
+def grow(machine, now=0.0):
+    """Replicas 0 and 1 of generation 1 get 2 and 3 beside them."""
+    return machine.begin(to(2, (0, 0), (1, 1), (2, None), (3, None)), now)
+
+
+def commit(machine, now=1.0):
+    machine.seen("ready/2/2", "", now)
+    return machine.seen("ready/2/3", "", now)
+
+
+def only(actions, kind):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def keys(actions):
+    return {action.key: action.value for action in only(actions, SetKey)}
+
+
+# The way that nobody fails on
+
+
+def test_growing_starts_joiners_before_anybody_is_told():
+    machine = running(0, 1)
+    actions = grow(machine)
+    assert only(actions, Join) == [Join(2, 2), Join(3, 3)]
+    plan = keys(actions)["plan/2"]
+    assert plan["before"] == 1
+    assert plan["members"] == [
+        {"rank": 0, "was": 0}, {"rank": 1, "was": 1}, {"rank": 2, "was": None}, {"rank": 3, "was": None},
+    ]  # fmt: skip
+    assert plan["why"] == "resize"
+    assert "committed" not in keys(actions)
+    assert machine.phase == "prepare"
+
+
+def test_a_change_is_committed_when_all_joiners_are_ready():
+    machine = running(0, 1)
+    grow(machine)
+    assert machine.seen("ready/2/3", "", 1.0) == []
+    actions = machine.seen("ready/2/2", "", 2.0)
+    assert keys(actions) == {"committed": "2"}
+    assert "done/2/3" in only(actions, Watch)[0].keys
+    assert machine.phase == "move"
+
+
+def test_it_is_the_generation_once_all_have_stepped_in_it():
+    machine = running(0, 1)
+    grow(machine)
+    commit(machine)
+    for rank in (3, 1, 0):
+        assert machine.seen(f"done/2/{rank}", {"step": 7}, 2.0) == []
+    actions = machine.seen("done/2/2", {"step": 7}, 2.0)
+    assert only(actions, Started) == [Started(2, {rank: {"step": 7} for rank in range(4)})]
+    assert (machine.phase, machine.settled, machine.due) == ("settled", 2, None)
+    assert machine.ranks == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_shrinking_needs_no_preparation_and_waits_for_who_leaves():
+    machine = running(5, 6, 7)
+    actions = machine.begin(to(2, (5, 0), (6, 1), leavers=(7,)), 0.0)
+    assert keys(actions)["committed"] == "2"
+    machine.seen("done/2/0", {}, 1.0)
+    assert machine.seen("done/2/1", {}, 1.0) == []
+    assert only(machine.ended(7, 0, 1.5), Started)
+    assert machine.ranks == {5: 0, 6: 1}
+
+
+def test_who_does_not_leave_in_time_is_ended_and_the_change_stands():
+    machine = running(5, 6)
+    machine.begin(to(2, (5, 0), leavers=(6,)), 0.0)
+    machine.seen("done/2/0", {}, 1.0)
+    assert machine.tick(2.9) == []
+    assert machine.tick(3.0) == [Kill(6)]
+    assert only(machine.ended(6, KILLED, 3.1), Started)
+
+
+def test_words_of_another_generation_say_nothing():
+    machine = running(0, 1)
+    grow(machine)
+    assert machine.seen("ready/3/2", "", 1.0) == machine.seen("failed/1", "x", 1.0) == []
+    assert machine.seen("done/2/0", {}, 1.0) == []
+    assert machine.phase == "prepare"
+
+
+# A joiner dies or is late in 1: nobody paused
+
+
+def test_a_joiner_that_dies_early_withdraws_the_change():
+    machine = running(0, 1)
+    grow(machine)
+    machine.seen("ready/2/2", "", 1.0)
+    actions = machine.ended(3, 1, 2.0)
+    assert keys(actions).keys() == {"withdrawn/2"}
+    assert only(actions, Kill) == [Kill(2)]
+    assert only(actions, Lost)[0].ranks == (2, 3)
+    assert only(actions, Lost)[0].kept == (0, 1)
+    assert (machine.phase, machine.due) == ("withdrawn", None)
+
+
+def test_a_joiner_that_is_late_withdraws_the_change():
+    machine = running(0, 1)
+    grow(machine)
+    machine.seen("ready/2/2", "", 1.0)
+    assert machine.tick(9.9) == []
+    actions = machine.tick(10.0)
+    assert only(actions, Kill) == [Kill(2), Kill(3)]
+    assert "replicas 3 were not ready" in only(actions, Lost)[0].why
+    assert machine.ended(3, KILLED, 10.1) == []
+
+
+def test_after_a_withdrawal_the_next_plan_counts_from_what_runs():
+    machine = running(0, 1)
+    grow(machine)
+    machine.ended(2, 1, 2.0)
+    actions = machine.begin(to(3, (0, 0), (1, 1)), 3.0)
+    plan = keys(actions)["plan/3"]
+    assert (plan["before"], plan["why"]) == (1, "resize")
+    assert machine.phase == "move"
+
+
+# The coordinator dies after proposing: the change goes on by itself, and an order is taken once only
+
+
+def test_orders_are_taken_only_where_nothing_is_under_way():
+    machine = running(0, 1)
+    assert machine.takes_orders
+    grow(machine)
+    assert not machine.takes_orders
+    commit(machine)
+    assert not machine.takes_orders
+    machine.ended(0, KILLED, 2.0)
+    assert machine.takes_orders
+
+
+# A survivor dies in 2 to 4
+
+
+@pytest.mark.parametrize("phase", ["prepare", "move", "first done"])
+def test_a_survivor_that_dies_on_the_way_is_left_behind(phase):
+    machine = running(0, 1)
+    grow(machine)
+    if phase != "prepare":
+        commit(machine)
+    if phase == "first done":
+        machine.seen("done/2/0", {}, 2.0)
+    actions = machine.ended(0, KILLED, 3.0)
+    assert keys(actions)["lost/1"] == [0]
+    assert keys(actions)["lost/2"] == [0, 2, 3]
+    assert ("withdrawn/2" in keys(actions)) == (phase == "prepare")
+    assert only(actions, Kill) == [Kill(2), Kill(3)]
+    assert only(actions, Lost) == [Lost(2, (0, 2, 3), (1,), "replica 0 was killed by signal 9")]
+    plan = keys(machine.begin(to(3, (1, 1)), 4.0))["plan/3"]
+    assert (plan["before"], plan["why"], plan["members"]) == (1, "lost", [{"rank": 0, "was": 1}])
+
+
+def test_where_no_survivor_is_left_the_job_starts_anew():
+    machine = running(0, 1)
+    grow(machine)
+    commit(machine)
+    machine.ended(0, KILLED, 2.0)
+    actions = machine.ended(1, KILLED, 2.1)
+    assert "no other is left" in only(actions, GiveUp)[0].why
+    assert machine.phase == "over"
+
+
+# A joiner dies in 4 or 5: no state was lost
+
+
+@pytest.mark.parametrize("code", [1, KILLED])
+def test_a_joiner_that_dies_on_the_way_is_left_behind_with_the_others(code):
+    machine = running(0, 1)
+    grow(machine)
+    commit(machine)
+    machine.seen("here/2/0", "", 2.0)
+    actions = machine.ended(2, code, 3.0)
+    assert only(actions, Kill) == [Kill(3)]
+    assert only(actions, Lost)[0].kept == (0, 1)
+    assert keys(actions)["lost/2"] == [2, 3]
+    assert keys(actions)["lost/1"] == []
+
+
+# Anything that gets stuck, or is refused
+
+
+def test_a_refusal_gives_the_change_up():
+    machine = running(0, 1)
+    machine.begin(to(2, (0, 0)), 0.0)
+    actions = machine.seen("failed/2", "no pickle here", 1.0)
+    assert "no pickle here" in only(actions, GiveUp)[0].why
+    assert machine.ended(0, 143, 2.0) is None
+
+
+def test_who_never_reaches_the_boundary_gives_the_change_up():
+    machine = running(0, 1)
+    grow(machine)
+    commit(machine, 1.0)
+    assert machine.tick(20.9) == []
+    actions = machine.tick(21.0)
+    assert "replicas 0, 1, 2, 3 of generation 2" in only(actions, GiveUp)[0].why
+    assert only(actions, Kill) == [Kill(2), Kill(3)]
+
+
+def test_every_sign_of_the_move_gives_it_more_time():
+    machine = running(0, 1)
+    grow(machine)
+    commit(machine)
+    machine.seen("here/2/0", "", 19.0)
+    machine.seen("done/2/0", {}, 23.0)
+    assert machine.tick(27.9) == []
+    assert only(machine.tick(28.0), GiveUp)
+
+
+def test_nobody_answers_after_a_loss():
+    machine = running(0, 1, 2)
+    machine.ended(2, KILLED, 1.0)
+    assert machine.tick(3.9) == []
+    assert "nobody said" in only(machine.tick(4.0), GiveUp)[0].why
+
+
+def test_a_replica_that_asks_for_a_restart_gets_one():
+    machine = running(0, 1)
+    assert only(machine.ended(1, RESTART_EXIT_CODE, 1.0), GiveUp)
+
+
+# A rank crashes or hangs in normal training
+
+
+def test_a_killed_replica_is_told_and_the_others_wait():
+    machine = running(4, 5, 6)
+    actions = machine.ended(5, KILLED, 1.0)
+    assert keys(actions) == {"lost/1": [1]}
+    assert only(actions, Lost) == [Lost(1, (1,), (4, 6), "replica 1 was killed by signal 9")]
+    again = machine.ended(6, KILLED, 1.5)
+    assert keys(again) == {"lost/1": [1, 2]}
+    assert only(again, Lost)[0].kept == (4,)
+
+
+def test_a_hung_replica_is_told_with_its_reason():
+    machine = running(0, 1)
+    assert only(machine.ended(1, KILLED, 1.0, "it hung"), Lost)[0].why == "it hung"
+    alone = running(0)
+    assert only(alone.ended(0, KILLED, 1.0, "it hung"), GiveUp)[0].why == "it hung, and no other is left"
+
+
+def test_ends_that_are_no_part_of_a_change_are_judged_as_ever():
+    assert running(0).ended(0, KILLED, 1.0) is None
+    assert running(0, 1).ended(0, 0, 1.0) is None
+    assert running(0, 1).ended(0, 1, 1.0) is None
+
+
+def test_a_replica_that_fails_for_the_loss_of_another_is_no_crash():
+    machine = running(0, 1, 2)
+    machine.ended(2, KILLED, 1.0)
+    assert "did not outlive" in only(machine.ended(0, 1, 1.5), GiveUp)[0].why
+
+
+def test_numbers_of_the_dead_may_be_given_anew():
+    machine = running(0, 1)
+    machine.ended(0, KILLED, 1.0)
+    machine.begin(to(2, (1, 1), (0, None)), 2.0)
+    machine.seen("ready/2/1", "", 3.0)
+    machine.seen("done/2/0", {}, 4.0)
+    machine.seen("done/2/1", {}, 4.0)
+    assert (machine.phase, machine.ranks) == ("settled", {1: 0, 0: 1})
+    assert keys(machine.ended(0, KILLED, 5.0)) == {"lost/2": [1]}
+
+
+# The job ends meanwhile
+
+
+def test_a_job_that_ends_while_joiners_prepare_needs_none():
+    machine = running(0)
+    machine.begin(to(2, (0, 0), (1, None)), 0.0)
+    assert machine.ended(0, 0, 1.0) is None
+    actions = machine.over()
+    assert keys(actions).keys() == {"withdrawn/2"}
+    assert only(actions, Kill) == [Kill(1)]
+    assert (machine.phase, machine.due) == ("over", None)
+
+
+def test_a_job_that_is_through_right_after_the_move_is_no_loss():
+    machine = running(0)
+    machine.begin(to(2, (0, 0), (1, None)), 0.0)
+    machine.seen("ready/2/1", "", 1.0)
+    assert machine.ended(1, 0, 2.0) is None
+    assert machine.ended(0, 0, 2.0) is None
