@@ -131,10 +131,10 @@ def draw(pollux: dict[str, Watched], fixed: dict[str, Watched], path: Path) -> N
         heights = [[slots_at(job, moment) for moment in times] for job in runs.values()]
         axis.stackplot(times, heights, labels=list(runs), colors=COLOURS, step="post")
         axis.set(ylabel="slots", ylim=(0, SLOTS + 0.2), title=title)
-        for job, colour in zip(runs.values(), COLOURS, strict=True):
+        for job, colour in zip(runs.values(), COLOURS, strict=False):
             axis.axvline(job.submitted, color=colour, linestyle=":", linewidth=1)
     axes[0].legend(loc="upper right", ncols=len(pollux), fontsize="small")
-    for (name, job), colour in zip(pollux.items(), COLOURS, strict=True):
+    for (name, job), colour in zip(pollux.items(), COLOURS, strict=False):
         points = [(moment, batch) for moment, slots, batch, _ in job.samples if batch and slots]
         axes[2].step(*zip(*points, strict=True), where="post", color=colour, label=name)
     axes[2].set(ylabel="batch (samples)", xlabel="seconds (dotted: a job is submitted)", title="pollux: total batch")
