@@ -1,7 +1,7 @@
 """Whether adaptation hurts the model: final quality of adaptive against exact runs, and whether efficiency is true.
 
-Every run is the user's own loop through `pollux.init`, on one replica. The tasks are in `quality_tasks`; each has a
-process of its own, so that two cores do both at once. A long measurement can be cut and go on later (`--parts`).
+Every run is the user's own loop through `pollux.init`, on one replica. The tasks are in `quality_tasks`; runs
+are shared out over processes, one per core. A long measurement can be cut and go on later (`--parts`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import math
 import multiprocessing
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -294,20 +295,39 @@ def _samples_for(base: dict[float, Any], losses: Any) -> float:
     return float(np.exp(np.polyval(np.polyfit(reached, np.log(list(base)), 2), float(losses.mean()))))
 
 
-def measure_task(name: str, quick: bool, seed: int, parts: Path | None = None) -> dict[str, Any]:
-    """One task: efficiency, and quality over seeds."""
+def _one(name: str, quick: bool, seed: int, parts: Path, what: str) -> None:
+    """One piece of the measurement, left in the folder: the efficiency of a task, or a run in a mode."""
     torch.set_num_threads(1)
+    task = TASKS[name](quick)
+    if what == "efficiency":
+        kept(parts, f"{name}-efficiency", lambda: efficiency(task, 2 if quick else REPEATS, seed))
+    else:
+        kept(parts, f"{name}-{seed}-{what}", lambda: asdict(train(task, seed, adaptive=what == "adaptive")))
+
+
+def measure_task(name: str, quick: bool, seed: int, parts: Path) -> dict[str, Any]:
+    """One task from its pieces: efficiency, and quality over seeds."""
     task, first = TASKS[name](quick), seed + FIRST_SEED
     probe = kept(parts, f"{name}-efficiency", lambda: efficiency(task, 2 if quick else REPEATS, first))
     return {**compare(task, range(first, first + (2 if quick else SEEDS)), parts), "efficiency": probe}
 
 
-def measure(quick: bool, seed: int, parts: Path | None = None) -> dict[str, Any]:
-    """Both tasks, side by side; in a full run also the worst figures of both, to be judged."""
-    # Not forked: a child of a process with threads of PyTorch's may hang.
-    with ProcessPoolExecutor(len(TASKS), multiprocessing.get_context("spawn")) as pool:
-        running = {name: pool.submit(measure_task, name, quick, seed, parts) for name in TASKS}
-        tasks = {name: each.result() for name, each in running.items()}
+def measure(quick: bool, seed: int, parts: Path | None = None, workers: int | None = None) -> dict[str, Any]:
+    """Both tasks, piece by piece in several processes; in a full run also the worst figures of both, to be judged."""
+    with tempfile.TemporaryDirectory() as folder:
+        parts = Path(folder) if parts is None else parts
+        first = seed + FIRST_SEED
+        pieces = [(name, first, "efficiency") for name in TASKS]
+        seeds = range(first, first + (2 if quick else SEEDS))
+        pieces += [(name, each, mode) for each in seeds for name in TASKS for mode in ("exact", "adaptive")]
+        # Not forked: a child of a process with threads of PyTorch's may hang.
+        with ProcessPoolExecutor(workers or os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+            running = [pool.submit(_one, name, quick, each, parts, what) for name, each, what in pieces]
+            for done, piece in enumerate(running, start=1):
+                piece.result()
+                if done % 16 == 0:
+                    print(f"{done} of {len(running)} pieces done", flush=True)
+        tasks = {name: measure_task(name, quick, seed, parts) for name in TASKS}
     if quick:
         return {"quality": tasks}
     judged = [result["metrics"][result["metric"]] for result in tasks.values()]
@@ -396,6 +416,7 @@ def _draw_ends(axis: Any, task: dict[str, Any]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--workers", type=int, help="processes; by default one per core")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--parts", type=Path, help="leave what is finished in this folder, go on from what is there, keep the result"
@@ -410,5 +431,8 @@ if __name__ == "__main__":
         draw(shown, arguments.output)
         print(tables(shown))
     else:
-        measured = {**measure(arguments.quick, arguments.seed, arguments.parts), "seed": arguments.seed}
+        measured = {
+            **measure(arguments.quick, arguments.seed, arguments.parts, arguments.workers),
+            "seed": arguments.seed,
+        }
         finish("agent_quality", measured, arguments.quick or arguments.parts is None)

@@ -44,16 +44,14 @@ def serve(home: Path, seed: int) -> None:
         telemetry = server.open_telemetry(server.telemetry_file(home))
         tokens = server.Tokens(server.operator_token(server.token_file(home)), "benchmark")
         engine = Engine(policies.create("pollux"), Paper(), store, telemetry, settings, tokens=tokens)
-        begin = engine.runner.due_snapshot
+        begin = engine.runner.thinking_begins
 
-        def watched() -> Any:
-            snapshot = begin()
-            if snapshot is not None:
-                with (home / "delays.txt").open("a") as file:
-                    file.write(f"{engine.runner.latest_decision_delay}\n")
-            return snapshot
+        def watched(due: float) -> None:
+            begin(due)
+            with (home / "delays.txt").open("a") as file:
+                file.write(f"{engine.runner.latest_decision_delay}\n")
 
-        engine.runner.due_snapshot = watched  # type: ignore[method-assign]
+        engine.runner.thinking_begins = watched  # type: ignore[method-assign]
         return engine
 
     server.build_engine = build
@@ -212,7 +210,7 @@ def ask(home: Path, path: str) -> Any:
 
 
 def decisions(home: Path) -> dict[str, Any]:
-    """How long after they were due decisions were begun, and how long the last one took."""
+    """How long after they were due the policy began to think about decisions, and how long the last one took."""
     late = sorted(1e3 * float(line) for line in (home / "delays.txt").read_text().splitlines())
     status = ask(home, "/v1/status")
     return {

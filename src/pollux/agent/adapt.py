@@ -472,6 +472,17 @@ class Adaptation:
         self.guard.settle()
         self._next_round = step + self._round_steps
 
+    def regrouped(self, state: dict[str, Any], step: int) -> None:
+        """Go on among other replicas, each from the same state and alike in all that decides."""
+        self._round_steps = _ROUND_STEPS[0]
+        self._rounds_since_change = 0
+        self._samples = 0
+        self._cap = None
+        self._rests.clear()
+        self.load_state_dict(state, step)
+        parameters = state["fit"]["parameters"]
+        self.model = None if parameters is None else PublishedThroughput(*parameters)
+
     def close(self) -> None:
         """End the fitting thread."""
         self.fit.close()

@@ -160,6 +160,11 @@ class Averager:
             self._reference = max(float(weights) / (parts * self._replicas.num_replicas), 1.0)
         return weights
 
+    def forget(self) -> None:
+        """Begin anew among other replicas: nothing is under way, and the reference is found again by all of them."""
+        self._kind, self._sum, self._work, self._parts = None, None, None, 0
+        self._reference = 0.0
+
     def abandon(self) -> None:
         """The step under way does not count."""
         if self._work is not None:

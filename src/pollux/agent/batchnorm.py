@@ -94,12 +94,12 @@ def _forward(self: _BatchNorm, input: Tensor) -> Tensor:
         # Outside training there is no promise that every replica runs this forward, so none may wait here.
         return type(self).original_class.forward(self, input)  # type: ignore[attr-defined, no-any-return]
     self._check_input_dim(input)
-    group: dist.ProcessGroup = vars(self)["pollux_group"]
     counted: bool = vars(self)["pollux_counted"]
-    mean, variance, count = _statistics(input, counted, group)
+    mean, variance, count = _statistics(input, counted, vars(self)["pollux_group"])
     if self.training and self.track_running_stats:
         _track(self, mean, variance, count)
-    output: Tensor = _Normalise.apply(input, self.weight, self.bias, mean, variance, count, self.eps, group, counted)
+    entries = vars(self)
+    output: Tensor = _Normalise.apply(input, self.weight, self.bias, mean, variance, count, self.eps, entries, counted)
     return output
 
 
@@ -161,14 +161,15 @@ class _Normalise(torch.autograd.Function):
         variance: Tensor,
         count: Tensor,
         eps: float,
-        group: dist.ProcessGroup,
+        entries: dict[str, Any],
         counted: bool,
     ) -> Tensor:
         shape = [1, -1, *([1] * (input.dim() - 2))]
         inverse = torch.rsqrt(variance + eps)
         normal = (input.to(mean.dtype) - mean.view(shape)) * inverse.view(shape)
         ctx.save_for_backward(normal, inverse, weight, count)
-        ctx.group, ctx.shape, ctx.counted = group, shape, counted
+        # Not the group itself: a loss that a script keeps must not keep the group, which others may wait in.
+        ctx.entries, ctx.shape, ctx.counted = entries, shape, counted
         output = normal
         if weight is not None:
             output = output * weight.view(shape)
@@ -185,7 +186,7 @@ class _Normalise(torch.autograd.Function):
         grad_bias = grad.sum(dims)
         grad_weight = (grad * normal).sum(dims)
         sums = torch.cat([grad_bias, grad_weight])
-        dist.all_reduce(sums, group=ctx.group)
+        dist.all_reduce(sums, group=ctx.entries["pollux_group"])
         channels = grad_bias.shape[0]
         scale = inverse if weight is None else inverse * weight
         divisor = count.clamp(min=1.0)

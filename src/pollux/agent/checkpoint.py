@@ -52,6 +52,7 @@ __all__ = ["Checkpointer", "Loaded", "Saved", "load", "parameter_signature", "re
 
 _logger = logging.getLogger("pollux")
 _T = TypeVar("_T")
+_HANDOVER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,8 @@ class Checkpointer:
     state is the same on all replicas, replica 0 alone writes it and no collective runs; with `sharded` true every
     replica writes its shards, and `save` is called on all of them. `group` must be able to send CPU tensors (gloo) and
     must not be used by others while a sharded save is in flight; `None` is for one replica. The constructor and
-    `latest` are collective where `num_replicas` > 1. All replicas must see the folder.
+    `latest` are collective where `num_replicas` > 1. All replicas must see the folder. With `opens` false it is left
+    alone until `rebind`.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class Checkpointer:
         num_replicas: int = 1,
         group: dist.ProcessGroup | None = None,
         sharded: bool = False,
+        opens: bool = True,
     ) -> None:
         if keep < 1:
             raise InvalidInput(f"keep is {keep}; at least 1 checkpoint must stay")
@@ -177,7 +180,8 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._abandoned = threading.Event()
         self._disk: CheckpointFolder | None = None
-        self._on_first_replica(self._open)
+        if opens:
+            self._on_first_replica(self._open)
 
     @property
     def writes(self) -> bool:
@@ -250,6 +254,21 @@ class Checkpointer:
             self._thread.join()
             self._thread = None
 
+    def unbind(self) -> None:
+        """Let go of the group; a save in flight goes on, since only a sharded one needs others."""
+        self._group = None
+
+    def rebind(self, replica: int, num_replicas: int, group: dist.ProcessGroup | None) -> None:
+        """Go on as that replica of other ones; not for sharded state. Whoever is replica 0 now holds the folder.
+
+        It takes hold of it when it first writes, since the one before may have to finish a save.
+        """
+        self._replica, self._num_replicas, self._group = replica, num_replicas, group
+        if replica != 0 and self._disk is not None:
+            self.wait()
+            self._disk.release()
+            self._disk = None
+
     def abandon(self) -> None:
         """Give up the save in flight, if any; what it wrote is removed. When sharded, call it on all replicas."""
         self._abandoned.set()
@@ -291,6 +310,17 @@ class Checkpointer:
 
     def _open(self) -> None:
         self._disk = CheckpointFolder(self.folder)
+
+    def _take_hold(self) -> None:
+        """Open the folder as soon as the replica that held it has let it go."""
+        end = time.monotonic() + _HANDOVER_SECONDS
+        while self._disk is None:
+            try:
+                self._open()
+            except MisusedJob:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
 
     def _folder_here(self) -> CheckpointFolder:
         if self._disk is None:
@@ -365,6 +395,8 @@ class Checkpointer:
     def _begin(self, request: _Request) -> str:
         """On replica 0 the name of the new folder to write to."""
         _require_finite(request.staged.get(), request.finite)
+        if self._replica == 0:
+            self._take_hold()
         return self._disk.begin(request.manifest.step) if self._disk is not None else ""
 
     def _write_beside(self, request: _Request, beside: Path) -> str:

@@ -291,6 +291,24 @@ class Engine:
         self._num_finished = 0
         self.model = self._wrap()
 
+    def disconnect(self) -> None:
+        """Wait for no collective any more: the step that one belongs to does not count."""
+        self._averager.forget()
+
+    def regroup(self) -> None:
+        """Begin anew among other replicas, which know nothing of the losses, times and measurements here."""
+        alone = self._replicas.num_replicas == 1
+        self.clock.regroup(hooks=not alone)
+        if self.meter is not None:
+            self.meter.regroup(set_aside=alone)
+        self._averager.forget()
+        self._losses.zero_()
+        self._num_losses = 0
+        self._late_losses.forget()
+        self._weighted = None
+        self.tolerates = False
+        self.rebuild()
+
     def losses(self) -> tuple[float, int]:
         """Sum over steps of this replica's share of the mean loss, and the number of steps, between two calls.
 

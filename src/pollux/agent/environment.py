@@ -36,12 +36,15 @@ class Environment:
     generation: int = 0
     url: str = ""
     job_token: str = ""
+    ca_file: Path | None = None
     keep_checkpoints: int | None = None
     batch_size: int | None = None
     max_batch_size: int | None = None
     max_local_batch: int | None = None
     adapts: bool = True
     stopped_at: float | None = None
+    store: str = ""
+    joins: bool = False
 
     def batches(
         self, initial: int | None, maximum: int | None, local: int | None
@@ -85,7 +88,7 @@ def _seconds(variables: Mapping[str, str], name: str) -> float | None:
     return value
 
 
-def _folder(variables: Mapping[str, str], name: str) -> Path | None:
+def _path(variables: Mapping[str, str], name: str) -> Path | None:
     return Path(variables[name]) if variables.get(name) else None
 
 
@@ -111,19 +114,22 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         local_replica=_whole(variables, "LOCAL_RANK", replica % local_replicas, 0),
         num_nodes=min(num_nodes, num_replicas),
         job=variables.get("POLLUX_JOB", ""),
-        checkpoint_dir=_folder(variables, "POLLUX_CHECKPOINT_DIR"),
+        checkpoint_dir=_path(variables, "POLLUX_CHECKPOINT_DIR"),
         checkpoint_every=_seconds(variables, "POLLUX_CHECKPOINT_EVERY"),
-        output_dir=_folder(variables, "POLLUX_OUTPUT_DIR"),
+        output_dir=_path(variables, "POLLUX_OUTPUT_DIR"),
         timeout=_seconds(variables, "POLLUX_TIMEOUT"),
         generation=_whole(variables, "POLLUX_GENERATION", 0, 0),
         url=variables.get("POLLUX_URL", ""),
         job_token=variables.get("POLLUX_JOB_TOKEN", ""),
+        ca_file=_path(variables, "POLLUX_CA_FILE"),
         keep_checkpoints=_count(variables, "POLLUX_CHECKPOINT_KEEP"),
         batch_size=_count(variables, "POLLUX_BATCH_SIZE"),
         max_batch_size=_count(variables, "POLLUX_MAX_BATCH_SIZE"),
         max_local_batch=_count(variables, "POLLUX_MAX_LOCAL_BATCH"),
         adapts=variables.get("POLLUX_ADAPT", "") != "0",
         stopped_at=_seconds(variables, "POLLUX_STOPPED_AT"),
+        store=variables.get("POLLUX_STORE", ""),
+        joins=variables.get("POLLUX_JOIN", "") == "1",
     )
 
 

@@ -23,9 +23,11 @@ from pollux.agent.averaging import Averager
 from pollux.agent.environment import Environment, gpu_type
 from pollux.agent.hosted_steps import HostedOptions, HostedSteps
 from pollux.agent.loader import Loader, LoaderOptions
+from pollux.agent.membership import Membership, connect
 from pollux.agent.noise import NoiseEstimate, NoiseTracker
 from pollux.agent.progress import Progress
-from pollux.agent.replicas import Replicas
+from pollux.agent.regroup import refuse_all
+from pollux.agent.replicas import LIVE_TIMEOUT_SECONDS, Replicas
 from pollux.agent.shapes import MicroBatch
 from pollux.agent.tuner import Change
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
@@ -66,6 +68,7 @@ class HostedTraining:
         self._mid_step = False
         self._epoch_ended = False
         self._before_change: int | None = None
+        self._refuses = False
         size = self.loader.size
         if size is not None and size < options.batch_size:
             raise InvalidInput(
@@ -95,6 +98,11 @@ class HostedTraining:
         rule = rules.create(options.lr_rule or rules.default_rule(optimizer), warmup=options.warmup_epochs)
         measures = options.measure_noise if options.measure_noise is not None else not allowed.is_exact
         replicas = Replicas(environment, device)
+        if environment.store and replicas.is_first and not self._refuses:
+            self._refuses = True
+            store = connect(environment.store, LIVE_TIMEOUT_SECONDS)
+            membership = Membership(store, environment.generation, environment.replica)
+            refuse_all(membership, "a framework owns the loop and its process group: this job moves by a restart")
         replicas.check_same("batch_size", options.batch_size)
         replicas.check_same("the size of the dataset", self.loader.size or -1)
         steps = HostedSteps(optimizer, device, measures)

@@ -21,19 +21,21 @@ from torch.utils import _pytree
 
 from pollux.agent.adapt import RoundReport
 from pollux.agent.batchnorm import has_batchnorm, synchronise_batchnorm
-from pollux.agent.saving import SavedJob
+from pollux.agent.heartbeat import CHECKPOINT as SAVING
+from pollux.agent.heartbeat import PASS_END
+from pollux.agent.moving import MovingJob
+from pollux.agent.regroup import STOPPED_EXIT_CODE
 from pollux.agent.shapes import MicroBatch
 from pollux.agent.state import State
 from pollux.agent.status import Parts
 from pollux.agent.tensorboard import Scalars
 from pollux.agent.tuner import Change
-from pollux.agent.watch import CHECKPOINT, STOP
+from pollux.agent.watch import CHECKPOINT, RESIZE, STOP
 from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue, PolluxError
 
 __all__ = ["Job", "JobStopped"]
 
 _log = logging.getLogger("pollux")
-STOPPED_EXIT_CODE = 143
 _MOST_ROUNDS_WITH_A_SCALER = 5
 
 
@@ -55,7 +57,7 @@ class _Snapshot:
     progress: float
 
 
-class Job(SavedJob):
+class Job(MovingJob):
     """A training job; made by `pollux.init`. What it can be asked is in `JobStatus`, how it is saved in `SavedJob`.
 
     ```
@@ -80,6 +82,9 @@ class Job(SavedJob):
         self._failed = False
         self._rounds_not_finite = 0
         self._finished = False
+        self._pass_closed = False
+        self._taken: tuple[MicroBatch, Any] | None = None
+        self._beat = None if parts.live is None else parts.live.beat
 
     # The loop
 
@@ -91,16 +96,21 @@ class Job(SavedJob):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidInput(f"epochs is {count!r}: give a whole number of epochs, 1 or more")
         self._require_open()
+        self._epochs_wanted = count
         if self._parts.teller is not None:
             self._parts.teller.wants_epochs(count)
         while self._progress.epoch < count:
+            number = self._progress.epoch
             self._in_epoch, self._left_early, self._left_loop = True, False, True
-            yield self._progress.epoch
+            yield number
             self._left_loop = False
-            self._close_epoch()
-            self._serve_requests()
+            # Replicas that were lost may leave this one behind in an epoch that others have closed.
+            while self._progress.epoch == number and not self._surviving(self._close_epoch):
+                pass
+            self._surviving(self._serve_requests)
         self._in_epoch = False
-        self._finish()
+        while not self._surviving(self._finish):
+            pass
 
     def batches(self) -> Iterator[Any]:
         """This replica's batches until the epoch is over, moved to its device; pass each one's loss to `backward`.
@@ -112,10 +122,12 @@ class Job(SavedJob):
             raise MisusedJob("job.batches() was called outside of an epoch: loop over job.epochs(n) around it")
         self._require_open()
         self._drop_unfinished_step()
-        ended = False
+        ended, number = False, self._progress.epoch
         try:
-            while not self._epoch_over():
-                item = self._next_batch()
+            while self._progress.epoch == number and not self._epoch_over():
+                self._taken = None
+                self._surviving(self._take_batch)
+                item = self._taken
                 if item is None:
                     continue
                 micro, batch = item
@@ -124,6 +136,8 @@ class Job(SavedJob):
             ended = True
         finally:
             self._left_early = self._left_early or not ended
+            self._taken = None
+            self._announce(PASS_END)
 
     def backward(self, loss: Tensor, *, reduction: str = "mean", weight: float | Tensor | None = None) -> None:
         """The backward pass, and after the last micro-batch of a step the step itself.
@@ -133,13 +147,26 @@ class Job(SavedJob):
         accumulation the gradient is that of the whole batch. It may end the process: see `JobStopped`.
         """
         try:
-            micro = self._engine.backward(loss, reduction, weight)
-            self._mid_step = not micro.is_last
-            if micro.is_last:
-                self._finish_step(micro)
+            self._surviving(lambda: self._backward(loss, reduction, weight))
         except Exception:
             self._failed = True
             raise
+
+    def _backward(self, loss: Tensor, reduction: str, weight: float | Tensor | None) -> None:
+        if self._beat is not None:
+            self._beat.waiting = self.num_replicas > 1
+        self._require_whole_model()
+        micro = self._engine.backward(loss, reduction, weight)
+        self._mid_step = not micro.is_last
+        if micro.is_last:
+            self._finish_step(micro)
+        if self._beat is not None:
+            self._beat.waiting = False
+
+    def _announce(self, what: str) -> None:
+        """Tell whoever listens for signs of life what takes long now, if anything."""
+        if self._beat is not None:
+            self._beat.busy = what
 
     def log(self, **values: float) -> None:
         """Record metrics of the user's own, by samples and epoch, in the receipt and TensorBoard."""
@@ -221,10 +248,19 @@ class Job(SavedJob):
             return self._progress.epoch_reached
         return self._loader.pass_done
 
+    def _forget_course(self) -> None:
+        self._iterator, self._mid_step, self._snapshot = None, False, None
+        self._rounds_not_finite = 0
+
+    def _take_batch(self) -> None:
+        self._taken = self._next_batch()
+
     def _next_batch(self) -> tuple[MicroBatch, Any] | None:
         """The next micro-batch; None where a pass ended and the question is to be asked anew."""
         if self._iterator is None:
             if self._loader.pass_done:
+                if not self._pass_closed:
+                    self._pass_ended()
                 self._next_pass()
             self._iterator = self._loader.micro_batches(self._adaptation.shape, self._progress.steps)
         if not self._mid_step:
@@ -245,6 +281,8 @@ class Job(SavedJob):
 
     def _begin(self, micro: MicroBatch) -> None:
         local = _local_batch(micro, self.num_replicas)
+        if self._beat is not None and self._beat.busy == PASS_END:
+            self._beat.busy = ""
         self._engine.begin(micro, self._adaptation.trial_from(local) if micro.index == 0 else None)
 
     def _moved(self, batch: Any) -> Any:
@@ -274,8 +312,7 @@ class Job(SavedJob):
         self._engine.clock.end(micro.repeats, local, micro.measured)
         progress.add(micro.total, self._adaptation.stepped(local, micro.total))
         self._loader.commit()
-        if self._parts.teller is not None:
-            self._parts.teller.stepped()
+        self._tell_step()
         if self._parts.schedule is not None:
             self._parts.schedule.after_step(progress)
         self._prepare_buffers()
@@ -283,15 +320,30 @@ class Job(SavedJob):
             self._round()
         self._serve_requests()
 
+    def _tell_step(self) -> None:
+        live, teller = self._parts.live, self._parts.teller
+        changed = live is not None and live.stepped(self._progress.steps)
+        if teller is not None:
+            teller.stepped()
+            teller.live = live is not None and not live.refusal
+            if changed and live is not None and live.last_pause is not None:
+                teller.resized(*live.last_pause)
+
     def _serve_requests(self) -> None:
         for request in sorted(self._parts.watch.at_boundary(self._progress.steps)):
             self._serve(request)
+            if self._beat is not None and self._beat.busy == SAVING:
+                self._beat.busy = ""
 
     def _serve(self, request: str) -> None:
         if request == CHECKPOINT and self._parts.checkpointer is not None:
+            self._announce(SAVING)
             self.checkpoint(wait=False)
         elif request == STOP:
+            self._announce(SAVING)
             self._stop()
+        elif request == RESIZE and self._parts.live is not None:
+            self._parts.live.resize(self, self._parts.watch.target)
 
     def _stop(self) -> None:
         # Before the state is saved, so that the receipt of the run that goes on knows of it.
@@ -424,6 +476,7 @@ class Job(SavedJob):
     # Epochs and passes
 
     def _pass_ended(self) -> None:
+        self._pass_closed = True
         if self._loader.pass_done:
             ledger = self.ledger()
             if not ledger.is_complete:
@@ -439,6 +492,9 @@ class Job(SavedJob):
 
     def _close_epoch(self) -> None:
         self._drop_unfinished_step()
+        if not self._engine.counts_batchnorm:
+            # First what needs the others: where one is lost, nothing has changed yet.
+            self._replicas.broadcast_buffers(self._engine.inner)
         exact = not self._adaptation.adapts or self._progress.epoch_size is None
         if exact and self._loader.pass_done:
             self._end_pass()
@@ -447,8 +503,6 @@ class Job(SavedJob):
             self._iterator = None
             self._loader.skip_pass()
         self._progress.close_epoch()
-        if not self._engine.counts_batchnorm:
-            self._replicas.broadcast_buffers(self._engine.inner)
         if self._parts.schedule is not None:
             self._parts.schedule.after_epoch()
         if self._parts.scalars is not None:
@@ -465,6 +519,7 @@ class Job(SavedJob):
 
     def _next_pass(self) -> None:
         self._loader.next_pass()
+        self._pass_closed = False
         # A sampler of the user's own may draw differently on each replica, which would lose and repeat samples.
         order = self._loader.order_hash()
         if order:

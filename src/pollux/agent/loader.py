@@ -318,6 +318,11 @@ class Loader:
         self.rewind()
         self._set_replica(replica, num_replicas)
 
+    def end_workers(self) -> None:
+        """End the worker processes of a map-style dataset, persistent ones too; implies `rewind()`."""
+        self.rewind()
+        self._torch_loader = None
+
     def next_pass(self) -> None:
         """Begin another pass, in another order, with an empty ledger."""
         if not self.pass_done:
@@ -344,6 +349,18 @@ class Loader:
             return None
         order = self._current_order()
         return order.ledger(order.size if self._dropped_at is None else self._dropped_at)
+
+    def rebuild_ledger(self) -> None:
+        """Count what the committed places of this pass hold, after replicas were lost with parts of the ledger."""
+        self.rewind()
+        known = self._position.ledger() if self._stream is not None else self._current_order().ledger(self.cursor)
+        self.ledger = Ledger()
+        self.ledger.merge(known.count, known.digest)
+
+    @property
+    def dataset_state(self) -> object:
+        """A stream's own state at the cursor; None where it has none."""
+        return self._position.dataset_state
 
     def order_hash(self) -> int:
         """A number of 52 bits that differs where a sampler gave this pass another order; 0 without a sampler.

@@ -281,6 +281,13 @@ class GradientMeter:
         self._host_rows.clear()
         self._num_rows = 0
 
+    def regroup(self, set_aside: bool) -> None:
+        """Forget all rows, and be like a meter just made; the optimiser's state is looked at. `set_aside` as above."""
+        self.abandon()
+        self.drain()
+        self._set_aside = set_aside
+        self._num_drains = 0
+
     def close(self) -> None:
         """Remove every hook, the one that counts the optimiser's steps too; the meter is done."""
         self.abandon()

@@ -19,30 +19,65 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pollux.agent.batchnorm import set_counted, synchronise_batchnorm
 from pollux.agent.environment import Environment
 from pollux.core.errors import InvalidInput
 
-__all__ = ["Replicas", "WrappedModel"]
+__all__ = ["Replicas", "WrappedModel", "is_loss"]
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
+# Where whoever supervises the job can put something in the place of a replica that is gone, a hang must end.
+LIVE_TIMEOUT_SECONDS = 60.0
 _UNFINISHED = "Expected to have finished reduction"
 _NAMED = 5
 
 
+def is_loss(error: BaseException) -> bool:
+    """Whether an error says that other replicas, or the store, are gone or silent, and nothing of the user's code."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(sign in text for sign in ("/gloo/", "Gloo", "NCCL"))
+
+
 class WrappedModel(DistributedDataParallel):
-    """PyTorch's data-parallel wrapper that also answers for the attributes of the model inside."""
+    """PyTorch's data-parallel wrapper that also answers for the attributes of the model inside.
+
+    `broken` says that replicas were lost in a forward pass, and how; its output is then of no use.
+    """
 
     ran: bool = False
+    broken: str = ""
+    survives: bool = False
+    successor: nn.Module | None = None
+
+    def follow(self, successor: nn.Module) -> None:
+        """From here on be the other model, for scripts that kept this one."""
+        vars(self)["successor"] = successor
+
+    def let_go(self) -> None:
+        """Let go of the process group, which ends with its last holder: others that wait in it are freed by that."""
+        for name in ("reducer", "logger", "process_group"):
+            vars(self).pop(name, None)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's own forward; noted, so that a step that went round it can be told."""
+        if self.successor is not None:
+            return self.successor(*inputs, **kwargs)
         self.ran = True
         try:
             return super().forward(*inputs, **kwargs)
         except RuntimeError as error:
-            if _UNFINISHED not in str(error):
+            if self.survives and is_loss(error):
+                self.broken = str(error)
+            elif _UNFINISHED in str(error):
+                raise InvalidInput(self._unused(str(error))) from error
+            else:
                 raise
-            raise InvalidInput(self._unused(str(error))) from error
+        # The loop goes on to its backward pass, where that is dealt with; until then layers learn nothing.
+        synchronise_batchnorm(self.module, None)
+        set_counted(self.module, False)
+        return self.module(*inputs, **kwargs)
 
     def _unused(self, said: str) -> str:
         """What to tell about parameters that got no gradient, from what PyTorch says about their numbers."""
@@ -67,13 +102,19 @@ class WrappedModel(DistributedDataParallel):
 
 
 class Replicas:
-    """This process among `num_replicas`; alone, it opens no socket.
+    """This process among `num_replicas`; alone, it opens no socket. With `meeting`, replicas may change while they run.
 
     Two groups: `data` (the default one: NCCL on GPUs, gloo elsewhere) carries gradients, `control` (always
     gloo) carries the few small numbers that replicas agree on, without touching the GPU.
     """
 
-    def __init__(self, environment: Environment, device: torch.device, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        device: torch.device,
+        timeout: float | None = None,
+        meeting: dist.Store | None = None,
+    ) -> None:
         self.replica = environment.replica
         self.num_replicas = environment.num_replicas
         self.num_nodes = environment.num_nodes
@@ -83,26 +124,37 @@ class Replicas:
         self.owns_group = False
         self._wrapped: WrappedModel | None = None
         self._others: list[dist.ProcessGroup] = []
+        self._lives = meeting is not None
+        self._are_alike = False
+        default = LIVE_TIMEOUT_SECONDS if self._lives else DEFAULT_TIMEOUT_SECONDS
+        self._limit = datetime.timedelta(seconds=timeout or environment.timeout or default)
         if dist.is_initialized():
             self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()
             self.num_nodes = min(self.num_nodes, self.num_replicas)
         if self.num_replicas > 1:
-            self._join(timeout or environment.timeout or DEFAULT_TIMEOUT_SECONDS)
+            self._join(meeting)
 
-    def _join(self, timeout: float) -> None:
-        limit = datetime.timedelta(seconds=timeout)
+    def _rendezvous(self) -> dist.Store:
+        store: dist.Store
+        try:
+            store, _, _ = next(
+                dist.rendezvous("env://", rank=self.replica, world_size=self.num_replicas, timeout=self._limit)
+            )
+        except (ValueError, dist.DistError, RuntimeError) as error:
+            raise InvalidInput(
+                f"replica {self.replica} of {self.num_replicas} cannot meet the others: {error}; start the script "
+                "with torchrun, or set MASTER_ADDR and MASTER_PORT"
+            ) from error
+        store.set_timeout(self._limit)
+        return store
+
+    def _join(self, meeting: dist.Store | None, patience: float | None = None) -> None:
+        limit = self._limit
+        if patience is not None and hasattr(dist.ProcessGroup, "set_timeout"):
+            limit = min(limit, datetime.timedelta(seconds=patience))
         if not dist.is_initialized():
             backend = "nccl" if self.device.type == "cuda" else "gloo"
-            try:
-                store, _, _ = next(
-                    dist.rendezvous("env://", rank=self.replica, world_size=self.num_replicas, timeout=limit)
-                )
-            except (ValueError, dist.DistError, RuntimeError) as error:
-                raise InvalidInput(
-                    f"replica {self.replica} of {self.num_replicas} cannot meet the others: {error}; start the script "
-                    "with torchrun, or set MASTER_ADDR and MASTER_PORT"
-                ) from error
-            store.set_timeout(limit)
+            store = self._rendezvous() if meeting is None else meeting
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("pollux/group", store),
@@ -116,8 +168,35 @@ class Replicas:
         # A process group may outlive a job: each job has its own keys, numbered alike on all replicas.
         number = store.add(f"pollux/jobs/{self.replica}", 1)
         self.store = dist.PrefixStore(f"pollux/job/{number}", store)
-        self._limit = limit
         self.control = dist.new_group(backend="gloo", timeout=limit)
+        if limit < self._limit:
+            groups: tuple[Any, ...] = (dist.group.WORLD, self.control)
+            for group in groups:
+                group.set_timeout(self._limit)
+
+    def connect(
+        self, replica: int, num_replicas: int, num_nodes: int, meeting: dist.Store | None, patience: float | None = None
+    ) -> None:
+        """Be that replica among that many, which meet there within `patience` seconds; after `disconnect`.
+
+        A collective. What the replicas hold must be the same already, or made so before they train.
+        """
+        self.replica, self.num_replicas, self.num_nodes = replica, num_replicas, num_nodes
+        self._are_alike = True
+        if num_replicas > 1:
+            self._join(meeting, patience)
+
+    def disconnect(self) -> None:
+        """Leave the groups made here; whoever waits for this replica in one of them gets an error."""
+        if self._wrapped is not None and self.owns_group:
+            self._wrapped.let_go()
+            self._wrapped = None
+        if self.owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._others.clear()
+        self.owns_group = False
+        self.control = None
+        self.store = None
 
     def another_control(self) -> dist.ProcessGroup | None:
         """A group like `control` for a thread of its own, since collectives of two threads on one group would mix.
@@ -142,7 +221,10 @@ class Replicas:
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         settings: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True, **(options or {})}
+        if self._are_alike and "init_sync" in known:
+            settings["init_sync"] = False
         self._wrapped = WrappedModel(model, **settings)
+        self._wrapped.survives = self._lives
         return self._wrapped
 
     def check_same(self, what: str, value: int) -> None:
@@ -216,17 +298,10 @@ class Replicas:
 
     def close(self) -> None:
         """Leave the groups made here. The wrapper is taken apart first: its threads outlive a plain exit badly."""
-        if self._wrapped is not None and self.owns_group:
-            for name in ("reducer", "logger"):
-                vars(self._wrapped).pop(name, None)
-            self._wrapped = None
-            gc.collect()
-        if self.owns_group and dist.is_initialized():
-            dist.destroy_process_group()
-        elif self.control is not None and dist.is_initialized():
+        if not self.owns_group and self.control is not None and dist.is_initialized():
             for group in (self.control, *self._others):
                 dist.destroy_process_group(group)
-        self._others.clear()
-        self.owns_group = False
-        self.control = None
-        self.store = None
+        if self._wrapped is not None and self.owns_group:
+            self._wrapped.let_go()
+            gc.collect()
+        self.disconnect()

@@ -15,6 +15,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pollux.agent.environment import Environment
@@ -29,6 +30,7 @@ __all__ = ["Address", "Reporter", "Teller", "model_report", "post_report", "repo
 _log = logging.getLogger("pollux")
 _TIMEOUT_SECONDS = 10.0
 _LEAST_GAP_SECONDS = 2.0
+_LEAST_SHARE = 0.25
 _EVERY_SECONDS = 30.0
 _MOST_EVERY_SECONDS = 600.0
 _BACKOFF_SECONDS = (1.0, 60.0)
@@ -40,11 +42,15 @@ Post = Callable[[str], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where one job's reports go: the service's URL, the job's id there, and the token that opens it."""
+    """Where one job's reports go: the service's URL, the job's id there, and the token that opens it.
+
+    `ca_file`: a certificate to trust beside the system's; None for none.
+    """
 
     url: str
     job_id: str
     token: str
+    ca_file: Path | None = None
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -58,13 +64,13 @@ def post_report(address: Address, body: str) -> Mapping[str, Any]:
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
         connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context()
+            parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS, context=_trusting(address.ca_file)
         )
     else:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
     try:
         headers = {"Authorization": f"Bearer {address.token}", "Content-Type": "application/json"}
-        connection.request("POST", f"/v1/jobs/{urllib.parse.quote(address.job_id)}/reports", body, headers)
+        connection.request("POST", f"/v1/jobs/{urllib.parse.quote(address.job_id, safe='')}/reports", body, headers)
         response = connection.getresponse()
         text = response.read(_LARGEST_REPLY)
         if response.status >= 300:
@@ -77,11 +83,21 @@ def post_report(address: Address, body: str) -> Mapping[str, Any]:
     return reply if isinstance(reply, dict) else {}
 
 
-class Reporter:
-    """Keeps the newest report and sends it when it is time: soon after news, else as often as the service asks.
+def _trusting(ca_file: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if ca_file is not None:
+        context.load_verify_locations(ca_file)
+        # What is in the file is trusted itself, also where an authority that is not there has signed it.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
 
-    `offer` is called by training and returns at once. What cannot be sent is replaced by what is newer; training
-    goes on without a scheduler for as long as it takes.
+
+class Reporter:
+    """Keeps the newest report and sends it when it is time: as often as the service asks, and sooner where it has news.
+
+    A first model or another batch goes 2 seconds after the report before it; a rate that moved, after a quarter of the
+    time that the service asks for. `offer` is called by training and returns at once. What cannot be sent is replaced
+    by what is newer; training goes on without a scheduler for as long as it takes.
     """
 
     def __init__(self, post: Post, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,6 +107,7 @@ class Reporter:
         self._newest: Report | None = None
         self._sent: Report | None = None
         self._next_at = -math.inf
+        self._sent_at = -math.inf
         self._every = _EVERY_SECONDS
         self._failures = 0
         self._closed = False
@@ -105,7 +122,8 @@ class Reporter:
     def wants_report(self) -> bool:
         """Whether a report offered now could be sent; asked before one is put together."""
         with self._condition:
-            return not self._closed and (self._clock() >= self._next_at - self._every + _LEAST_GAP_SECONDS)
+            is_time = self._failures > 0 or self._clock() >= self._sent_at + _LEAST_GAP_SECONDS
+            return not self._closed and is_time
 
     def offer(self, report: Report) -> None:
         """Take a newer report; it is sent when it is due, or at once where it has news."""
@@ -113,15 +131,15 @@ class Reporter:
             if self._closed:
                 return
             self._newest = report
-            if self._failures == 0 and self._sent is not None and _is_news(self._sent, report):
-                self._next_at = min(self._next_at, self._clock())
+            if self._failures == 0 and self._sent is not None:
+                self._next_at = self._due_at(self._sent, report)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="pollux-reports", daemon=True)
                 self._thread.start()
             self._condition.notify_all()
 
     def close(self, last: Report | None = None, timeout_seconds: float = 3.0) -> None:
-        """End the thread; `last` is sent first, once, without retries and not longer than that."""
+        """End the thread; `last` is sent after what is on its way, once, without retries, and all within that time."""
         with self._condition:
             if self._closed:
                 return
@@ -129,9 +147,23 @@ class Reporter:
             self._newest = None
             self._condition.notify_all()
         if last is not None:
-            thread = threading.Thread(target=self._send, args=(last,), name="pollux-last-report", daemon=True)
+            thread = threading.Thread(target=self._send_last, args=(last,), name="pollux-last-report", daemon=True)
             thread.start()
             thread.join(timeout_seconds)
+
+    def _send_last(self, report: Report) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self._send(report)
+
+    def _due_at(self, before: Report, after: Report) -> float:
+        """When a report is to follow the one that was sent."""
+        gap = self._every
+        if _is_urgent(before, after):
+            gap = _LEAST_GAP_SECONDS
+        elif _has_moved(before, after):
+            gap = max(_LEAST_GAP_SECONDS, _LEAST_SHARE * self._every)
+        return self._sent_at + min(gap, self._every)
 
     def _work(self) -> None:
         while True:
@@ -167,8 +199,8 @@ class Reporter:
             every = reply.get("report_every_seconds")
             if isinstance(every, int | float) and math.isfinite(every):
                 self._every = min(max(float(every), _LEAST_GAP_SECONDS), _MOST_EVERY_SECONDS)
-            waiting = self._newest is not None and _is_news(report, self._newest)
-            self._next_at = now if waiting else now + self._every
+            self._sent_at = now
+            self._next_at = self._due_at(report, self._newest or report)
 
 
 class Teller:
@@ -180,7 +212,9 @@ class Teller:
         self._gpu_type = gpu_type
         self._metrics: dict[str, float] = {}
         self._epochs: int | None = None
+        self.live = False
         self._pause: float | None = None
+        self._kind = ""
         self._stepped = False
         self._saved_at: float | None = None
 
@@ -189,7 +223,7 @@ class Teller:
         """A teller where the scheduler that started this replica wants reports from it, else None."""
         if not environment.url or environment.replica != 0:
             return None
-        address = Address(environment.url, environment.job, environment.job_token)
+        address = Address(environment.url, environment.job, environment.job_token, environment.ca_file)
         return cls(Reporter.to(address), environment, gpu_type)
 
     def wants_epochs(self, count: int) -> None:
@@ -210,6 +244,15 @@ class Teller:
             self._stepped = True
             stopped_at = self._environment.stopped_at
             self._pause = None if stopped_at is None else max(time.time() - stopped_at, 0.0)
+            self._kind = "" if stopped_at is None else "restart"
+
+    def moved(self, environment: Environment) -> None:
+        """The job goes on as another generation."""
+        self._environment = environment
+
+    def resized(self, seconds: float, kind: str) -> None:
+        """Training paused that long for other replicas; `kind` as in `pollux.wire.report`."""
+        self._pause, self._kind = seconds, kind
 
     def round(self, job: JobStatus, loss: float | None, throughput: float | None) -> None:
         """Offer a report, if one could be sent now."""
@@ -229,6 +272,8 @@ class Teller:
             total_progress=None if self._epochs is None else job.expected_progress(self._epochs),
             metrics=self._metrics,
             resize_seconds=self._pause,
+            resize_kind=self._kind,
+            live=self.live,
             checkpoint_age_seconds=None if self._saved_at is None else time.time() - self._saved_at,
             num_nodes=self._environment.num_nodes,
             gpu_type=self._gpu_type,
@@ -236,10 +281,12 @@ class Teller:
         )
 
 
-def _is_news(before: Report, after: Report) -> bool:
-    """Whether the scheduler should hear at once: a first model, another batch, or a rate that moved."""
-    if (before.model is None) != (after.model is None) or before.batch_size != after.batch_size:
-        return True
+def _is_urgent(before: Report, after: Report) -> bool:
+    """Whether the scheduler should hear at once: a first model, or another batch."""
+    return (before.model is None) != (after.model is None) or before.batch_size != after.batch_size
+
+
+def _has_moved(before: Report, after: Report) -> bool:
     if before.goodput is None or after.goodput is None:
         return before.goodput is not after.goodput
     return abs(after.goodput - before.goodput) > _NEWS * before.goodput
@@ -254,6 +301,8 @@ def report_of(
     total_progress: float | None = None,
     metrics: Mapping[str, float] | None = None,
     resize_seconds: float | None = None,
+    resize_kind: str = "",
+    live: bool = False,
     checkpoint_age_seconds: float | None = None,
     num_nodes: int = 1,
     gpu_type: str = "",
@@ -284,6 +333,8 @@ def report_of(
         loss=_finite(loss),
         metrics={name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)},
         resize_seconds=_finite(resize_seconds),
+        resize_kind=resize_kind,
+        live=live,
         checkpoint_age_seconds=_finite(checkpoint_age_seconds),
         exact=job.is_exact,
         final=final,

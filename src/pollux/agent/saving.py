@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pollux.agent.checkpoint import Saved, load
@@ -97,7 +97,11 @@ class SavedJob(JobStatus):
         if not self._engine.counts_batchnorm:
             self._replicas.broadcast_buffers(self._engine.inner)
         self._merge_ledger()
-        state = self._parts.state.capture()
+        return self._own_state(self._parts.state.rng_texts())
+
+    def _own_state(self, rng_texts: Sequence[str]) -> State:
+        """Everything that this replica holds, which with a merged ledger is everything."""
+        state = self._parts.state.own(rng_texts)
         data = self._loader.state_dict()
         if data["order"] is not None:
             state.tensors["data.order"] = data["order"]

@@ -29,6 +29,7 @@ from pollux.agent.engine import Engine, StepOptions
 from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
 from pollux.agent.job import Job
 from pollux.agent.loader import Loader, LoaderOptions
+from pollux.agent.membership import Membership, connect
 from pollux.agent.meter import GradientMeter
 from pollux.agent.options import (
     batch_range,
@@ -41,7 +42,8 @@ from pollux.agent.options import (
 )
 from pollux.agent.progress import Progress, Schedule
 from pollux.agent.receipt import Receipt
-from pollux.agent.replicas import Replicas
+from pollux.agent.regroup import Live
+from pollux.agent.replicas import LIVE_TIMEOUT_SECONDS, Replicas
 from pollux.agent.reporting import Teller
 from pollux.agent.rules import OwnRule
 from pollux.agent.state import Stateful, TrainingState
@@ -159,7 +161,7 @@ def init(
     allowed = _within_a_pass(allowed, loader)
     check_sizes(loader, batch_size, allowed.maximum, environment)
     _move(model, optimizer, where)
-    replicas = Replicas(environment, where, timeout)
+    replicas, live = _replicas(environment, where, timeout)
     try:
         job = _assemble(
             model,
@@ -167,6 +169,7 @@ def init(
             loader,
             allowed,
             replicas,
+            live,
             environment,
             step_options=StepOptions(scaler, clip_norm, before_step, ddp_options),
             rule=rule,
@@ -200,6 +203,7 @@ def _assemble(
     loader: Loader,
     allowed: BatchRange,
     replicas: Replicas,
+    live: Live | None,
     environment: Environment,
     *,
     step_options: StepOptions,
@@ -224,6 +228,7 @@ def _assemble(
     loader.resize(replicas.replica, replicas.num_replicas)
     _agree(
         replicas,
+        live,
         {
             "batch_size": allowed.initial,
             "max_batch_size": allowed.maximum,
@@ -250,6 +255,8 @@ def _assemble(
     averager = Averager(replicas, allowed.initial, adaptive=not allowed.is_exact)
     engine = Engine(model, optimizer, replicas, averager, None, step_options)
     _require_exact_when_sharded(engine, allowed)
+    if live is not None and engine.is_sharded:
+        live.refusal = "the model is sharded by fully_shard, and such shards cannot be split anew in living processes"
     if measure_noise and not engine.is_sharded:
         engine.meter = GradientMeter(optimizer, replicas.device, set_aside=replicas.num_replicas == 1)
     engine.counts_batchnorm = synchronised
@@ -262,6 +269,7 @@ def _assemble(
             num_replicas=replicas.num_replicas,
             group=replicas.another_control() if engine.is_sharded else replicas.control,
             sharded=engine.is_sharded,
+            opens=live is None or not live.joins,
         )
     size = epoch_size or _whole_batches(loader, allowed.initial)
     freeze = float(size) if size else 100.0 * allowed.initial
@@ -285,7 +293,7 @@ def _assemble(
             progress=Progress(size),
             state=training,
             receipt=receipt,
-            watch=Watch(replicas, checkpoint_every if checkpointer is not None else None, signals),
+            watch=Watch(replicas, checkpoint_every if checkpointer is not None else None, signals, mover=live),
             schedule=None
             if schedule is None
             else Schedule(schedule, schedule_every, allowed.initial, exact=allowed.is_exact),
@@ -293,6 +301,9 @@ def _assemble(
             output_dir=output_dir,
             move_batches=move_batches,
             teller=Teller.of(environment, gpu_type(replicas.device)),
+            live=live,
+            environment=environment,
+            sync_batchnorm=sync_batchnorm,
             on_close=_deactivate,
         )
     )
@@ -312,11 +323,15 @@ def _begin(
     replicas: Replicas,
     tensorboard_dir: str | Path | None,
 ) -> None:
-    """Resume from the newest checkpoint, or start from the beginning."""
+    """Resume from the newest checkpoint or from other replicas' memory, or start from the beginning."""
+    live = job.attend()
     if checkpointer is not None:
         checkpointer.check_objects(training.user_objects())
-    saved = checkpointer.latest() if checkpointer is not None else None
-    if saved is not None:
+    joins = live is not None and live.joins
+    saved = checkpointer.latest() if checkpointer is not None and not joins else None
+    if live is not None and joins:
+        live.join(job)
+    elif saved is not None:
         job.resume(saved)
     else:
         if replicas.replica > 0:
@@ -327,10 +342,27 @@ def _begin(
     if tensorboard_dir is not None:
         job.attach_scalars(
             Scalars(
-                tensorboard_dir, replica=replicas.replica, resumed_samples=job.samples if saved is not None else None
+                tensorboard_dir,
+                replica=replicas.replica,
+                resumed_samples=job.samples if saved is not None or joins else None,
             )
         )
     job.note_batchnorm(accumulates=job.accumulation > 0)
+
+
+def _replicas(environment: Environment, device: torch.device, timeout: float | None) -> tuple[Replicas, Live | None]:
+    """This process's replicas, and its way to others where somebody supervises them. A joiner begins alone."""
+    if not environment.store:
+        return Replicas(environment, device, timeout), None
+    own_group = torch.distributed.is_initialized()
+    store = connect(environment.store, timeout or environment.timeout or LIVE_TIMEOUT_SECONDS)
+    membership = Membership(store, environment.generation, environment.replica)
+    place = replace(environment, replica=0, num_replicas=1, num_nodes=1) if environment.joins else environment
+    replicas = Replicas(place, device, timeout, membership.group_store(environment.generation))
+    live = Live(membership, replicas, environment.joins)
+    if own_group:
+        live.refusal = "the script made the process group itself"
+    return replicas, live
 
 
 def _script_name() -> str:
@@ -409,9 +441,14 @@ def _model_facts(model: nn.Module, optimizer: torch.optim.Optimizer, options: St
     }
 
 
-def _agree(replicas: Replicas, mine: Mapping[str, object]) -> None:
+def _agree(replicas: Replicas, live: Live | None, mine: Mapping[str, object]) -> None:
     """Refuse to go on where replicas were started with different options, naming the first that differs."""
     everyones = [json.loads(text) for text in replicas.gather_bytes(json.dumps(mine).encode())]
+    if live is not None and live.joins:
+        # Of the learning rates only those at the start can be compared, and they are.
+        everyones.append(live.membership.facts() or everyones[0])
+    elif live is not None and replicas.is_first:
+        live.membership.share_facts(mine)
     for name in mine:
         seen = list(dict.fromkeys(repr(options.get(name)) for options in everyones))
         if len(seen) > 1:

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -177,6 +177,15 @@ class TrainingState:
 
     def capture(self) -> State:
         """The state now; tensors are those in use, not copies. A collective where there are several replicas."""
+        return self.own(self.rng_texts())
+
+    def rng_texts(self) -> list[str]:
+        """Everyone's random states, by replica; a collective."""
+        texts = self._replicas.gather_bytes(read_rng(self._replicas.device).encode())
+        return [text.decode() for text in texts]
+
+    def own(self, rng_texts: Sequence[str]) -> State:
+        """The state of this replica, with random states that are known already; none: they are drawn anew."""
         state = State(self.tensors())
         others: dict[str, dict[str, Any]] = {}
         for name, key, value in self._optimizer_entries():
@@ -189,8 +198,7 @@ class TrainingState:
         state.objects["optimizer.groups"] = groups
         state.objects["optimizer.others"] = others
         state.objects.update(self.user_objects())
-        texts = self._replicas.gather_bytes(read_rng(self._replicas.device).encode())
-        state.values["rng"] = [text.decode() for text in texts]
+        state.values["rng"] = list(rng_texts)
         return state
 
     def copied(self, state: State) -> State:
@@ -223,7 +231,9 @@ class TrainingState:
         if not tensors_in_place:
             with torch.no_grad():
                 for name, tensor in self.model_tensors().items():
-                    tensor.copy_(state.tensors[name])
+                    # What was received where it belongs need not be copied.
+                    if tensor.data_ptr() != state.tensors[name].data_ptr():
+                        tensor.copy_(state.tensors[name])
         self._restore_model_objects(state)
         self._restore_optimizer(state)
         for name, item in self._stateful.items():

@@ -13,6 +13,7 @@ from torch import nn
 from pollux.agent.adapt import Adaptation, RoundReport
 from pollux.agent.checkpoint import Checkpointer
 from pollux.agent.engine import Engine
+from pollux.agent.environment import Environment
 from pollux.agent.ledger import Ledger
 from pollux.agent.loader import Loader
 from pollux.agent.noise import NoiseEstimate
@@ -27,6 +28,7 @@ from pollux.goodput import BatchLimits, Efficiency, GoodputModel
 __all__ = ["JobStatus", "Parts", "PassLedger"]
 
 if TYPE_CHECKING:
+    from pollux.agent.regroup import Live
     from pollux.agent.reporting import Teller
 
 
@@ -67,6 +69,9 @@ class Parts:
     teller: Teller | None = None
     output_dir: Path | None = None
     move_batches: bool = True
+    live: Live | None = None
+    environment: Environment = field(default_factory=Environment)
+    sync_batchnorm: bool = True
     on_close: Callable[[], None] = field(default=lambda: None)
 
 

@@ -44,6 +44,10 @@ class Scalars:
         self.close()
         self._resumed_samples = samples
 
+    def moved(self, replica: int) -> None:
+        """Go on as that replica: writing belongs to replica 0."""
+        self._writes = replica == 0
+
     def flush(self) -> None:
         """Hand what was written to the file system."""
         if self._writer is not None:

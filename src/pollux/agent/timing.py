@@ -124,6 +124,12 @@ class StepClock:
         self.end_micro()
         self._current = None
 
+    def regroup(self, hooks: bool) -> None:
+        """Forget the steps so far: they were of other replicas than those to come. `hooks` as above."""
+        self.cancel()
+        self._done.clear()
+        self._hooks = hooks
+
     def drain(self) -> list[StepTime]:
         """The finished steps that the device has passed, oldest first; each is given once."""
         times: list[StepTime] = []

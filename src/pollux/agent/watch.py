@@ -14,26 +14,43 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from pollux.agent.replicas import Replicas
 
-__all__ = ["CHECKPOINT", "STOP", "Watch"]
+__all__ = ["CHECKPOINT", "RESIZE", "STOP", "Mover", "Watch"]
 
 STOP = "stop"
 CHECKPOINT = "checkpoint"
+RESIZE = "resize"
 _POLL_SECONDS = 0.2
+_LIVE_POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 5.0
 _log = logging.getLogger("pollux")
+
+
+class Mover(Protocol):
+    """Knows of generations of the job to come; see `pollux.agent.regroup.Live`."""
+
+    def tell_beat(self) -> None:
+        """Tell whoever supervises this replica that it lives."""
+
+    def wanted(self) -> int | None:
+        """The generation to go to, None for none."""
+
+    def agrees(self, generation: int) -> bool:
+        """Whether the job can go there while it runs; asked at a step boundary."""
 
 
 class Watch:
     """What this replica has been asked to do at a step boundary, agreed with the others.
 
     `armed` is all that a step looks at. SIGTERM (and SIGUSR1, SIGUSR2 where `signals` says so) request a stop;
-    the clock of replica 0 requests a checkpoint every `checkpoint_every` seconds, None for never.
+    the clock of replica 0 requests a checkpoint every `checkpoint_every` seconds, None for never. A `mover` requests
+    a resize; `target` is the generation to go to, once one was agreed on.
     """
 
     def __init__(
@@ -42,8 +59,11 @@ class Watch:
         checkpoint_every: float | None,
         signals: tuple[int, ...] = (signal.SIGTERM,),
         clock: Callable[[], float] = time.monotonic,
+        mover: Mover | None = None,
     ) -> None:
         self.armed = False
+        self.target = -1
+        self._mover = mover
         self._replicas = replicas
         self._every = checkpoint_every
         self._clock = clock
@@ -58,7 +78,10 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._listen(signals)
-        if replicas.num_replicas > 1:
+        self._start()
+
+    def _start(self) -> None:
+        if self._thread is None and (self._replicas.num_replicas > 1 or self._mover is not None):
             self._thread = threading.Thread(target=self._poll, name="pollux-watch", daemon=True)
             self._thread.start()
 
@@ -86,20 +109,37 @@ class Watch:
         self._wanted.add(what)
         self.armed = True
 
+    def wants(self, what: str) -> bool:
+        """Whether that was requested here and not served yet."""
+        return what in self._wanted
+
+    def regrouped(self) -> None:
+        """Go on among other replicas, with requests that were not served."""
+        with self._lock:
+            self._round = 0
+            self._acknowledged = False
+            self._wanted.discard(RESIZE)
+            self._disarm()
+        self._start()
+
     def _key(self, name: str) -> str:
         return f"watch/{self._round}/{name}"
 
     def _poll(self) -> None:
-        while not self._closed.wait(_POLL_SECONDS):
+        while not self._closed.wait(_POLL_SECONDS if self._mover is None else _LIVE_POLL_SECONDS):
             self._look()
 
     def _look(self) -> None:
         """Make requests of other replicas known here; the main thread does the rest at its step boundaries."""
-        store = self._replicas.store
-        assert store is not None
         with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
-            if not self.armed and store.check([self._key("request")]):
+            store = self._replicas.store
+            if store is not None and not self.armed and store.check([self._key("request")]):
                 self.armed = True
+        if self._mover is not None:
+            with contextlib.suppress(dist.DistError, RuntimeError):
+                self._mover.tell_beat()
+                if RESIZE not in self._wanted and self._mover.wanted() is not None:
+                    self.request(RESIZE)
         if self._is_due():
             self.request(CHECKPOINT)
 
@@ -111,7 +151,7 @@ class Watch:
         if self._replicas.num_replicas == 1:
             if self._is_due():
                 self.request(CHECKPOINT)
-            return self._served() if self.armed else set()
+            return self._movable(self._served()) if self.armed else set()
         if not self.armed:
             return set()
         if self._replicas.device.type == "cuda":
@@ -123,6 +163,16 @@ class Watch:
             # Whoever held the store is gone, and with it everybody that could agree: the training itself will tell.
             _log.debug("the job's store does not answer: %s", error)
             return set()
+
+    def _movable(self, served: set[str]) -> set[str]:
+        """Without the resize, where there is a stop, where nothing is wanted any more, or where the job cannot move."""
+        if RESIZE not in served or self._mover is None:
+            return served
+        target = self._mover.wanted()
+        if STOP in served or target is None or not self._mover.agrees(target):
+            return served - {RESIZE}
+        self.target = target
+        return served
 
     def _agreed(self, step: int) -> set[str]:
         """One boundary of an armed replica.
@@ -142,14 +192,18 @@ class Watch:
             if not store.check([self._key("step")]):
                 if not self._replicas.is_first or store.add(self._key("armed"), 0) < self._replicas.num_replicas:
                     return set()
-                agreed = {what for what in (STOP, CHECKPOINT) if store.check([self._key(what)])}
+                agreed = {what for what in (STOP, CHECKPOINT, RESIZE) if store.check([self._key(what)])}
+                agreed = self._movable(agreed)
+                store.set(self._key("target"), str(self.target))
                 store.set(self._key("agreed"), ",".join(sorted(agreed)))
                 store.set(self._key("step"), str(step + 1))
                 return set()
             if step < int(store.get(self._key("step"))):
                 return set()
             agreed = {what for what in store.get(self._key("agreed")).decode().split(",") if what}
-            self._wanted -= agreed
+            self.target = int(store.get(self._key("target")))
+            # A resize that is still wanted is asked for again.
+            self._wanted -= agreed | {RESIZE}
             self._round += 1
             self._acknowledged = False
             self._disarm()

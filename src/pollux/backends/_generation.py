@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,18 @@ from pollux.backends import _processes, _storehost
 from pollux.backends._logfile import LogWriter
 from pollux.backends._outcome import judge
 from pollux.backends._records import record_path, write_record
+from pollux.backends._regroup import Change, Seat
 from pollux.backends._replica import ReplicaStart, start_replica
 from pollux.backends.protocol import Exit, ReplicasEnded
 
-__all__ = ["Generation", "Order"]
+__all__ = ["Generation", "Member", "Order"]
 
 FAILED_OTHERS_SECONDS = 5.0
 """How long replicas may go on once another has failed: a collective that lost a peer ends by itself, or never."""
 
 _LAST_WORDS_SECONDS = 2.0
 _MEMORY_SECONDS = 0.25
+_MEMORY_SHARE = 20.0
 _SWEEP_SECONDS = 0.01
 _READ_BYTES = 64 << 10
 _FLOOD_BYTES = 4 << 20
@@ -38,7 +40,10 @@ _FLOOD_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A launch as a shim gets it: every replica's own variables and cores, and the places they hold."""
+    """A launch as a shim gets it: every replica's own variables and cores, and the places they hold.
+
+    `live`: its replicas may change while they run; one that is silent for `hang_seconds` then counts as hung.
+    """
 
     job_id: str
     generation: int
@@ -54,6 +59,8 @@ class Order:
     memory_bytes: float
     logs: str
     log_cap_bytes: int
+    live: bool = False
+    hang_seconds: float = 30.0
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Order:
@@ -64,12 +71,29 @@ class Order:
         plain["cores"] = tuple(tuple(cores) for cores in plain["cores"])
         return cls(**plain)
 
+    def seated(self, places: tuple[int, ...]) -> Order:
+        """The same with its places in another order, which is that of the ranks."""
+        before = [self.places.index(place) for place in places]
+        ranks = ({name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")} for rank in range(len(places)))
+        replicas = tuple({**self.replicas[was], **rank} for was, rank in zip(before, ranks, strict=True))
+        environ, gpus = dict(self.environ), self.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if len(gpus) == len(places):
+            # A replica takes the GPU of its rank among those it sees at its start, and keeps it as long as it lives.
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[was] for was in before)
+        cores = tuple(self.cores[was] for was in before)
+        return replace(self, places=places, replicas=replicas, cores=cores, environ=environ)
+
 
 @dataclass(slots=True)
 class Member:
-    """One replica: its process, the reading end of its output, its log, and how it ended."""
+    """One replica: its process, the reading end of its output, its log, and how it ended.
+
+    `number` is its own as long as it lives, and that of its log; its `rank` may change.
+    """
 
     number: int
+    rank: int
+    place: int
     pid: int
     start: int
     output: int
@@ -88,15 +112,20 @@ class Generation:
     folder: Path
     warm_variables: Mapping[str, str] | None
     let_go: Callable[[], None]
+    store: _storehost.StoreHost | None = None
     members: list[Member] = field(default_factory=list)
+    departed: list[Member] = field(default_factory=list)
     told_to_stop: bool = False
     ended: ReplicasEnded | None = None
     _store_host: int | None = None
     _kill_at: float | None = None
     _failed_at: float | None = None
     _ended_by_us: set[int] = field(default_factory=set)
+    _asked: set[int] = field(default_factory=set)
     _over_memory: str = ""
     _trouble: str = ""
+    _given_up: str = ""
+    _port: int = 0
     _look_at: float | None = None
     _memory_at: float = 0.0
     _flooded_until: float | None = None
@@ -107,16 +136,23 @@ class Generation:
         """Note the intent, fork, note who they are. In a forked replica this does not return: see `ForkedReplica`."""
         self._oom_kills = _processes.oom_kills()
         self._note()
-        port, hosted = self._meeting_point()
-        for number, own in enumerate(self.order.replicas):
-            environ = {**self.order.environ, **own, "MASTER_PORT": str(port)}
-            if hosted:
-                environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-            self._fork(number, environ)
+        self._port, hosted = self._meeting_point()
+        for rank in range(len(self.order.replicas)):
+            self._fork(rank, rank, self._environ(rank, hosted))
         self._note()
+
+    def _environ(self, rank: int, hosted: bool) -> dict[str, str]:
+        environ = {**self.order.environ, **self.order.replicas[rank], "MASTER_PORT": str(self._port)}
+        if hosted:
+            environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        if self.store is not None:
+            environ["POLLUX_STORE"] = self.store.address
+        return environ
 
     def _meeting_point(self) -> tuple[int, bool]:
         """A port, and whether a process of ours listens there: for more than one replica and with PyTorch."""
+        if self.store is not None:
+            return self.store.port, True
         listener, port = _storehost.listen()
         hosted = len(self.order.replicas) > 1 and _storehost.is_possible()
         if hosted:
@@ -124,16 +160,17 @@ class Generation:
         os.close(listener)
         return port, hosted
 
-    def _fork(self, number: int, environ: Mapping[str, str]) -> None:
+    def _fork(self, rank: int, number: int, environ: Mapping[str, str]) -> None:
         order = self.order
         reading, writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reading, False)
-        start = ReplicaStart(order.argv, order.workdir, environ, order.cores[number], order.path_was_set)
+        start = ReplicaStart(order.argv, order.workdir, environ, order.cores[rank], order.path_was_set)
         pid = start_replica(start, writing, self.warm_variables, self.let_go)
         pipe = os.readlink(f"/proc/self/fd/{reading}")
         os.close(writing)
         log = LogWriter(Path(order.logs) / f"{number}.log", order.log_cap_bytes)
-        self.members.append(Member(number, pid, _processes.start_time(pid) or 0, reading, log, pipe=pipe))
+        began = _processes.start_time(pid) or 0
+        self.members.append(Member(number, rank, order.places[rank], pid, began, reading, log, pipe=pipe))
 
     def _note(self) -> None:
         order = self.order
@@ -146,17 +183,91 @@ class Generation:
                 "command": hashlib.sha256(command).hexdigest(),
                 "run_id": order.run_id,
                 "boot": _processes.boot_id(),
-                "places": order.places,
-                "replicas": [[member.pid, member.start, member.pipe] for member in self.members],
+                "places": sorted({*order.places, *(member.place for member in self._all_living())}),
+                "live": order.live,
+                "replicas": [[member.pid, member.start, member.pipe] for member in self._all_living()],
             },
         )
+
+    # Other replicas in place of some of these
+
+    def seat(self, order: Order, ranks: Mapping[int, int]) -> Change:
+        """Take another order; who keeps its place stays, `ranks` by number being those that hold the state."""
+        holders = sorted((member for member in self._living() if member.number in ranks), key=lambda m: ranks[m.number])
+        staying = [member for member in holders if member.place in order.places]
+        taken = {member.place for member in staying}
+        free = tuple(place for place in order.places if place not in taken)
+        used = {
+            member.number for member in (*self.members, *self.departed) if member.code is None or member.output >= 0
+        }
+        numbers = [number for number in range(len(used) + len(free)) if number not in used]
+        self.order = order.seated((*(member.place for member in staying), *free))
+        self._note()
+        seats = [Seat(member.number, ranks[member.number]) for member in staying]
+        joining = [Seat(number, None) for number, _ in zip(numbers, free, strict=False)]
+        leavers = tuple(member.number for member in holders if member.place not in taken)
+        return Change(order.generation, (*seats, *joining), leavers)
+
+    def renumber(self, generation: int) -> None:
+        """It ends, and does so as this generation: the order for it came too late."""
+        self.order = replace(self.order, generation=generation)
+        self._note()
+
+    def join(self, rank: int, number: int) -> None:
+        """Start the process of a replica that joins. In a forked replica this does not return: see `ForkedReplica`."""
+        self._fork(rank, number, {**self._environ(rank, True), "POLLUX_JOIN": "1"})
+        self._note()
+
+    def settle(self, ranks: Mapping[int, int]) -> None:
+        """These, by number, are the replicas now; all others have departed."""
+        for member in [*self.members]:
+            if member.number in ranks:
+                member.rank = ranks[member.number]
+            else:
+                self.depart(member)
+        self.members.sort(key=lambda member: member.rank)
+        for member in [each for each in self.departed if each.code is not None and each.output < 0]:
+            member.log.close()
+            self.departed.remove(member)
+        self._note()
+
+    def depart(self, member: Member) -> None:
+        """It is no part of the job any more, however it ends; what it left running ends now."""
+        self.members.remove(member)
+        self.departed.append(member)
+        if member.code is not None:
+            table = _processes.process_table()
+            _processes.kill_all(row.pid for row in table.values() if row.session == member.pid)
+
+    def kill(self, number: int) -> None:
+        """End one replica, and all of its session, at once."""
+        for member in self._all_living():
+            if member.number == number:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(member.pid, signal.SIGKILL)
+
+    def give_up(self, why: str) -> None:
+        """It ends, to be started anew from its checkpoint, which replicas that can still save have time for."""
+        if self.ended or self._given_up:
+            return
+        self._given_up = why
+        self._terminate()
+        self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + max(0.0, self.order.grace_seconds))
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it will end soon, by order or since it has to."""
+        return bool(self.told_to_stop or self._given_up or self._failed_at is not None or not self._living())
+
+    def _all_living(self) -> list[Member]:
+        return [member for member in (*self.members, *self.departed) if member.code is None]
 
     @property
     def outputs(self) -> list[Member]:
         """Those whose output is to be read now; none while a flood is held back."""
         if self._flooded_until is not None:
             return []
-        return [member for member in self.members if member.output >= 0]
+        return [member for member in (*self.members, *self.departed) if member.output >= 0]
 
     def stop(self, grace_seconds: float) -> None:
         """SIGTERM now and SIGKILL after the grace; a second time only ever shortens it."""
@@ -179,21 +290,34 @@ class Generation:
         name = os.path.basename(self.order.argv[0])
         alone = name.startswith("python") or name == "torchrun"
         for member in self._living():
+            # One that has ended and waits to be collected was through by itself.
+            if _processes.is_alive(member.pid, member.start):
+                self._asked.add(member.number)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.kill if alone else os.killpg)(member.pid, signal.SIGTERM)
 
     def _living(self) -> list[Member]:
         return [member for member in self.members if member.code is None]
 
-    def on_exit(self, pid: int, code: int) -> None:
-        """A child of the shim has ended."""
-        for member in self.members:
-            if member.pid == pid and member.code is None:
-                member.code, member.ended_at = code, time.time()
-                if code != 0 and self._failed_at is None and not self.told_to_stop:
-                    self._failed_at = time.monotonic()
+    def on_exit(self, pid: int, code: int) -> Member | None:
+        """A child of the shim has ended: the replica that it was, if it was one; see `on_failure`."""
         if pid == self._store_host:
             self._store_host = None
+        for member in (*self.members, *self.departed):
+            if member.pid == pid and member.code is None:
+                member.code, member.ended_at = code, time.time()
+                return member if member in self.members else None
+        return None
+
+    def on_failure(self) -> None:
+        """A replica has failed: the others end too, by themselves or not."""
+        if self._failed_at is None and not self.told_to_stop and not self._given_up:
+            self._failed_at = time.monotonic()
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether a replica may have been ended for lack of memory."""
+        return bool(self._over_memory) or _processes.oom_kills() > self._oom_kills
 
     def on_output(self, member: Member) -> None:
         """Some output can be read: a bounded piece of it."""
@@ -211,7 +335,7 @@ class Generation:
         now = time.monotonic()
         if now - self._window_began > _FLOOD_SECONDS:
             self._window_began = now
-            for each in self.members:
+            for each in (*self.members, *self.departed):
                 each.read_bytes = 0
         member.read_bytes += len(piece)
         if member.read_bytes > _FLOOD_BYTES:
@@ -240,8 +364,9 @@ class Generation:
         if self._failed_at is not None and now >= self._failed_at + FAILED_OTHERS_SECONDS and self._living():
             self._give_up_on_others(now)
         if self.order.memory_bytes > 0 and now >= self._memory_at:
-            self._memory_at = now + _MEMORY_SECONDS
             self._check_memory()
+            # To look may take long where there is much memory: never more than a twentieth of the time.
+            self._memory_at = now + max(_MEMORY_SECONDS, _MEMORY_SHARE * (time.monotonic() - now))
         if not self._living():
             self._finish(now)
 
@@ -254,20 +379,36 @@ class Generation:
 
     def _others(self, table: Mapping[int, _processes.ProcessRow]) -> list[int]:
         """Every process below the shim that belongs to the job."""
-        return [pid for pid in _processes.descendants(os.getpid(), table) if pid != self._store_host]
+        hosts = (self._store_host, None if self.store is None else self.store.pid)
+        return [pid for pid in _processes.descendants(os.getpid(), table) if pid not in hosts]
 
     def _kill_rest(self) -> None:
         _processes.kill_all(self._others(_processes.process_table()))
         self._look_at = time.monotonic() + _SWEEP_SECONDS
 
+    def _used(self, pid: int, resident: int, inherited: int) -> int:
+        """What a process added to the memory it began with, in bytes; all that it has where nobody can tell."""
+        use = _processes.memory_use(pid)
+        return resident if use is None else use[0] - min(use[1], inherited)
+
     def _check_memory(self) -> None:
         table = _processes.process_table()
-        used = {member.number: 0 for member in self.members}
-        sessions = {member.pid: member.number for member in self.members}
-        families = {pid: member.number for member in self.members for pid in _processes.descendants(member.pid, table)}
+        there = [*self.members, *self.departed]
+        used = {member.number: 0 for member in there}
+        whose: dict[int, int] = {}
+        sessions = {member.pid: member.number for member in there}
+        families = {pid: member.number for member in there for pid in _processes.descendants(member.pid, table)}
         for pid in self._others(table):
-            number = families.get(pid, sessions.get(table[pid].session, 0))
-            used[sessions.get(pid, number)] += table[pid].rss_bytes
+            number = families.get(pid, sessions.get(table[pid].session, there[0].number))
+            whose[pid] = sessions.get(pid, number)
+            used[whose[pid]] += table[pid].rss_bytes
+        if max(used.values()) > self.order.memory_bytes:
+            # Pages that are shared, such as those of the process all were forked from, count there for everybody.
+            own = _processes.memory_use(os.getpid()) if self.warm_variables is not None else None
+            inherited = own[1] if own is not None else 0
+            used = dict.fromkeys(used, 0)
+            for pid, number in whose.items():
+                used[number] += self._used(pid, table[pid].rss_bytes, inherited)
         number, most = max(used.items(), key=lambda item: item[1])
         if most > self.order.memory_bytes and not self._over_memory:
             self._over_memory = (
@@ -298,13 +439,16 @@ class Generation:
             frozenset(self._ended_by_us),
             self._over_memory,
             _processes.oom_kills() > self._oom_kills,
+            frozenset(self._asked),
         )
         if self._trouble:
             outcome, detail = "crashed", self._trouble
+        if self._given_up and outcome not in ("succeeded", "stopped"):
+            outcome, detail = "lost", self._given_up
         self.ended = ReplicasEnded(time.time(), self.order.job_id, self.order.generation, outcome, exits, detail)
 
     def _drain(self) -> None:
-        for member in self.members:
+        for member in (*self.members, *self.departed):
             for _ in range(1024):
                 if member.output < 0:
                     break

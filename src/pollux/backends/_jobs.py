@@ -16,7 +16,9 @@ __all__ = ["Held", "LocalJob"]
 class Held:
     """One generation. `launch` is None for one found running; `sent`: its shim was told to start it.
 
-    `stop_grace` is set once it was told to end, `stop_sent` is the last of it that the shim was told.
+    `stop_grace` is set once it was told to end, `stop_sent` is the last of it that the shim was told. `changes`: it is
+    to come about in the living processes of the one before; while it does, `places` are those of both, `target` its
+    own. `kept`: after a loss, the places of those that can go on.
     """
 
     generation: int
@@ -29,6 +31,10 @@ class Held:
     stop_sent: float | None = None
     ended: ReplicasEnded | None = None
     attempts: int = 0
+    changes: bool = False
+    live: bool = False
+    target: tuple[int, ...] = ()
+    kept: tuple[int, ...] | None = None
 
     @property
     def state(self) -> Literal["waiting", "running", "stopping", "ended"]:
@@ -62,6 +68,14 @@ class LocalJob:
     def is_free(self) -> bool:
         """Whether the next generation need not wait for an earlier one."""
         return self.now is None or self.now.ended is not None
+
+    @property
+    def can_change(self) -> bool:
+        """Whether the generation that runs can become another: it is live, and neither ending nor changing itself."""
+        now = self.now
+        if now is None or now.ended is not None or now.stop_grace is not None or self.link is None:
+            return False
+        return now.live and now.sent and (now.started or now.kept is not None)
 
     def running(self) -> Running | None:
         """The newest generation, as `Backend.running` tells it; None for a job that was never given one."""

@@ -48,13 +48,15 @@ def judge(
     ended_by_us: frozenset[int],
     over_memory: str = "",
     kernel_killed: bool = False,
+    asked: frozenset[int] = frozenset(),
 ) -> tuple[Outcome, str]:
     """Outcome and detail.
 
     `over_memory` says, with numbers, that a limit was passed; `kernel_killed` that the kernel ended processes for lack
-    of memory meanwhile. Replicas in `ended_by_us` were ended because another failed: they are no cause.
+    of memory meanwhile. Replicas in `ended_by_us` were ended because another failed: they are no cause. Those in
+    `asked` still ran when they were asked to end: to exit with 0 then, as after saving, does not make them done.
     """
-    if exits and all(exit_.code == 0 for exit_ in exits):
+    if exits and all(exit_.code == 0 and exit_.replica not in asked for exit_ in exits):
         return "succeeded", ""
     if told_to_stop:
         return "stopped", ""
@@ -69,5 +71,5 @@ def judge(
         if cause.code == -signal.SIGKILL and kernel_killed:
             return "out-of-memory", f"replica {cause.replica}: killed by the kernel, which had run out of memory"
     if not causes:
-        return "crashed", "no replica could be started"
+        return "crashed", "its replicas were ended" if exits else "no replica could be started"
     return "crashed", _line(causes[0], tails.get(causes[0].replica, b""))

@@ -79,6 +79,8 @@ def _become(start: ReplicaStart, call: _interpreter.PythonCall) -> Callable[[], 
     threads = int(asked) if asked.isdigit() else 0
 
     def become() -> int:
+        # Its command line is for ever that of the process it was forked from.
+        _processes.name_this(f"pollux:{start.environ.get('POLLUX_JOB') or 'job'}")
         _interpreter.make_like_fresh(start.environ, start.argv, threads or len(os.sched_getaffinity(0)))
         return _interpreter.leave(_interpreter.run_python(call))
 

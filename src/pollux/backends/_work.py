@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,18 @@ from pollux.backends._records import (
     run_folder,
     write_record,
 )
+from pollux.backends._stumbles import Stumbles
 from pollux.backends.protocol import (
     BackendEvent,
     Launch,
     Listener,
     Outcome,
     ReplicasEnded,
+    ReplicasLost,
     ReplicasStarted,
     Running,
 )
+from pollux.core import Placement
 from pollux.core.errors import BackendFailed, Conflict
 
 __all__ = ["Work"]
@@ -59,13 +63,20 @@ class Work:
     """Starts, follows and ends the generations of jobs at `home`; all methods may be called from any thread."""
 
     def __init__(
-        self, home: Path, devices: Devices, environ: Mapping[str, str], warm: bool, log_cap_bytes: int
+        self,
+        home: Path,
+        devices: Devices,
+        environ: Mapping[str, str],
+        warm: bool,
+        log_cap_bytes: int,
+        hang_seconds: float,
     ) -> None:
         self._home = home
         self._devices = devices
         self._environ = environ
         self._warm = warm
         self._log_cap_bytes = log_cap_bytes
+        self._hang_seconds = hang_seconds
         self._lock = threading.RLock()
         self._jobs: dict[str, LocalJob] = {}
         self._places = PlaceTable(devices.node.num_gpus)
@@ -81,6 +92,8 @@ class Work:
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._halt = threading.Event()
+        self._stumbles = Stumbles()
         self.nursery: Nursery | None = None
 
     def start(self, listener: Listener) -> None:
@@ -114,9 +127,25 @@ class Work:
             if job.next is not None:
                 self._tell_end(job, job.next, "stopped", "a newer generation took its place before it was started")
             self._orders += 1
-            job.next = Held(launch.generation, launch, order=self._orders)
+            job.next = Held(launch.generation, launch, order=self._orders, live=launch.live)
             job.newest = launch.generation
             job.to_forget = False
+        self._rouse()
+
+    def resize(self, launch: Launch) -> None:
+        """Change what runs where that can be; end it and start anew where not."""
+        with self._lock:
+            job = self._jobs.get(launch.job_id)
+            if job is not None and launch.generation <= job.newest:
+                return
+            now = None if job is None else job.now
+            lives = now is not None and now.live and now.ended is None and now.stop_grace is None
+            if job is not None and now is not None and not (lives and launch.live):
+                self.stop(job.id, job.newest, launch.grace_seconds)
+            self.submit(launch)
+            job = self._jobs[launch.job_id]
+            if job.next is not None:
+                job.next.changes = lives and launch.live
         self._rouse()
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
@@ -153,6 +182,7 @@ class Work:
     def close(self) -> None:
         """Let go of everything; shims and replicas go on, and a new object with the same home finds them."""
         self._closing = True
+        self._halt.set()
         self._rouse()
         if self._thread is not None:
             self._thread.join()
@@ -160,6 +190,9 @@ class Work:
             for job in [*self._jobs.values()]:
                 self._drop(job)
                 if job.link is not None:
+                    if job.is_free and job.next is None:
+                        # Nothing is left for this shim to do; how its job ended is on disk.
+                        self._release(job)
                     job.link.close()
                     job.link = None
             if self.nursery is not None:
@@ -207,7 +240,7 @@ class Work:
         self._jobs[job.id] = job
         record = read_record(record_path(folder, "generation", generation)) or {}
         ended = read_record(record_path(folder, "ended", generation))
-        job.now = Held(generation, started=True, sent=True)
+        job.now = Held(generation, started=True, sent=True, live=bool(record.get("live")))
         if ended is not None:
             self._finish(job, ended_from(ended))
             return
@@ -245,19 +278,30 @@ class Work:
 
     # The thread
 
+    @property
+    def healthy(self) -> bool:
+        """Whether its thread runs and gets its work done, not counting a mistake now and then."""
+        return self._thread is not None and self._thread.is_alive() and self._stumbles.are_few
+
     def _run(self) -> None:
         while not self._closing:
+            pause = self._stumbles.turn(self._turn)
+            if pause > 0.0 and not self._halt.wait(pause):
+                # What went wrong is tried again, also where nothing else happens.
+                self._rouse()
+
+    def _turn(self) -> None:
+        with self._lock:
+            self._work()
+            timeout = self._timeout()
+        told = bool(self._events)
+        while self._events and self._listener is not None:
+            # Only what was heard is taken off: the end of a job must not get lost.
+            self._listener(self._events[0])
+            self._events.popleft()
+        for key, _ in self._selector.select(0.0 if told else timeout):
             with self._lock:
-                self._work()
-                timeout = self._timeout()
-                told = [*self._events]
-                self._events.clear()
-            for event in told:
-                if self._listener is not None:
-                    self._listener(event)
-            for key, _ in self._selector.select(0.0 if told else timeout):
-                with self._lock:
-                    key.data()
+                self._stumbles.step(key.data)
 
     def _timeout(self) -> float | None:
         if not self._timers:
@@ -280,17 +324,19 @@ class Work:
         now = time.monotonic()
         due = [what for at, what in self._timers if at <= now]
         self._timers = [timer for timer in self._timers if timer[0] > now]
-        for what in due:
-            what()
-        self._collect()
+        for what in (*due, self._collect):
+            self._stumbles.step(what)
         for job in [*self._jobs.values()]:
-            self._forward_stop(job)
-        waiting = [job for job in self._jobs.values() if job.next is not None and job.is_free and not job.sweeping]
+            self._stumbles.step(partial(self._forward_stop, job))
+        waiting = [job for job in self._jobs.values() if job.next is not None and not job.sweeping]
         for job in sorted(waiting, key=lambda job: job.next.order if job.next else 0):
-            self._give_places(job)
+            if job.is_free:
+                self._stumbles.step(partial(self._give_places, job))
+            elif job.next is not None and job.next.changes and job.can_change:
+                self._stumbles.step(partial(self._change, job))
         for job in [*self._jobs.values()]:
-            self._launch(job)
-            self._drop(job)
+            self._stumbles.step(partial(self._launch, job))
+            self._stumbles.step(partial(self._drop, job))
 
     def _collect(self) -> None:
         for pid in [*self._children]:
@@ -316,6 +362,24 @@ class Work:
         if places is not None:
             job.now, job.next = job.next, None
             job.now.places = places
+
+    def _change(self, job: LocalJob) -> None:
+        """Send the order to change, once there are places for those that join."""
+        now, held = job.now, job.next
+        assert now is not None
+        assert held is not None
+        assert held.launch is not None
+        assert job.link is not None
+        wanted = held.launch.placement.num_gpus
+        staying = (now.places if now.kept is None else now.kept)[:wanted]
+        joining = self._places.take(wanted - len(staying)) if wanted > len(staying) else ()
+        if joining is None:
+            return
+        held.target = (*staying, *joining)
+        held.places = (*now.places, *joining)
+        held.sent = True
+        job.now, job.next = held, None
+        job.link.send(op="resize", order=asdict(self._order(held.launch, held.target)))
 
     def _launch(self, job: LocalJob) -> None:
         held = job.now
@@ -369,6 +433,8 @@ class Work:
             memory_bytes=launch.memory_bytes_per_gpu,
             logs=str(log_folder(self._home, launch.job_id)),
             log_cap_bytes=self._log_cap_bytes,
+            live=launch.live,
+            hang_seconds=self._hang_seconds,
         )
 
     def _follow(self, job: LocalJob, link: ShimLink) -> None:
@@ -395,20 +461,52 @@ class Work:
             if held is None and message["generation"] is not None:
                 self._learn(job, int(message["generation"]))
                 held = job.now
+            if held is not None and held.launch is None and message.get("moving"):
+                # From a time before this service: its end is told when it comes.
+                held.started = False
+            elif held is not None and held.launch is None and held.live and held.started and not held.ended:
+                # Its change may have come about while nobody listened.
+                self._events.append(ReplicasStarted(time.time(), job.id, held.generation))
         if held is None or held.ended is not None:
             return
         ended = message.get("ended")
         if ended is not None and ended["generation"] == held.generation:
             self._finish(job, ended_from(ended))
-        elif message.get("generation") == held.generation and not held.started:
-            held.started = True
-            self._events.append(ReplicasStarted(float(message.get("at", time.time())), job.id, held.generation))
+        elif message.get("lost") is not None:
+            self._take_loss(job, held, message["lost"])
+        elif message["event"] == "lost":
+            self._take_loss(job, held, message)
+        elif message.get("generation") == held.generation and not held.started and not message.get("moving"):
+            self._take_start(job, held, message)
+
+    def _take_start(self, job: LocalJob, held: Held, message: Mapping[str, Any]) -> None:
+        target = tuple(message.get("places") or held.target or held.places)
+        self._places.release(place for place in held.places if place not in target)
+        held.started, held.places, held.kept = True, target, None
+        at, pause = float(message.get("at", time.time())), message.get("pause") or {}
+        seconds, kind = pause.get("pause_seconds"), str(pause.get("kind", ""))
+        self._events.append(ReplicasStarted(at, job.id, held.generation, seconds, kind if seconds is not None else ""))
+
+    def _take_loss(self, job: LocalJob, held: Held, message: Mapping[str, Any]) -> None:
+        """Some replicas are gone: told once, and what is left is what an order may keep."""
+        if message["generation"] != held.generation or held.stop_grace is not None:
+            return
+        kept = tuple(message["kept"])
+        if held.kept == kept:
+            return
+        held.kept = kept
+        remaining = Placement.of({self._devices.node.id: len(kept)})
+        replicas = tuple(int(replica) for replica in message["replicas"])
+        self._events.append(
+            ReplicasLost(float(message["at"]), job.id, held.generation, replicas, remaining, message["why"])
+        )
 
     def _learn(self, job: LocalJob, generation: int) -> None:
         """A generation that reached its shim just before the service before this one ended."""
         record = read_record(record_path(job.folder, "generation", generation)) or {}
         job.newest = max(job.newest, generation)
-        job.now = Held(generation, started=True, sent=True, places=tuple(record.get("places", ())))
+        places, live = tuple(record.get("places", ())), bool(record.get("live"))
+        job.now = Held(generation, started=True, sent=True, places=places, live=live)
         self._places.hold(job.now.places)
 
     # Ends

@@ -91,6 +91,8 @@ class InlineBackend:
     """
 
     name = "inline"
+    restart_seconds = 5.0
+    live_seconds = 5.0
 
     def __init__(self, slots: int = 1) -> None:
         if isinstance(slots, bool) or slots < 1:
@@ -105,6 +107,11 @@ class InlineBackend:
         self._listener: Listener | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
+
+    @property
+    def healthy(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def start(self, listener: Listener) -> None:
         """Begin; nothing runs from before."""
@@ -137,6 +144,17 @@ class InlineBackend:
             self._jobs[launch.job_id] = Held(launch.generation, launch)
             self._waiting.append((launch.job_id, self._jobs[launch.job_id]))
             self._changed.notify_all()
+
+    def resize(self, launch: Launch) -> None:
+        """End what runs of the job, and run this when its turn comes."""
+        self._check(launch)
+        with self._lock:
+            held = self._jobs.get(launch.job_id)
+            if held is not None and launch.generation <= held.generation:
+                return
+        if held is not None:
+            self.stop(launch.job_id, held.generation, launch.grace_seconds)
+        self.submit(launch)
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
         """Raise SystemExit in the script at its next line of Python; there is no way to do more."""
@@ -219,7 +237,8 @@ class InlineBackend:
             exits = (Exit(0, code, time.time()),)
             with self._lock:
                 tail = bytes(self._logs.get(job_id, b"")[-8192:])
-            outcome, detail = judge(exits, {0: tail}, held.stop_grace is not None, frozenset())
+            told = held.stop_grace is not None
+            outcome, detail = judge(exits, {0: tail}, told, frozenset(), asked=frozenset({0} if told else ()))
             self._end(job_id, held, exits, outcome, detail)
 
     def _call(self, launch: Launch) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.backends import _variables
+from pollux.backends._beats import DEFAULT_HANG_SECONDS
 from pollux.backends._devices import find_devices
 from pollux.backends._logfile import DEFAULT_CAP_BYTES, read_log
 from pollux.backends._records import check_job_id, log_folder
@@ -29,24 +30,38 @@ class LocalBackend:
 
     `slots`: so many CPU slots instead of GPUs; None for the GPUs, or one slot per core without any. `warm`: keep a
     process that has imported PyTorch (some 300 MB), from which `python SCRIPT` jobs start in milliseconds.
+    `hang_seconds`: silence after which a replica of a live job is ended as hung; None for POLLUX_HANG_SECONDS, or 30.
     """
 
     name = "local"
+    restart_seconds = 5.0
+    live_seconds = 1.0
 
     def __init__(
-        self, home: Path, slots: int | None = None, warm: bool = True, log_cap_bytes: int = DEFAULT_CAP_BYTES
+        self,
+        home: Path,
+        slots: int | None = None,
+        warm: bool = True,
+        log_cap_bytes: int = DEFAULT_CAP_BYTES,
+        hang_seconds: float | None = None,
     ) -> None:
         self._home = Path(home).absolute()
         self._devices = find_devices(slots, os.environ)
         can_warm = warm and importlib.util.find_spec("torch") is not None
         environ = _variables.inherited(os.environ)
-        self._work = Work(self._home, self._devices, environ, can_warm, log_cap_bytes)
+        hang = _hang_seconds(os.environ) if hang_seconds is None else hang_seconds
+        self._work = Work(self._home, self._devices, environ, can_warm, log_cap_bytes, hang)
 
     @property
     def is_warm(self) -> bool:
         """Whether jobs start from a process that has everything imported; false while that one is on its way."""
         nursery = self._work.nursery
         return nursery is not None and nursery.is_ready
+
+    @property
+    def healthy(self) -> bool:
+        """Whether its thread runs and gets its work done; false after several turns in a row that failed."""
+        return self._work.healthy
 
     def start(self, listener: Listener) -> None:
         """Find what runs from before and tell how what ended meanwhile did; one object at a time works in a home."""
@@ -65,6 +80,8 @@ class LocalBackend:
         unknown = {"MASTER_PORT": "chosen at the start"}
         if not self._devices.is_cpu:
             unknown["CUDA_VISIBLE_DEVICES"] = f"{len(places)} of {len(self._devices.gpus)}, chosen at the start"
+        if launch.live:
+            unknown |= {"POLLUX_STORE": "chosen at the start"}
         return {
             "backend": self.name,
             "node": self._devices.node.id,
@@ -79,6 +96,14 @@ class LocalBackend:
         """Start it as soon as its places are free; a generation that is not newer than the newest known is ignored."""
         self._check(launch)
         self._work.submit(launch)
+
+    def resize(self, launch: Launch) -> None:
+        """Another number of replicas, in living processes where the job was launched `live`; else by a restart.
+
+        Those that stay keep their places. GPUs that are not free yet are waited for while the job goes on.
+        """
+        self._check(launch)
+        self._work.resize(launch)
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
         """End what the job has up to that generation; what still waits ends at once."""
@@ -117,3 +142,14 @@ class LocalBackend:
         words = (*launch.argv, launch.workdir, *launch.env, *launch.env.values())
         if any("\0" in word for word in words):
             raise InvalidInput(f"job '{launch.job_id}': its command, folder or variables hold a zero byte; remove it")
+
+
+def _hang_seconds(environ: Mapping[str, str]) -> float:
+    text = environ.get("POLLUX_HANG_SECONDS", "")
+    try:
+        seconds = float(text or DEFAULT_HANG_SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise InvalidInput(f"POLLUX_HANG_SECONDS is '{text}': give a number of seconds above 0, or unset it")
+    return seconds

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pollux.backends import shim
+from pollux.backends import _processes, shim
 
 __all__ = ["PRELOADED", "serve"]
 
@@ -66,6 +66,7 @@ def _fork_shim(
 
 def serve(control: socket.socket) -> int:
     """Fork shims as told until the other end is closed; returns an exit code: a replica's, in what became one."""
+    _processes.name_this("pollux-nursery")
     variables = dict(os.environ)
     os.environ.update(_THREADS | _GPU_CHECK)
     _import_all()

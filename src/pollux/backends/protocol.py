@@ -19,6 +19,7 @@ __all__ = [
     "NodeUp",
     "Outcome",
     "ReplicasEnded",
+    "ReplicasLost",
     "ReplicasStarted",
     "Running",
 ]
@@ -32,7 +33,8 @@ class Launch:
     """Replicas of one job and generation: one process per GPU of the placement, all with the same command.
 
     `env` is added to the service's own environment; the backend adds torchrun's variables. Memory and CPUs are per
-    GPU, 0 for not counted. `grace_seconds` lie between SIGTERM and SIGKILL.
+    GPU, 0 for not counted. `grace_seconds` lie between SIGTERM and SIGKILL. `live`: its replicas may change while they
+    run, and get what they need for it.
     """
 
     job_id: str
@@ -44,6 +46,7 @@ class Launch:
     grace_seconds: float = 60.0
     memory_bytes_per_gpu: float = 0.0
     cpus_per_gpu: float = 0.0
+    live: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,30 @@ class BackendEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasStarted(BackendEvent):
-    """All replicas of a generation are processes now."""
+    """All replicas of a generation are processes now; after a `resize`, all have taken their first step in it.
+
+    `pause_seconds` is then how long training paused for it, and `kind` what it was ("grow", "shrink", "move",
+    "recover"); None and empty for a start, or where nobody said.
+    """
 
     job_id: str
     generation: int
+    pause_seconds: float | None = None
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasLost(BackendEvent):
+    """These replicas of a generation are gone, or never came; the others wait to go on at `remaining` without them.
+
+    Answered by a `resize` to that placement or by a `stop`; without an answer within seconds the generation ends.
+    """
+
+    job_id: str
+    generation: int
+    replicas: tuple[int, ...]
+    remaining: Placement
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +146,22 @@ class LogChunk:
 
 
 class Backend(Protocol):
-    """Seven small methods beside start and close. All are idempotent and return without waiting for processes."""
+    """Eight small methods beside start and close. All are idempotent and return without waiting for processes.
+
+    Two attributes say what a change of a running job's replicas costs before it has reported one, in seconds:
+    `restart_seconds` by ending and starting them, `live_seconds` in living processes.
+    """
+
+    restart_seconds: float
+    live_seconds: float
 
     @property
     def name(self) -> str:
         """The registered name."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it does what it is asked; where not, the service says that it is not ready."""
 
     def start(self, listener: Listener) -> None:
         """Begin: find what still runs from before, and tell the listener of everything that happens from now on."""
@@ -140,6 +174,13 @@ class Backend(Protocol):
 
     def submit(self, launch: Launch) -> None:
         """Start replicas once the earlier generation is gone and the GPUs are free; known (job, generation): no-op."""
+
+    def resize(self, launch: Launch) -> None:
+        """Bring a running job to another placement, as a new generation, in its living processes where that can be.
+
+        Where it cannot, or fails on the way: as `stop` of what runs and `submit` of the launch would, or the generation
+        ends as `lost`. Known (job, generation): no-op.
+        """
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
         """End all replicas of the job up to and including that generation; unknown or ended: no-op."""

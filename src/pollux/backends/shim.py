@@ -1,7 +1,8 @@
 """The small process that owns one job's replicas and outlives the service: `python -m pollux.backends.shim`.
 
-One thread, so that it may fork. Lines of JSON go over a socket in its folder: it is told `launch`, `stop`, `status`
-and `release`, and tells `started`, `ended` and `status`. What it was told and how it ended is on disk first.
+One thread, so that it may fork. Lines of JSON go over a socket in its folder: it is told `launch`, `resize`, `stop`,
+`status` and `release`, and tells `started`, `lost`, `ended` and `status`. What it was told and how it ended is on disk
+first.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pollux.backends import _processes
+from pollux.backends import _processes, _storehost
 from pollux.backends._generation import Generation, Member, Order
+from pollux.backends._live import LiveGeneration
 from pollux.backends._records import (
     ended_to,
     newest_generation,
@@ -83,6 +86,8 @@ class Shim:
         self._selector = selectors.DefaultSelector()
         self._connections: list[_Connection] = []
         self._generation: Generation | None = None
+        self._live: LiveGeneration | None = None
+        self._store: _storehost.StoreHost | None = None
         self._unwritten: ReplicasEnded | None = None
         self._reading: dict[int, Member] = {}
         self._idle_since = time.monotonic()
@@ -118,7 +123,13 @@ class Shim:
     def _leave(self) -> None:
         self._leaving = True
         if self._generation is not None:
-            self._generation.stop(self._generation.order.grace_seconds)
+            self._stop(self._generation.order.grace_seconds)
+
+    def _stop(self, grace_seconds: float) -> None:
+        if self._live is not None:
+            self._live.over()
+        if self._generation is not None:
+            self._generation.stop(grace_seconds)
 
     def _let_go(self) -> None:
         """In a forked process: its copies of the sockets go, without a word to anybody."""
@@ -126,6 +137,8 @@ class Shim:
         self._listener.close()
         for connection in self._connections:
             connection.peer.close()
+        if self._store is not None:
+            self._store.control.close()
 
     def _is_busy(self) -> bool:
         return (self._generation is not None and self._generation.ended is None) or self._unwritten is not None
@@ -140,6 +153,8 @@ class Shim:
         times = []
         if self._generation is not None and self._generation.ended is None:
             at = self._generation.look_again_at()
+            times += [] if at is None else [at]
+            at = None if self._live is None else self._live.look_again_at
             times += [] if at is None else [at]
         elif not self._connections:
             times.append(self._idle_since + IDLE_SECONDS)
@@ -185,7 +200,9 @@ class Shim:
         elif what == "stop":
             generation = self._generation
             if generation is not None and generation.order.generation <= message["generation"]:
-                generation.stop(float(message["grace_seconds"]))
+                self._stop(float(message["grace_seconds"]))
+        elif what == "resize":
+            self._resize(Order.of(message["order"]))
         elif what == "release":
             self._leaving = self._leaving or not self._is_busy()
         if not connection.send(self._status()):
@@ -198,6 +215,8 @@ class Shim:
             ended = None if self._unwritten else self._generation.ended
             status["state"] = "ended" if ended else "stopping" if self._generation.told_to_stop else "running"
             status["ended"] = ended_to(ended) if ended else None
+            status["moving"] = self._live is not None and (self._live.is_moving or self._generation.is_ending)
+            status["lost"] = None if self._live is None else self._live.lost
         elif newest is not None:
             status["state"] = "ended"
             status["ended"] = read_record(record_path(self._folder, "ended", newest))
@@ -208,8 +227,9 @@ class Shim:
         known = self._generation.order.generation if self._generation is not None else 0
         if self._is_busy() or self._leaving or order.generation <= max(newest or 0, known):
             return
-        generation = Generation(order, self._folder, self._warm_variables, self._let_go)
-        self._generation = generation
+        store = self._open_store() if order.live and _storehost.is_possible() else None
+        generation = Generation(order, self._folder, self._warm_variables, self._let_go, store)
+        self._generation, self._live = generation, None
         remove_records(self._folder, order.generation)
         try:
             generation.start()
@@ -217,8 +237,61 @@ class Shim:
             generation.fail(f"replicas could not be started: {error}")
             self._follow_outputs()
             return
+        if store is not None:
+            self._live = LiveGeneration(generation, store, self._tell)
         self._follow_outputs()
         self._tell({"event": "started", "generation": order.generation, "at": time.time()})
+
+    def _resize(self, order: Order) -> None:
+        """Change a generation that runs; where it has ended, so has this one, in the same way."""
+        generation = self._generation
+        newest = max(newest_generation(self._folder) or 0, generation.order.generation if generation else 0)
+        if generation is None or order.generation <= newest:
+            return
+        if generation.ended is not None:
+            self._unwritten = generation.ended = replace(generation.ended, generation=order.generation)
+            generation.renumber(order.generation)
+        elif self._live is not None:
+            self._guarded(lambda live: live.resize(order))
+            remove_records(self._folder, order.generation)
+
+    def _guarded(self, what: Callable[[LiveGeneration], None]) -> None:
+        """Do something with the live generation; a process that cannot be started ends it."""
+        if self._live is None or self._generation is None:
+            return
+        try:
+            what(self._live)
+        except (OSError, BackendFailed) as error:
+            self._live.over()
+            self._generation.give_up(f"a replica could not be started: {error}")
+        self._follow_outputs()
+
+    def _open_store(self) -> _storehost.StoreHost:
+        """The job's store, which lives as long as this process."""
+        if self._store is not None and self._store.pid is not None:
+            return self._store
+        if self._store is not None:
+            self._close_store()
+        self._store = _storehost.StoreHost(self._warm_variables is not None, self._let_go)
+        self._selector.register(self._store.control, selectors.EVENT_READ, self._hear_store)
+        return self._store
+
+    def _hear_store(self) -> None:
+        if self._store is None:
+            return
+        found = self._store.found()
+        if found is None:
+            self._close_store()
+            self._guarded(LiveGeneration.store_ended)
+            return
+        for key, value in found:
+            self._guarded(lambda live, key=key, value=value: live.found(key, value))  # type: ignore[misc]
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._store.control)
+            self._store.close()
 
     def _follow_outputs(self) -> None:
         """Have the loop wait for exactly those outputs that are to be read now."""
@@ -254,12 +327,25 @@ class Shim:
                 return
             if pid == 0:
                 return
+            if self._store is not None and pid == self._store.pid:
+                self._store.pid = None
             if self._generation is not None:
-                self._generation.on_exit(pid, os.waitstatus_to_exitcode(status))
+                member = self._generation.on_exit(pid, os.waitstatus_to_exitcode(status))
+                if member is not None:
+                    self._replica_ended(self._generation, member)
+
+    def _replica_ended(self, generation: Generation, member: Member) -> None:
+        cared_for: list[bool] = []
+        if not generation.told_to_stop:
+            self._guarded(lambda live: cared_for.append(live.ended(member)))
+        if not any(cared_for) and member.code != 0:
+            generation.on_failure()
 
     def _look(self) -> None:
         generation = self._generation
         if generation is not None and generation.ended is None:
+            if not generation.told_to_stop:
+                self._guarded(LiveGeneration.look)
             generation.look()
             self._follow_outputs()
             if generation.ended is not None:
@@ -274,6 +360,7 @@ class Shim:
             if not intent.exists():
                 write_record(intent, {"generation": ended.generation, "job_id": ended.job_id})
             write_record(path, ended_to(ended))
+            remove_records(self._folder, ended.generation)
             self._unwritten = None
             self._idle_since = time.monotonic()
             self._tell({"event": "ended", "ended": ended_to(ended)})
@@ -285,6 +372,7 @@ def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, st
     In a replica forked with everything imported it returns that replica's.
     """
     pid = os.getpid()
+    _processes.name_this("pollux-shim")
     write_record(folder / "shim.json", {"pid": pid, "start": _processes.start_time(pid)})
     shim = Shim(folder, listener, warm_variables)
     try:

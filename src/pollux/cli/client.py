@@ -85,7 +85,7 @@ def connect(environ: Mapping[str, str] | None = None, timeout: float = _TIMEOUT_
     return Client(
         find_service(environ, home),
         read_token(environ, home),
-        home / "ca.pem",
+        places.ca_file(home),
         timeout,
         lambda: find_service(environ, home),
     )

@@ -12,6 +12,8 @@ from pollux.cli.options import Json, print_json
 
 __all__ = ["config", "settings_in_force"]
 
+_TIMEOUT_SECONDS = 5.0
+
 
 def config(as_json: Json = False) -> None:
     """Show the settings in force and where each comes from: the environment, the running service, or a default.
@@ -45,8 +47,28 @@ def settings_in_force(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     for name, meaning in USER_VARIABLES.items():
         value, source = values.get(name, (environ.get(name, ""), "environment" if name in environ else "default"))
         yield {"name": name, "value": value, "source": source, "meaning": meaning}
+    told = {} if server == "none" else _told(environ)
     for name, value, meaning in _up_defaults():
-        yield {"name": name, "value": value, "source": "default", "meaning": meaning}
+        source = "the running service" if name in told else "default"
+        yield {"name": name, "value": told.get(name, value), "source": source, "meaning": meaning}
+
+
+def _told(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that the running service has, by name; nothing where it does not answer."""
+    from urllib.parse import urlsplit
+
+    from pollux.cli.client import connect
+    from pollux.core.errors import PolluxError
+
+    try:
+        client = connect(environ, timeout=_TIMEOUT_SECONDS)
+        status = client.get("/v1/status")
+    except PolluxError:
+        return {}
+    place = urlsplit(client.url)
+    told = {name: status.get(name) for name in ("backend", "policy", "trigger", "interval_seconds", "at_stop")}
+    told |= {"host": place.hostname, "port": place.port}
+    return {name: value for name, value in told.items() if value not in (None, "")}
 
 
 def _server(environ: Mapping[str, str], home: Any) -> tuple[str, str]:

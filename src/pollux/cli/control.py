@@ -59,9 +59,14 @@ def resize(
         return
     changed = answer["job"]
     typer.echo(
-        f"{job}: may have {changed['min_gpus']} to {changed['max_gpus']} GPUs, holds {changed['gpus']} "
+        f"{job}: may have {_span(changed['min_gpus'], changed['max_gpus'])}, holds {changed['gpus']} "
         f"({changed['state']}); 'pollux explain {job}' tells why"
     )
+
+
+def _span(low: int, high: int) -> str:
+    most = f"{high} GPU{'s' * (high != 1)}"
+    return most if low == high else f"{low} to {most}"
 
 
 def _each(jobs: Sequence[str], verb: str, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pollux.cli.home import make_home
 from pollux.cli.options import Json, print_json
 from pollux.core.errors import Conflict, InvalidInput, Unreachable
 
@@ -81,7 +82,7 @@ def import_(
             f"{file} cannot be read ({error.strerror}); give a file of 'pollux history export'"
         ) from None
     with stream:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_home(home)
         store = open_store(places.store_file(home))
         try:
             if store.revision:

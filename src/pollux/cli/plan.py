@@ -14,7 +14,9 @@ def plan_lines(plan: Mapping[str, Any], now: float, planned: bool = False) -> li
     """A line on the start, one on what is predicted, and where to look next."""
     job, gpus = plan["job_id"], plan["gpus"]
     verb = "would start" if planned else "starts"
-    if plan["starts_now"]:
+    if not plan["high_gpus"] and plan.get("text"):
+        first = f"{job}: {plan['text']}"
+    elif plan["starts_now"]:
         first = f"{job}: {verb} now on {gpus} {_noun(gpus)}"
     else:
         behind = plan.get("behind") or ()

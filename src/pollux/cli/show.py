@@ -96,7 +96,8 @@ def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     if status.get("loss") is not None:
         yield "loss", f"{status['loss']:.4g}"
     used = f"{status.get('gpu_seconds', 0.0) / 3600:.2f} GPU-hours"
-    yield "used", f"{used}, {status['restarts']} re-allocations, {status['crashes']} of {status['retries']} retries"
+    moves = f"{status['restarts']} re-allocation{'s' * (status['restarts'] != 1)}"
+    yield "used", f"{used}, {moves}, {status['crashes']} of {status['retries']} retries"
     if status.get("detail"):
         yield "detail", str(status["detail"])
     reason = status.get("reason")
@@ -116,6 +117,8 @@ def _wrapped(text: str, width: int) -> list[str]:
 def _print_request(console: Any, request: Mapping[str, Any]) -> None:
     import shlex
 
+    from pollux.cli.figures import duration
+
     if not request:
         return
     console.print("\nas submitted", style="bold")
@@ -128,6 +131,8 @@ def _print_request(console: Any, request: Mapping[str, Any]) -> None:
             value = ", ".join(f"{name}={entry}" for name, entry in value.items() if entry is not None)
         elif isinstance(value, list):
             value = ", ".join(str(entry) for entry in value)
+        elif key in ("grace", "time_limit") and isinstance(value, int | float):
+            value = duration(value)
         if value != "":
             console.print(f"  {key:<12} {value}", markup=False, soft_wrap=True)
 

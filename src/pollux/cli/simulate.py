@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["simulate", "simulate_together", "use_one_thread"]
 
 
+def _read_resize_seconds(value: str) -> float | str:
+    return value if value == "auto" else real(lambda number: number >= 0, "0 or more, or 'auto'")(value)
+
+
 def simulate(
     workloads: Annotated[
         list[Path] | None,
@@ -55,11 +59,11 @@ def simulate(
         typer.Option(metavar="SECONDS", parser=real(lambda value: value > 0, "above 0"), help="Length of a round."),
     ] = 60.0,
     resize_seconds: Annotated[
-        float,
+        Any,
         typer.Option(
-            metavar="SECONDS",
-            parser=real(lambda value: value >= 0, "0 or more"),
-            help="How long a job stands still when its GPUs change.",
+            metavar="SECONDS|auto",
+            parser=_read_resize_seconds,
+            help="How long a job stands still when its GPUs change; auto: by its state's size.",
         ),
     ] = 30.0,
     max_gpus_per_job: Annotated[

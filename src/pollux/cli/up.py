@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
+from pollux.cli.home import make_home
 from pollux.cli.options import Json, print_json, real, whole
 from pollux.cli.options import trigger as read_trigger
 from pollux.core.errors import InvalidInput, PolluxError, UnknownName, Unreachable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["down", "greeting", "up"]
 
 _START_SECONDS = 60.0
-_STOP_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 
 
@@ -86,7 +86,7 @@ def up(
         insecure_bind=insecure_bind,
         at_stop=jobs,
     )
-    _trust_own_certificate(settings)
+    make_home(settings.home)
     if detach:
         _start_detached(settings, as_json)
         return
@@ -104,15 +104,13 @@ def down(
     Example: pollux down --keep
     """
     from pollux.cli.client import connect
+    from pollux.cli.ending import Ending
 
     client = connect()
     jobs = "keep" if keep else "stop"
-    client.post("/v1/shutdown", {"jobs": jobs})
-    deadline = time.monotonic() + _STOP_SECONDS
-    while _answers(client):
-        if time.monotonic() > deadline:
-            raise PolluxError(f"the service at {client.url} still answers after {_STOP_SECONDS:.0f} s: see its log")
-        time.sleep(_POLL_SECONDS)
+    ending = Ending(client)
+    answer = client.post("/v1/shutdown", {"jobs": jobs})
+    ending.wait(float(answer.get("seconds", 0.0)), lambda line: None if as_json else typer.echo(line, err=True))
     if as_json:
         print_json({"url": client.url, "stopped": True, "jobs": jobs})
     else:
@@ -179,14 +177,6 @@ def _need_service_packages() -> None:
         raise InvalidInput(f"the service needs {' and '.join(absent)}: pip install 'pollux-scheduler[service]'")
 
 
-def _trust_own_certificate(settings: ServiceSettings) -> None:
-    """Commands on this machine trust what the service shows, also where no authority signed it."""
-    if settings.tls_cert is None:
-        return
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (settings.home / "ca.pem").write_bytes(settings.tls_cert.read_bytes())
-
-
 def _greet_later(settings: ServiceSettings, as_json: bool) -> None:
     """Greet from a thread of its own: the caller is the thread that has to answer the questions."""
     threading.Thread(target=_greet, args=(settings, as_json), daemon=True, name="pollux-greeting").start()
@@ -231,16 +221,16 @@ def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
     """Start the same command in the background, and wait until it is ready or has failed."""
     from pollux.wire import places
 
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     log = settings.home / "service.log"
     before = _pid_of(places.service_file(settings.home))
-    with log.open("ab") as output:
+    with _opened(log) as output:
         start = output.tell()
         pid = _spawn([sys.executable, "-m", "pollux", "up", *_words(settings)], output.fileno())
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
-        if os.waitpid(pid, os.WNOHANG) != (0, 0):
-            raise PolluxError(_last_line(log, start) or f"the service ended at once; see {log}")
+        ended, how = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            raise _failed(os.waitstatus_to_exitcode(how), _last_line(log, start), log)
         if _pid_of(places.service_file(settings.home)) not in (None, before):
             client = _own_client(settings.home)
             if _answers(client):
@@ -249,6 +239,20 @@ def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
         time.sleep(_POLL_SECONDS)
     os.kill(pid, signal.SIGTERM)
     raise PolluxError(f"the service was not ready after {_START_SECONDS:.0f} s and was stopped; see {log}")
+
+
+def _opened(log: Path) -> BinaryIO:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        raise InvalidInput(f"{log} cannot be written ({error.strerror}): remove it, or set POLLUX_HOME") from None
+
+
+def _failed(code: int, said: str, log: Path) -> PolluxError:
+    """What the service said when it ended, with the exit code that it has in the foreground."""
+    error = PolluxError(said or f"the service ended at once; see {log}")
+    error.exit_code = code if code > 0 else PolluxError.exit_code
+    return error
 
 
 def _spawn(words: list[str], output: int) -> int:

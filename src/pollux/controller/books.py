@@ -76,7 +76,7 @@ class Books:
         if placement == record.placement:
             return
         record.attained_gpu_seconds = record.attained(at)
-        record.held_seconds = record.held(at)
+        self._halt(record, at)
         record.held_since = at
         record.placement = placement
         record.generation += 1
@@ -87,6 +87,22 @@ class Books:
                 record.started_at = at
         record.forget_view()
         self.retime(record)
+
+    def run(self, record: JobRecord, at: float) -> None:
+        """The replicas of a job's generation are all there."""
+        record.running_since = at
+        self.retime(record)
+
+    def _halt(self, record: JobRecord, at: float) -> None:
+        record.held_seconds, record.running_since = record.held(at), None
+
+    def renew(self, record: JobRecord, at: float) -> None:
+        """A job keeps what it holds, for replicas that start anew."""
+        self._halt(record, at)
+        self.retime(record)
+        record.generation += 1
+        record.num_starts += 1
+        record.forget_view()
 
     def requeue(self, record: JobRecord, at: float, reason: Reason) -> Placement:
         """A job loses what it holds, which comes back, and waits again."""
@@ -148,8 +164,8 @@ class Books:
     def retime(self, record: JobRecord) -> None:
         """Note when the job's pause after a crash, or its time limit, is over."""
         due, limit = record.eligible_at, record.spec.time_limit_seconds
-        if due is None and limit is not None and record.placement:
-            due = record.held_since + max(limit - record.held_seconds, 0.0)
+        if due is None and limit is not None and record.running_since is not None:
+            due = record.running_since + max(limit - record.held_seconds, 0.0)
         if due is None:
             self._due.pop(record.spec.id, None)
         else:

@@ -37,8 +37,8 @@ class ResizeJob(Command):
 class StopJob(Command):
     """End a job's replicas, all generations below this one.
 
-    `reason` is `preempted`, `paused`, `cancelled`, `node-lost`, `time-limit`, `failed` (given up) or `finished` (it was
-    through before it noticed that it had been placed anew).
+    `reason` is `preempted`, `paused`, `cancelled`, `node-lost`, `lost` (too few replicas are left), `time-limit`,
+    `failed` (given up) or `finished` (it was through before it noticed that it had been placed anew).
     """
 
     job_id: str

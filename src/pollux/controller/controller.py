@@ -17,6 +17,7 @@ from pollux.controller.events import (
     DecisionMade,
     Event,
     GenerationEnded,
+    GenerationShrunk,
     JobCancelled,
     JobFinished,
     JobLimitsChanged,
@@ -32,7 +33,7 @@ from pollux.controller.events import (
     TimerFired,
 )
 from pollux.controller.generations import judge
-from pollux.controller.lifecycle import ENDED, JobState, step
+from pollux.controller.lifecycle import ENDED, HOLDING, JobState, step
 from pollux.controller.records import JobRecord
 from pollux.controller.reports import limited
 from pollux.controller.settings import ControllerSettings
@@ -75,6 +76,7 @@ class Controller:
             JobRunning: self._running,
             JobReported: self._reported,
             GenerationEnded: self._generation_ended,
+            GenerationShrunk: self._generation_shrunk,
             JobFinished: self._finished,
             JobCancelled: self._cancelled,
             JobPaused: self._paused,
@@ -205,6 +207,9 @@ class Controller:
         stale = event.generation != record.generation
         if not stale and record.state in (JobState.STARTING, JobState.RESIZING):
             record.state = step(event.job_id, record.state, JobState.RUNNING)
+            self._books.run(record, event.at)
+            if event.pause_seconds is not None and event.resize_kind:
+                record.note_pause(event.resize_kind, event.pause_seconds)
         return []
 
     def _reported(self, event: JobReported) -> list[Command]:
@@ -219,8 +224,12 @@ class Controller:
             record.goodput = event.goodput
         if event.remaining is not None:
             record.remaining = event.remaining
+        if event.live is not None and event.live != record.live:
+            record.live = event.live
+            if record.costs:
+                record.estimate_cost()
         if event.resize_cost_seconds is not None:
-            record.resize_cost_seconds = event.resize_cost_seconds
+            record.note_pause(event.resize_kind, event.resize_cost_seconds)
         if event.local_batch is not None:
             record.local_batch = event.local_batch
         record.forget_view()
@@ -241,12 +250,44 @@ class Controller:
             return [*self._stop(record, before, "finished"), *self._changed(event.at)]
         return self._ended_badly(record, event) if current else []
 
-    def _ended_badly(self, record: JobRecord, event: GenerationEnded) -> list[Command]:
+    def _generation_shrunk(self, event: GenerationShrunk) -> list[Command]:
+        """Some replicas are lost and others hold the state: on with those, in place, if that is enough for the job."""
+        record = self._books.jobs.get(event.job_id)
+        if record is None or record.state not in HOLDING or event.generation != record.generation:
+            return []
+        before, after = record.placement, event.placement
+        if after == before:
+            return []
+        if any(count > before.on(node) for node, count in after.shares):
+            raise InvalidInput(f"job '{event.job_id}' shrank to '{after}', which is not within its '{before}'")
+        ended = GenerationEnded(event.at, event.job_id, event.generation, "lost", event.detail)
+        verdict = judge(record, ended)
+        if verdict.state is JobState.FAILED or after.num_gpus < record.spec.limits.min_gpus:
+            commands = self._ended_badly(record, ended, in_place=False)
+            # Those that are left wait for a word.
+            return commands if verdict.state is JobState.FAILED else [*self._stop(record, before, "lost"), *commands]
+        self._note_loss(record, verdict.losses)
+        record.live = True
+        self._books.place(record, after, event.at)
+        record.state = step(event.job_id, record.state, JobState.RESIZING)
+        numbers = {"gpus_before": float(before.num_gpus), "gpus_after": float(after.num_gpus)}
+        record.detail = event.detail
+        record.because(event.at, Reason("replicas-lost", numbers))
+        return [ResizeJob(event.job_id, record.generation, before, after), *self._changed(event.at)]
+
+    def _note_loss(self, record: JobRecord, losses: int) -> None:
+        record.losses, record.remaining_at_loss = losses, record.remaining
+        if record.state is JobState.RESIZING:
+            record.failed_moves += 1
+            record.estimate_cost()
+
+    def _ended_badly(self, record: JobRecord, event: GenerationEnded, in_place: bool = True) -> list[Command]:
         """The replicas that hold the job's GPUs are gone, and it is not through."""
         verdict, before = judge(record, event), record.placement
         record.crashes, record.streak, record.losses = verdict.crashes, verdict.streak, verdict.losses
+        moved = event.outcome == "lost" and record.state is JobState.RESIZING and record.live
         if event.outcome == "lost":
-            record.remaining_at_loss = record.remaining
+            self._note_loss(record, verdict.losses)
         if event.outcome == "out-of-memory":
             record.local_batch, record.local_batch_max = None, verdict.local_batch_max
             record.goodput = limited(record.goodput, verdict.local_batch_max)
@@ -256,6 +297,11 @@ class Controller:
             commands = self._stop(record, before if event.outcome == "lost" else NOWHERE, "failed")
             return [*commands, *self._changed(event.at)]
         record.eligible_at, record.detail = verdict.eligible_at, verdict.detail
+        if moved and in_place:
+            # A change in living processes that did not come about: where it was to be, from the checkpoint.
+            self._books.renew(record, event.at)
+            record.because(event.at, verdict.reason)
+            return [StartJob(event.job_id, record.generation, record.placement)]
         self._books.requeue(record, event.at, verdict.reason)
         return self._changed(event.at)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from pollux.core import Decision, FixedBatchOracle, GoodputFunction, JobLimits, Node, Queue
+from pollux.core import Decision, FixedBatchOracle, GoodputFunction, JobLimits, Node, Placement, Queue
 from pollux.wire.job import JobRequest
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Event",
     "GenerationEnded",
     "GenerationOutcome",
+    "GenerationShrunk",
     "JobCancelled",
     "JobFinished",
     "JobLimitsChanged",
@@ -71,21 +72,42 @@ class JobSubmitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobRunning(Event):
-    """Replicas of a generation are training: the end of a start or of a resize."""
+    """Replicas of a generation are training: the end of a start or of a resize.
+
+    `pause_seconds` is what a change in living processes took, `resize_kind` what it was; None and empty otherwise.
+    """
 
     job_id: str
     generation: int
+    pause_seconds: float | None = None
+    resize_kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobReported(Event):
-    """A job's agent has news; fields that are `None` leave what is known as it is."""
+    """A job's agent has news; fields that are `None` leave what is known as it is.
+
+    `resize_cost_seconds` is its last pause, and `resize_kind` of what kind that was (see `costs`); without a kind it is
+    what any change costs. `live`: its replicas can change while they run.
+    """
 
     job_id: str
     goodput: GoodputFunction | None = field(default=None, compare=False)
     remaining: float | None = None
     resize_cost_seconds: float | None = None
     local_batch: int | None = None
+    resize_kind: str = ""
+    live: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationShrunk(Event):
+    """Some replicas of this generation are gone, or never came; the others hold the state and wait at `placement`."""
+
+    job_id: str
+    generation: int
+    placement: Placement
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from pollux.controller.forecast import PlanNumbers
+from pollux.controller.forecast import Lack, PlanNumbers
 from pollux.controller.records import JobRecord
 from pollux.core import Reason
 
-__all__ = ["CODES", "explain", "explain_plan"]
+__all__ = ["CODES", "explain", "explain_lack", "explain_plan", "gpus"]
 
 
 class _Story:
@@ -81,23 +81,46 @@ def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
         return "waits for the next decision", f"pollux show {job_id}"
     story = _Story(reason, job_id)
     text, next_step = CODES.get(reason.code, _unknown(reason.code))(story)
-    return text + story.rest(), next_step
+    return text + story.rest() + ("" if isinstance(job, str) else _cost(job)), next_step
+
+
+def _cost(job: JobRecord) -> str:
+    """What another change would cost, where that was measured."""
+    if not job.costs or not job.placement:
+        return ""
+    how = "in its living processes" if job.moves_live else "by a restart"
+    return f"; another change of its GPUs costs it about {job.resize_cost_seconds:.2g} s, {how}"
 
 
 def explain_plan(plan: PlanNumbers) -> str:
     """What will become of a job that is submitted now, in one sentence."""
-    if not plan.high_gpus:
-        return "never starts: it asks for more GPUs than this cluster, or its queue, has for it"
-    span = _gpus(plan.high_gpus)
+    if plan.lack is not None:
+        return explain_lack(plan.lack)
+    if plan.reason is not None and plan.reason.code == "fits-nowhere":
+        return "cannot start here now: no place suits it, even were the cluster empty (type, CPUs, memory, nodes)"
+    span = gpus(plan.high_gpus)
     if plan.low_gpus < plan.high_gpus:
         span = f"{plan.low_gpus} to {span}"
     if plan.starts_now:
-        return f"starts now on {_gpus(plan.gpus)}; expected to hold {span} while it runs"
+        return f"starts now on {gpus(plan.gpus)}; expected to hold {span} while it runs"
     behind = f" behind {', '.join(plan.behind)}" if plan.behind else ""
     return f"waits{behind}; expected to hold {span} once it runs"
 
 
-def _gpus(count: float) -> str:
+def explain_lack(lack: Lack) -> str:
+    """What a job needs that is not there, in one sentence."""
+    needs = f"cannot start here now: it needs {gpus(lack.needs)}"
+    if lack.quota is not None and lack.quota < lack.needs <= lack.suitable:
+        return f"{needs}, and the quota of its queue is {lack.quota}"
+    there = f"there {'is' if lack.suitable == 1 else 'are'} {lack.suitable or 'none'}"
+    if lack.gpu_types:
+        found = f" (those here are of type {', '.join(lack.types)})" if lack.types else ""
+        return f"{needs} of type {' or '.join(lack.gpu_types)}, and {there}{found}"
+    return f"{needs}, and {there}"
+
+
+def gpus(count: float) -> str:
+    """A number of GPUs, with the word."""
     return f"{_number(count)} {'GPU' if count == 1 else 'GPUs'}"
 
 
@@ -261,6 +284,11 @@ def _lost(story: _Story) -> tuple[str, str]:
     return text, "pollux doctor"
 
 
+def _replicas_lost(story: _Story) -> tuple[str, str]:
+    text = f"lost replicas, {story.say('gpus_before')}→{story.say('gpus_after')}, and goes on from memory"
+    return text, f"pollux logs {story.job_id}"
+
+
 def _gave_up(story: _Story, text: str, step: str) -> tuple[str, str]:
     held = story.get("gpus_before", 0.0)
     story.implied(0.0, "gpus_before")
@@ -284,9 +312,7 @@ def _cancelled(story: _Story) -> tuple[str, str]:
 
 
 def _time_limit(story: _Story) -> tuple[str, str]:
-    text = (
-        f"reached its time limit of {story.say('limit_seconds')} s, having held GPUs for {story.say('held_seconds')} s"
-    )
+    text = f"reached its time limit of {story.say('limit_seconds')} s, having run for {story.say('held_seconds')} s"
     return text, f"pollux logs {story.job_id}"
 
 
@@ -332,6 +358,7 @@ CODES: Mapping[str, _Teller] = {
     "crashed": _crashed,
     "out-of-memory": _out_of_memory,
     "lost": _lost,
+    "replicas-lost": _replicas_lost,
     "stopped": _stopped,
     "node-lost": _node_lost,
     "paused": _paused,

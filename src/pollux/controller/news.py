@@ -48,16 +48,24 @@ def is_news(record: JobRecord, event: JobReported, cluster: Cluster) -> bool:
     """Whether the report changes what a decision could say.
 
     That is a first model; a predicted goodput that moved by 2 % where the job is, or 5 % on twice as much; remaining
-    work that moved by 2 %; a resize cost or a local batch that moved by 10 %; all from the values last logged.
+    work that moved by 2 %; a resize cost or a local batch that moved by 10 %; all from the values last logged. A pause
+    of a known kind is told once; so is that it can, or can no longer, change while it runs.
     """
     if record.state in ENDED:
         return False
     return (
         _moved(record.remaining, event.remaining, _REMAINING)
-        or _moved(record.resize_cost_seconds, event.resize_cost_seconds, _COST)
+        or _cost_moved(record, event)
+        or event.live not in (None, record.live)
         or _moved(record.local_batch, event.local_batch, _LOCAL_BATCH)
         or _model_moved(record, event.goodput, cluster)
     )
+
+
+def _cost_moved(record: JobRecord, event: JobReported) -> bool:
+    if event.resize_kind and event.resize_cost_seconds is not None:
+        return record.last_pause != (event.resize_kind, event.resize_cost_seconds)
+    return _moved(record.resize_cost_seconds, event.resize_cost_seconds, _COST)
 
 
 def _model_moved(record: JobRecord, model: GoodputFunction | None, cluster: Cluster) -> bool:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pollux.controller.costs import RESTART, Costs, likely_seconds, noted
 from pollux.controller.events import JobSpec
 from pollux.controller.lifecycle import JobState
 from pollux.core import NOWHERE, GoodputFunction, JobView, Placement, Reason
 
-__all__ = ["JobRecord"]
+__all__ = ["MOST_FAILED_MOVES", "JobRecord"]
+
+MOST_FAILED_MOVES = 3
+"""After so many changes in living processes that did not come about, a job is moved by restarts."""
 
 
 @dataclass(slots=True)
@@ -17,11 +21,14 @@ class JobRecord:
     """All the controller knows of one job.
 
     Times are in seconds on the driver's clock, None for what has not happened. `held_since` is when it got, or lost,
-    its present placement; `held_seconds` and `attained_gpu_seconds` are what it held up to then. `crashes` count
+    its present placement; `attained_gpu_seconds` are what it held up to then. `running_since` is when the replicas of
+    its generation were all there, None while they are not; `held_seconds` how long they ran before. `crashes` count
     against `spec.retries`; `streak` are those since it last ran well, and `losses` the times that its replicas vanished
     without progress in between. Until `eligible_at`, or while jobs of `waiting_for` have not succeeded, no policy is
-    shown it. `local_batch` is the last one reported, `local_batch_max` what running out of memory has taught. `reason`
-    says why it has what it has, since `reason_at`. `seen` and `written` are the last view and parts of the last state.
+    shown it. `local_batch` is the last one reported, `local_batch_max` what running out of memory has taught. `live`:
+    its agent can follow a change in living processes; `failed_moves` are those that did not come about since the last
+    that did. `costs` are its pauses by kind, `last_pause` the newest. `reason` says why it has what it has, since
+    `reason_at`. `seen` and `written` are the last view and parts of the last state.
     """
 
     spec: JobSpec
@@ -31,6 +38,7 @@ class JobRecord:
     generation: int = 0
     held_since: float = 0.0
     held_seconds: float = 0.0
+    running_since: float | None = None
     attained_gpu_seconds: float = 0.0
     num_starts: int = 0
     largest_gpus: int = 0
@@ -49,6 +57,10 @@ class JobRecord:
     local_batch: int | None = None
     local_batch_max: int | None = None
     waiting_for: tuple[str, ...] = ()
+    live: bool = False
+    failed_moves: int = 0
+    costs: Costs = field(default_factory=dict)
+    last_pause: tuple[str, float] | None = None
     reason: Reason | None = None
     reason_at: float | None = None
     seen: JobView | None = field(default=None, repr=False, compare=False)
@@ -64,13 +76,41 @@ class JobRecord:
         """Whether a policy may place it, or leave it where it is."""
         return self.eligible_at is None and not self.waiting_for and self.state is not JobState.PAUSED
 
+    @property
+    def moves_live(self) -> bool:
+        """Whether its next change is tried in living processes: it may, it can, and that has not failed too often."""
+        request = self.spec.request
+        return self.live and self.failed_moves < MOST_FAILED_MOVES and (request is None or request.is_live)
+
+    @property
+    def likely_kind(self) -> str:
+        """How its next change will come about: `live` or `restart`."""
+        return "live" if self.moves_live else RESTART
+
+    def note_pause(self, kind: str, seconds: float) -> None:
+        """Its last change cost it that; told again, the same one counts once."""
+        if not kind:
+            self.resize_cost_seconds = seconds
+            return
+        if self.last_pause != (kind, seconds):
+            self.last_pause = kind, seconds
+            self.costs = noted(self.costs, kind, seconds)
+            if kind != RESTART:
+                self.failed_moves = 0
+        self.estimate_cost()
+
+    def estimate_cost(self) -> None:
+        """What the next change will cost, by what is known now."""
+        self.resize_cost_seconds = likely_seconds(self.costs, self.moves_live, self.spec.resize_cost_seconds)
+        self.forget_view()
+
     def attained(self, now: float) -> float:
         """GPU-seconds held up to `now`."""
         return self.attained_gpu_seconds + self.placement.num_gpus * max(now - self.held_since, 0.0)
 
     def held(self, now: float) -> float:
-        """Seconds up to `now` in which it held any GPUs: what a time limit counts."""
-        return self.held_seconds + (max(now - self.held_since, 0.0) if self.placement else 0.0)
+        """Seconds up to `now` in which its replicas ran, not those in which they waited: what a time limit counts."""
+        return self.held_seconds + (0.0 if self.running_since is None else max(now - self.running_since, 0.0))
 
     def because(self, at: float, reason: Reason | None) -> None:
         """From now on, this is why it has what it has."""

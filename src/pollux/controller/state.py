@@ -23,6 +23,9 @@ _PLAIN = (
 )  # fmt: skip
 """Fields of a record that are numbers, text or None."""
 
+_NEWER = {"live": False, "failed_moves": 0, "running_since": None}
+"""Such fields that older states do not have, and what they are there."""
+
 
 def encode_books(books: Books) -> dict[str, Any]:
     """Nodes, queues and every job; parts of it are kept for the next time, so it is to be read, not changed."""
@@ -38,7 +41,9 @@ def encode_books(books: Books) -> dict[str, Any]:
 
 
 def _encode_record(record: JobRecord) -> dict[str, Any]:
-    encoded = {name: getattr(record, name) for name in _PLAIN}
+    encoded = {name: getattr(record, name) for name in (*_PLAIN, *_NEWER)}
+    encoded["costs"] = {kind: list(pauses) for kind, pauses in record.costs.items()}
+    encoded["last_pause"] = None if record.last_pause is None else list(record.last_pause)
     encoded["state"] = str(record.state)
     encoded["placement"] = [[node, count] for node, count in record.placement.shares]
     encoded["waiting_for"] = list(record.waiting_for)
@@ -86,7 +91,14 @@ def _decode_record(job: Mapping[str, Any]) -> JobRecord:
     record = JobRecord(decode_value(JobSpec, job["spec"], "spec"), job["submitted_at"])
     for name in _PLAIN:
         setattr(record, name, job[name])
+    for name, value in _NEWER.items():
+        setattr(record, name, job.get(name, value))
+    record.costs = {kind: tuple(pauses) for kind, pauses in job.get("costs", {}).items()}
+    pause = job.get("last_pause")
+    record.last_pause = None if pause is None else (pause[0], pause[1])
     record.state = JobState(job["state"])
+    if "running_since" not in job and record.state is JobState.RUNNING:
+        record.running_since = record.held_since
     record.placement = Placement(tuple((node, count) for node, count in job["placement"]))
     record.waiting_for = tuple(job["waiting_for"])
     record.goodput = None if job["goodput"] is None else decode_model(job["goodput"])

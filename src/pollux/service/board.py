@@ -8,10 +8,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.controller import ENDED, HOLDING, JobRecord, JobState
+from pollux.controller.costs import medians
 from pollux.core import Snapshot
 from pollux.core.errors import UnknownName
 from pollux.service.estimates import estimate, explained
@@ -29,6 +30,7 @@ class Card:
     report: Mapping[str, Any]
     reported_at: float | None
     around: Snapshot | None
+    others: Mapping[str, JobRecord] = field(default_factory=dict)
     rendered: bytes = b""
 
     @property
@@ -41,7 +43,7 @@ class Card:
         known = self.record.goodput is not None and self.record.remaining is not None
         if self.around is None or self.ended or not known:
             return None
-        return estimate(self.record, self.around)
+        return estimate(self.record, self.around, self.others)
 
     def status(self, now: float) -> JobStatus:
         """Everything about the job at `now`."""
@@ -65,7 +67,9 @@ class Card:
             throughput=report.get("throughput") if holds else None, efficiency=report.get("efficiency"),
             goodput=report.get("goodput") if holds else None, noise_scale=noise["scale"] if noise else None,
             loss=report.get("loss"), epoch=report.get("epoch"), progress=progress,
-            eta=self.eta(), reason=explained(record),
+            eta=self.eta(), reason=explained(record, self.around),
+            resize_seconds=record.resize_cost_seconds, resize_kind=record.likely_kind,
+            resize_costs=medians(record.costs), checkpoint_age_seconds=report.get("checkpoint_age_seconds"),
             gpu_seconds=record.attained(now), reported_at=self.reported_at,
         )  # fmt: skip
 
@@ -76,6 +80,23 @@ class Card:
             del values["gpu_seconds"]
             self.rendered = json.dumps(values, separators=(",", ":")).encode()[:-1]
         return b'%b,"gpu_seconds":%.3f}' % (self.rendered, self.record.attained(now))
+
+
+class _Records(Mapping[str, JobRecord]):
+    """Cards seen as their records."""
+
+    def __init__(self, cards: Mapping[str, Card]) -> None:
+        self._cards = cards
+
+    def __getitem__(self, job_id: str) -> JobRecord:
+        return self._cards[job_id].record
+
+    def __iter__(self) -> Iterator[str]:
+        # A copy, made in one go: the engine's thread may add a card meanwhile.
+        return iter(list(self._cards))
+
+    def __len__(self) -> int:
+        return len(self._cards)
 
 
 class Board:
@@ -103,6 +124,11 @@ class Board:
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._cards
+
+    @property
+    def records(self) -> Mapping[str, JobRecord]:
+        """Every job's record as it is shown, always the newest."""
+        return _Records(self._cards)
 
     def cards(self, after: str | None = None) -> Iterator[Card]:
         """Cards in order of submission, those behind `after` only."""

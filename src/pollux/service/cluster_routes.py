@@ -23,6 +23,7 @@ __all__ = ["cluster_operations"]
 
 _TEXT, _FREE = {"type": "string"}, {"type": "object"}
 _OK = only({"status": _TEXT})
+_STOPPING = only({"status": _TEXT, "seconds": {"type": "number"}})
 _MESSAGE = {
     "type": "object",
     "properties": {
@@ -40,6 +41,10 @@ async def _health(call: Call) -> Response:
 async def _ready(call: Call) -> Response:
     if not call.engine.alive:
         raise Unreachable("the engine is not running; wait, or restart the service")
+    if not call.engine.backend.healthy:
+        raise Unreachable("the backend fails at its work; the service's log says why, restart it if that goes on")
+    if call.engine.stopping:
+        raise Unreachable("the service is going down: it takes no new jobs")
     return json_response({"status": "ok"})
 
 
@@ -117,8 +122,10 @@ def _shutdown(stop: Callable[[AtStop], None]) -> Handler:
         body = call.body
         if not isinstance(body, dict) or not set(body) <= {"jobs"} or body.get("jobs", "stop") not in ("stop", "keep"):
             raise InvalidInput('the body must be {"jobs": "stop"} or {"jobs": "keep"}')
-        stop(body.get("jobs", "stop"))
-        return json_response({"status": "stopping"}, 202)
+        jobs: AtStop = body.get("jobs", "stop")
+        seconds = call.engine.stopping_seconds(jobs)
+        stop(jobs)
+        return json_response({"status": "stopping", "seconds": seconds}, 202)
 
     return handler
 
@@ -178,6 +185,6 @@ def cluster_operations(stop: Callable[[AtStop], None]) -> tuple[Operation, ...]:
         Operation("GET", "/v1/eta", "eta_quality", "How good the predicted intervals were.", _eta, _FREE),
         Operation(
             "POST", "/v1/shutdown", "shutdown", "End the service; its jobs stop with grace, or keep running.",
-            _shutdown(stop), _OK, 202, takes=only({}, {"jobs": {"enum": ["stop", "keep"]}}),
+            _shutdown(stop), _STOPPING, 202, takes=only({}, {"jobs": {"enum": ["stop", "keep"]}}),
         ),
     )  # fmt: skip

@@ -56,6 +56,11 @@ class Desk:
         elif touched:
             self.show([job_id for job_id in touched if job_id in controller.jobs], controller, now)
 
+    def said_done(self, job_id: str, generation: int) -> bool:
+        """Whether the job's last report was that generation's, and said that it is done."""
+        row = self._newest.get(job_id)
+        return row is not None and bool(row.values.get("final")) and row.values.get("generation") == generation
+
     def show_all(self, controller: Controller, now: float) -> None:
         """Write the cards of all jobs that changed since their last."""
         changed = [job_id for job_id, record in controller.jobs.items() if not self.board.shows(record)]
@@ -67,7 +72,7 @@ class Desk:
             record = controller.jobs[job_id]
             row = self._newest.get(job_id)
             around = None if record.state in ENDED else self._surroundings(controller, now)
-            card = Card(frozen(record), row.values if row else {}, row.at if row else None, around)
+            card = Card(frozen(record), row.values if row else {}, row.at if row else None, around, self.board.records)
             self.board.put(card)
             self.etas.saw(record, card.eta, row, now)
 

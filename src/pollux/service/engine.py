@@ -22,20 +22,23 @@ from pollux.controller import (
     JobPaused,
     JobRecord,
     JobResumed,
+    JobState,
     JobSubmitted,
     QueueChanged,
 )
 from pollux.controller.events import Event, JobSpec
 from pollux.controller.requests import spec_from
 from pollux.core import Queue
-from pollux.core.errors import Conflict, InvalidInput
+from pollux.core.errors import Conflict, InvalidInput, UnknownName, Unreachable
 from pollux.service.board import Board
 from pollux.service.desk import nodes_of, queues_of
+from pollux.service.executor import waits_to_leave
 from pollux.service.loop import EngineLoop
-from pollux.service.planning import Forecast, plan_of
+from pollux.service.planning import Forecast
 from pollux.service.reports import check_report, fact_of, row_of
 from pollux.service.runner import Facts
 from pollux.service.story import Line
+from pollux.service.thinking import STOPPING, pass_on
 from pollux.store.protocol import TelemetryRow
 from pollux.wire.codec import encode_json
 from pollux.wire.job import JobRequest
@@ -46,6 +49,7 @@ from pollux.wire.status import JobStatus, NodeStatus, Plan, QueueStatus, Service
 __all__ = ["Engine"]
 
 _KEPT_KEYS = 256
+_NAMED_REPLICAS = 10
 
 
 class Engine(EngineLoop):
@@ -59,6 +63,7 @@ class Engine(EngineLoop):
         taken: list[str] = []
 
         def facts(at: float) -> Facts:
+            self._refuse_if_stopping()
             job_id, known = self._keyed_id(request, key)
             taken.append(job_id)
             return Facts() if known else Facts(JobSubmitted(at, self._spec(request, job_id)))
@@ -70,6 +75,10 @@ class Engine(EngineLoop):
         self._then_plan(self._ask(facts, reply), answer)
         return answer
 
+    def _refuse_if_stopping(self) -> None:
+        if self.stopping:
+            raise Unreachable(STOPPING)
+
     def submit(self, request: JobRequest, key: str | None = None) -> tuple[JobStatus, Plan]:
         """Take a job in; what became of it and what will."""
         return self._wait(self.begin_submit(request, key))
@@ -79,13 +88,14 @@ class Engine(EngineLoop):
         answer: Future[tuple[None, Plan]] = Future()
 
         def reply() -> tuple[None, Forecast]:
+            self._refuse_if_stopping()
             job_id = self._free_id(request.name)
             now = self.runner.now()
             return None, Forecast.of_new(self.runner.controller, self._spec(request, job_id), now)
 
         self._then_plan(self._look(reply), answer)
         plan: Future[Plan] = Future()
-        answer.add_done_callback(lambda done: _pass_on(done, plan, lambda both: both[1]))
+        answer.add_done_callback(lambda done: pass_on(done, plan, lambda both: both[1]))
         return plan
 
     def plan(self, request: JobRequest) -> Plan:
@@ -93,18 +103,21 @@ class Engine(EngineLoop):
         return self._wait(self.begin_plan(request))
 
     def _spec(self, request: JobRequest, job_id: str) -> JobSpec:
-        cluster = self.runner.controller.cluster
-        return spec_from(request, job_id, self.settings.resize_seconds, max(cluster.num_gpus, 1))
+        cost = self.settings.resize_seconds
+        if cost is None:
+            cost = self.backend.live_seconds if request.is_live else self.backend.restart_seconds
+        return spec_from(request, job_id, cost, max(self.runner.controller.cluster.num_gpus, 1))
 
     def _then_plan(self, looked: Future[Any], answer: Future[Any]) -> None:
         """Let the policy's thread work the plan out: it takes as long as a decision."""
 
         def planned(done: Future[Any]) -> None:
-            if (error := done.exception()) is not None:
-                answer.set_exception(error)
+            if done.exception() is not None:
+                pass_on(done, answer, lambda both: both)
                 return
             status, forecast = done.result()
-            self.think(lambda: (status, plan_of(forecast, self.policy)), answer)
+            plan = self._thinker.plan(forecast)
+            plan.add_done_callback(lambda told: pass_on(told, answer, lambda found: (status, found)))
 
         looked.add_done_callback(planned)
 
@@ -149,10 +162,14 @@ class Engine(EngineLoop):
 
     def _steer(self, job_id: str, event: Callable[[float, JobRecord], Event]) -> Future[JobStatus]:
         def facts(at: float) -> Facts:
-            self.board.get(job_id)
-            return Facts(event(at, self.runner.controller.jobs[job_id]))
+            return Facts(event(at, self._record(job_id)))
 
         return self._ask(facts, lambda: self.job(job_id))
+
+    def _record(self, job_id: str) -> JobRecord:
+        """A job as it is now; one that was submitted a moment ago is on no card yet."""
+        known = self.runner.controller.jobs.get(job_id)
+        return self.board.get(job_id).record if known is None else known
 
     def begin_cancel(self, job_id: str) -> Future[JobStatus]:
         """End a job for good."""
@@ -170,7 +187,15 @@ class Engine(EngineLoop):
 
     def begin_pause(self, job_id: str) -> Future[JobStatus]:
         """Take a job's GPUs away until it is resumed."""
-        return self._steer(job_id, lambda at, record: JobPaused(at, job_id))
+
+        def event(at: float, record: JobRecord) -> Event:
+            if record.state in ENDED:
+                raise Conflict(f"job '{job_id}' has ended, it is {record.state}; there is nothing to pause")
+            if record.state is JobState.PAUSED:
+                raise Conflict(f"job '{job_id}' is paused already; 'pollux resume {job_id}' lets it go on")
+            return JobPaused(at, job_id)
+
+        return self._steer(job_id, event)
 
     def pause(self, job_id: str) -> JobStatus:
         """Take a job's GPUs away until it is resumed."""
@@ -178,7 +203,13 @@ class Engine(EngineLoop):
 
     def begin_resume(self, job_id: str) -> Future[JobStatus]:
         """Let a paused job run again."""
-        return self._steer(job_id, lambda at, record: JobResumed(at, job_id))
+
+        def event(at: float, record: JobRecord) -> Event:
+            if record.state is not JobState.PAUSED:
+                raise Conflict(f"job '{job_id}' is {record.state}, not paused; only a paused job can be resumed")
+            return JobResumed(at, job_id)
+
+        return self._steer(job_id, event)
 
     def resume(self, job_id: str) -> JobStatus:
         """Let a paused job run again."""
@@ -203,8 +234,7 @@ class Engine(EngineLoop):
         """Take an agent's report in; it is durable when the reply is there."""
 
         def facts(at: float) -> Facts:
-            self.board.get(job_id)
-            record = self.runner.controller.jobs[job_id]
+            record = self._record(job_id)
             check_report(record, report)
             event = fact_of(record, report, at)
             if event is not None and not self.runner.controller.is_news(event):
@@ -250,7 +280,8 @@ class Engine(EngineLoop):
             version=__version__, policy=self.policy.name, trigger=self.settings.trigger, backend=self.backend.name,
             started_at=self.started_at, now=self.now(), revision=self.store.revision, nodes=nodes_of(controller),
             queues=queues_of(controller), jobs_by_state=states, last_decision_at=self.runner.last_decision_at,
-            decision_seconds=self.runner.decision_seconds,
+            decision_seconds=self.runner.decision_seconds, interval_seconds=self.settings.interval_seconds,
+            at_stop=self.settings.at_stop,
         )  # fmt: skip
 
     def begin_nodes(self) -> Future[tuple[NodeStatus, ...]]:
@@ -268,7 +299,20 @@ class Engine(EngineLoop):
 
     def job(self, job_id: str) -> JobStatus:
         """One job; UnknownName where it is not there."""
-        return self.board.get(job_id).status(self.now())
+        status = self.board.get(job_id).status(self.now())
+        leaving = self.leaving_before(job_id)
+        return replace(status, detail=leaving) if leaving else status
+
+    def leaving_before(self, job_id: str) -> str:
+        """For whom a job that was given GPUs still waits, in words; empty where it does not."""
+        if self.board.get(job_id).record.state not in (JobState.STARTING, JobState.RESIZING):
+            return ""
+        board = self.board
+
+        def is_resizing(other: str) -> bool:
+            return other in board and board.get(other).record.state is JobState.RESIZING
+
+        return waits_to_leave(job_id, self.backend.running(), is_resizing)
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """All jobs in the order in which they were submitted."""
@@ -287,7 +331,9 @@ class Engine(EngineLoop):
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
         """A piece of a replica's log; a negative offset counts from the end."""
-        self.board.get(job_id)
+        most = max(self.board.get(job_id).record.largest_gpus, 1)
+        if replica >= most:
+            raise UnknownName(f"replica of job '{job_id}'", str(replica), map(str, range(min(most, _NAMED_REPLICAS))))
         return self.backend.logs(job_id, replica, offset, limit)
 
     def series(self, job_id: str, kind: str, since: float, limit: int) -> list[TelemetryRow]:
@@ -306,10 +352,3 @@ class Engine(EngineLoop):
         faults = check_paths(request)
         if faults:
             raise InvalidInput(faults[0])
-
-
-def _pass_on(done: Future[Any], onward: Future[Any], what: Callable[[Any], Any]) -> None:
-    if (error := done.exception()) is not None:
-        onward.set_exception(error)
-    else:
-        onward.set_result(what(done.result()))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pollux.controller import JobRecord
 from pollux.controller.eta import EtaSeconds, eta
-from pollux.controller.explain import explain
+from pollux.controller.explain import explain, explain_lack
+from pollux.controller.forecast import lack_of
 from pollux.core import Snapshot
 from pollux.wire.status import Eta, ReasonStatus
 
 __all__ = ["estimate", "explained", "times_of"]
 
 
-def estimate(record: JobRecord, snapshot: Snapshot) -> Eta | None:
-    """When the job is expected to end; None where nothing is known."""
-    return times_of(eta(record, snapshot), snapshot.now)
+def estimate(record: JobRecord, snapshot: Snapshot, jobs: Mapping[str, JobRecord] | None = None) -> Eta | None:
+    """When the job is expected to end; None where nothing is known. Of who follows others, all `jobs` tell when."""
+    return times_of(eta(record, snapshot, jobs), snapshot.now)
 
 
 def times_of(seconds: EtaSeconds | None, now: float) -> Eta | None:
@@ -24,10 +27,16 @@ def times_of(seconds: EtaSeconds | None, now: float) -> Eta | None:
     return Eta(now + seconds.low, now + seconds.high, current)
 
 
-def explained(record: JobRecord) -> ReasonStatus | None:
-    """Why a job has what it has, in words; None before the first decision about it."""
+def explained(record: JobRecord, around: Snapshot | None = None) -> ReasonStatus | None:
+    """Why a job has what it has, in words; None before the first decision about it.
+
+    Of a job that fits nowhere, what is `around` it tells what there is instead.
+    """
     reason = record.reason
     if reason is None or record.reason_at is None:
         return None
     text, next_step = explain(reason, record)
+    lack = lack_of(record, around) if around is not None and reason.code == "fits-nowhere" else None
+    if lack is not None:
+        text = explain_lack(lack)
     return ReasonStatus(reason.code, record.reason_at, dict(reason.numbers), text, next_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,9 @@ from pollux.service.launching import environment, launch_for, request_of
 from pollux.service.settings import ServiceSettings
 from pollux.service.tokens import Tokens
 
-__all__ = ["Executor", "Reconciliation", "reconcile"]
+__all__ = ["Executor", "Reconciliation", "reconcile", "waits_to_leave"]
+
+_log = logging.getLogger("pollux.service")
 
 Refused = Callable[[str, int, str], None]
 """Told (job id, generation, why) when a backend does not take a launch."""
@@ -31,34 +34,87 @@ class Executor:
         self._batch = batch
         self._refused = refused
 
-    def execute(self, commands: Iterable[Command], jobs: Mapping[str, JobRecord], now: float) -> None:
-        """Do what was decided; leavers are all told before anybody starts, as the commands' order has it."""
-        for command in commands:
-            if isinstance(command, StopJob):
-                self.stop(jobs[command.job_id], command.generation)
-            elif isinstance(command, ResizeJob):
-                self.stop(jobs[command.job_id], command.generation - 1)
-        for command in commands:
-            if isinstance(command, StartJob):
-                self.start(jobs[command.job_id], command.generation, command.placement)
-            elif isinstance(command, ResizeJob):
-                self.start(jobs[command.job_id], command.generation, command.placement, stopped_at=now)
+    def execute(self, commands: Iterable[Command], jobs: Mapping[str, JobRecord], now: float) -> bool:
+        """Do what was decided; leavers are all told before anybody starts, as the commands' order has it.
 
-    def start(self, record: JobRecord, generation: int, placement: Placement, stopped_at: float | None = None) -> None:
-        """Launch a generation; a refusal is told, never raised."""
+        False where the backend failed inside at one of them: the others were carried out all the same.
+        """
+        commands = list(commands)
+        live = {id(command) for command in commands if isinstance(command, ResizeJob) and _is_live(command, jobs)}
+        leaving = [self._carried(self._leave, command, jobs, id(command) in live) for command in commands]
+        coming = [self._carried(self._come, command, jobs, id(command) in live, now) for command in commands]
+        return all(leaving) and all(coming)
+
+    def _carried(self, act: Callable[..., None], command: Command, *context: object) -> bool:
+        try:
+            act(command, *context)
+        except Exception:
+            _log.exception("%s could not be carried out", command)
+            return False
+        return True
+
+    def _leave(self, command: Command, jobs: Mapping[str, JobRecord], live: bool) -> None:
+        if isinstance(command, StopJob):
+            self.stop(jobs[command.job_id], command.generation)
+        elif isinstance(command, ResizeJob) and not live:
+            self.stop(jobs[command.job_id], command.generation - 1)
+
+    def _come(self, command: Command, jobs: Mapping[str, JobRecord], live: bool, now: float) -> None:
+        if isinstance(command, StartJob):
+            self.start(jobs[command.job_id], command.generation, command.placement)
+        elif isinstance(command, ResizeJob):
+            record, stopped_at = jobs[command.job_id], None if live else now
+            self.start(record, command.generation, command.placement, stopped_at=stopped_at, live=live)
+
+    def start(
+        self,
+        record: JobRecord,
+        generation: int,
+        placement: Placement,
+        stopped_at: float | None = None,
+        live: bool = False,
+    ) -> None:
+        """Launch a generation, or (`live`) have what runs become it; a refusal is told, never raised."""
         job_id = record.spec.id
         try:
             variables = environment(
                 record, self._settings.home, self._batch, self._settings.url, self._tokens.for_job(job_id),
                 generation, stopped_at,
             )  # fmt: skip
-            self._backend.submit(launch_for(record, generation, placement, variables))
+            launch = launch_for(record, generation, placement, variables)
+            if live:
+                self._backend.resize(launch)
+            else:
+                self._backend.submit(launch)
         except PolluxError as error:
             self._refused(job_id, generation, str(error))
 
     def stop(self, record: JobRecord, generation: int) -> None:
         """End a job's replicas up to a generation, with the grace that its user gave."""
         self._backend.stop(record.spec.id, generation, request_of(record).grace_seconds)
+
+
+def _is_live(command: ResizeJob, jobs: Mapping[str, JobRecord]) -> bool:
+    record = jobs[command.job_id]
+    return record.moves_live and record.spec.request is not None
+
+
+def waits_to_leave(job_id: str, running: Iterable[Running], is_resizing: Callable[[str], bool]) -> str:
+    """For whom a job's replicas wait, as the backend has it, in words; empty where they do not wait. Pure.
+
+    A job that is resized by a restart leaves, too: what it has next waits until its replicas have ended.
+    """
+    entries = {entry.job_id: entry for entry in running}
+    if job_id not in entries or entries[job_id].state != "waiting":
+        return ""
+    leaving = [
+        f"'{other}'"
+        for other, entry in entries.items()
+        if entry.state == "stopping" or (other != job_id and entry.state == "waiting" and is_resizing(other))
+    ]
+    if leaving:
+        return f"waits for {', '.join(leaving)} to leave"
+    return "waits for its earlier replicas to leave" if is_resizing(job_id) else "waits for its GPUs to become free"
 
 
 @dataclass(frozen=True, slots=True)

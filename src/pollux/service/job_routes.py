@@ -122,9 +122,11 @@ async def _resize(call: Call) -> Response:
 
 
 async def _explain(call: Call) -> Response:
-    record = call.engine.board.get(call.job_id).record
-    reason = explained(record)
+    card = call.engine.board.get(call.job_id)
+    reason = explained(card.record, card.around)
     text, step = ("no decision was made about it yet", "") if reason is None else (reason.text, reason.next_step)
+    if leaving := call.engine.leaving_before(call.job_id):
+        text = f"{text}; {leaving}"
     found: dict[str, Any] = {"job_id": call.job_id, "text": text, "next_step": step}
     return json_response({**found, "reason": None if reason is None else encode(reason)})
 

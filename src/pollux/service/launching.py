@@ -10,6 +10,7 @@ from pollux.controller import JobRecord
 from pollux.core import BatchMode, Placement
 from pollux.core.errors import InvalidInput
 from pollux.wire.job import JobRequest
+from pollux.wire.places import ca_file
 
 __all__ = ["environment", "launch_for", "request_of"]
 
@@ -32,6 +33,7 @@ def launch_for(
         grace_seconds=request.grace_seconds,
         memory_bytes_per_gpu=request.resources.memory_bytes,
         cpus_per_gpu=request.resources.cpus,
+        live=request.is_live,
     )
 
 
@@ -65,6 +67,7 @@ def environment(
         "POLLUX_GENERATION": generation,
         "POLLUX_URL": url,
         "POLLUX_JOB_TOKEN": token if url else None,
+        "POLLUX_CA_FILE": ca_file(home) if url and url.startswith("https:") else None,
         "POLLUX_CHECKPOINT_DIR": checkpoints,
         "POLLUX_CHECKPOINT_EVERY": request.checkpoint.every_seconds,
         "POLLUX_CHECKPOINT_KEEP": request.checkpoint.keep,

@@ -6,22 +6,24 @@ The life of a fact is in `runner`; what can be asked is in `engine`.
 from __future__ import annotations
 
 import logging
+import math
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pollux.backends.protocol import Backend, BackendEvent
 from pollux.controller import HOLDING, GenerationEnded, require
-from pollux.core import Decision, Policy, Snapshot
-from pollux.core.errors import PolluxError, Unreachable
+from pollux.core import Policy, Snapshot
+from pollux.core.errors import StoreFailed, Unreachable
 from pollux.service.clock import Clock, SystemClock
 from pollux.service.runner import Ask, Facts, Runner, our_fault
 from pollux.service.settings import AtStop, ServiceSettings
+from pollux.service.thinking import STOPPING, Thinker, Thought
 from pollux.service.tokens import Tokens
 from pollux.store.protocol import Store, Telemetry
 
@@ -32,19 +34,12 @@ _log = logging.getLogger("pollux.service")
 _BATCH = 512
 _LONGEST_WAIT_SECONDS = 3600.0
 _ANSWER_SECONDS = 120.0
-# While the policy thinks, whoever answers requests gets the interpreter back this soon (Python's own is 5 ms).
-_SWITCH_SECONDS = 0.0005
+# How long running jobs may take to end beyond their grace.
+_BEYOND_GRACE_SECONDS = 15.0
+# After stumbling again and again, this long at most until the next attempt; and until a backend is asked again.
+_LONGEST_PAUSE_SECONDS = 5.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Thought:
-    """What the policy answered; None when it failed."""
-
-    snapshot: Snapshot
-    decision: Decision | None
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,7 @@ class _Poke:
     """Look at the clock again."""
 
 
-_Item = Ask | _Thought | _Settled | _Stop | _Poke
+_Item = Ask | Thought | _Settled | _Stop | _Poke
 
 
 class EngineLoop:
@@ -88,14 +83,18 @@ class EngineLoop:
         self.tokens = tokens or Tokens.random()
         self._clock = clock or SystemClock()
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._thinker = ThreadPoolExecutor(1, "pollux-policy")
         self._writer = ThreadPoolExecutor(1, "pollux-snapshots")
-        self._thinking: Future[None] | None = None
+        self._thinking: Snapshot | None = None
         self._writing: Future[None] | None = None
         self._settlers: list[Future[None]] = []
         self._thread = threading.Thread(target=self._loop, name="pollux-engine", daemon=True)
         self._stopped = threading.Event()
+        self._stumbles = 0
+        self._unheard: list[Callable[[float], Facts]] = []
+        self._reconcile_after = -math.inf
+        self._going_down = self._wound_down = False
         self.runner = Runner(policy, backend, store, telemetry, settings, self.tokens, self._clock.now, self._refused)
+        self._thinker = Thinker(policy, self.runner.desk.board.records)
         self.started_at = self._clock.now()
 
     # Life
@@ -110,35 +109,49 @@ class EngineLoop:
         """End. Running jobs are stopped with their grace, so that they go on at the next start, or kept running."""
         if self._stopped.is_set():
             return
-        how = jobs or self.settings.at_stop
         if self._thread.is_alive():
-            if how == "stop":
-                self._stop_jobs(timeout)
+            self.wind_down(jobs or self.settings.at_stop, timeout)
             done: Future[None] = Future()
             self._queue.put(_Stop(done))
             done.result(timeout)
             self._thread.join(timeout)
         self._stopped.set()
-        self._thinker.shutdown(wait=True, cancel_futures=True)
+        self._thinker.stop()
         self.backend.close()
         self.store.close()
         self.telemetry.close()
 
-    def _stop_jobs(self, timeout: float) -> None:
-        grace = self._look(self._begin_stopping).result(_ANSWER_SECONDS)
-        until = time.monotonic() + min(timeout, grace + 15.0)
-        while time.monotonic() < until and self._num_running():
+    def wind_down(self, jobs: AtStop, timeout: float = 600.0) -> None:
+        """Take no new jobs and begin nothing; with `stop`, wait until what runs has ended with its grace.
+
+        Everything else is answered as before, until `stop`. A second call does nothing.
+        """
+        if self._wound_down:
+            return
+        self._going_down = self._wound_down = True
+        seconds = self.stopping_seconds(jobs)
+        self._look(lambda: self._begin_stopping(jobs)).result(_ANSWER_SECONDS)
+        until = time.monotonic() + min(timeout, seconds)
+        while jobs == "stop" and time.monotonic() < until and not self._stopped.is_set() and self._num_running():
             time.sleep(0.05)
 
-    def _begin_stopping(self) -> float:
-        """Tell every running job to stop; the longest grace of them."""
+    def stopping_seconds(self, jobs: AtStop) -> float:
+        """How long an orderly end may take: the longest grace of jobs that hold GPUs, and a little more."""
+        records = self.runner.desk.board.records.values() if jobs == "stop" else ()
+        held = (record.spec.request for record in records if record.state in HOLDING)
+        return max((request.grace_seconds for request in held if request is not None), default=0.0) + (
+            _BEYOND_GRACE_SECONDS
+        )
+
+    def _begin_stopping(self, jobs: AtStop) -> None:
+        """Decide nothing any more, and tell every running job to stop unless they are kept."""
         self.runner.stopping = True
-        grace = 0.0
-        for record in self.runner.controller.jobs.values():
+        for record in self.runner.controller.active.values() if jobs == "stop" else ():
             if record.state in HOLDING and record.spec.request is not None:
-                grace = max(grace, record.spec.request.grace_seconds)
-                self.backend.stop(record.spec.id, record.generation, record.spec.request.grace_seconds)
-        return grace
+                try:
+                    self.backend.stop(record.spec.id, record.generation, record.spec.request.grace_seconds)
+                except Exception:
+                    _log.exception("job '%s' could not be told to stop", record.spec.id)
 
     def _num_running(self) -> int:
         """Jobs with processes, those that end by order of a user among them."""
@@ -165,32 +178,14 @@ class EngineLoop:
         """Whether it takes asks."""
         return self._thread.is_alive() and not self._stopped.is_set()
 
-    def think(self, work: Callable[[], T], answer: Future[T]) -> None:
-        """Let the policy's thread do something that takes long."""
+    @property
+    def stopping(self) -> bool:
+        """Whether it is on its way down: it answers, but takes no new jobs and begins nothing."""
+        return self._going_down or self._stopped.is_set()
 
-        def run() -> None:
-            try:
-                answer.set_result(work())
-            except PolluxError as error:
-                answer.set_exception(error)
-            except Exception as error:
-                _log.exception("a plan failed")
-                answer.set_exception(our_fault(error))
-
-        try:
-            self._thinker.submit(self._at_ease, run)
-        except RuntimeError:
-            answer.set_exception(Unreachable("the service is stopping; try again when it is back"))
-
-    @staticmethod
-    def _at_ease(work: Callable[[], T]) -> T:
-        """Work of the policy's thread, during which others get the interpreter back soon."""
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(min(_SWITCH_SECONDS, interval))
-        try:
-            return work()
-        finally:
-            sys.setswitchinterval(interval)
+    def go_down(self) -> None:
+        """Take no new jobs from now on; `wind_down` or `stop` must follow."""
+        self._going_down = True
 
     def next_due(self) -> float | None:
         """When the engine will do something by itself, if ever; for clocks that are moved by hand."""
@@ -206,10 +201,11 @@ class EngineLoop:
         return ask.future
 
     def _put(self, item: Ask | _Settled) -> None:
-        if self._stopped.is_set():
-            item.future.set_exception(Unreachable("the service is stopping; try again when it is back"))
-        else:
+        if not self._stopped.is_set():
             self._queue.put(item)
+        # Asked again: the loop may have emptied the queue for the last time just before.
+        if self._stopped.is_set():
+            _refuse(item.future)
 
     @staticmethod
     def _wait(future: Future[T]) -> T:
@@ -219,7 +215,18 @@ class EngineLoop:
             raise Unreachable(f"no answer after {_ANSWER_SECONDS:g} s; try again later") from None
 
     def _heard(self, told: BackendEvent) -> None:
-        self._queue.put(Ask(lambda at: Facts(self.runner.heard(told)), lambda: None))
+        self._tell(lambda at: Facts(self.runner.heard(told)))
+
+    def _tell(self, facts: Callable[[float], Facts]) -> None:
+        """Ask for something that nobody will say twice: where it cannot be written, it is asked again later."""
+        ask = Ask(facts, lambda: None)
+
+        def done(future: Future[Any]) -> None:
+            if isinstance(future.exception(), StoreFailed):
+                self._unheard.append(facts)
+
+        ask.future.add_done_callback(done)
+        self._queue.put(ask)
 
     def _refused(self, job_id: str, generation: int, why: str) -> None:
         _log.warning("job '%s' generation %d could not be started: %s", job_id, generation, why)
@@ -230,7 +237,7 @@ class EngineLoop:
                 return Facts()
             return Facts(GenerationEnded(at, job_id, generation, "crashed", why))
 
-        self._queue.put(Ask(facts, lambda: None))
+        self._tell(facts)
 
     # The loop
 
@@ -238,28 +245,49 @@ class EngineLoop:
         while True:
             try:
                 stop = self._turn()
+                if stop is not None:
+                    self._finish(stop)
+                    return
+                self._reconcile_if_doubtful()
+                self._stumbles = 0
             except Exception:
                 _log.exception("the engine stumbled; it goes on with what the log has")
-                continue
-            if stop is not None:
-                self._finish(stop)
-                return
+                self.runner.doubtful = True
+                self._stumbles += 1
+                # Once is nothing; again and again must not keep everybody else from the processor.
+                time.sleep(min(0.05 * 2.0 ** min(self._stumbles, 10) - 0.1, _LONGEST_PAUSE_SECONDS))
+
+    def _reconcile_if_doubtful(self) -> None:
+        if not self.runner.doubtful or self._clock.now() < self._again_at():
+            return
+        try:
+            self.runner.reconcile()
+        except Exception:
+            _log.exception("the backend could not be brought to what the log says; that is tried again")
+            self.runner.doubtful = True
+            self._reconcile_after = self._clock.now() + _LONGEST_PAUSE_SECONDS
+
+    def _again_at(self) -> float:
+        return max(self._reconcile_after, self.runner.held_until)
 
     def _turn(self) -> _Stop | None:
         asks: list[Ask] = []
+        stop: _Stop | None = None
         for item in self._next_items():
             if isinstance(item, Ask):
                 asks.append(item)
             elif isinstance(item, _Settled):
                 self._settlers.append(item.future)
             elif isinstance(item, _Stop):
-                return item
-            elif isinstance(item, _Thought):
+                stop = item
+            elif isinstance(item, Thought):
+                self._thinking = None
                 self._take(asks)
                 asks = []
-                self._thinking = None
-                self.runner.decided(item.snapshot, item.decision, item.seconds)
+                self._decided(item)
         self._take(asks)
+        if stop is not None:
+            return stop
         while self.runner.fire_timer():
             pass
         self._think_if_due()
@@ -269,17 +297,30 @@ class EngineLoop:
         return None
 
     def _take(self, asks: list[Ask]) -> None:
+        """Have them done; a mistake of ours is theirs to hear, and keeps nobody else of this turn from being served."""
         try:
             if asks:
                 self.runner.take(asks)
         except Exception as error:
+            _log.exception("requests failed; what the log has counts")
+            self.runner.doubtful = True
             for ask in asks:
                 if not ask.future.done():
                     ask.future.set_exception(our_fault(error))
-            raise
+
+    def _decided(self, thought: Thought) -> None:
+        if self.runner.stopping:
+            return
+        try:
+            self.runner.decided(thought.snapshot, thought.decision, thought.seconds)
+        except Exception:
+            _log.exception("a decision could not be taken in; the next one follows")
+            self.runner.doubtful = True
 
     def _next_items(self) -> list[_Item]:
         due = self.runner.next_due(self._thinking is not None)
+        if self.runner.doubtful or self._unheard:
+            due = min(self._again_at(), math.inf if due is None else due)
         wait = _LONGEST_WAIT_SECONDS if due is None else min(max(due - self._clock.now(), 0.0), _LONGEST_WAIT_SECONDS)
         items: list[_Item] = []
         try:
@@ -288,6 +329,10 @@ class EngineLoop:
                 items.append(self._queue.get_nowait())
         except queue.Empty:
             pass
+        if self._unheard and self._clock.now() >= self.runner.held_until:
+            unheard, self._unheard = self._unheard, []
+            for facts in unheard:
+                self._tell(facts)
         return items
 
     def _elsewhere(self, work: Callable[[], None]) -> None:
@@ -305,16 +350,9 @@ class EngineLoop:
             return
         snapshot = self.runner.due_snapshot()
         if snapshot is not None:
-            self._thinking = self._thinker.submit(self._think, snapshot)
-
-    def _think(self, snapshot: Snapshot) -> None:
-        began = time.perf_counter()
-        decision: Decision | None = None
-        try:
-            decision = self._at_ease(lambda: self.policy.allocate(snapshot))
-        except Exception:
-            _log.exception("policy '%s' failed; everything stays as it is until the next decision", self.policy.name)
-        self._queue.put(_Thought(snapshot, decision, time.perf_counter() - began))
+            due = self.runner.controller.next_decision_at or snapshot.now
+            self._thinking = snapshot
+            self._thinker.decide(snapshot, lambda: self.runner.thinking_begins(due), self._queue.put)
 
     def _tell_settlers(self) -> None:
         busy = self._thinking is not None or self._writing is not None or not self._queue.empty()
@@ -329,12 +367,22 @@ class EngineLoop:
     def _finish(self, stop: _Stop) -> None:
         self._stopped.set()
         self._writer.shutdown(wait=True)
-        self.runner.close()
+        try:
+            self.runner.close()
+        except Exception:
+            _log.exception("the state could not be kept at the end; the log has all of it")
         while True:
             try:
                 item = self._queue.get_nowait()
             except queue.Empty:
                 break
             if isinstance(item, Ask | _Settled):
-                item.future.set_exception(Unreachable("the service is stopping; try again when it is back"))
+                _refuse(item.future)
+        for future in self._settlers:
+            _refuse(future)
         stop.future.set_result(None)
+
+
+def _refuse(future: Future[Any]) -> None:
+    with suppress(InvalidStateError):
+        future.set_exception(Unreachable(STOPPING))

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pollux.controller import JobRecord, JobReported
+from pollux.controller.costs import LIVE_KINDS, RESTART
 from pollux.controller.reports import model_from
-from pollux.core.errors import Conflict, InvalidInput
+from pollux.core.errors import Conflict, InvalidInput, UnknownName
 from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec
 from pollux.wire.report import REPORT_VERSION, Report
@@ -42,6 +43,8 @@ def check_report(record: JobRecord, report: Report) -> None:
     ):
         if getattr(report, name) < 0:
             raise InvalidInput(f"job '{job_id}' reports {name} {getattr(report, name)}; give 0 or more")
+    if report.resize_kind not in ("", RESTART, *LIVE_KINDS):
+        raise UnknownName("resize_kind", report.resize_kind[:80], (RESTART, *LIVE_KINDS))
     if report.noise is not None and report.noise.measured < 0:
         raise InvalidInput(f"job '{job_id}' reports noise.measured {report.noise.measured}; give 0 or more")
     for name in ("total_progress", "resize_seconds"):
@@ -65,6 +68,8 @@ def fact_of(record: JobRecord, report: Report, at: float) -> JobReported | None:
         remaining=remaining,
         resize_cost_seconds=cost if cost is not None and math.isfinite(cost) else None,
         local_batch=report.local_batch or None,
+        resize_kind=report.resize_kind,
+        live=report.live,
     )
 
 

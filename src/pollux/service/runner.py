@@ -6,6 +6,7 @@ Threads, queues and the waiting are in `engine`; what people are shown is in `bo
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,22 +18,27 @@ from pollux.backends.protocol import (
     NodeDown,
     NodeUp,
     ReplicasEnded,
+    ReplicasLost,
     ReplicasStarted,
 )
 from pollux.controller import (
     ENDED,
+    HOLDING,
     Command,
     Controller,
     ControllerSettings,
     DecisionMade,
     Event,
     GenerationEnded,
+    GenerationShrunk,
     JobRunning,
     JobState,
     NodeAdded,
     NodeRemoved,
+    StopJob,
     TimerFired,
 )
+from pollux.controller.costs import LIVE_KINDS
 from pollux.core import Cluster, Decision, Policy, Snapshot
 from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service.desk import Desk
@@ -45,6 +51,10 @@ from pollux.store.protocol import SavedState, Store, Telemetry, TelemetryRow
 __all__ = ["Ask", "Facts", "Runner", "our_fault"]
 
 _log = logging.getLogger("pollux.service")
+
+# After a failed write, nothing is begun by itself for this long; twice as long after the next failure.
+_FIRST_HOLD_SECONDS = 1.0
+_LONGEST_HOLD_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,28 @@ class Ask:
     facts: Callable[[float], Facts]
     reply: Callable[[], Any]
     future: Future[Any] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What several asks bring together; `good` are those that were not refused, `lookers` those that bring nothing."""
+
+    events: list[Event] = field(default_factory=list)
+    rows: list[TelemetryRow] = field(default_factory=list)
+    commands: list[list[Command]] = field(default_factory=list)
+    good: list[Ask] = field(default_factory=list)
+    lookers: list[Ask] = field(default_factory=list)
+
+    def add(self, ask: Ask, controller: Controller, now: float) -> None:
+        """Let the controller take in what the ask brings, or refuse it."""
+        facts = ask.facts(now)
+        if facts.event is not None:
+            self.commands.append(controller.apply(facts.event))
+            self.events.append(facts.event)
+        self.rows.extend(facts.rows)
+        self.good.append(ask)
+        if facts.event is None and not facts.rows:
+            self.lookers.append(ask)
 
 
 def our_fault(error: Exception) -> PolluxError:
@@ -92,6 +124,7 @@ class Runner:
         self.desk = Desk(telemetry)
         self.feed = Feed()
         self.stopping = False
+        self.doubtful = False
         self.last_decision_at: float | None = None
         self.decision_seconds: float | None = None
         self.latest_decision_delay = 0.0
@@ -102,6 +135,9 @@ class Runner:
         self._last_at = 0.0
         self._saved_revision = 0
         self._saved_at = now()
+        self._save_after = self.held_until = -math.inf
+        self._hold_seconds = 0.0
+        self._is_sound = True
         self.controller = self._load(first=True)
 
     # Start
@@ -121,7 +157,7 @@ class Runner:
         else:
             controller = Controller.restored(saved.state, settings)
             self._saved_revision = saved.revision
-        after = 0 if first else self._saved_revision
+        after = 0 if first or saved is None else saved.revision
         for revision, event in self._store.read(after):
             if saved is None or revision > saved.revision:
                 controller.apply(event)
@@ -142,21 +178,22 @@ class Runner:
         return float(kept)
 
     def reconcile(self) -> None:
-        """Bring the backend to what the log says; called once, after the backend has started."""
+        """Bring the backend to what the log says: once it has started, and whenever that is `doubtful`."""
+        self.doubtful = False
         self._take_inventory()
-        running = self.backend.running()
-        todo = reconcile(self.controller.jobs, running)
+        for ended in reconcile(self.controller.jobs, self.backend.running()).ended:
+            self._quietly(self.heard(ended))
+        # An end changes what else there is to do: who is through starts no more.
+        todo = reconcile(self.controller.jobs, self.backend.running())
         for job_id, generation in todo.stop:
             record = self.controller.jobs.get(job_id)
             if record is None:
                 self.backend.stop(job_id, generation, 0.0)
             else:
                 self._executor.stop(record, generation)
-        for ended in todo.ended:
-            self._quietly(self.heard(ended))
         for job_id in todo.forget:
             self.backend.forget(job_id)
-        for record in todo.start:
+        for record in todo.start if not self.stopping else ():
             self._executor.start(record, record.generation, record.placement)
         self.desk.show_all(self.controller, self.now())
 
@@ -184,53 +221,79 @@ class Runner:
     def take(self, asks: Sequence[Ask]) -> None:
         """Apply what is asked, write all of it at once, answer, and carry the commands out."""
         now = self.now()
-        events: list[Event] = []
-        rows: list[TelemetryRow] = []
-        commands: list[list[Command]] = []
-        good: list[Ask] = []
-        sound = True
+        # Who gave up waiting is not served any more; from here on nobody can.
+        asks = [ask for ask in asks if ask.future.set_running_or_notify_cancel()]
+        try:
+            self._mend()
+        except PolluxError as error:
+            self._hold()
+            for ask in asks:
+                ask.future.set_exception(error)
+            return
+        batch = _Batch()
         for ask in asks:
             try:
-                facts = ask.facts(now)
-                if facts.event is not None:
-                    commands.append(self.controller.apply(facts.event))
-                    events.append(facts.event)
-                rows.extend(facts.rows)
-                good.append(ask)
+                batch.add(ask, self.controller, now)
             except PolluxError as error:
                 ask.future.set_exception(error)
             except Exception as error:
                 _log.exception("a request failed")
-                sound = False
+                self._is_sound = False
                 ask.future.set_exception(our_fault(error))
         try:
-            self._write(events, rows)
+            self._write(batch.events, batch.rows)
+            self.doubtful = self.doubtful or not self._is_sound
+            self._mend()
         except PolluxError as error:
-            self._undo(good, error)
+            self._undo(batch, error)
             return
-        if not sound:
-            # A mistake of ours may have left half a change behind: only what the log has counts.
-            self.controller = self._load(first=False)
-        self._settle(events, rows, now)
-        self._answer(good)
-        for of_one_event in commands:
-            self._executor.execute(of_one_event, self.controller.jobs, now)
+        self._settle(batch.events, batch.rows, now)
+        self._answer(batch.good)
+        for commands in batch.commands:
+            if self.stopping:
+                commands = [command for command in commands if isinstance(command, StopJob)]
+            if not self._executor.execute(commands, self.controller.jobs, now):
+                self.doubtful = True
 
     def _write(self, events: Sequence[Event], rows: Sequence[TelemetryRow]) -> None:
-        rows = [*self.desk.etas.take_pending(), *rows]
-        if rows:
-            self._telemetry.record(rows)
+        pending = self.desk.etas.take_pending()
+        if rows or pending:
+            try:
+                self._telemetry.record([*pending, *rows])
+            except PolluxError as error:
+                if rows:
+                    raise
+                _log.warning("predictions could not be kept: %s", error)
         if events:
             self._store.append(events)
+            self.held_until, self._hold_seconds = -math.inf, 0.0
 
-    def _undo(self, asks: Sequence[Ask], error: PolluxError) -> None:
-        """Nothing of this batch happened: back to what the log has."""
+    def _hold(self) -> None:
+        """Begin nothing by itself for a while: what can be written now is seen by those who ask for it."""
+        self._hold_seconds = min(max(2.0 * self._hold_seconds, _FIRST_HOLD_SECONDS), _LONGEST_HOLD_SECONDS)
+        self.held_until = self.now() + self._hold_seconds
+
+    def _mend(self) -> None:
+        """A mistake of ours may have left half a change behind: only what the log has counts."""
+        if not self._is_sound:
+            self.controller = self._load(first=False)
+            self._is_sound = True
+
+    def _undo(self, batch: _Batch, error: PolluxError) -> None:
+        """No fact of this batch happened: back to what the log has. Who only looks is answered all the same."""
         _log.error("facts could not be written: %s", error)
-        self.controller = self._load(first=False)
-        self.desk.show_all(self.controller, self.now())
+        self._hold()
         failure = error if isinstance(error, StoreFailed) else StoreFailed(str(error))
-        for ask in asks:
-            ask.future.set_exception(failure)
+        self._is_sound = False
+        try:
+            self._mend()
+            self.desk.show_all(self.controller, self.now())
+            self._answer(batch.lookers)
+        except PolluxError as still:
+            _log.error("nor could the log be read: %s", still)
+        for ask in batch.good:
+            if not ask.future.done():
+                ask.future.set_exception(failure)
 
     def _settle(self, events: Sequence[Event], rows: Sequence[TelemetryRow], now: float) -> None:
         """What people see follows what is durable."""
@@ -245,7 +308,11 @@ class Runner:
     def _forget_if_over(self, job_id: str) -> None:
         record = self.controller.jobs.get(job_id)
         if record is None or record.state in ENDED:
-            self.backend.forget(job_id)
+            try:
+                self.backend.forget(job_id)
+            except Exception:
+                # What is kept of it costs some memory; the next start tries again.
+                _log.exception("the backend could not forget job '%s'", job_id)
 
     def _answer(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
@@ -266,7 +333,7 @@ class Runner:
             return None if self.controller.cluster.by_id.get(told.node.id) == told.node else NodeAdded(at, told.node)
         if isinstance(told, NodeDown):
             return NodeRemoved(at, told.node_id) if told.node_id in self.controller.cluster.by_id else None
-        if not isinstance(told, ReplicasStarted | ReplicasEnded):
+        if not isinstance(told, ReplicasStarted | ReplicasLost | ReplicasEnded):
             return None
         record = self.controller.jobs.get(told.job_id)
         if record is None or record.state in ENDED:
@@ -276,10 +343,19 @@ class Runner:
         current = told.generation == record.generation
         if isinstance(told, ReplicasStarted):
             starts = current and record.state in (JobState.STARTING, JobState.RESIZING)
-            return JobRunning(at, told.job_id, told.generation) if starts else None
-        if current or told.outcome == "succeeded":
-            return GenerationEnded(at, told.job_id, told.generation, told.outcome, told.detail)
+            return JobRunning(at, told.job_id, told.generation, *_pause(told)) if starts else None
+        if isinstance(told, ReplicasLost):
+            lost = current and record.state in HOLDING and told.remaining != record.placement
+            return GenerationShrunk(at, told.job_id, told.generation, told.remaining, told.detail) if lost else None
+        outcome = "succeeded" if self._was_through(told) else told.outcome
+        if current or outcome == "succeeded":
+            return GenerationEnded(at, told.job_id, told.generation, outcome, told.detail)
         return None
+
+    def _was_through(self, ended: ReplicasEnded) -> bool:
+        """Whether a job that was told to stop had come to its end by then, as its agent said."""
+        well = bool(ended.exits) and all(each.code == 0 for each in ended.exits)
+        return ended.outcome == "stopped" and well and self.desk.said_done(ended.job_id, ended.generation)
 
     # Decisions and timers
 
@@ -287,15 +363,18 @@ class Runner:
         """The snapshot to decide on, if a decision is due."""
         due = self.controller.next_decision_at
         now = self.now()
-        if self.stopping or due is None or due > now:
+        if self.stopping or due is None or max(due, self.held_until) > now:
             return None
-        self.latest_decision_delay = now - due
         return self.controller.snapshot(now)
+
+    def thinking_begins(self, due: float) -> None:
+        """The policy begins to think about a decision that was `due`: so late is it. Called by its thread."""
+        self.latest_decision_delay = max(self._clock() - due, 0.0)
 
     def fire_timer(self) -> bool:
         """Let the controller's timer fire if its time has come."""
         due = self.controller.next_timer_at
-        if self.stopping or due is None or due > self.now():
+        if self.stopping or due is None or max(due, self.held_until) > self.now():
             return False
         self._quietly(TimerFired(self.now()))
         return True
@@ -318,11 +397,12 @@ class Runner:
         return Ask(lambda at: Facts(DecisionMade(at, revision, decision, partial=True)), lambda: None)
 
     def next_due(self, deciding: bool) -> float | None:
-        """When something has to be done by itself."""
+        """When something has to be done by itself; after a failed write, not before the pause that follows is over."""
         if self.stopping:
             return None
         times = [self.controller.next_timer_at, None if deciding else self.controller.next_decision_at]
-        return min((at for at in times if at is not None), default=None)
+        due = min((at for at in times if at is not None), default=None)
+        return None if due is None else max(due, self.held_until)
 
     # Snapshots of the state
 
@@ -330,6 +410,8 @@ class Runner:
         """Keep a snapshot every so many facts or minutes; writing it takes long and is done `elsewhere`."""
         behind = self._store.revision - self._saved_revision
         old = self._clock() - self._saved_at >= self.settings.snapshot_every_seconds
+        if self._clock() < self._save_after:
+            return
         if behind >= self.settings.snapshot_every_facts or (behind > 0 and old):
             elsewhere(self._saving())
 
@@ -342,13 +424,14 @@ class Runner:
         """What is left to do for a snapshot of this moment; it may be done in any thread."""
         saved = SavedState(self._store.revision, self.controller.state())
         keep_after = self.now() - self.settings.keep_facts_seconds
-        self._saved_at, self._saved_revision = self._clock(), saved.revision
 
         def write() -> None:
             try:
                 self._store.save(saved)
+                self._saved_at, self._saved_revision = self._clock(), saved.revision
                 self._store.trim(keep_after)
             except PolluxError as error:
+                self._save_after = self._clock() + _LONGEST_HOLD_SECONDS
                 _log.warning("no snapshot of the state could be kept: %s", error)
 
         return write
@@ -360,3 +443,10 @@ class Runner:
         except PolluxError as error:
             _log.warning("the last measurements could not be kept: %s", error)
         self.save()
+
+
+def _pause(told: ReplicasStarted) -> tuple[float | None, str]:
+    """What a change took, if that can be: a replica may write anything."""
+    seconds = told.pause_seconds
+    sound = isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0 and told.kind in LIVE_KINDS
+    return (float(seconds), told.kind) if sound and seconds is not None else (None, "")

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 from pollux import __version__, backends, policies
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.service.api import create_app
+from pollux.service.certificates import host_to_announce, names_of
 from pollux.service.engine import Engine
 from pollux.service.guard import Guard
 from pollux.service.settings import AtStop, ServiceSettings
 from pollux.service.tokens import Tokens
 from pollux.store import Store, open_store, open_telemetry
-from pollux.wire.places import service_file, store_file, telemetry_file, token_file
+from pollux.wire.places import ca_file, service_file, store_file, telemetry_file, token_file
 
 if TYPE_CHECKING:
     import uvicorn
@@ -34,7 +35,9 @@ __all__ = [
     "Service",
     "announce",
     "build_engine",
+    "earlier_port",
     "listen",
+    "listen_again",
     "operator_token",
     "prepare_home",
     "retract",
@@ -43,6 +46,7 @@ __all__ = [
 ]
 
 _GRACEFUL_SECONDS = 2
+_PLACE = "listened_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +62,21 @@ def serve(settings: ServiceSettings, on_ready: Callable[[Service], None] | None 
     """Run until told to stop by SIGTERM, SIGINT or a request. `on_ready` is called once requests are answered."""
     settings.check_bind()
     prepare_home(settings.home)
-    listener = listen(settings.host, settings.port)
+    port = earlier_port(settings)
+    listener = listen_again(settings.host, port) if port and not settings.port else None
+    listener = listener or listen(settings.host, settings.port)
     with contextlib.closing(listener):
-        settings = replace(settings, url=url_of(settings, listener))
+        settings = _addressed(settings, listener)
         engine = build_engine(settings)
         try:
+            _show_certificate(settings)
             engine.start()
-            how = _answer(settings, engine, listener, on_ready)
+            _keep_port(engine.store, settings.host, listener)
+            _answer(settings, engine, listener, on_ready)
         except BaseException:
             engine.stop("keep")
             raise
-        engine.stop(how)
+        engine.stop()
 
 
 def build_engine(settings: ServiceSettings) -> Engine:
@@ -137,6 +145,51 @@ def _secret(store: Store) -> str:
     return known
 
 
+def earlier_port(settings: ServiceSettings) -> int | None:
+    """Where the last service of this home listened at this address; None where that is not known.
+
+    Conflict, with its address and process, while one still runs here.
+    """
+    if settings.store != "sqlite":
+        return None
+    try:
+        store = open_store(store_file(settings.home))
+    except Conflict as error:
+        found = _announced(service_file(settings.home))
+        if found is None:
+            raise
+        raise Conflict(
+            f"a service runs here already, at {found[0]} as process {found[1]}, for {settings.home}; "
+            "use it, stop it with 'pollux down', or choose another folder with POLLUX_HOME or --home"
+        ) from error
+    with contextlib.closing(store):
+        host, _, port = (store.setting(_PLACE) or "").rpartition(" ")
+        return int(port) if host == settings.host and port.isdigit() else None
+
+
+def _announced(place: Path) -> tuple[str, int] | None:
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+        return str(found["url"]), int(found["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep_port(store: Store, host: str, listener: socket.socket) -> None:
+    """Jobs that run on know the service by its address: the next one takes the same if it may choose."""
+    place = f"{host} {listener.getsockname()[1]}"
+    if store.setting(_PLACE) != place:
+        store.set_setting(_PLACE, place)
+
+
+def listen_again(host: str, port: int) -> socket.socket | None:
+    """A socket at an address that was used before; None where others have it now."""
+    try:
+        return listen(host, port)
+    except Conflict:
+        return None
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket at the address; one clear error where that is not possible."""
     try:
@@ -160,10 +213,35 @@ def listen(host: str, port: int) -> socket.socket:
 def url_of(settings: ServiceSettings, listener: socket.socket) -> str:
     """The address under which the service is reached from this machine."""
     host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        host = host_to_announce(settings.tls_cert, settings.tls_key, settings.host, host)
+    elif host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
     scheme = "http" if settings.tls_cert is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _addressed(settings: ServiceSettings, listener: socket.socket) -> ServiceSettings:
+    """The settings with the address; names that a certificate is made out to are names of the service."""
+    names: tuple[str, ...] = ()
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        names = names_of(settings.tls_cert, settings.tls_key)
+    return replace(settings, url=url_of(settings, listener), allowed_hosts=(*settings.allowed_hosts, *names))
+
+
+def _show_certificate(settings: ServiceSettings) -> None:
+    """Commands and agents on this machine trust what the service shows, also where no authority signed it."""
+    if settings.tls_cert is None:
+        return
+    place = ca_file(settings.home)
+    new = place.with_name(f"{place.name}.new")
+    try:
+        new.write_bytes(settings.tls_cert.read_bytes())
+        new.replace(place)
+    except OSError as error:
+        raise InvalidInput(
+            f"certificate '{settings.tls_cert}' cannot be copied to {place}: {error.strerror}; check both"
+        ) from error
 
 
 def _answer(
@@ -171,15 +249,30 @@ def _answer(
     engine: Engine,
     listener: socket.socket,
     on_ready: Callable[[Service], None] | None,
-) -> AtStop:
-    """Answer requests until told to stop; what shall become of the jobs."""
+) -> None:
+    """Answer requests until told to stop, and until what then has to end has ended."""
     import uvicorn
 
-    asked: list[AtStop] = []
-
     def stop(jobs: AtStop) -> None:
-        asked.append(jobs)
-        server.should_exit = True
+        if engine.stopping:
+            return
+        engine.go_down()
+        threading.Thread(target=wind_down, args=(jobs,), name="pollux-stopping", daemon=True).start()
+
+    def wind_down(jobs: AtStop) -> None:
+        # Requests are answered meanwhile: jobs that end report, and people want to see what is waited for.
+        try:
+            engine.wind_down(jobs)
+        finally:
+            server.should_exit = True
+
+    signals: list[bool] = []
+
+    def signalled() -> None:
+        # Twice: whoever sends them does not want to wait for anybody.
+        server.should_exit = bool(signals)
+        signals.append(True)
+        stop(settings.at_stop)
 
     app = create_app(engine, engine.tokens, (*settings.allowed_hosts, settings.host), stop)
     place = service_file(settings.home)
@@ -193,7 +286,7 @@ def _answer(
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            with _stopping_on_signals(lambda: setattr(self, "should_exit", True)):
+            with _stopping_on_signals(signalled):
                 yield
 
     server = Server(_config(app, settings))
@@ -201,7 +294,6 @@ def _answer(
         server.run(sockets=[listener])
     finally:
         retract(place)
-    return asked[0] if asked else settings.at_stop
 
 
 def _config(app: Guard, settings: ServiceSettings) -> uvicorn.Config:

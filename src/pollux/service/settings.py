@@ -37,7 +37,8 @@ class ServiceSettings:
 
     `store` `memory` keeps nothing over a restart. `url` is where agents report; None: they report nowhere (an engine
     without HTTP), `serve` fills it in. `allowed_hosts` are further names under which the service may be addressed.
-    `resize_seconds` is what a re-allocation is expected to cost a job until it has measured its own.
+    `resize_seconds` is what a re-allocation is expected to cost a job until it has measured its own; None: as the
+    backend estimates it.
     Times are in seconds.
     """
 
@@ -59,7 +60,7 @@ class ServiceSettings:
     store: Literal["sqlite", "memory"] = "sqlite"
     at_stop: AtStop = "stop"
     report_every_seconds: float = 30.0
-    resize_seconds: float = 5.0
+    resize_seconds: float | None = None
     snapshot_every_facts: int = 1000
     snapshot_every_seconds: float = 600.0
     keep_facts_seconds: float = 90 * 86400.0
@@ -77,7 +78,7 @@ class ServiceSettings:
             raise InvalidInput(f"port is {self.port}; give 1 to 65535, or 0 for any free one")
         for name in ("interval_seconds", "min_gap_seconds", "report_every_seconds", "resize_seconds"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"{name} is {value}; give a finite number of seconds above 0")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidInput("TLS needs a certificate and its key; give both, or neither")

@@ -12,6 +12,7 @@ from pollux.controller import (
     DecisionMade,
     Event,
     GenerationEnded,
+    GenerationShrunk,
     JobCancelled,
     JobFinished,
     JobLimitsChanged,
@@ -25,7 +26,8 @@ from pollux.controller import (
     QueueChanged,
     TimerFired,
 )
-from pollux.core import Placement
+from pollux.controller.explain import explain, gpus
+from pollux.core import JobLimits, Placement, Reason
 
 __all__ = ["Feed", "Line", "Story", "kind_of", "lines_of", "message"]
 
@@ -48,6 +50,7 @@ _KINDS: dict[type[Event], str] = {
     JobRunning: "running",
     JobReported: "reported",
     GenerationEnded: "ended",
+    GenerationShrunk: "shrunk",
     TimerFired: "timer",
     JobFinished: "finished",
     JobCancelled: "cancelled",
@@ -70,14 +73,24 @@ def lines_of(event: Event) -> list[Line]:
     """The lines that an event makes: one, or one per job that a decision names."""
     if isinstance(event, DecisionMade):
         return [
-            Line(event.at, "placed", _placed(placement), job_id)
+            Line(event.at, "placed", _placed(placement, event.decision.reasons.get(job_id), job_id), job_id)
             for job_id, placement in event.decision.allocation.items()
         ]
     return [Line(event.at, kind_of(event), _text(event), _job_of(event))]
 
 
-def _placed(placement: Placement) -> str:
-    return f"given {placement.num_gpus} GPUs: {placement}" if placement else "all GPUs taken back"
+def _placed(placement: Placement, reason: Reason | None, job_id: str) -> str:
+    text = f"given {gpus(placement.num_gpus)}: {placement}" if placement else "all GPUs taken back"
+    return text if reason is None else f"{text}; {explain(reason, job_id)[0]}"
+
+
+def _span(limits: JobLimits) -> str:
+    most = gpus(limits.max_gpus)
+    return most if limits.min_gpus == limits.max_gpus else f"{limits.min_gpus} to {most}"
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica goes" if count == 1 else f"{count} replicas go"
 
 
 def _job_of(event: Event) -> str | None:
@@ -90,19 +103,23 @@ def _job_of(event: Event) -> str | None:
 def _text(event: Event) -> str:
     match event:
         case JobSubmitted():
-            return f"submitted for {event.spec.limits.min_gpus} to {event.spec.limits.max_gpus} GPUs"
+            return f"submitted for {_span(event.spec.limits)}"
         case JobRunning():
-            return f"replicas of generation {event.generation} started"
+            paused = "" if event.pause_seconds is None else f", {event.pause_seconds:.2g} s after their last step"
+            return f"replicas of generation {event.generation} started{paused}"
         case JobReported():
             return "its agent reported a change"
         case GenerationEnded():
             return f"generation {event.generation} {event.outcome}" + (f": {event.detail}" if event.detail else "")
+        case GenerationShrunk():
+            left = f"{_replicas(event.placement.num_gpus)} of generation {event.generation} on without the others"
+            return left + (f": {event.detail}" if event.detail else "")
         case JobFinished():
             return event.outcome + (f": {event.detail}" if event.detail else "")
         case JobLimitsChanged():
-            return f"may now hold {event.limits.min_gpus} to {event.limits.max_gpus} GPUs"
+            return f"may now hold {_span(event.limits)}"
         case NodeAdded():
-            return f"node '{event.node.id}' with {event.node.num_gpus} GPUs"
+            return f"node '{event.node.id}' with {gpus(event.node.num_gpus)}"
         case NodeRemoved():
             return f"node '{event.node_id}' is gone"
         case QueueChanged():

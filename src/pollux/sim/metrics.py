@@ -117,13 +117,19 @@ def to_json(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
+def _standstill(seconds: float | str) -> str:
+    if isinstance(seconds, str):
+        return "standstill by the model of state and bandwidth when a job's GPUs change"
+    return f"{seconds:g} s standstill when a job's GPUs change"
+
+
 def describe_world(config: Mapping[str, Any]) -> list[str]:
     """What was simulated, in a few lines."""
     rounds = f"rounds of {config['interval_seconds']:g} s" if config["trigger"] == "rounds" else "events"
     cluster = [
         f"{config['num_nodes']} nodes × {config['gpus_per_node']} GPUs",
         f"decisions by {rounds}",
-        f"{config['resize_seconds']:g} s standstill when a job's GPUs change",
+        _standstill(config["resize_seconds"]),
     ]
     if config["interference"]:
         cluster.append(f"distributed jobs that share a node lose {config['interference']:.0%} of their speed")

@@ -49,7 +49,7 @@ class ModelledApplication:
     `steps_per_epoch` are steps at the initial batch. An epoch has the noise scale of its middle, whatever
     the batch. A node that holds fewer GPUs than others keeps them waiting: T_sync grows by `imbalance` times
     1 − mean/max of the GPUs per node. Without `batch_sizes`, whole runs are known at the initial batch, its
-    doublings and the maximum.
+    doublings and the maximum. `state_bytes` are those of parameters, optimiser and buffers; None: not known.
     """
 
     name: str
@@ -62,6 +62,7 @@ class ModelledApplication:
     fixed: FixedConfiguration | None = None
     max_nodes: int = 4096
     imbalance: float = 0.2
+    state_bytes: float | None = None
     progress: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _statistics: tuple[tuple[float, float], ...] = field(init=False, repr=False, compare=False)
     _times: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(init=False, repr=False, compare=False)
@@ -89,6 +90,8 @@ class ModelledApplication:
             raise self._error("steps_per_epoch", self.steps_per_epoch, "give a finite number above 0")
         if not (math.isfinite(self.imbalance) and self.imbalance >= 0):
             raise self._error("imbalance", self.imbalance, "give a finite number, 0 or more")
+        if self.state_bytes is not None and not (math.isfinite(self.state_bytes) and self.state_bytes >= 0):
+            raise self._error("state_bytes", self.state_bytes, "give a finite number of bytes, or None")
 
     def _check_batches(self) -> None:
         limits = self.limits

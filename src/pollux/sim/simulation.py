@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,6 +17,7 @@ from pollux.controller import (
     Controller,
     ControllerSettings,
     DecisionMade,
+    Event,
     JobFinished,
     JobReported,
     JobRunning,
@@ -27,12 +28,16 @@ from pollux.controller import (
     StopJob,
     require,
 )
-from pollux.core import NOWHERE, Cluster, InvalidInput, JobLimits, Policy
+from pollux.core import NOWHERE, Cluster, GoodputFunction, InvalidInput, JobLimits, Policy
 from pollux.sim.application import Application
 from pollux.sim.jobs import FixedBatch, LearnedBatch, Oracle, SimulatedJob
+from pollux.sim.pauses import AUTO, Pauses
 from pollux.sim.workload import JobRequest, Workload, check_applications
 
-__all__ = ["JobOutcome", "RunOutcome", "SimulationSettings", "simulate"]
+__all__ = ["JobOutcome", "Record", "RunOutcome", "SimulationSettings", "simulate"]
+
+Record = Callable[[Event, Sequence[Command]], None]
+"""Told every fact as it reaches the controller, and the commands that came of it."""
 
 _MOST_GPUS = 1_000_000
 _DAY_SECONDS = 86_400.0
@@ -48,14 +53,15 @@ class SimulationSettings:
     """The world: cluster, clock, costs. The defaults are the published ones.
 
     `interference` is the share of speed that a distributed job loses when another distributed job uses one of
-    its nodes. `max_gpus_per_job` bounds adaptive jobs. `max_hours` ends a run that gets nowhere.
+    its nodes. `max_gpus_per_job` bounds adaptive jobs. `max_hours` ends a run that gets nowhere. `resize_seconds` is
+    how long a job stands still when its GPUs change; `auto`: as the model of `pauses` has it.
     """
 
     num_nodes: int = 16
     gpus_per_node: int = 4
     trigger: Literal["rounds", "events"] = "rounds"
     interval_seconds: float = 60.0
-    resize_seconds: float = 30.0
+    resize_seconds: float | Literal["auto"] = 30.0
     interference: float = 0.0
     max_gpus_per_job: int = 64
     max_hours: float = 10_000.0
@@ -73,8 +79,10 @@ class SimulationSettings:
             )
         if not 1.0 <= self.interval_seconds <= _DAY_SECONDS:
             raise InvalidInput(f"interval is {self.interval_seconds}; give 1 to {_DAY_SECONDS:,.0f} seconds")
-        if not 0.0 <= self.resize_seconds <= _DAY_SECONDS:
-            raise InvalidInput(f"resize-seconds is {self.resize_seconds}; give 0 to {_DAY_SECONDS:,.0f} seconds")
+        if self.resize_seconds != AUTO and not 0.0 <= self.resize_seconds <= _DAY_SECONDS:
+            raise InvalidInput(
+                f"resize-seconds is {self.resize_seconds}; give 0 to {_DAY_SECONDS:,.0f} seconds, or 'auto'"
+            )
         if self.max_gpus_per_job < 1:
             raise InvalidInput(f"max-gpus-per-job is {self.max_gpus_per_job}; give at least 1")
         if not 0 <= self.interference < 1:
@@ -120,16 +128,19 @@ class _Run:
         applications: Mapping[str, Application],
         settings: SimulationSettings,
         progress: Callable[[int, int], None] | None,
+        record: Record | None = None,
+        only_news: bool = False,
     ) -> None:
         require(policy, _OFFERED)
         check_applications(workload, applications, settings.num_gpus)
         self.workload, self.policy, self.applications, self.settings = workload, policy, applications, settings
-        self.progress = progress
+        self.progress, self.record, self.only_news = progress, record, only_news
         self.controller = Controller(
             Cluster.uniform(settings.num_nodes, settings.gpus_per_node),
             ControllerSettings(settings.trigger, settings.interval_seconds, seed=settings.seed),
         )
         self.rounds = settings.trigger == "rounds"
+        self.pauses = Pauses(settings.resize_seconds)
         self.arrivals = list(reversed(workload.jobs))
         self.jobs: dict[str, SimulatedJob] = {}
         self.unfinished: dict[str, SimulatedJob] = {}
@@ -200,9 +211,9 @@ class _Run:
         record = self.controller.jobs[job_id]
         if job.placement and not job.standstill_seconds and (job_id, record.generation) not in self.announced:
             self.announced.add((job_id, record.generation))
-            self.controller.apply(JobRunning(job.clock, job_id, record.generation))
+            self._apply(JobRunning(job.clock, job_id, record.generation))
         if job.completed_at is not None:
-            self.controller.apply(JobFinished(job.completed_at, job_id))
+            self._apply(JobFinished(job.completed_at, job_id))
             del self.unfinished[job_id]
             self.wake.pop(job_id, None)
             if self.progress is not None:
@@ -210,10 +221,25 @@ class _Run:
             return
         model = job.batching.model
         if model is not None and job.placement:
-            news = None if model is self.reported.get(job_id) else model
-            self.reported[job_id] = model
-            self.controller.apply(JobReported(now, job_id, news, job.remaining_samples))
+            self._report(job_id, job, model, now)
         self._set_wake(job_id, job)
+
+    def _report(self, job_id: str, job: SimulatedJob, model: GoodputFunction, now: float) -> None:
+        remaining = job.remaining_samples
+        if self.only_news:
+            event = JobReported(now, job_id, model, remaining, local_batch=job.batch.local_batch if job.batch else None)
+            if self.controller.is_news(event):
+                self._apply(event)
+            return
+        news = None if model is self.reported.get(job_id) else model
+        self.reported[job_id] = model
+        self._apply(JobReported(now, job_id, news, remaining))
+
+    def _apply(self, event: Event) -> list[Command]:
+        commands = self.controller.apply(event)
+        if self.record is not None:
+            self.record(event, commands)
+        return commands
 
     def _set_wake(self, job_id: str, job: SimulatedJob) -> None:
         if self.rounds:
@@ -229,7 +255,7 @@ class _Run:
             request = self.arrivals.pop()
             job, spec = self._new_job(request)
             self.jobs[request.name] = self.unfinished[request.name] = job
-            self.controller.apply(JobSubmitted(request.time, spec))
+            self._apply(JobSubmitted(request.time, spec))
 
     def _new_job(self, request: JobRequest) -> tuple[SimulatedJob, JobSpec]:
         settings, application = self.settings, self.applications[request.application]
@@ -256,7 +282,7 @@ class _Run:
             request.name,
             JobLimits(1, min(most, settings.num_gpus), max_nodes=application.max_nodes),
             requested_gpus=request.num_gpus,
-            resize_cost_seconds=settings.resize_seconds,
+            resize_cost_seconds=self.pauses.expected(application),
             oracle=oracle,
         )
         return job, spec
@@ -267,7 +293,7 @@ class _Run:
         began = time.process_time()
         snapshot = self.controller.snapshot(now)
         decision = self.policy.allocate(snapshot)
-        commands = self.controller.apply(DecisionMade(now, snapshot.revision, decision))
+        commands = self._apply(DecisionMade(now, snapshot.revision, decision))
         self.decision_seconds.append(time.process_time() - began)
         for command in commands:
             self._execute(command, now)
@@ -284,8 +310,13 @@ class _Run:
         if isinstance(command, StartJob | ResizeJob | StopJob):
             job = self.jobs[command.job_id]
             job.clock = now
-            target = NOWHERE if isinstance(command, StopJob) else command.placement
-            job.place(target, self.settings.resize_seconds)
+            if isinstance(command, StopJob):
+                job.place(NOWHERE, 0.0)
+            elif isinstance(command, ResizeJob):
+                job.place(command.placement, self.pauses.change(job.application))
+            else:
+                first = self.controller.jobs[command.job_id].num_starts == 1
+                job.place(command.placement, self.pauses.start(job.application, first))
 
     def _interfere(self) -> None:
         """Who shares a node's network with another distributed job."""
@@ -333,6 +364,14 @@ def simulate(
     applications: Mapping[str, Application],
     settings: SimulationSettings | None = None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    record: Record | None = None,
+    only_news: bool = False,
 ) -> RunOutcome:
-    """Run one workload under one policy; `progress(done, total)` is called as jobs end."""
-    return _Run(workload, policy, applications, settings or SimulationSettings(), progress).run()
+    """Run one workload under one policy; `progress(done, total)` is called as jobs end.
+
+    `record` hears every fact and what came of it. With `only_news`, reports that a service would keep as mere telemetry
+    (`Controller.is_news`) do not reach the controller.
+    """
+    world = settings or SimulationSettings()
+    return _Run(workload, policy, applications, world, progress, record, only_news).run()

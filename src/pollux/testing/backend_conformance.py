@@ -327,6 +327,34 @@ class BackendConformance(ABC):
         (bench.folder / "later.go").touch()
         assert bench.end("later", 2).outcome == "succeeded"
 
+    def test_a_running_job_is_brought_to_another_generation(self, bench: Bench) -> None:
+        """Its replicas are those of the new one, however the backend does that; an order is taken once."""
+        gpus = 2 if self.parallel else 1
+        text = """
+            import os, time
+            from pathlib import Path
+            me, generation = os.environ["POLLUX_JOB"], os.environ["POLLUX_GENERATION"]
+            Path(f"{me}.up-{generation}").write_text(os.environ["WORLD_SIZE"] + "\\n")
+            while not Path(f"{me}.go").exists():
+                time.sleep(0.01)
+        """
+
+        def launch(generation: int, count: int) -> Launch:
+            variables = {"POLLUX_JOB": "changed", "POLLUX_GENERATION": str(generation)}
+            return bench.launch("changed", text, generation, count, env=variables)
+
+        bench.backend.submit(launch(1, 1))
+        assert bench.file("changed.up-1") == "1\n"
+        bench.backend.resize(launch(2, gpus))
+        assert bench.file("changed.up-2") == f"{gpus}\n"
+        bench.backend.resize(launch(2, 1))
+        bench.backend.resize(launch(1, 1))
+        (bench.folder / "changed.go").touch()
+        ended = bench.end("changed", 2)
+        assert (ended.outcome, len(ended.exits)) == ("succeeded", gpus)
+        told = [event for event in bench.told if isinstance(event, ReplicasStarted) and event.job_id == "changed"]
+        assert [event.generation for event in told] == [1, 2]
+
     def test_unknown_jobs_are_no_error(self, bench: Bench) -> None:
         """Stop and forget do nothing; the log is empty."""
         bench.backend.stop("nobody", 3, 1.0)

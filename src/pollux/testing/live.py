@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,18 +37,29 @@ class LiveReplica:
         return self.run.processes[0]
 
     @property
+    def state(self) -> str:
+        """The letter that the kernel has for what it does: T for stopped, X where there is none of that number."""
+        try:
+            return Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "X"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended and was waited for."""
+        return not Path(f"/proc/{self.process}").exists()
+
+    @property
     def is_over(self) -> bool:
         """Whether it has ended, waited for or not."""
-        try:
-            return Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-        except OSError:
-            return True
+        return self.state in "ZX"
 
 
 class LiveSupervisor:
     """The generations of one job: `members` are the replicas of the one that is `running`, by rank.
 
-    `generation` is the number given out last. With `recovers`, replicas that end by themselves other than well are followed by a plan without them.
+    `generation` is the number given out last. With `recovers`, replicas that end by themselves other than
+    well are followed by a plan without them; with `hang_seconds`, silent ones are ended.
     """
 
     def __init__(
@@ -57,6 +69,7 @@ class LiveSupervisor:
         arguments: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         recovers: bool = True,
+        hang_seconds: float | None = None,
     ) -> None:
         import torch.distributed as dist
 
@@ -74,6 +87,10 @@ class LiveSupervisor:
         self._arguments = dict(arguments or {})
         self._environment = dict(environment or {})
         self._recovers = recovers
+        self._hang_seconds = hang_seconds
+        self._looked_at = 0.0
+        self._began_at = time.time()
+        self.false_alarms = 0
 
     # Keys
 
@@ -107,6 +124,7 @@ class LiveSupervisor:
         """Start a generation of new replicas; those before it must have ended."""
         self.generation += 1
         self.running = self.generation
+        self._began_at = time.time()
         self.members = [self._fork(rank, num_replicas, self.generation, False) for rank in range(num_replicas)]
 
     def plan(self, keep: Sequence[int], num_joiners: int, why: str = "resize", before: int | None = None) -> int:
@@ -115,7 +133,7 @@ class LiveSupervisor:
         before = self.running if before is None else before
         members = [{"rank": rank, "was": was} for rank, was in enumerate([*keep, *[None] * num_joiners])]
         entries = {"generation": self.generation, "before": before, "members": members, "num_nodes": 1, "why": why}
-        self.set(f"plan/{self.generation}", {**entries, "deadline_seconds": {"join": 10.0}})
+        self.set(f"plan/{self.generation}", {**entries, "deadline_seconds": {"join": 10.0, "regroup": 2.0}})
         return self.generation
 
     def prepare(self, num_replicas: int, keep: Sequence[int] | None = None) -> list[LiveReplica]:
@@ -140,6 +158,7 @@ class LiveSupervisor:
         """Everybody is to go to the proposed generation now."""
         self.members = list(replicas)
         self.running = self.generation
+        self._began_at = time.time()
         self._store.set("committed", str(self.generation))
 
     def withdraw(self, replicas: Sequence[LiveReplica], why: str) -> None:
@@ -180,13 +199,18 @@ class LiveSupervisor:
         return str(self._until(settled, "the generation is there"))
 
     def tend(self) -> None:
-        """Look for replicas that died, and plan without them."""
+        """Look for replicas that died or hang, and plan without them."""
+        self._end_hung()
         dead = [rank for rank, member in enumerate(self.members) if member.is_over and not self._ended_well(member)]
         if not dead or not self._recovers:
             return
         alive = [rank for rank in range(len(self.members)) if rank not in dead]
         before = self.running
         self.events.append(f"lost {dead} of generation {before}")
+        for rank in dead:
+            # What a replica started itself, workers say, has its sockets.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.members[rank].process, signal.SIGKILL)
         self.set(f"lost/{before}", dead)
         survivors = [self.members[rank] for rank in alive]
         if survivors:
@@ -194,6 +218,20 @@ class LiveSupervisor:
             self.commit(survivors)
         else:
             self.members = []
+
+    def _end_hung(self) -> None:
+        """End replicas that gave no sign of life for `hang_seconds`; one that was not stopped was a false alarm."""
+        now = time.time()
+        if self._hang_seconds is None or now - self._looked_at < 0.2:
+            return
+        self._looked_at = now
+        for rank, member in enumerate(self.members):
+            beat = self.get(f"beat/{self.running}/{rank}")
+            last = max(self._began_at, 0.0 if beat is None else float(beat["at"]))
+            if now - last > self._hang_seconds and not member.is_over:
+                self.events.append(f"rank {rank} of generation {self.running} was silent: {beat}")
+                self.false_alarms += member.state != "T"
+                self.kill(rank)
 
     def _ended_well(self, member: LiveReplica) -> bool:
         return (member.run.folder / "result-0.json").exists() and not self._error(member)
@@ -212,6 +250,43 @@ class LiveSupervisor:
         """The last step that a replica of the newest generation told of; -1 before one."""
         beats = [self.get(f"beat/{self.generation}/{rank}") for rank in range(len(self.members))]
         return max((int(beat["step"]) for beat in beats if beat is not None), default=-1)
+
+    def random_event(self, chance: random.Random, most_replicas: int = 4) -> str:
+        """A resize, a kill, a hang or a notice of preemption, at a random moment; returns what came of it.
+
+        Where the job had to end, its replicas must have said so by their exit codes, and it is started anew.
+        """
+        event = chance.choices(["resize", "kill", "hang", "notice"], [6, 3, 1, 1])[0]
+        time.sleep(chance.uniform(0.0, 0.3))
+        if event == "resize":
+            outcome = self.resize(chance.randint(1, most_replicas))
+        elif event == "notice":
+            for rank in range(len(self.members)):
+                self.kill(rank, signal.SIGTERM)
+            outcome = "stopped"
+        else:
+            self.kill(chance.randrange(len(self.members)), signal.SIGKILL if event == "kill" else signal.SIGSTOP)
+            outcome = self._outcome_of_loss()
+        if outcome in ("done", "recovered", "withdrawn"):
+            return f"{event}: {outcome}"
+        self._recovers, recovers = False, self._recovers
+        codes = [replica.run.wait(20.0)[0].exit_code for replica in self.everybody if not replica.is_gone]
+        if not set(codes) <= {0, 75, 143, -signal.SIGKILL}:
+            raise AssertionError(f"replicas ended with {codes}\n{self.outputs()}")
+        self.start(chance.randint(1, most_replicas))
+        self._recovers = recovers
+        self._until(lambda: True if self.step() >= 0 else None, "training goes on")
+        return f"{event}: {outcome}, started anew"
+
+    def _outcome_of_loss(self) -> str:
+        before = self.running
+
+        def seen() -> bool | None:
+            self.tend()
+            return True if self.running != before or not self.members else None
+
+        self._until(seen, "the loss is seen")
+        return self.settle() if self.members else "nobody is left"
 
     def wait(self, timeout: float = 60.0) -> list[ReplicaResult]:
         """Tend the job until all its replicas have ended; results of the newest generation's, by rank."""

@@ -16,10 +16,11 @@ from pollux.backends.protocol import (
     NodeUp,
     Outcome,
     ReplicasEnded,
+    ReplicasLost,
     ReplicasStarted,
     Running,
 )
-from pollux.core import Node
+from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed
 from pollux.wire.report import ModelReport, Report
 
@@ -52,16 +53,20 @@ class ManualClock:
 class FakeBackend:
     """Keeps what it is told; replicas start and end when a test says so, or (`by_itself`) at once.
 
-    Everything that it was asked to do is in `launches` and `stops`, in order. `refuse` is raised at the next launch.
-    One object may serve several engines after each other, as processes outlive a service.
+    Everything that it was asked to do is in `launches`, `resizes` and `stops`, in order. `refuse` is raised at the next
+    launch. One object may serve several engines after each other, as processes outlive a service.
     """
 
     name = "fake"
+    healthy = True
+    restart_seconds = 30.0
+    live_seconds = 30.0
 
     def __init__(self, nodes: Iterable[Node], clock: ManualClock | None = None, by_itself: bool = False) -> None:
         self.nodes = {node.id: node for node in nodes}
         self.launches: list[Launch] = []
         self.stops: list[tuple[str, int]] = []
+        self.resizes: list[Launch] = []
         self.forgotten: list[str] = []
         self.refuse: str | None = None
         self.log_text = ""
@@ -93,6 +98,17 @@ class FakeBackend:
             if known is not None and known.generation >= launch.generation:
                 return
             self.launches.append(launch)
+            self._entries[launch.job_id] = Running(launch.job_id, launch.generation, "running")
+        if self._by_itself:
+            self.started(launch.job_id)
+
+    def resize(self, launch: Launch) -> None:
+        """Keep an order to change a job that runs; its replicas are there when a test says so, or at once."""
+        with self._lock:
+            known = self._entries.get(launch.job_id)
+            if known is not None and known.generation >= launch.generation:
+                return
+            self.resizes.append(launch)
             self._entries[launch.job_id] = Running(launch.job_id, launch.generation, "running")
         if self._by_itself:
             self.started(launch.job_id)
@@ -140,6 +156,11 @@ class FakeBackend:
     def started(self, job_id: str) -> None:
         """The newest replicas of a job are processes now."""
         self.tell(ReplicasStarted(self._clock.now(), job_id, self._entries[job_id].generation))
+
+    def lost(self, job_id: str, replicas: tuple[int, ...], remaining: Placement, detail: str = "") -> None:
+        """Some of the newest replicas of a job are gone, and the others wait."""
+        generation = self._entries[job_id].generation
+        self.tell(ReplicasLost(self._clock.now(), job_id, generation, replicas, remaining, detail))
 
     def ended(self, job_id: str, outcome: Outcome, detail: str = "") -> None:
         """The newest replicas of a job are gone."""

@@ -11,6 +11,7 @@ JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_GENERATION": "how often the job was placed so far; goes up at every re-allocation",
     "POLLUX_URL": "where the job's agent reports to; unset: nowhere",
     "POLLUX_JOB_TOKEN": "what the agent shows there; it can report and read this one job only",
+    "POLLUX_CA_FILE": "certificate that the agent trusts there beside the system's; unset: only those",
     "POLLUX_CHECKPOINT_DIR": "folder for checkpoints where the script names none",
     "POLLUX_CHECKPOINT_EVERY": "seconds between two checkpoints where the script names none",
     "POLLUX_CHECKPOINT_KEEP": "how many checkpoints are kept where the script does not say",
@@ -22,6 +23,8 @@ JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_ADAPT": "'0': the batch stays the initial one, whatever ceiling is named, as under a policy of fixed sizes",
     "POLLUX_MAX_LOCAL_BATCH": "the largest batch for one GPU: of the job file, or learned from running out of memory",
     "POLLUX_STOPPED_AT": "when the replicas before these took their last step, seconds since 1970: for the pause",
+    "POLLUX_STORE": "host:port of the job's store, where its replicas agree on changes of their number; unset: none",
+    "POLLUX_JOIN": "'1': this replica joins a job that runs, and gets its state from the others",
 }
 """Set by the launcher for the processes of a job, and by people who run a script alone."""
 
@@ -29,6 +32,7 @@ USER_VARIABLES: Mapping[str, str] = {
     "POLLUX_HOME": "folder of the service's store, tokens and logs; ~/.local/state/pollux where unset",
     "POLLUX_SERVER": "address of the service that the command line talks to; found in POLLUX_HOME where unset",
     "POLLUX_TOKEN": "the token it shows; read from POLLUX_HOME where unset",
+    "POLLUX_HANG_SECONDS": "silence after which a replica counts as hung and is ended, for local jobs; 30 where unset",
 }
 """Read by the command line and the service."""
 

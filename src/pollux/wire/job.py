@@ -86,6 +86,11 @@ class JobRequest:
         return self.on_resize == "never"
 
     @property
+    def is_live(self) -> bool:
+        """Whether its replicas may change while they run: its user asked for it; otherwise it restarts from a checkpoint."""
+        return not self.is_rigid and self.on_resize == "live"
+
+    @property
     def is_preemptible(self) -> bool:
         """Whether it may be stopped for others and continued later."""
         return not self.is_rigid if self.preemptible is None else self.preemptible

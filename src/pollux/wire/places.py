@@ -8,6 +8,7 @@ from pathlib import Path
 from pollux.core.errors import InvalidInput
 
 __all__ = [
+    "ca_file",
     "checkpoint_folder",
     "home",
     "log_file",
@@ -33,6 +34,11 @@ def home(environ: Mapping[str, str]) -> Path:
 def service_file(home: Path) -> Path:
     """How to reach the running service: JSON with `url`, `pid`, `started_at` and `version`."""
     return home / "service.json"
+
+
+def ca_file(home: Path) -> Path:
+    """The certificate that the service shows, where it has one: trusted by commands and agents on this machine."""
+    return home / "ca.pem"
 
 
 def token_file(home: Path) -> Path:

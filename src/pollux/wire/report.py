@@ -46,7 +46,9 @@ class Report:
 
     `progress` and `total_progress` are in useful samples (the unit of goodput); `throughput` in samples per second,
     `efficiency` useful samples per sample, `goodput` useful samples per second. `resize_seconds` is the measured
-    pause of this job's last re-allocation. `final` marks the last report of a job that is done.
+    pause of this job's last re-allocation, `resize_kind` what that was: "grow", "shrink", "move", "recover" (all in
+    living processes) or "restart"; empty where it is not known. `live`: its replicas can follow a re-allocation without
+    ending. `final` marks the last report of a job that is done.
     """
 
     generation: int
@@ -70,6 +72,8 @@ class Report:
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     resize_seconds: float | None = None
+    resize_kind: str = ""
+    live: bool = False
     checkpoint_age_seconds: float | None = None
     exact: bool = True
     final: bool = False

@@ -33,6 +33,8 @@ class JobStatus:
     """One job. `progress` is a share from 0 to 1; `goodput` useful samples per second, `throughput` samples per second.
 
     `gpus` are those it holds now, `placement` where. `crashes` counts against `retries`; `restarts` are re-allocations.
+    `resize_seconds` is what the next one is expected to cost, `resize_kind` how it will come about (`live` in living
+    processes, or `restart`), `resize_costs` the median of its last pauses by kind.
     """
 
     id: str
@@ -67,6 +69,10 @@ class JobStatus:
     progress: float | None = None
     eta: Eta | None = None
     reason: ReasonStatus | None = None
+    resize_seconds: float | None = None
+    resize_kind: str = ""
+    resize_costs: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_age_seconds: float | None = None
     gpu_seconds: float = 0.0
     reported_at: float | None = None
 
@@ -113,7 +119,10 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """The service about itself."""
+    """The service about itself.
+
+    `interval_seconds` is the length of a round, `at_stop` what happens to jobs when it stops: `stop` or `keep`.
+    """
 
     version: str
     policy: str
@@ -127,3 +136,5 @@ class ServiceStatus:
     jobs_by_state: Mapping[str, int] = field(default_factory=dict)
     last_decision_at: float | None = None
     decision_seconds: float | None = None
+    interval_seconds: float | None = None
+    at_stop: str = ""

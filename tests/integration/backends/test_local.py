@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from pollux.backends._links import start_shim
-from pollux.backends._processes import process_table
+from pollux.backends._processes import is_alive, process_table
 from pollux.backends._records import read_record, run_folder
+from pollux.backends._work import Work
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import Launch, ReplicasEnded
 from pollux.core.errors import InvalidInput
@@ -227,3 +228,84 @@ def test_nothing_is_done_while_nothing_happens(bench):
     bench.submit("other", "import time; time.sleep(0.5)")
     bench.end("other")
     assert switches() - before <= 2
+
+
+def test_a_script_that_saves_and_exits_with_0_when_told_is_stopped(bench):
+    text = """
+        import pathlib, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+        pathlib.Path("saver.up").write_text("up\\n")
+        time.sleep(600)
+    """
+    bench.submit("saver", text)
+    bench.file("saver.up")
+    bench.backend.stop("saver", 1, 30.0)
+    ended = bench.end("saver")
+    assert (ended.outcome, ended.exits[0].code) == ("stopped", 0)
+
+
+def test_a_mistake_with_one_job_does_not_touch_the_others(bench, monkeypatch):
+    """And the backend says when it goes on."""
+    real = Work._launch
+
+    def launch(work, job):
+        if job.id == "cursed":
+            raise KeyError("a mistake of ours")
+        real(work, job)
+
+    monkeypatch.setattr(Work, "_launch", launch)
+    assert bench.backend.healthy
+    bench.submit("cursed", "print('at last')")
+    bench.submit("fine", "print('fine')")
+    assert bench.end("fine").outcome == "succeeded"
+    bench.wait("bad health", lambda: not bench.backend.healthy)
+    monkeypatch.setattr(Work, "_launch", real)
+    assert bench.end("cursed").outcome == "succeeded"
+    bench.wait("good health", lambda: bench.backend.healthy)
+
+
+def test_an_end_that_the_listener_could_not_take_is_told_again(bench, monkeypatch):
+    heard, fails = bench.backend._work._listener, [True, True]
+
+    def listener(event):
+        if fails:
+            fails.pop()
+            raise OSError("not now")
+        heard(event)
+
+    bench.backend._work._listener = listener
+    bench.submit("told", "print('done')")
+    assert bench.end("told").outcome == "succeeded"
+    assert not fails
+
+
+def test_shims_with_nothing_to_do_end_with_the_service(bench):
+    bench.submit("short", "print('done')")
+    bench.end("short")
+    shim = read_record(run_folder(bench.home, "short") / "shim.json")
+    assert Path(f"/proc/{shim['pid']}/comm").read_text() == "pollux-shim\n"
+    bench.backend.close()
+    bench.wait("end of the shim", lambda: not is_alive(shim["pid"], shim["start"]), seconds=20.0)
+    bench.restart()
+    assert bench.running("short").ended.outcome == "succeeded"
+
+
+def test_what_replicas_have_from_the_nursery_does_not_count_as_theirs(tmp_path):
+    """One that only waits is far below what PyTorch takes; one that fills its memory is above."""
+    bench = Bench(tmp_path, lambda home: LocalBackend(home, slots=2))
+    bench.wait("warm backend", lambda: bench.backend.is_warm)
+    limit = {"memory_bytes_per_gpu": float(80 << 20)}
+    bench.submit("modest", "import time, torch; torch.zeros(1); time.sleep(1.5)", env={"POLLUX_JOB": "modest"}, **limit)
+    resident = bench.wait("replica", lambda: replicas_of(bench, "modest"))
+    bench.wait("its name", lambda: Path(f"/proc/{resident[0]}/comm").read_text() == "pollux:modest\n", seconds=10.0)
+    assert process_table()[resident[0]].rss_bytes > limit["memory_bytes_per_gpu"]
+    assert bench.end("modest").outcome == "succeeded"
+    bench.submit("greedy", "import time; hoard = b'x' * (120 << 20); time.sleep(600)", **limit)
+    ended = bench.end("greedy")
+    assert (ended.outcome, "limit of 80 MiB" in ended.detail) == ("out-of-memory", True)
+    clean(bench)
+
+
+def replicas_of(bench, job):
+    record = read_record(run_folder(bench.home, job) / "generation-1.json") or {}
+    return [pid for pid, _, _ in record.get("replicas", [])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,7 +120,8 @@ def test_a_second_service_and_a_port_in_use_are_refused(service, tmp_path):
     same_home.process.wait(60)
     code, said = same_home.end()
     assert code == 2
-    assert str(service.process.pid) in said
+    assert said.startswith(f"a service runs here already, at http://{service.address} as process {service.process.pid}")
+    assert len(said.splitlines()) == 1
     port = int(service.address.rsplit(":", 1)[1])
     same_port = Running(tmp_path / "other", port)
     code, said = same_port.end()
@@ -127,6 +129,59 @@ def test_a_second_service_and_a_port_in_use_are_refused(service, tmp_path):
     assert "--port" in said
     assert len(said.splitlines()) == 1
     assert service.ask("GET", "/healthz")[0] == 200
+
+
+LINGERS = """
+import pathlib, signal, time
+def leave(*_):
+    while not pathlib.Path("go").exists():
+        time.sleep(0.02)
+    raise SystemExit(1)
+signal.signal(signal.SIGTERM, leave)
+pathlib.Path("started").touch()
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("how", ["request", "signal"])
+def test_while_jobs_stop_the_service_answers_and_takes_no_new_ones(service, tmp_path, how):
+    service.ask("POST", "/v1/jobs", job(tmp_path, LINGERS, grace="30s"))
+    until = time.monotonic() + 30.0
+    while not (tmp_path / "started").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert service.ask("GET", "/readyz")[0] == 200
+    if how == "request":
+        assert service.ask("POST", "/v1/shutdown", {}) == (202, {"status": "stopping", "seconds": 45.0})
+        assert service.ask("POST", "/v1/shutdown", {})[0] == 202, "once more changes nothing"
+    else:
+        service.process.send_signal(signal.SIGTERM)
+    while (ready := service.ask("GET", "/readyz"))[0] == 200 and time.monotonic() < until:
+        time.sleep(0.02)
+    assert ready[0] == 503
+    assert service.ask("GET", "/healthz")[0] == 200
+    assert service.state("j") == "running"
+    status, refused = service.ask("POST", "/v1/jobs", job(tmp_path, "pass", name="k"))
+    assert (status, refused["error"]["code"], refused["error"]["retryable"]) == (503, "Unreachable", True)
+    assert "stopping" in refused["error"]["message"]
+    assert service.process.poll() is None
+    (tmp_path / "go").touch()
+    assert service.process.wait(60) == 0
+
+
+def test_a_service_that_may_choose_its_port_takes_the_one_before(service):
+    address = service.address
+    assert service.end()[0] == 0
+    again = Running(service.home)
+    try:
+        assert again.address == address
+    finally:
+        again.end()
+    with socket.create_server(("127.0.0.1", int(address.rsplit(":", 1)[1]))):
+        other = Running(service.home)
+        try:
+            assert other.address != address
+        finally:
+            other.end()
 
 
 def test_the_stream_tells_what_happens(service, tmp_path):

@@ -1,5 +1,9 @@
 """The same workload twice: through HTTP, the backend's stream, a SQLite store and restarts; and through an execution
-model that drives a controller directly. What is started and stopped, and when, must be the same."""
+model that drives a controller directly. What is started and stopped, and when, must be the same.
+
+Here is what the simulator does not know: crashes, pauses, cancellations, queues, nodes that go and come. The simulator
+itself is the other side in `test_twin_simulator`.
+"""
 
 from __future__ import annotations
 
@@ -293,6 +297,9 @@ class TwinBackend:
     """The machines behind the backend's protocol."""
 
     name = "twin"
+    healthy = True
+    restart_seconds = RESIZE_SECONDS
+    live_seconds = RESIZE_SECONDS
 
     def __init__(self, machines: Machines, clock: ManualClock) -> None:
         self.machines, self.clock = machines, clock
@@ -310,6 +317,10 @@ class TwinBackend:
 
     def submit(self, launch: Launch) -> None:
         self.machines.start(self.clock.now(), launch.job_id, launch.generation, launch.placement)
+
+    def resize(self, launch: Launch) -> None:
+        self.stop(launch.job_id, launch.generation - 1, launch.grace_seconds)
+        self.submit(launch)
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
         self.machines.stop(self.clock.now(), job_id, generation)
@@ -340,7 +351,7 @@ class Served:
         self.open()
 
     def open(self) -> None:
-        settings = ServiceSettings(resize_seconds=RESIZE_SECONDS, 
+        settings = ServiceSettings(resize_seconds=RESIZE_SECONDS,
             home=self.home, trigger=self.trigger, url="http://127.0.0.1:1", snapshot_every_facts=37  # type: ignore[arg-type]
         )  # fmt: skip
         self.engine = Engine(

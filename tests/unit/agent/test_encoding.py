@@ -1,6 +1,7 @@
 import collections
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ VALUES = st.recursive(
 
 
 def there_and_back(value):
-    tensors = []
+    tensors: list[torch.Tensor] = []
     text = json.dumps(encode(value, tensors))
     return decode(json.loads(text), tensors)
 
@@ -66,7 +67,7 @@ def test_other_kinds_come_back_with_their_types(value):
 
 
 def test_tensors_and_arrays_come_back_bit_for_bit():
-    value = {
+    value: dict[str, Any] = {
         "a": torch.randn(2, 3, dtype=torch.bfloat16),
         "b": np.arange(6, dtype=np.int16).reshape(2, 3),
         "c": np.float32(0.1),

@@ -75,16 +75,27 @@ def test_the_first_report_goes_at_once_and_the_next_when_the_service_wants_it():
     reporter.close()
 
 
-@pytest.mark.parametrize("news", [{"batch_size": 128}, {"goodput": 106.0}, {"goodput": None}])
-def test_news_does_not_wait(news):
+@pytest.mark.parametrize(
+    ("news", "gap"), [({"batch_size": 128}, 2.0), ({"goodput": 106.0}, 150.0), ({"goodput": None}, 150.0)]
+)
+def test_news_does_not_wait_for_the_usual_time(news, gap):
     wire, clock = Wire({"report_every_seconds": 600.0}), Clock()
     reporter = Reporter(wire, clock)
     reporter.offer(REPORT)
     wire.wait()
-    clock.now = 5.0
+    await_answer(reporter)
+    clock.now = gap - 0.1
+    reporter.offer(replace(REPORT, **news))
+    assert not wire.arrived.acquire(timeout=0.1)
+    clock.now = gap
     reporter.offer(replace(REPORT, **news))
     wire.wait()
     reporter.close()
+
+
+def await_answer(reporter):
+    while reporter._sent is None:
+        time.sleep(0.001)
 
 
 def test_a_small_change_is_no_news():
@@ -104,8 +115,7 @@ def test_right_after_a_report_none_is_put_together():
     assert reporter.wants_report
     reporter.offer(REPORT)
     wire.wait()
-    while reporter._sent is None:  # the answer is on its way
-        time.sleep(0.001)
+    await_answer(reporter)
     clock.now = 1.0
     assert not reporter.wants_report
     clock.now = 2.0
@@ -135,6 +145,24 @@ def test_the_last_report_is_sent_on_closing_and_nothing_after_it():
     reporter.offer(REPORT)
     reporter.close(REPORT)
     assert [body["final"] for body in wire.bodies] == [True]
+
+
+def test_the_last_report_comes_after_the_one_on_its_way():
+    began, held, seen = threading.Event(), threading.Event(), []
+
+    def post(body):
+        if not began.is_set():
+            began.set()
+            held.wait(10)
+        seen.append(json.loads(body)["step"])
+        return {}
+
+    reporter = Reporter(post, Clock())
+    reporter.offer(REPORT)
+    assert began.wait(10)
+    threading.Timer(0.1, held.set).start()
+    reporter.close(replace(REPORT, step=99), timeout_seconds=10.0)
+    assert seen == [10, 99]
 
 
 def test_closing_does_not_wait_for_a_service_that_hangs():
@@ -198,9 +226,9 @@ def service():
 
 
 def test_a_report_is_posted_with_the_jobs_token(service):
-    address = Address(f"http://127.0.0.1:{service.server_port}", "my job", "secret")
+    address = Address(f"http://127.0.0.1:{service.server_port}", "my job/1", "secret")
     assert post_report(address, '{"step": 3}') == {"report_every_seconds": 12.0}
-    assert service.seen == [("/v1/jobs/my%20job/reports", "Bearer secret", {"step": 3})]
+    assert service.seen == [("/v1/jobs/my%20job%2F1/reports", "Bearer secret", {"step": 3})]
 
 
 @pytest.mark.parametrize("answer", [(403, b'{"error": {}}'), (500, b"oops"), (200, b"not json")])

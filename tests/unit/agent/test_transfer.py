@@ -59,7 +59,10 @@ def example() -> State:
         "optimizer.state.big.step": torch.tensor(17.0),
         "optimizer.state.big.exp_avg": torch.randn(700, 900, generator=generator, dtype=torch.float64),
     }
-    objects = {"object.mine": {"t": torch.arange(3), "pair": (1, b"x")}, "optimizer.groups": [{"lr": 0.1}]}
+    objects: dict[str, object] = {
+        "object.mine": {"t": torch.arange(3), "pair": (1, b"x")},
+        "optimizer.groups": [{"lr": 0.1}],
+    }
     return State(tensors, objects, {"rng": ["a", "b"], "n": 3})
 
 
@@ -75,7 +78,7 @@ def replica(senders: list[int], receivers: list[int], damaged: bool = False) -> 
     }
     if damaged and rank == senders[-1]:
         original = transfer._checksum
-        transfer._checksum = lambda content, before: original(content, before) ^ 1  # type: ignore[assignment]
+        transfer._checksum = lambda content, before: original(content, before) ^ 1
     packed = pack(wanted) if rank in senders else None
     try:
         state, num_bytes = exchange(packed, senders, receivers, None, own)

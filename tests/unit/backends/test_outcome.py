@@ -13,8 +13,17 @@ def exits(*codes):
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_all_well_is_success_even_when_told_to_stop(told):
+def test_all_well_is_success_where_all_were_through_before_they_were_asked(told):
     assert judge(exits(0, 0), {}, told, NOBODY) == ("succeeded", "")
+
+
+@pytest.mark.parametrize("asked", [{0}, {1}, {0, 1}])
+def test_to_save_and_exit_with_0_when_asked_is_no_success(asked):
+    assert judge(exits(0, 0), {}, True, NOBODY, asked=frozenset(asked)) == ("stopped", "")
+
+
+def test_replicas_that_were_given_up_on_have_not_succeeded():
+    assert judge(exits(0, 0), {}, False, NOBODY, asked=frozenset({0, 1})) == ("crashed", "its replicas were ended")
 
 
 def test_told_to_stop_is_stopped_whatever_the_codes():

@@ -19,7 +19,8 @@ def test_neighbours_are_preferred():
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=40))
 def test_no_place_is_given_twice(steps):
-    table, held = PlaceTable(8), []
+    table = PlaceTable(8)
+    held: list[tuple[int, ...]] = []
     for give, number in steps:
         if give:
             places = table.take(number)

@@ -17,7 +17,7 @@ from pollux.backends._regroup import (
     settled_at,
 )
 
-LIMITS = Limits(prepare=10.0, boundary=20.0, move=5.0, leave=2.0, order=3.0)
+LIMITS = Limits(prepare=10.0, boundary=20.0, move=5.0, leave=2.0, order=3.0, through=1.0)
 KILLED = -9
 
 
@@ -316,3 +316,14 @@ def test_a_job_that_is_through_right_after_the_move_is_no_loss():
     machine.seen("ready/2/1", "", 1.0)
     assert machine.ended(1, 0, 2.0) is None
     assert machine.ended(0, 0, 2.0) is None
+
+
+def test_a_job_that_is_through_before_it_moves_leaves_no_joiner_waiting():
+    machine = running(0)
+    machine.begin(to(2, (0, 0), (1, None)), 0.0)
+    machine.seen("ready/2/1", "", 1.0)
+    assert machine.ended(0, 0, 2.0) is None
+    machine.seen("here/2/1", "", 2.5)
+    assert machine.tick(2.9) == []
+    assert only(machine.tick(3.0), Kill) == [Kill(1)]
+    assert machine.phase == "over"

@@ -63,7 +63,13 @@ def test_ls_without_jobs(run, fake):
 def test_show(run, fake):
     fake.answers["GET", "/v1/jobs/resnet"] = {
         "job": fake.job("resnet", after=["first"]),
-        "request": {"name": "resnet", "run": ["python", "train.py", "a b"], "env": {"SEED": "1"}, "queue": "default"},
+        "request": {
+            "name": "resnet",
+            "run": ["python", "train.py", "a b"],
+            "env": {"SEED": "1"},
+            "queue": "default",
+            "grace": 60.0,
+        },
         "events": [{"at": 1.0, "kind": "placed", "text": "given 4 GPUs: node-a 4"}],
         "eta_quality": {"inside": 0.9, "predictions": 20},
     }
@@ -71,7 +77,8 @@ def test_show(run, fake):
     for phrase in (
         "4 of 1..8 on node-a 4", "11min–22min; 15min if it keeps its GPUs", "128 per GPU, 2 accumulated",
         "learning rate × 1.5", "1,620 useful samples/s (statistical efficiency 81%)", "2.00 GPU-hours",
-        "1 re-allocations", "0 of 3 retries", "python train.py 'a b'", "SEED=1", "placed     given 4 GPUs: node-a 4",
+        "1 re-allocation,", "0 of 3 retries", "python train.py 'a b'", "SEED=1", "placed     given 4 GPUs: node-a 4",
+        "grace        1min",
         "pollux resize resnet --gpus 6..16", "inside          0.9", "after", "first",
     ):  # fmt: skip
         assert phrase in text, phrase

@@ -83,12 +83,21 @@ def test_config_names_every_variable_and_hides_the_token(run, fake, monkeypatch)
         "meaning": USER_VARIABLES["POLLUX_HOME"],
     }  # fmt: skip
     assert (entries["POLLUX_SERVER"]["value"], entries["POLLUX_TOKEN"]["value"]) == (fake.url, "set")
-    assert entries["port"]["value"] == 7341
+    assert (entries["port"]["value"], entries["port"]["source"]) == (7341, "default")
     assert "very-secret" not in result.stdout + run("config").stdout
     monkeypatch.delenv("POLLUX_TOKEN")
     assert str(fake.home / "token") in run("config").stdout
     (fake.home / "service.json").unlink()
     assert "no service runs here" in run("config").stdout
+
+
+def test_config_shows_what_the_running_service_was_started_with(run, fake):
+    running = {**fake.status, "policy": "tiresias", "trigger": "rounds", "interval_seconds": 30.0, "at_stop": "keep"}
+    fake.answers["GET", "/v1/status"] = running
+    entries = {entry["name"]: entry for entry in json.loads(run("config", "--json").stdout)["settings"]}
+    for name in ("policy", "trigger", "interval_seconds", "at_stop"):
+        assert (entries[name]["value"], entries[name]["source"]) == (running[name], "the running service")
+    assert entries["port"]["value"] == int(fake.url.rsplit(":", 1)[1])
 
 
 @pytest.mark.parametrize(

@@ -131,5 +131,7 @@ def test_plan_of_a_job_that_waits(fake):
     assert plan_lines(plan, 0.0) == ["train: waits behind a, b", "  predicted: 1 to 4 GPUs", no_eta]
     unknown = {**plan, "behind": [], "low_gpus": 0, "high_gpus": 0}
     assert plan_lines(unknown, 0.0, planned=True) == ["train: would wait for free GPUs", no_eta]
+    nowhere = {**unknown, "text": "cannot start here now: it needs 99 GPUs, and there are 2"}
+    assert plan_lines(nowhere, 0.0)[0] == "train: cannot start here now: it needs 99 GPUs, and there are 2"
     new = {**unknown, "starts_now": True, "gpus": 1, "low_gpus": 1, "high_gpus": 1}
     assert plan_lines(new, 0.0) == ["train: starts now on 1 GPU", "  predicted: 1 GPU", no_eta]

@@ -1,9 +1,12 @@
 """`pollux up` and `down`: what is refused before anything starts, what is said, and how stopping is waited for."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
+from pollux.cli.ending import is_alive
 from pollux.cli.up import _words, greeting
 from pollux.service.settings import ServiceSettings
 
@@ -72,7 +75,51 @@ def test_a_detached_service_gets_the_same_settings(tmp_path, monkeypatch, run):
     assert seen == [settings]
 
 
-def test_down_waits_until_nobody_answers(run, fake):
+@pytest.fixture
+def process():
+    """A process that ends when it is told to."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as running:
+        yield running
+
+
+def announce(home, url, pid):
+    (home / "service.json").write_text(json.dumps({"url": url, "pid": pid}))
+
+
+def test_down_waits_until_the_process_is_gone_and_says_for_whom(run, fake, process):
+    announce(fake.home, fake.url, process.pid)
+    fake.answers["POST", "/v1/shutdown"] = {"status": "stopping", "seconds": 30.0}
+    holding = {"jobs": [fake.job("resnet", state="running"), fake.job("bert", state="queued")], "next": None}
+
+    def jobs(query, body):
+        process.stdin.close()
+        return holding
+
+    fake.answers["GET", "/v1/jobs"] = jobs
+    result = run("down")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == "waiting for resnet to save and stop, at most 45 s\n"
+    assert "stopped" in result.stdout
+    assert not fake.calls("GET") or "/healthz" not in [path for path, _ in fake.calls("GET")]
+    # Not waited for by its parent, which is this test: ended all the same.
+    assert not is_alive(process.pid)
+
+
+def test_down_gives_up_in_the_end_and_says_how_to_go_on(run, fake, process, monkeypatch):
+    announce(fake.home, fake.url, process.pid)
+    monkeypatch.setattr("pollux.cli.ending._CLOSING_SECONDS", 0.2)
+    fake.answers["POST", "/v1/shutdown"] = {"status": "stopping", "seconds": 0.1}
+    fake.answers["GET", "/v1/jobs"] = {"jobs": [fake.job("resnet", state="running")], "next": None}
+    result = run("down", "--json")
+    assert result.exit_code == 1
+    for phrase in (f"process {process.pid}", "waiting for resnet", "service.log", f"kill -9 {process.pid}"):
+        assert phrase in result.stderr
+    process.stdin.close()
+
+
+def test_down_waits_until_nobody_answers(run, fake, tmp_path, monkeypatch):
+    monkeypatch.setenv("POLLUX_SERVER", fake.url)
+    (tmp_path / "home" / "service.json").unlink()
     fake.answers["POST", "/v1/shutdown"] = {"status": "stopping"}
     answers = iter([{"status": "ok"}, {"status": "ok"}, (503, fake.error("Unreachable", "gone"))])
     fake.answers["GET", "/healthz"] = lambda query, body: next(answers)

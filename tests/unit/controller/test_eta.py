@@ -2,7 +2,7 @@
 
 import pytest
 
-from pollux.controller import JobFinished, JobPaused, JobReported
+from pollux.controller import JobFinished, JobPaused, JobReported, JobRunning
 from pollux.controller.eta import EtaScore, Interval, Uncertainty, eta, most_gpus
 from pollux.core import JobLimits, Node, Queue, Reason
 from pollux.testing import SaturatingGoodput, cluster, place, snapshot
@@ -36,6 +36,7 @@ def test_a_job_above_its_fair_share_may_lose_it(desk):
 
 
 def test_little_history_makes_it_wider(running):
+    running.apply(JobRunning(10.0, "a", 1))
     early, late = (expected(running, "a", now, None) for now in (10.0, 5000.0))
     assert early.current == late.current
     assert early.low < late.low < 15.0

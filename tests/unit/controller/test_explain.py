@@ -64,6 +64,7 @@ SAMPLES = {
     "crashed": Reason("crashed", {"crashes": 4.0, "retries": 3.0}),
     "out-of-memory": Reason("out-of-memory", {"crashes": 4.0, "retries": 3.0, "local_batch_max": 8.0}),
     "lost": Reason("lost", {"losses": 2.0, "most_losses": 10.0}),
+    "replicas-lost": Reason("replicas-lost", {"gpus_before": 4.0, "gpus_after": 3.0}),
     "stopped": Reason("stopped", {"gpus_before": 2.0}),
     "node-lost": Reason("node-lost", {"gpus_before": 2.0}),
     "paused": Reason("paused", {"gpus_before": 2.0}),

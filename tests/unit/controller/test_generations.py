@@ -2,7 +2,16 @@
 
 import pytest
 
-from pollux.controller import GenerationEnded, JobCancelled, JobPaused, JobReported, JobResumed, JobState, TimerFired
+from pollux.controller import (
+    GenerationEnded,
+    JobCancelled,
+    JobPaused,
+    JobReported,
+    JobResumed,
+    JobRunning,
+    JobState,
+    TimerFired,
+)
 from pollux.controller.commands import StopJob
 from pollux.controller.generations import MOST_LOSSES, backoff_seconds
 from pollux.core import NOWHERE
@@ -220,16 +229,23 @@ def test_replicas_stopped_by_nobody_here_start_again(started):
 # Time limits
 
 
-def test_a_time_limit_counts_while_gpus_are_held(desk):
+def test_a_time_limit_counts_while_replicas_run(desk):
     desk.submit(0, "a", time_limit_seconds=100.0)
     assert desk.controller.next_timer_at is None
-    desk.decide(60, a="n0:2")
+    desk.decide(20, a="n0:2")
+    assert desk.controller.next_timer_at is None, "whoever held its GPUs has to leave first"
+    desk(JobRunning(60, "a", 1))
     assert desk.controller.next_timer_at == 160
-    desk.decide(100, a="n0:4")
-    assert desk.controller.next_timer_at == 160, "seconds, not GPU-seconds"
-    desk.decide(120)
+    desk.decide(90, a="n0:4")
     assert desk.controller.next_timer_at is None
-    desk.decide(500, a="n0:1")
+    desk(JobRunning(95, "a", 1))
+    assert desk.controller.next_timer_at is None, "replicas that are on their way out"
+    desk(JobRunning(100, "a", 2))
+    assert desk.controller.next_timer_at == 170, "seconds, not GPU-seconds"
+    desk.decide(130)
+    assert desk.controller.next_timer_at is None
+    desk.decide(400, a="n0:1")
+    desk(JobRunning(500, "a", 4))
     assert desk.controller.next_timer_at == 540
     assert desk(TimerFired(539)) == []
     assert stops(desk(TimerFired(540))) == [StopJob("a", 5, place("n0:1"), "time-limit")]
@@ -243,6 +259,8 @@ def test_one_timer_serves_all_that_is_due(desk):
     desk.submit(0, "a", "b", time_limit_seconds=50.0)
     desk.submit(0, "c", retries=1)
     desk.decide(60, a="n0:1", b="n0:1", c="n0:1")
+    for job_id in ("a", "b"):
+        desk(JobRunning(60, job_id, 1))
     ended(desk, 109, "crashed", "c")
     assert len(stops(desk(TimerFired(112)))) == 2
     assert [job.id for job in desk.controller.snapshot(112).jobs] == ["c"]

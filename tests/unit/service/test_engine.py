@@ -4,7 +4,7 @@ import pytest
 
 from pollux import policies
 from pollux.core import Node, Queue
-from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, StoreFailed, UnknownName, Unreachable
+from pollux.core.errors import Conflict, InvalidInput, StoreFailed, UnknownName, Unreachable
 from pollux.service import Engine, ServiceSettings
 from pollux.store import MemoryStore, MemoryTelemetry, SavedState
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
@@ -127,13 +127,16 @@ def test_a_job_is_cancelled_once(world):
 def test_pause_and_resume(world):
     world.submit()
     assert world.engine.pause("job").state == "paused"
-    with pytest.raises(IllegalTransition):
+    with pytest.raises(Conflict, match="paused already; 'pollux resume job'"):
         world.engine.pause("job")
     world.engine.resume("job")
     world.after(5.0)
     assert world.engine.job("job").state == "starting"
-    with pytest.raises(IllegalTransition):
+    with pytest.raises(Conflict, match="job 'job' is starting, not paused"):
         world.engine.resume("job")
+    world.engine.cancel("job")
+    with pytest.raises(Conflict, match="ended"):
+        world.engine.pause("job")
 
 
 def test_resize_below_one_changes_nothing(world):

@@ -62,7 +62,7 @@ WORKLOAD = Workload(
 class Recorded(Controller):
     """Starts without nodes and learns of them as facts, like the one in the service; keeps all facts."""
 
-    log: ClassVar[list] = []
+    log: ClassVar[list[object]] = []
 
     def __init__(self, cluster, settings):
         super().__init__(Cluster(()), settings)

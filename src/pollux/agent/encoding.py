@@ -1,0 +1,110 @@
+"""Values of a state as JSON that keeps their types, with tensors set aside; what only pickle holds is refused."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pollux.core.errors import InvalidInput
+
+__all__ = ["decode", "encode"]
+
+_KIND = "#"
+
+
+def encode(value: Any, tensors: list[Tensor], where: str = "state") -> Any:
+    """`value` as JSON that keeps its types; tensors and arrays go to the end of `tensors` and leave a number behind.
+
+    `InvalidInput` names the first thing that only pickle could carry, by its place.
+    """
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {_KIND: "float", "is": repr(value)}
+    if isinstance(value, Tensor):
+        return _encode_tensor(value, tensors, where)
+    if isinstance(value, np.ndarray | np.generic):
+        return _encode_array(np.asarray(value), tensors, where, scalar=isinstance(value, np.generic))
+    if type(value) is list:
+        return [encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+    for name, kind in _SEQUENCES.items():
+        if type(value) is kind:
+            return {_KIND: name, "is": [encode(item, tensors, f"{where}[...]") for item in value]}
+    for name, kind in _MAPPINGS.items():
+        if type(value) is kind:
+            pairs = [
+                [encode(key, tensors, where), encode(item, tensors, f"{where}[{key!r}]")] for key, item in value.items()
+            ]
+            return {_KIND: name, "is": pairs}
+    for name, (kind, write, _) in _PLAIN.items():
+        if isinstance(value, kind):
+            return {_KIND: name, "is": write(value)}
+    raise InvalidInput(
+        f"{where} is a {type(value).__name__}, which cannot travel between replicas without pickle: make it of "
+        "tensors, arrays, numbers, texts, bytes, lists, tuples and dicts; until then the job moves by a restart"
+    )
+
+
+def _encode_tensor(value: Tensor, tensors: list[Tensor], where: str) -> dict[str, Any]:
+    if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) or value.layout != torch.strided:
+        raise InvalidInput(
+            f"{where} is a {type(value).__name__} of layout {value.layout}, which cannot travel between replicas: use "
+            "a plain dense tensor; until then the job moves by a restart"
+        )
+    tensors.append(value)
+    return {_KIND: "tensor", "is": len(tensors) - 1}
+
+
+def _encode_array(array: np.ndarray[Any, Any], tensors: list[Tensor], where: str, scalar: bool) -> dict[str, Any]:
+    if array.dtype.hasobject or array.dtype.names is not None:
+        raise InvalidInput(f"{where} is an array of {array.dtype}, which only pickle could carry: use numbers")
+    content = np.frombuffer(np.ascontiguousarray(array).tobytes(), dtype=np.uint8).copy()
+    tensors.append(torch.from_numpy(content))
+    kind = "scalar" if scalar else "array"
+    return {_KIND: kind, "is": len(tensors) - 1, "dtype": array.dtype.str, "shape": list(array.shape)}
+
+
+def decode(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """What `encode` was given, with the tensors it numbered."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind, content = value[_KIND], value["is"]
+    if kind == "tensor":
+        return tensors[content]
+    if kind in ("array", "scalar"):
+        raw = tensors[content].cpu().numpy().tobytes()
+        array = np.frombuffer(raw, dtype=np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+        return array[()] if kind == "scalar" else array
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](decode(item, tensors) for item in content)
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind]({decode(key, tensors): decode(item, tensors) for key, item in content})
+    return _PLAIN[kind][2](content)
+
+
+_SEQUENCES: dict[str, Any] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": collections.deque,
+    "size": torch.Size,
+}
+_MAPPINGS: dict[str, Any] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}
+# Kind, how it is written, how it is read.
+_PLAIN: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "float": (float, repr, float),
+    "bytes": (bytes, lambda value: base64.b64encode(value).decode(), base64.b64decode),
+    "bytearray": (bytearray, lambda v: base64.b64encode(v).decode(), lambda text: bytearray(base64.b64decode(text))),
+    "complex": (complex, repr, complex),
+    "dtype": (torch.dtype, lambda value: str(value).removeprefix("torch."), lambda text: getattr(torch, text)),
+    "device": (torch.device, str, torch.device),
+}

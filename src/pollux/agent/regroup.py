@@ -1,0 +1,403 @@
+"""How a replica goes from one generation of its job to the next without ending, and what it does when others are lost.
+
+Plans and keys are in `membership`, bytes in `transfer`; what a job has to do for it is in `moving`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from pollux.agent.heartbeat import FIRST_STEP, REGROUP, Heartbeat
+from pollux.agent.membership import LOST, Membership, Plan
+from pollux.agent.replicas import Replicas, is_loss
+from pollux.agent.state import State
+from pollux.agent.transfer import Packed, exchange, pack
+from pollux.agent.watch import STOP, Watch
+from pollux.core.errors import InvalidInput, PolluxError
+
+__all__ = ["RESTART_EXIT_CODE", "STOPPED_EXIT_CODE", "JobLost", "Live", "Movable", "NotNeeded", "refuse_all"]
+
+RESTART_EXIT_CODE = 75
+STOPPED_EXIT_CODE = 143
+_PATIENCE_SECONDS = 30.0
+_LEAVE_SECONDS = 5.0
+_REFUSE_SECONDS = 0.2
+_log = logging.getLogger("pollux")
+
+
+class JobLost(SystemExit):
+    """Ends a replica that cannot go on by itself: whoever supervises it starts the job anew from its checkpoint.
+
+    The exit code is 75; 143 where it was asked to stop meanwhile.
+    """
+
+    def __init__(self, code: int = RESTART_EXIT_CODE) -> None:
+        super().__init__(code)
+
+
+class NotNeeded(SystemExit):
+    """Ends a replica that was to join a generation that was given up, before it had any part in the job."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+def _nothing(phase: str, rank: int) -> None:
+    """What happens at each phase besides: nothing."""
+
+
+at_phase: Callable[[str, int], None] = _nothing
+"""Called at each phase of a change with this replica's rank there; tests put failures here."""
+
+
+class Movable(Protocol):
+    """What a job does when its replicas change; see `pollux.agent.moving.MovingJob`."""
+
+    def position(self) -> tuple[int, ...]:
+        """How far this replica has come; who is further holds the newer state."""
+
+    def part_in_peace(self, same_size: bool) -> None:
+        """The last collectives of the old generation."""
+
+    def drop_unfinished(self) -> None:
+        """Forget the step that others never finished."""
+
+    def disconnect(self) -> None:
+        """Let go of all process groups, so that replicas that wait in one are freed."""
+
+    def local_state(self, whole: bool) -> State:
+        """What this replica holds, all of it, or only what everybody must have alike."""
+
+    def templates(self) -> dict[str, Any]:
+        """The tensors that a state may be received into."""
+
+    def sendable(self) -> State:
+        """What would have to travel, for a look whether it can."""
+
+    def settle(self, state: State, receives: bool) -> None:
+        """Go on among the new replicas, from a state that was received, or the own one.
+
+        The values of it are on all replicas, `num_replicas` is how many there were before.
+        """
+
+    def save_alone(self) -> None:
+        """Write a checkpoint without the others."""
+
+    def prepare_to_leave(self) -> None:
+        """Finish what was begun, and give up what others need."""
+
+
+@dataclass(slots=True)
+class _Pause:
+    plan: Plan
+    kind: str
+    began: float
+    num_bytes: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+    last: float = 0.0
+
+    def part(self, name: str) -> None:
+        now = time.perf_counter()
+        self.parts[name] = now - self.last
+        self.last = now
+
+
+class Live:
+    """This replica's way through the generations of its job; `beat` are its signs of life.
+
+    `refusal` says why the job cannot move while it runs, empty where it can. `last_pause` is the length in seconds of
+    the last change and its kind; None before one. `joins` says that it has no part in the job yet.
+    """
+
+    def __init__(self, membership: Membership, replicas: Replicas, joins: bool) -> None:
+        self.membership = membership
+        self.beat = Heartbeat()
+        self.refusal = ""
+        self.last_pause: tuple[float, str] | None = None
+        self._replicas = replicas
+        self.joins = joins
+        self._has_state = not joins
+        self._pause: _Pause | None = None
+        self._stepped_at = time.perf_counter()
+        self._refused: set[int] = set()
+        self._stop_wanted: Callable[[], bool] = lambda: False
+        self._sendable: Callable[[], State] = State
+
+    def attend(self, job: Movable, watch: Watch) -> None:
+        """The job that moves, and where requests to stop are looked at while this replica waits for others."""
+        self._sendable = job.sendable
+        self._stop_wanted = lambda: watch.wants(STOP)
+
+    def tell_beat(self) -> None:
+        """Tell that this replica lives, where that is so and due."""
+        beat = self.beat.due()
+        if beat is not None:
+            self.membership.tell("beat", self.membership.generation, self.membership.rank, beat)
+
+    # At step boundaries
+
+    def stepped(self, step: int) -> bool:
+        """A step is done; whether it was the first one after a change, which ends the pause."""
+        self.beat.step = step
+        self.beat.busy = ""
+        self._stepped_at = time.perf_counter()
+        if self._pause is None:
+            return False
+        self._end_pause(step)
+        return True
+
+    def _end_pause(self, step: int) -> None:
+        pause, self._pause = self._pause, None
+        assert pause is not None
+        pause.part("first_step")
+        at_phase("first step", self._replicas.replica)
+        seconds = pause.last - pause.began
+        self.last_pause = seconds, pause.kind
+        report = {
+            "pause_seconds": seconds,
+            "parts": pause.parts,
+            "step": step,
+            "bytes": pause.num_bytes,
+            "kind": pause.kind,
+        }
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            self.membership.tell("done", pause.plan.generation, self._replicas.replica, report)
+
+    def wanted(self) -> int | None:
+        """The generation to go to now, as this replica sees it; None where it is in the newest that concerns it."""
+        plan = self.membership.newest()
+        if plan is None or plan.generation in self._refused or self.membership.has_failed(plan.generation) is not None:
+            return None
+        return plan.generation
+
+    def agrees(self, generation: int) -> bool:
+        """Whether the job can go there as it is; asked of replica 0 before anybody pauses. If not, all are told."""
+        why = self.refusal
+        try:
+            if not why:
+                pack(self._sendable())
+        except InvalidInput as error:
+            why = str(error)
+        if why:
+            if not self._refused:
+                _log.warning("no change of replicas while the job runs: %s", why)
+            self._refused.add(generation)
+            self.membership.fail(generation, why)
+        return not why
+
+    def resize(self, job: Movable, generation: int) -> None:
+        """Go to that generation from a boundary that all replicas are at; returns in it, or ends this process."""
+        plan = self.membership.plan(generation)
+        if plan is None:
+            return
+        began = self._stepped_at
+        self.beat.busy = REGROUP
+        problem = ""
+        try:
+            at_phase("boundary", self.membership.rank)
+            job.part_in_peace(plan.num_replicas == self._replicas.num_replicas)
+        except (dist.DistError, RuntimeError) as error:
+            if not is_loss(error):
+                raise
+            problem = str(error)
+        if problem:
+            # One of us died on the way out. The plan may stand all the same, if it was one that leaves.
+            job.disconnect()
+            job.drop_unfinished()
+        self._go(job, plan, began)
+
+    def recover(self, job: Movable, problem: str) -> None:
+        """Go on without replicas that were lost, from memory; ends this process where nobody says with whom."""
+        _log.warning("other replicas are gone (%s): waiting to go on without them", problem.splitlines()[0][:200])
+        began = self._stepped_at
+        self.beat.busy = REGROUP
+        self.beat.waiting = False
+        at_phase("lost", self.membership.rank)
+        # At once: whoever waits for this replica in the broken step is freed by it.
+        job.disconnect()
+        job.drop_unfinished()
+        self._go(job, self._await_plan(job, self.membership.generation, problem), began)
+
+    def join(self, job: Movable) -> None:
+        """Say that this replica is built, wait until its generation is to come about, and receive its state."""
+        membership = self.membership
+        rank, generation = membership.rank, membership.generation
+        at_phase("prepare", rank)
+        membership.tell("ready", generation, rank)
+        at_phase("ready", rank)
+        plan = None
+        while plan is None:
+            if membership.withdrawn(generation) is not None or self._stop_wanted():
+                raise NotNeeded
+            committed = membership.committed()
+            if committed >= generation:
+                plan = membership.plan(generation) if committed == generation else membership.newest()
+                if plan is None:
+                    raise NotNeeded
+            else:
+                time.sleep(0.005)
+        self.beat.busy = REGROUP
+        self._go(job, plan, time.perf_counter())
+
+    # Between generations
+
+    def _go(self, job: Movable, plan: Plan, began: float) -> None:
+        num_before = self._replicas.num_replicas
+        while True:
+            rank = self._rank_in(plan)
+            if rank is None:
+                self._leave(job, plan)
+                raise NotNeeded
+            self.membership.enters(plan, rank)
+            pause = _Pause(plan, "grow" if self.joins else plan.kind(num_before), began, last=began)
+            try:
+                self._attempt(job, plan, rank, pause, num_before)
+                break
+            except (dist.DistError, RuntimeError, PolluxError) as error:
+                problem = f"{type(error).__name__}: {error}"
+            _log.warning("generation %d did not come about: %s", plan.generation, problem.splitlines()[0][:300])
+            job.disconnect()
+            plan = self._await_plan(job, plan.generation, problem)
+        self._pause = pause
+        self.joins = False
+        self.beat.busy = FIRST_STEP
+
+    def _rank_in(self, plan: Plan) -> int | None:
+        """This replica's rank there; None where it leaves."""
+        membership = self.membership
+        if self.joins and plan.generation == membership.generation:
+            return membership.rank
+        return plan.rank_of(membership.ranks[plan.before])
+
+    def _attempt(self, job: Movable, plan: Plan, rank: int, pause: _Pause, num_before: int) -> None:
+        self._meet(plan, rank)
+        at_phase("regroup", rank)
+        job.disconnect()
+        store = self.membership.group_store(plan.generation)
+        self._replicas.connect(rank, plan.num_replicas, plan.num_nodes, store, plan.deadline("regroup"))
+        pause.part("regroup")
+        at_phase("transfer", rank)
+        receives, state = self._transfer(job, pause, num_before)
+        if self.joins:
+            pause.kind = plan.kind(int(state.values["num_replicas"]))
+        at_phase("wrap", rank)
+        pause.part("transfer")
+        self._has_state = True
+        job.settle(state, receives)
+        self.membership.generation = plan.generation
+        pause.part("wrap")
+
+    def _meet(self, plan: Plan, rank: int) -> None:
+        """Wait at the door until all members are there, so that nobody enters a group that never forms."""
+        membership, generation = self.membership, plan.generation
+        at_phase("door", rank)
+        membership.tell("here", generation, rank)
+
+        def look() -> str | None:
+            if membership.are_here(plan):
+                return "here"
+            if membership.newest(above=generation) is not None:
+                return "there is a newer generation"
+            why = membership.has_failed(generation)
+            return None if why is None else f"it was given up: {why}"
+
+        seen = membership.wait(look, plan.deadline("join")) or "not all replicas came"
+        if seen != "here":
+            raise PolluxError(f"generation {generation}: {seen}")
+
+    def _transfer(self, job: Movable, pause: _Pause, num_before: int) -> tuple[bool, State]:
+        """Whoever is furthest sends to whoever is not; returns whether this replica received, and what."""
+        replicas = self._replicas
+        mine = [*job.position()] if self._has_state else [-1] * len(job.position())
+        table = [tuple(row) for row in replicas.gather([float(number) for number in mine])]
+        furthest = max(table)
+        if furthest[0] < 0.0:
+            self.membership.fail(pause.plan.generation, "no replica that holds the state is left")
+            raise JobLost
+        senders = [number for number, row in enumerate(table) if row == furthest]
+        receivers = [number for number, row in enumerate(table) if row != furthest]
+        receives = replicas.replica in receivers
+        packed: Packed | None = None
+        if not receives:
+            own = job.local_state(whole=bool(receivers))
+            own.values["num_replicas"] = num_before
+            if replicas.num_replicas == 1:
+                return False, own
+            packed = pack(own)
+        self._has_state = not receives
+        state, pause.num_bytes = exchange(
+            packed, senders, receivers, replicas.control, job.templates() if receives else None
+        )
+        return receives, state
+
+    def _await_plan(self, job: Movable, above: int, problem: str) -> Plan:
+        """The next plan for this replica. None in time: the job is started anew; asked to stop: it is saved first."""
+        membership = self.membership
+
+        def look() -> Plan | str | None:
+            if self._stop_wanted():
+                return STOP
+            return membership.newest(above) or ("given up" if membership.has_failed(above) is not None else None)
+
+        try:
+            seen = membership.wait(look, _PATIENCE_SECONDS)
+        except (dist.DistError, RuntimeError) as error:
+            seen, problem = None, f"{problem}; and the job's store is gone: {error}"
+        if isinstance(seen, Plan):
+            return seen
+        if self._has_state and self._is_first_left():
+            job.save_alone()
+        if seen is None:
+            membership.fail(above, problem)
+        raise JobLost(STOPPED_EXIT_CODE if seen == STOP else RESTART_EXIT_CODE)
+
+    def _is_first_left(self) -> bool:
+        """Whether this replica is the one to save: the first of its generation that is not known to be dead."""
+        membership = self.membership
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            lost = membership.lost(membership.generation)
+            return all(rank in lost for rank in range(membership.rank))
+        return membership.rank == 0
+
+    def _leave(self, job: Movable, plan: Plan) -> None:
+        """Hand over and end, with exit code 0; nothing of the script runs afterwards."""
+        membership = self.membership
+        at_phase("leave", membership.rank)
+        if plan.why != LOST:
+            # Others may still be in a collective of the old groups.
+            with contextlib.suppress(dist.DistError, RuntimeError):
+                membership.wait(lambda: membership.are_here(plan) or None, _LEAVE_SECONDS)
+        job.prepare_to_leave()
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            membership.tell("left", plan.generation, membership.ranks[plan.before])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def refuse_all(membership: Membership, why: str) -> threading.Thread:
+    """Answer every generation to come with `why`, for jobs that only move by a restart; from a thread of its own."""
+
+    def work() -> None:
+        answered = membership.generation
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            while True:
+                committed = membership.committed()
+                if committed > answered:
+                    answered = committed
+                    membership.fail(committed, why)
+                time.sleep(_REFUSE_SECONDS)
+
+    thread = threading.Thread(target=work, name="pollux-refuse", daemon=True)
+    thread.start()
+    return thread

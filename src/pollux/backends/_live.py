@@ -1,0 +1,203 @@
+"""A generation whose replicas may change while they run: the state machine of `_regroup` put to work.
+
+Its actions become processes, keys of the job's store, and words to whoever is connected to the shim.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pollux.backends._beats import Beats
+from pollux.backends._generation import Generation, Member, Order
+from pollux.backends._regroup import Action, GiveUp, Join, Kill, Limits, Lost, SetKey, Started, Watch, settled_at
+from pollux.backends._storehost import StoreHost
+
+__all__ = ["LiveGeneration"]
+
+_POLL_SECONDS = 0.02
+_BEAT_SECONDS = 1.0
+_FIRST_BEAT_SECONDS = 0.1
+# An agent tells that it is there as soon as it is built; without one nobody would follow an order.
+_PATIENCE_SECONDS = 5.0
+
+
+class LiveGeneration:
+    """Follows one generation, and those that come of it. `lost` is what was told of a loss and not answered yet."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        store: StoreHost,
+        tell: Callable[[Mapping[str, Any]], None],
+        limits: Limits | None = None,
+    ) -> None:
+        self._generation = generation
+        self._store = store
+        self._tell = tell
+        order = generation.order
+        self._regroup = settled_at(order.generation, [member.number for member in generation.members], limits)
+        self._beats = Beats(order.hang_seconds)
+        self._hung: dict[int, str] = {}
+        self._pending: Order | None = None
+        self._follows = False
+        self._follow_by: float | None = None
+        self.lost: Mapping[str, Any] | None = None
+        store.set("committed", str(order.generation))
+        self._watch_beats()
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a change is under way, or awaited."""
+        return self._regroup.is_moving
+
+    @property
+    def look_again_at(self) -> float | None:
+        """When `look` must be called next, on the monotonic clock."""
+        times = [at for at in (self._regroup.due, self._beats.due, self._follow_by) if at is not None]
+        return min(times, default=None)
+
+    def resize(self, order: Order) -> None:
+        """Carry an order out; one that comes while another is under way waits, one that comes too late ends there."""
+        if self._generation.is_ending or self._regroup.phase == "over":
+            self._generation.renumber(order.generation)
+        elif self._store.pid is None:
+            self._refuse(order, "the process that hosts its store has ended")
+        elif not self._follows:
+            self._pending, self._follow_by = order, time.monotonic() + _PATIENCE_SECONDS
+        elif not self._regroup.takes_orders:
+            self._pending = order
+        else:
+            self.lost = None
+            change = self._generation.seat(order, self._regroup.ranks)
+            self._do(self._regroup.begin(change, time.monotonic()))
+
+    def _refuse(self, order: Order, why: str) -> None:
+        self._generation.renumber(order.generation)
+        self._do([GiveUp(f"it cannot change while it runs: {why}")])
+
+    def found(self, key: str, value: Any) -> None:
+        """A key of the store that was looked for."""
+        what, _, rest = key.partition("/")
+        if what == "beat":
+            self._heard(rest, value)
+        else:
+            self._do(self._regroup.seen(key, value, time.monotonic()))
+
+    def _heard(self, where: str, value: Any) -> None:
+        generation, _, rank = where.partition("/")
+        if generation == str(self._regroup.settled) and isinstance(value, Mapping):
+            self._begin_to_follow()
+            for number, there in self._regroup.ranks.items():
+                if str(there) == rank:
+                    self._beats.heard(number, value, time.monotonic())
+
+    def _begin_to_follow(self) -> None:
+        if not self._follows:
+            self._follows, self._follow_by = True, None
+            self._watch_beats()
+            self._do([])
+
+    def store_ended(self) -> None:
+        """The host of the store is gone: a change under way cannot come about."""
+        if self._regroup.is_moving:
+            self._do([*self._regroup.over(), GiveUp("the process that hosts the job's store has ended")])
+
+    def ended(self, member: Member) -> bool:
+        """A replica has ended; whether that is taken care of here."""
+        code = member.code or 0
+        if not self._follows or (code < 0 and self._generation.lacks_memory):
+            actions = None
+        else:
+            actions = self._regroup.ended(member.number, code, time.monotonic(), self._hung.pop(member.number, ""))
+        if actions is None:
+            if code != 0 or self._regroup.phase == "prepare":
+                self.over()
+            return False
+        if not any(isinstance(action, GiveUp) for action in actions):
+            self._generation.depart(member)
+        self._do(actions)
+        return True
+
+    def over(self) -> None:
+        """The job ends: nothing changes any more."""
+        if self._regroup.phase != "over":
+            self._do(self._regroup.over())
+        self._follow_by = None
+        self._beats.keep(())
+        self._store.watch("beats", (), _BEAT_SECONDS)
+
+    def look(self) -> None:
+        """Act on what is due: replicas that are hung, phases that take too long."""
+        now = time.monotonic()
+        if self._follow_by is not None and now >= self._follow_by and self._pending is not None:
+            order, self._pending, self._follow_by = self._pending, None, None
+            self._refuse(order, "no agent in its replicas gives a sign of life")
+        for number in self._beats.silent(now):
+            rank = self._regroup.ranks.get(number)
+            why = f"replica {rank} hung: no sign of life for {self._beats.hang_seconds:g} s"
+            self._hung[number] = f"{why}; {self._beats.false_alarms} false alarms before"
+            self._generation.kill(number)
+        self._do(self._regroup.tick(now))
+
+    def _watch_beats(self) -> None:
+        ranks = self._regroup.ranks
+        self._beats.keep(ranks)
+        keys = [f"beat/{self._regroup.settled}/{rank}" for rank in sorted(ranks.values())]
+        self._store.watch("beats", keys, _BEAT_SECONDS if self._follows else _FIRST_BEAT_SECONDS, repeat=True)
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case SetKey(key, value):
+                    self._store.set(key, value)
+                case Watch(keys):
+                    self._store.watch("change", keys, _POLL_SECONDS)
+                case Kill(number):
+                    self._kill(number)
+                case Lost():
+                    self._say_lost(action)
+                case Started():
+                    self._say_started(action)
+                case GiveUp(why):
+                    self._regroup.phase = "over"
+                    self._generation.give_up(why)
+                case Join(rank, number):
+                    self._generation.join(rank, number)
+        if self._pending is not None and self._follows and self._regroup.takes_orders:
+            order, self._pending = self._pending, None
+            self.resize(order)
+
+    def _kill(self, number: int) -> None:
+        self._generation.kill(number)
+        for member in [*self._generation.members]:
+            # Who joins was never part of the job; who leaves is until it is gone.
+            if member.number == number and number not in self._regroup.ranks:
+                self._generation.depart(member)
+
+    def _say_lost(self, lost: Lost) -> None:
+        kept = [member for member in self._generation.members if member.number in lost.kept]
+        self.lost = {
+            "event": "lost",
+            "at": time.time(),
+            "generation": lost.generation,
+            "replicas": list(lost.ranks),
+            "kept": [member.place for member in sorted(kept, key=lambda member: lost.kept.index(member.number))],
+            "why": lost.why,
+        }
+        self._tell(self.lost)
+
+    def _say_started(self, started: Started) -> None:
+        self._generation.settle(self._regroup.ranks)
+        self._watch_beats()
+        first = started.pauses.get(0)
+        self._tell(
+            {
+                "event": "started",
+                "generation": started.generation,
+                "at": time.time(),
+                "places": list(self._generation.order.places),
+                "pause": first if isinstance(first, Mapping) else None,
+            }
+        )

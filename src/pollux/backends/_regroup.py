@@ -1,0 +1,370 @@
+"""How the replicas of a running job change: which keys are set, who is started and ended, and when it is given up.
+
+Pure: what happened goes in, with the time; what is to be done comes out. Processes and the store are the shim's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "RESTART_EXIT_CODE",
+    "Action",
+    "Change",
+    "GiveUp",
+    "Join",
+    "Kill",
+    "Limits",
+    "Lost",
+    "Phase",
+    "Regroup",
+    "Seat",
+    "SetKey",
+    "Started",
+    "Watch",
+    "settled_at",
+]
+
+RESTART_EXIT_CODE = 75
+"""What a replica ends with that cannot go on by itself: its job starts anew from the checkpoint."""
+
+Phase = Literal["settled", "prepare", "move", "lost", "withdrawn", "over"]
+"""`settled`: nothing changes; `prepare`: joiners build; `move`: replicas go over; `lost`: those left wait for a plan;
+
+`withdrawn`: the change was given up before anybody paused, and an order that says so is awaited; `over`: it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds: for joiners to be ready (`prepare`); until the first is at the boundary; between two signs of the
+    `move`; for leavers to end after it; for an `order` after a loss; for the others once one is `through` with the job.
+
+    `door`, `regroup` and `transfer` are told to replicas.
+    """
+
+    prepare: float = 180.0
+    boundary: float = 600.0
+    move: float = 240.0
+    leave: float = 10.0
+    order: float = 5.0
+    through: float = 3.0
+    door: float = 120.0
+    regroup: float = 30.0
+    transfer: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One replica of a new generation, its rank being its place in the list: `was` its rank before, None: it joins.
+
+    `number` names its process as long as it lives.
+    """
+
+    number: int
+    was: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An ordered change: the seats of the new generation, and the numbers of those that leave."""
+
+    generation: int
+    seats: tuple[Seat, ...]
+    leavers: tuple[int, ...] = ()
+    num_nodes: int = 1
+
+    @property
+    def joiners(self) -> dict[int, int]:
+        """Rank and number of those that join."""
+        return {rank: seat.number for rank, seat in enumerate(self.seats) if seat.was is None}
+
+    @property
+    def survivors(self) -> dict[int, int]:
+        """Rank and number of those that stay."""
+        return {rank: seat.number for rank, seat in enumerate(self.seats) if seat.was is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SetKey:
+    """Write a key of the job's store; the value is plain, written as JSON unless it is text."""
+
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Look for these keys from now on, and for no others of this kind."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Start the process of a joiner."""
+
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a process at once; it holds nothing that is needed."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Tell that these ranks of a generation will not be; `kept` are the numbers of those that can go on."""
+
+    generation: int
+    ranks: tuple[int, ...]
+    kept: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Tell that all replicas of a generation have taken their first step; `pauses` is what they told of it, by rank."""
+
+    generation: int
+    pauses: Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """End all processes, so that the job starts anew from its checkpoint."""
+
+    why: str
+
+
+Action = SetKey | Watch | Join | Kill | Lost | Started | GiveUp
+"""What is to be done."""
+
+
+@dataclass(slots=True)
+class Regroup:
+    """The state of one job's replicas: `ranks` by number in the generation `settled`, the last one that all were in."""
+
+    settled: int
+    ranks: dict[int, int]
+    limits: Limits = field(default_factory=Limits)
+    phase: Phase = "settled"
+    due: float | None = None
+    change: Change | None = None
+    dead: set[int] = field(default_factory=set)
+    _lost: set[int] = field(default_factory=set)
+    _through: bool = False
+    _ready: set[int] = field(default_factory=set)
+    _done: dict[int, Any] = field(default_factory=dict)
+    _gone: set[int] = field(default_factory=set)
+
+    @property
+    def generation(self) -> int:
+        """The newest one that was ordered."""
+        return self.settled if self.change is None else self.change.generation
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a change is under way, or awaited."""
+        return self.phase in ("prepare", "move", "lost", "withdrawn")
+
+    @property
+    def takes_orders(self) -> bool:
+        """Whether a change may begin now."""
+        return self.phase in ("settled", "lost", "withdrawn")
+
+    def begin(self, change: Change, now: float) -> list[Action]:
+        """Carry a change out; the ranks in its seats are those of `settled`."""
+        after_loss = self.phase == "lost"
+        self.change, self._ready, self._done, self._gone = change, set(), {}, set()
+        self._through = False
+        # Numbers of the dead are given anew.
+        self.ranks = {number: rank for number, rank in self.ranks.items() if number not in self.dead}
+        self.dead = set()
+        generation = change.generation
+        plan = {
+            "generation": generation,
+            "before": self.settled,
+            "members": [{"rank": rank, "was": seat.was} for rank, seat in enumerate(change.seats)],
+            "num_nodes": change.num_nodes,
+            "deadline_seconds": {
+                "join": self.limits.door,
+                "regroup": self.limits.regroup,
+                "transfer": self.limits.transfer,
+            },
+            "why": "lost" if after_loss else "resize",
+        }
+        actions: list[Action] = [SetKey(f"plan/{generation}", plan)]
+        if not change.joiners:
+            return actions + self._commit(now)
+        self.phase, self.due = "prepare", now + self.limits.prepare
+        keys = [f"ready/{generation}/{rank}" for rank in change.joiners]
+        actions.append(Watch((*keys, f"failed/{generation}")))
+        return actions + [Join(rank, number) for rank, number in change.joiners.items()]
+
+    def _commit(self, now: float) -> list[Action]:
+        assert self.change is not None
+        generation, size = self.change.generation, len(self.change.seats)
+        self.phase, self.due = "move", now + self.limits.boundary
+        keys = [f"{what}/{generation}/{rank}" for what in ("here", "done") for rank in range(size)]
+        return [SetKey("committed", str(generation)), Watch((*keys, f"failed/{generation}"))]
+
+    def seen(self, key: str, value: Any, now: float) -> list[Action]:
+        """A key that was watched for is there."""
+        what, _, rest = key.partition("/")
+        number, _, rank = rest.partition("/")
+        if self.phase not in ("prepare", "move") or number != str(self.generation):
+            return []
+        if what == "failed":
+            return self._give_up(f"it cannot change while it runs: {value}")
+        assert self.change is not None
+        if what == "ready" and self.phase == "prepare":
+            self._ready.add(int(rank))
+            return self._commit(now) if self._ready >= self.change.joiners.keys() else []
+        if self.phase == "move" and self.due is not None and what in ("here", "done"):
+            self.due = self.due if self._through else now + self.limits.move
+            if what == "done":
+                self._done[int(rank)] = value
+                return self._settle(now)
+        return []
+
+    def _settle(self, now: float) -> list[Action]:
+        """Where everybody has taken the first step and who leaves is gone, that is the generation now."""
+        change = self.change
+        assert change is not None
+        if len(self._done) < len(change.seats):
+            return []
+        if not self._gone >= set(change.leavers):
+            self.due = now + self.limits.leave
+            return []
+        self.settled = change.generation
+        self.ranks = {seat.number: rank for rank, seat in enumerate(change.seats)}
+        self.dead, self._lost, self.change = set(), set(), None
+        self.phase, self.due = "settled", None
+        return [Watch(()), Started(self.settled, dict(self._done))]
+
+    def ended(self, number: int, code: int, now: float, hung: str = "") -> list[Action] | None:
+        """A process has ended, with an exit code or minus a signal's number; `hung` says why we ended it, if we did.
+
+        None: its end is none of a change, and is to be judged as ever: a job that ends by itself, well or not.
+        """
+        change = self.change
+        if change is not None and self.phase in ("prepare", "move"):
+            if number in change.joiners.values():
+                return self._joiner_ended(number, code, now)
+            if number in change.leavers and self.phase == "move":
+                self._gone.add(number)
+                return self._settle(now)
+        if self.phase == "over":
+            return None
+        if number not in self.ranks:
+            # A joiner of a change that was given up.
+            return []
+        if code == RESTART_EXIT_CODE:
+            return self._give_up(f"replica {self.ranks[number]} could not go on by itself")
+        if code > 0 and self.phase == "lost":
+            return self._give_up(f"replica {self.ranks[number]} did not outlive the loss of another: exit code {code}")
+        if code == 0 and self.phase == "move" and not self._through:
+            # Through with the job before it saw that it should move: who was to join waits for nobody.
+            self._through, self.due = True, now + self.limits.through
+        if code >= 0:
+            return None
+        if self.phase == "settled" and len(self.ranks) == 1 and not hung:
+            return None
+        self.dead.add(number)
+        return self._lose(hung or f"replica {self.ranks[number]} was killed by signal {-code}", now)
+
+    def over(self) -> list[Action]:
+        """The job ends, by itself or by order: no change any more, and joiners are not needed."""
+        actions = self._drop_joiners("the job ends")
+        self.phase, self.due = "over", None
+        return [*actions, Watch(())]
+
+    def _joiner_ended(self, number: int, code: int, now: float) -> list[Action] | None:
+        assert self.change is not None
+        rank = next(rank for rank, other in self.change.joiners.items() if other == number)
+        self.dead.add(number)
+        if self.phase == "prepare":
+            return self._withdraw(f"joining replica {rank} ended, exit code {code}, before it was ready")
+        if code == 0:
+            # Through with the job, which all then are.
+            return None
+        return self._lose(f"joining replica {rank} ended, exit code {code}", now)
+
+    def _drop_joiners(self, why: str) -> list[Action]:
+        """Joiners hold nothing yet that others do not; those of a withdrawn change must not come later."""
+        if self.change is None or self.phase not in ("prepare", "move"):
+            return []
+        actions: list[Action] = []
+        if self.phase == "prepare":
+            actions.append(SetKey(f"withdrawn/{self.change.generation}", why))
+        return actions + [Kill(number) for number in self.change.joiners.values() if number not in self.dead]
+
+    def _withdraw(self, why: str) -> list[Action]:
+        assert self.change is not None
+        actions = self._drop_joiners(why)
+        kept = self._kept()
+        self.phase, self.due = "withdrawn", None
+        lost = tuple(self.change.joiners)
+        return [*actions, Watch(()), Lost(self.change.generation, lost, kept, why)]
+
+    def _kept(self) -> tuple[int, ...]:
+        """Numbers of those that hold the state and are to stay, in the order of their ranks."""
+        staying = self.ranks if self.change is None else self.change.survivors.values()
+        return tuple(sorted(set(staying) - self.dead - self._gone, key=lambda number: self.ranks[number]))
+
+    def _lose(self, why: str, now: float) -> list[Action]:
+        """Some are dead: those left go on without them, once somebody has said where."""
+        kept = self._kept()
+        if not kept:
+            return self._give_up(f"{why}, and no other is left")
+        actions = self._drop_joiners(why)
+        dead = {self.ranks[number] for number in self.dead if number in self.ranks}
+        self._lost |= dead
+        actions.append(SetKey(f"lost/{self.settled}", sorted(self._lost)))
+        if self.change is None:
+            gone = tuple(sorted(dead))
+        else:
+            gone = tuple(rank for rank, seat in enumerate(self.change.seats) if seat.number not in kept)
+            actions.append(SetKey(f"lost/{self.change.generation}", list(gone)))
+        self.phase, self.due = "lost", now + self.limits.order
+        return [*actions, Watch(()), Lost(self.generation, gone, kept, why)]
+
+    def _give_up(self, why: str) -> list[Action]:
+        actions = self._drop_joiners(why)
+        self.phase, self.due = "over", None
+        return [*actions, Watch(()), GiveUp(why)]
+
+    def tick(self, now: float) -> list[Action]:
+        """What follows from the time, where it is `due`."""
+        if self.due is None or now < self.due:
+            return []
+        self.due = None
+        if self.phase == "prepare":
+            assert self.change is not None
+            late = sorted(self.change.joiners.keys() - self._ready)
+            named = ", ".join(map(str, late))
+            return self._withdraw(f"joining replicas {named} were not ready after {self.limits.prepare:g} s")
+        if self.phase == "move":
+            return self.over() if self._through else self._late()
+        if self.phase == "lost":
+            return self._give_up(f"nobody said within {self.limits.order:g} s how to go on after a loss")
+        return []
+
+    def _late(self) -> list[Action]:
+        assert self.change is not None
+        missing = sorted(set(range(len(self.change.seats))) - self._done.keys())
+        if missing:
+            named = ", ".join(map(str, missing))
+            return self._give_up(f"replicas {named} of generation {self.generation} did not come in time")
+        # All that were to go on do: whoever still leaves has handed over.
+        return [Kill(number) for number in self.change.leavers if number not in self._gone]
+
+
+def settled_at(generation: int, numbers: Sequence[int], limits: Limits | None = None) -> Regroup:
+    """The state after a start: these numbers, in the order of their ranks."""
+    return Regroup(generation, {number: rank for rank, number in enumerate(numbers)}, limits or Limits())

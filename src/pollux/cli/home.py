@@ -1,0 +1,24 @@
+"""The service's folder as commands make it: there, and one that can be written to. What lies in it is `wire.places`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pollux.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["make_home"]
+
+
+def make_home(home: Path) -> None:
+    """Make the folder, for its owner only, where it is not there yet; refuses one that cannot be used."""
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        why = "" if os.access(home, os.W_OK | os.X_OK) else "it cannot be written to"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        raise InvalidInput(f"home {home} cannot be used: {why}; give another with POLLUX_HOME")

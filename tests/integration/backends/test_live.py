@@ -1,0 +1,338 @@
+"""Replicas that change while they run, through the real shim and store: some keep to the protocol, some do not."""
+
+import json
+import os
+import signal
+import textwrap
+
+import pytest
+
+from pollux.backends.local import LocalBackend
+from pollux.backends.protocol import ReplicasLost, ReplicasStarted
+from pollux.testing.backend_conformance import Bench
+
+# A replica without training: it follows plans as the agent does, and fails where its `mode` says so.
+REPLICA = textwrap.dedent(
+    """
+    import datetime, json, os, pathlib, signal, sys, time
+    import torch.distributed as dist
+
+    host, port = os.environ["POLLUX_STORE"].split(":")
+    limit = datetime.timedelta(seconds=30)
+    tcp = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
+    store = dist.PrefixStore("pollux/live", tcp)
+    told = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    generation, rank = int(os.environ["POLLUX_GENERATION"]), int(os.environ["RANK"])
+    joins, me, mode = os.environ.get("POLLUX_JOIN") == "1", os.environ["POLLUX_JOB"], sys.argv[1]
+
+    def say(*words):
+        print(os.getpid(), *words, flush=True)
+
+    def read(key):
+        return store.get(key).decode() if store.check([key]) else None
+
+    def arrive():
+        store.set(f"here/{generation}/{rank}", "{}")
+        if mode != "never-arrives":
+            store.set(f"done/{generation}/{rank}", json.dumps({"pause_seconds": 0.05, "kind": "grow"}))
+
+    ranks = {generation: rank}
+    say("joins" if joins else "starts", generation, rank, "of", os.environ["WORLD_SIZE"])
+    if joins:
+        if mode == "joiner-dies":
+            sys.exit(3)
+        while mode == "joiner-waits" and not pathlib.Path(f"{me}.ready").exists():
+            time.sleep(0.01)
+        store.set(f"ready/{generation}/{rank}", "{}")
+        while int(read("committed") or -1) < generation:
+            if read(f"withdrawn/{generation}") is not None or told:
+                os._exit(0)
+            time.sleep(0.005)
+        if mode == "joiner-dies-moving":
+            os.kill(os.getpid(), signal.SIGKILL)
+        arrive()
+    step, beat = 0, 0.0
+    while not pathlib.Path(f"{me}.finish").exists():
+        time.sleep(0.005)
+        step += 1
+        if told:
+            say("told to stop")
+            sys.exit(143)
+        if mode == "hangs" and rank == 1 and step == 200 and generation == 1:
+            time.sleep(600)
+        if time.time() - beat > 0.2:
+            beat = time.time()
+            store.set(f"beat/{generation}/{rank}", json.dumps({"step": step, "at": beat, "busy": ""}))
+        newest = int(read("committed") or -1)
+        if newest <= generation:
+            continue
+        plan = json.loads(read(f"plan/{newest}"))
+        if plan["before"] not in ranks:
+            continue
+        mine = [each["rank"] for each in plan["members"] if each["was"] == ranks[plan["before"]]]
+        if not mine:
+            say("leaves")
+            store.set(f"left/{newest}/{ranks[plan['before']]}", "{}")
+            os._exit(0)
+        if mode == "through-instead":
+            break
+        if mode == "refuses":
+            generation = newest
+            store.set(f"failed/{newest}", json.dumps("the state of 'tokenizer' cannot travel"))
+            continue
+        if mode == "dies-moving" and rank == 0 and newest == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        generation, rank = newest, mine[0]
+        ranks[generation] = rank
+        say("goes to", generation, rank, "of", len(plan["members"]), plan["why"])
+        arrive()
+    say("finished", generation, rank)
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    made = Bench(tmp_path_factory.mktemp("live"), lambda home: LocalBackend(home, slots=4, hang_seconds=1.5))
+    made.wait("warm backend", lambda: isinstance(made.backend, LocalBackend) and made.backend.is_warm)
+    yield made
+    for running in made.backend.running():
+        made.backend.stop(running.job_id, running.generation, 0.0)
+    made.wait("all ends", lambda: all(each.state == "ended" for each in made.backend.running()))
+    made.backend.close()
+
+
+class Job:
+    """One job of the bench, whose places are free again after a test."""
+
+    def __init__(self, bench, name, mode=""):
+        self.bench, self.name, self.mode = bench, name, mode
+
+    def launch(self, generation, gpus):
+        env = {"POLLUX_JOB": self.name, "POLLUX_GENERATION": str(generation)}
+        given = {"arguments": (self.mode,), "env": env, "live": True}
+        return self.bench.launch(self.name, REPLICA, generation, gpus, **given)
+
+    def start(self, gpus):
+        self.bench.backend.submit(self.launch(1, gpus))
+        self.started(1)
+        for number in range(gpus):
+            self.said(number, "starts 1")
+        return self
+
+    def resize(self, generation, gpus):
+        self.bench.backend.resize(self.launch(generation, gpus))
+
+    def told(self, kind, generation):
+        told = [event for event in self.bench.told if isinstance(event, kind)]
+        return [event for event in told if (event.job_id, event.generation) == (self.name, generation)]
+
+    def started(self, generation):
+        self.bench.wait(f"start of {generation}", lambda: self.told(ReplicasStarted, generation))
+
+    def lost(self, generation):
+        return self.bench.wait(f"loss in {generation}", lambda: self.told(ReplicasLost, generation))[0]
+
+    def said(self, number, words):
+        self.bench.wait(f"'{words}' of {number}", lambda: words in self.bench.log(self.name, number))
+
+    def pids(self, number):
+        return [int(line.split()[0]) for line in self.bench.log(self.name, number).splitlines() if line[:1].isdigit()]
+
+    def finish(self, generation):
+        (self.bench.folder / f"{self.name}.finish").touch()
+        ended = self.bench.end(self.name, generation)
+        assert (ended.outcome, {each.code for each in ended.exits}) == ("succeeded", {0}), ended
+        return ended
+
+    def words(self, number):
+        return [" ".join(line.split()[1:]) for line in self.bench.log(self.name, number).splitlines()]
+
+
+def test_replicas_grow_and_shrink_in_living_processes(bench):
+    job = Job(bench, "grows").start(2)
+    for generation, gpus in ((2, 4), (3, 3), (4, 1), (5, 3)):
+        job.resize(generation, gpus)
+        job.started(generation)
+    assert len(job.finish(5).exits) == 3
+    assert len(set(job.pids(0))) == 1
+    assert job.words(0)[1:5] == [
+        "goes to 2 0 of 4 resize",
+        "goes to 3 0 of 3 resize",
+        "goes to 4 0 of 1 resize",
+        "goes to 5 0 of 3 resize",
+    ]
+    assert job.words(3) == ["joins 2 3 of 4", "leaves"]
+    assert bench.running("grows").state == "ended"
+
+
+def test_an_order_is_taken_once(bench):
+    job = Job(bench, "once").start(1)
+    job.resize(2, 2)
+    job.resize(2, 3)
+    job.started(2)
+    job.resize(2, 4)
+    job.resize(1, 4)
+    assert len(job.finish(2).exits) == 2
+
+
+def test_orders_in_quick_succession_are_followed_one_after_another(bench):
+    job = Job(bench, "quick").start(1)
+    job.resize(2, 2)
+    job.bench.wait("the order to be under way", lambda: "joins 2" in bench.log("quick", 1))
+    job.resize(3, 3)
+    job.started(3)
+    assert len(job.finish(3).exits) == 3
+    assert len(set(job.pids(0))) == 1
+
+
+def test_a_joiner_that_dies_while_it_prepares_pauses_nobody(bench):
+    job = Job(bench, "stillborn", "joiner-dies").start(2)
+    job.resize(2, 3)
+    lost = job.lost(2)
+    assert (lost.replicas, lost.remaining.num_gpus) == ((2,), 2)
+    assert "exit code 3" in lost.detail
+    assert not any("goes to" in words for words in job.words(0))
+    job.resize(3, 2)
+    job.started(3)
+    job.finish(3)
+    assert len(set(job.pids(0))) == len(set(job.pids(1))) == 1
+
+
+@pytest.mark.parametrize("mode", ["joiner-dies-moving", "dies-moving"])
+def test_a_replica_that_dies_while_they_move_is_left_behind(bench, mode):
+    job = Job(bench, mode, mode).start(2)
+    job.resize(2, 3)
+    lost = job.lost(2)
+    survivors = 2 if mode == "joiner-dies-moving" else 1
+    assert lost.remaining.num_gpus == survivors
+    job.resize(3, survivors)
+    job.started(3)
+    assert len(job.finish(3).exits) == survivors
+    assert f"goes to 3 0 of {survivors} lost" in job.words(1 if survivors == 1 else 0)
+
+
+def test_survivors_of_a_killed_replica_go_on_where_they_are_told(bench):
+    job = Job(bench, "killed").start(2)
+    job.resize(2, 3)
+    job.started(2)
+    os.kill(job.pids(0)[0], signal.SIGKILL)
+    lost = job.lost(2)
+    assert (lost.replicas, lost.remaining.num_gpus) == ((0,), 2)
+    assert "signal 9" in lost.detail
+    job.resize(3, 2)
+    job.started(3)
+    job.resize(4, 3)
+    job.started(4)
+    assert len(job.finish(4).exits) == 3
+    assert "goes to 3 0 of 2 lost" in job.words(1)
+    assert "joins 4 2 of 3" in job.words(0)
+
+
+def test_a_hung_replica_is_ended_and_counts_as_lost(bench):
+    job = Job(bench, "hung", "hangs").start(2)
+    lost = job.lost(1)
+    assert lost.replicas == (1,)
+    assert "no sign of life for 1.5 s" in lost.detail
+    job.resize(2, 1)
+    job.started(2)
+    job.finish(2)
+
+
+def test_without_an_answer_after_a_loss_the_generation_ends(bench):
+    job = Job(bench, "orphaned").start(1)
+    job.resize(2, 2)
+    job.started(2)
+    os.kill(job.pids(1)[0], signal.SIGKILL)
+    ended = bench.end("orphaned", 2)
+    assert ended.outcome == "lost"
+    assert "nobody said" in ended.detail
+    assert "told to stop" in job.words(0)
+
+
+def test_a_job_that_cannot_move_ends_with_the_reason(bench):
+    job = Job(bench, "refuses", "refuses").start(2)
+    job.resize(2, 1)
+    ended = bench.end("refuses", 2)
+    assert ended.outcome == "lost"
+    assert "'tokenizer' cannot travel" in ended.detail
+    assert "told to stop" in job.words(0)
+
+
+def test_without_an_agent_an_order_ends_in_a_restart(bench):
+    text = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+        print("up", flush=True)
+        time.sleep(600)
+    """
+    bench.submit("mute", text, live=True)
+    bench.wait("start", lambda: bench.log("mute") == "up\n")
+    bench.backend.resize(bench.launch("mute", text, 2, 2, live=True))
+    ended = bench.end("mute", 2)
+    assert ended.outcome == "lost"
+    assert "no agent" in ended.detail
+
+
+def test_one_replica_that_is_killed_has_crashed(bench):
+    job = Job(bench, "single").start(1)
+    os.kill(job.pids(0)[0], signal.SIGKILL)
+    assert bench.end("single").outcome == "crashed"
+
+
+def test_a_stop_overtakes_a_change(bench):
+    job = Job(bench, "overtaken", "joiner-waits").start(1)
+    job.resize(2, 2)
+    job.said(1, "joins 2")
+    bench.backend.stop("overtaken", 2, 20.0)
+    assert bench.end("overtaken", 2).outcome == "stopped"
+
+
+def test_a_job_may_be_through_while_others_prepare_to_join(bench):
+    job = Job(bench, "through", "joiner-waits").start(1)
+    job.resize(2, 2)
+    job.said(1, "joins 2")
+    assert len(job.finish(2).exits) == 1
+
+
+def test_a_job_may_be_through_when_it_is_told_to_move(bench):
+    job = Job(bench, "instead", "through-instead").start(1)
+    job.resize(2, 2)
+    ended = bench.end("instead", 2)
+    assert (ended.outcome, len(ended.exits)) == ("succeeded", 1)
+    assert job.words(1) == ["joins 2 1 of 2"]
+
+
+def test_a_new_service_finds_a_change_under_way_and_learns_its_end(tmp_path):
+    bench = Bench(tmp_path, lambda home: LocalBackend(home, slots=4, warm=False))
+    job = Job(bench, "between", "joiner-waits").start(1)
+    job.resize(2, 3)
+    job.said(1, "joins 2")
+    bench.restart()
+    found = bench.running("between")
+    assert found is not None
+    assert (found.generation, found.state) == (2, "waiting")
+    (bench.folder / "between.ready").touch()
+    job.started(2)
+    job.resize(3, 2)
+    job.started(3)
+    assert len(job.finish(3).exits) == 2
+    record = json.loads((bench.home / "run" / "between" / "generation-3.json").read_text())
+    assert len(record["places"]) == 2
+    bench.backend.close()
+
+
+def test_what_was_not_launched_live_starts_anew(bench):
+    text = """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+        print(os.environ["WORLD_SIZE"], flush=True)
+        time.sleep(600)
+    """
+    bench.submit("plain", text)
+    bench.wait("start", lambda: bench.log("plain") == "1\n")
+    bench.backend.resize(bench.launch("plain", text, 2, 2, live=True))
+    bench.wait("second start", lambda: bench.log("plain") == "1\n2\n")
+    bench.backend.stop("plain", 2, 20.0)
+    assert bench.end("plain", 2).outcome == "stopped"

@@ -1,0 +1,92 @@
+"""A real training job that grows, shrinks and loses a replica in its living processes, under the real service."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "demo" / "train.py"
+SLOTS = 3
+EPOCHS = 20
+LIMIT_SECONDS = 120
+
+
+class Service:
+    """`pollux up` in a folder of its own, and its REST API."""
+
+    def __init__(self, home):
+        self.home = home
+        home.mkdir()
+        self.pollux("up", "--detach", "--slots", str(SLOTS), "--port", "0")
+        self.url = json.loads((home / "service.json").read_text())["url"]
+        self.token = (home / "token").read_text().strip()
+
+    def pollux(self, *arguments):
+        environ = {**os.environ, "POLLUX_HOME": str(self.home), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        command = [sys.executable, "-m", "pollux", *arguments]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def call(self, path, body=None):
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=30) as response:
+            return json.load(response)
+
+    def until(self, what, is_so):
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not is_so(job := self.call("/v1/jobs/digits")["job"]):
+            assert job["state"] not in ("failed", "cancelled"), job
+            assert time.monotonic() < deadline, (what, job)
+            time.sleep(0.1)
+        return job
+
+    def resize(self, gpus):
+        self.call("/v1/jobs/digits/resize", {"gpus": str(gpus)})
+        return self.until(f"{gpus} GPUs", lambda job: job["gpus"] == gpus and job["state"] == "running")
+
+    def replicas(self, generation):
+        record = json.loads((self.home / "run" / "digits" / f"generation-{generation}.json").read_text())
+        return [pid for pid, _, _ in record["replicas"]]
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = Service(tmp_path / "home")
+    yield running
+    running.pollux("down")
+
+
+def test_a_job_changes_and_loses_replicas_without_a_restart(service):
+    run = [sys.executable, str(SCRIPT), "--epochs", str(EPOCHS), "--copies", "1", "--step-wait", "0.01"]
+    asked = {"name": "digits", "run": run, "gpus": "1", "on_resize": "live", "grace": "20s"}
+    service.call("/v1/jobs", {**asked, "workdir": str(service.home)})
+    first = service.until("live agent", lambda job: job["state"] == "running" and job["resize_kind"] == "live")
+    (process,) = service.replicas(first["generation"])
+
+    grown = service.resize(3)
+    assert process in service.replicas(grown["generation"])
+    shrunk = service.resize(2)
+    assert service.replicas(shrunk["generation"])[0] == process
+
+    # From here on it may go on with one.
+    service.call("/v1/jobs/digits/resize", {"gpus": "1..2"})
+    before = service.until("rest", lambda job: job["state"] == "running")
+    os.kill(service.replicas(before["generation"])[-1], signal.SIGKILL)
+    service.until("loss", lambda job: job["generation"] > before["generation"] and job["state"] == "running")
+    ended = service.until("end", lambda job: job["state"] == "succeeded")
+
+    assert ended["crashes"] == 0
+    assert {"grow", "shrink"} <= ended["resize_costs"].keys()
+    receipt = json.loads((service.home / "receipts" / "digits" / "receipt.json").read_text())
+    assert len(receipt["ledger"]) == EPOCHS
+    assert {entry["samples"] for entry in receipt["ledger"]} == {1437}, "a pass lost or repeated samples"
+    assert len({entry["hash"] for entry in receipt["ledger"]}) == 1, "a pass had other samples than the rest"
+    assert receipt["exact"]

@@ -1,0 +1,261 @@
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pollux.agent import regroup as module
+from pollux.agent.checkpoint import Checkpointer
+from pollux.agent.environment import Environment
+from pollux.agent.loader import Loader, LoaderOptions
+from pollux.agent.membership import Member, Membership, Plan
+from pollux.agent.regroup import JobLost, Live, NotNeeded, refuse_all
+from pollux.agent.replicas import Replicas, is_loss
+from pollux.agent.shapes import StepShape
+from pollux.agent.state import State
+from pollux.agent.watch import CHECKPOINT, RESIZE, STOP, Watch
+
+
+class Job:
+    """What a job does in a change, written down."""
+
+    def __init__(self, objects: dict[str, object] | None = None):
+        self.calls: list[str] = []
+        self.objects = objects or {}
+
+    def position(self):
+        return (3, 0, 0, 36)
+
+    def local_state(self, whole):
+        self.calls.append("whole" if whole else "values")
+        return State()
+
+    def sendable(self):
+        return State(objects=self.objects)
+
+    def settle(self, state, receives):
+        self.calls.append(f"settle {state.values['num_replicas']}")
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append(name)
+
+
+@pytest.fixture
+def live(monkeypatch):
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.05)
+    store = dist.HashStore()
+    return Live(Membership(store, 0, 0), Replicas(Environment(), torch.device("cpu")), joins=False)
+
+
+def keys(live: Live) -> Any:
+    return dist.PrefixStore("pollux/live", live.membership.store)
+
+
+def publish(live: Live, generation: int, *was: int | None, before: int = 0) -> None:
+    members = tuple(Member(rank, old) for rank, old in enumerate(was))
+    keys(live).set(f"plan/{generation}", Plan(generation, before, members, deadlines={"join": 0.05}).text())
+    keys(live).set("committed", str(generation))
+
+
+def test_a_change_to_one_replica_needs_no_group(live):
+    job = Job()
+    publish(live, 1, 0)
+    assert live.wanted() == 1
+    live.resize(job, 1)
+    assert job.calls == ["part_in_peace", "disconnect", "values", "settle 1"]
+    assert live.membership.generation == 1
+    assert live.wanted() is None
+    assert live.stepped(4)
+    assert not live.stepped(5)
+    seconds, kind = live.last_pause
+    assert kind == "move"
+    report = __import__("json").loads(keys(live).get("done/1/0"))
+    assert report["pause_seconds"] == seconds
+    assert report["step"] == 4
+    assert sum(report["parts"].values()) == pytest.approx(seconds)
+
+
+def test_a_door_that_does_not_open_means_a_restart_after_saving(live):
+    job = Job()
+    publish(live, 1, 0, None)
+    with pytest.raises(JobLost) as ended:
+        live.resize(job, 1)
+    assert ended.value.code == 75
+    assert "save_alone" in job.calls
+    assert b"not all replicas came" in keys(live).get("failed/1")
+
+
+def test_a_newer_plan_is_followed_from_the_door(live):
+    job = Job()
+    publish(live, 1, 0, None)
+    module.at_phase = lambda phase, rank: publish(live, 2, 0) if phase == "door" else None
+    try:
+        live.resize(job, 1)
+    finally:
+        module.at_phase = module._nothing
+    assert live.membership.generation == 2
+    assert job.calls[-1] == "settle 1"
+
+
+def test_without_a_plan_after_a_loss_the_job_is_saved_and_restarted(live):
+    job = Job()
+    with pytest.raises(JobLost) as ended:
+        live.recover(job, "gone")
+    assert ended.value.code == 75
+    assert job.calls == ["disconnect", "drop_unfinished", "save_alone"]
+    assert keys(live).get("failed/0") == b'"gone"'
+
+
+def test_a_request_to_stop_ends_the_wait_for_a_plan(live):
+    job = Job()
+    watch = Watch(live._replicas, None, ())
+    watch.request(STOP)
+    live.attend(job, watch)
+    with pytest.raises(JobLost) as ended:
+        live.recover(job, "gone")
+    assert ended.value.code == 143
+    assert job.calls[-1] == "save_alone"
+    assert not keys(live).check(["failed/0"])
+
+
+def test_only_the_first_that_is_left_saves(monkeypatch):
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.0)
+    for lost, saves in (([], False), ([0], True)):
+        live = Live(Membership(dist.HashStore(), 0, 1), Replicas(Environment(), torch.device("cpu")), joins=False)
+        keys(live).set("lost/0", str(lost))
+        job = Job()
+        with pytest.raises(JobLost):
+            live.recover(job, "gone")
+        assert ("save_alone" in job.calls) == saves
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "overtaken"])
+def test_a_joiner_that_is_not_needed_ends_well(live, how):
+    joiner = Live(Membership(live.membership.store, 5, 1), live._replicas, joins=True)
+    if how == "withdrawn":
+        keys(live).set("withdrawn/5", "late")
+    else:
+        publish(live, 6, 0)
+    with pytest.raises(NotNeeded) as ended:
+        joiner.join(Job())
+    assert ended.value.code == 0
+    assert keys(live).check(["ready/5/1"])
+
+
+def test_state_that_cannot_travel_is_refused_once(live, caplog):
+    live.attend(Job({"object.mine": object()}), Watch(live._replicas, None, ()))
+    publish(live, 1, 0, None)
+    assert not live.agrees(1)
+    assert b"object.mine is a object" in keys(live).get("failed/1")
+    assert live.wanted() is None
+    publish(live, 2, 0, None)
+    assert not live.agrees(2)
+    assert len([record for record in caplog.records if "no change of replicas" in record.message]) == 1
+
+
+def test_jobs_of_frameworks_answer_every_generation(live):
+    thread = refuse_all(live.membership, "not here")
+    publish(live, 3, 0)
+    keys(live).wait(["failed/3"])
+    assert keys(live).get("failed/3") == b'"not here"'
+    assert thread.daemon
+
+
+def test_losses_are_told_from_errors_of_the_script():
+    assert is_loss(RuntimeError("[/x/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
+    assert is_loss(dist.DistBackendError("NCCL error"))
+    assert not is_loss(RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"))
+    assert not is_loss(ValueError("/gloo/"))
+
+
+class Mover:
+    def __init__(self, target: int | None = 7, agrees: bool = True):
+        self.target, self.can, self.asked = target, agrees, 0
+
+    def tell_beat(self):
+        pass
+
+    def wanted(self):
+        self.asked += 1
+        return self.target
+
+    def agrees(self, generation):
+        return self.can
+
+
+def watched(mover: Mover) -> Any:
+    watch = Watch(Replicas(Environment(), torch.device("cpu")), None, (), mover=mover)
+    watch._closed.set()
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("requested", "mover", "served"),
+    [
+        ({RESIZE}, Mover(), {RESIZE}),
+        ({RESIZE, CHECKPOINT}, Mover(), {RESIZE, CHECKPOINT}),
+        ({RESIZE, STOP}, Mover(), {STOP}),
+        ({RESIZE}, Mover(agrees=False), set()),
+        ({RESIZE}, Mover(target=None), set()),
+    ],
+)
+def test_a_resize_is_served_unless_something_speaks_against_it(requested, mover, served):
+    watch = watched(mover)
+    for what in requested:
+        watch.request(what)
+    assert watch.at_boundary(3) == served
+    assert not watch.armed
+    assert (watch.target == 7) == (RESIZE in served)
+
+
+def test_an_ordinary_step_asks_nobody():
+    mover = Mover()
+    watch = watched(mover)
+    watch._thread.join(5.0)
+    before = mover.asked
+    watch._wanted.clear()
+    watch.armed = False
+    assert [watch.at_boundary(step) for step in range(100)] == [set()] * 100
+    assert mover.asked == before
+
+
+def test_requests_outlive_a_regroup_but_for_the_resize():
+    watch = watched(Mover())
+    watch._thread.join(5.0)
+    watch.request(RESIZE)
+    watch.request(STOP)
+    watch.regrouped()
+    assert watch.wants(STOP)
+    assert not watch.wants(RESIZE)
+    assert watch.armed
+
+
+def test_a_ledger_is_rebuilt_from_the_order():
+    data = torch.utils.data.TensorDataset(torch.arange(50))
+    whole, half = (Loader(data, LoaderOptions(), 0, count) for count in (1, 2))
+    for loader in (whole, half):
+        run = loader.micro_batches(lambda step: StepShape(10, 1), 0)
+        for _ in range(3):
+            next(run)
+            loader.commit()
+    assert half.ledger.count == 15
+    half.rebuild_ledger()
+    assert half.ledger == whole.ledger
+    assert half.state_dict()["ledger"]["count"] == 30
+
+
+def test_the_folder_of_checkpoints_goes_to_whoever_is_replica_0(tmp_path):
+    first = Checkpointer(tmp_path)
+    second: Any = Checkpointer(tmp_path, replica=1, opens=False)
+    second.rebind(0, 1, None)
+    closing = threading.Timer(0.1, first.close)
+    closing.start()
+    second.save(1, {"model.w": torch.ones(2)}, {}, {}, {}, wait=True)
+    closing.join()
+    assert second.last_error is None
+    assert second.latest().step == 1
+    second.rebind(1, 2, None)
+    again = Checkpointer(tmp_path)
+    again.close()
+    second.close()

@@ -1,0 +1,132 @@
+"""Replicas that are lost while others hold the state, and changes in living processes that do not come about."""
+
+import json
+
+import pytest
+
+from pollux.controller import (
+    Controller,
+    GenerationEnded,
+    GenerationShrunk,
+    JobReported,
+    JobRunning,
+    JobState,
+    ResizeJob,
+    StartJob,
+    StopJob,
+)
+from pollux.controller.generations import MOST_LOSSES
+from pollux.core import NOWHERE, InvalidInput
+from pollux.testing import place
+
+
+@pytest.fixture
+def running(desk):
+    """Job a on four GPUs, generation 1."""
+    desk.submit(0, "a", max_gpus=8, min_gpus=2)
+    desk.decide(60, a="n0:4")
+    desk(JobRunning(61, "a", 1))
+    desk(JobReported(62, "a", live=True))
+    return desk
+
+
+def shrunk(desk, at, where, generation=None, detail="replica 3 was killed"):
+    now = desk.controller.jobs["a"].generation if generation is None else generation
+    return desk(GenerationShrunk(at, "a", now, place(where), detail))
+
+
+def test_the_others_go_on_where_they_are(running):
+    assert shrunk(running, 100, "n0:3") == [ResizeJob("a", 2, place("n0:4"), place("n0:3"))]
+    record = running.controller.jobs["a"]
+    assert (record.state, record.placement, record.detail) == (JobState.RESIZING, place("n0:3"), "replica 3 was killed")
+    assert (record.reason.code, record.reason.numbers["gpus_after"]) == ("replicas-lost", 3.0)
+    assert (record.crashes, record.losses, record.failed_moves) == (0, 1, 0)
+    running(JobRunning(101, "a", 2))
+    assert record.state is JobState.RUNNING
+
+
+def test_too_few_are_stopped_and_come_back(running):
+    commands = shrunk(running, 100, "n0:1")
+    assert commands[0] == StopJob("a", 2, place("n0:4"), "lost")
+    record = running.controller.jobs["a"]
+    assert (record.state, record.placement) == (JobState.QUEUED, NOWHERE)
+
+
+def test_a_decision_follows_under_events(make_desk):
+    desk = make_desk(trigger="events")
+    desk.submit(0, "a", max_gpus=4)
+    desk.decide(1, a="n0:4")
+    shrunk(desk, 100, "n0:3")
+    assert desk.controller.next_decision_at == 100
+
+
+@pytest.mark.parametrize("generation", [0, 2])
+def test_other_generations_are_echoes(running, generation):
+    assert shrunk(running, 100, "n0:3", generation) == []
+    assert running(GenerationShrunk(100, "nobody", 1, place("n0:1"))) == []
+    assert shrunk(running, 100, "n0:4") == []
+
+
+def test_what_grows_has_not_shrunk(running):
+    revision = running.controller.revision
+    with pytest.raises(InvalidInput, match="not within"):
+        shrunk(running, 100, "n1:2")
+    assert running.controller.revision == revision
+
+
+def test_losses_without_progress_end_the_job(running):
+    record = running.controller.jobs["a"]
+    record.losses = MOST_LOSSES - 1
+    record.remaining = record.remaining_at_loss = 10.0
+    assert StopJob("a", 2, place("n0:4"), "failed") in shrunk(running, 100, "n0:3")
+    assert record.state is JobState.FAILED
+
+
+def test_a_joiner_that_never_came_counts_as_a_failed_move(running):
+    running.decide(120, a="n0:4 n1:4")
+    assert shrunk(running, 125, "n0:4") == [ResizeJob("a", 3, place("n0:4 n1:4"), place("n0:4"))]
+    assert running.controller.jobs["a"].failed_moves == 1
+
+
+def test_a_change_that_was_given_up_starts_anew_in_its_place(running):
+    running.decide(120, a="n0:2")
+    commands = running(GenerationEnded(130, "a", 2, "lost", "it cannot travel"))
+    assert commands == [StartJob("a", 3, place("n0:2"))]
+    record = running.controller.jobs["a"]
+    assert (record.state, record.placement, record.detail) == (JobState.RESIZING, place("n0:2"), "it cannot travel")
+    assert (record.failed_moves, record.moves_live, record.num_starts) == (1, True, 3)
+    running(JobRunning(131, "a", 3))
+    assert record.state is JobState.RUNNING
+
+
+def test_after_three_it_is_moved_by_restarts(running):
+    record = running.controller.jobs["a"]
+    for number in range(3):
+        assert record.moves_live
+        running.decide(120 + 10 * number, a=f"n{number % 2}:2")
+        running(GenerationEnded(125 + 10 * number, "a", record.generation, "lost"))
+    assert not record.moves_live
+
+
+def test_without_a_live_agent_a_loss_waits_for_a_decision(running):
+    running(JobReported(110, "a", live=False))
+    running.decide(120, a="n0:2")
+    assert running(GenerationEnded(130, "a", 2, "lost")) == []
+    assert running.controller.jobs["a"].state is JobState.QUEUED
+
+
+def test_all_of_it_is_in_the_saved_state_and_the_log(running):
+    running(JobReported(90, "a", resize_cost_seconds=0.3, resize_kind="grow", live=True))
+    shrunk(running, 100, "n0:3")
+    saved = json.loads(json.dumps(running.controller.state()))
+    restored = Controller.restored(saved, running.controller.settings)
+    assert restored.jobs["a"] == running.controller.jobs["a"]
+    for job in saved["jobs"]:
+        for name in ("live", "failed_moves", "costs", "last_pause"):
+            del job[name]
+    older = Controller.restored(saved, running.controller.settings).jobs["a"]
+    assert (older.live, older.failed_moves, older.costs, older.last_pause) == (False, 0, {}, None)
+    again = running.fresh()
+    for event in running.events:
+        again(event)
+    assert again.commands == running.commands
