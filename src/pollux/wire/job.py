@@ -87,7 +87,7 @@ class JobRequest:
 
     @property
     def is_live(self) -> bool:
-        """Whether its replicas may change while they run: its user asked for it; otherwise it restarts from a checkpoint."""
+        """Whether its replicas may change while they run: its user asked for that; otherwise they restart."""
         return not self.is_rigid and self.on_resize == "live"
 
     @property
