@@ -209,6 +209,10 @@ class Receipt:
             self._not_exact.append(reason)
             self.event("not-exact", step, progress, reason)
 
+    def last_metrics(self) -> dict[str, float]:
+        """The newest value of each of the user's metrics, over all runs of the job."""
+        return {name: points[-1][3] for name, points in self._metrics.items() if points}
+
     def log(self, values: Mapping[str, float], *, samples: int, epoch: float, progress: float) -> None:
         """Record what the user measured: numbers by name, at these samples, this epoch and this progress."""
         for name, value in values.items():

@@ -270,7 +270,7 @@ class Teller:
             loss=loss,
             throughput=throughput,
             total_progress=None if self._epochs is None else job.expected_progress(self._epochs),
-            metrics=self._metrics,
+            metrics=self._metrics or job.receipt.last_metrics(),
             resize_seconds=self._pause,
             resize_kind=self._kind,
             live=self.live,

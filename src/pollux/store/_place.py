@@ -93,6 +93,14 @@ class WriterLock:
         """Let others write; a second call does nothing."""
         handle, self._handle = self._handle, None
         if handle is not None:
+            # A child that was forked a moment ago may not have closed its copy yet, which would keep the lock.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+    def forget(self) -> None:
+        """In a forked child: close its copy; the parent's lock stays."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
             os.close(handle)
 
 
@@ -102,7 +110,7 @@ _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 def _let_go_after_fork() -> None:
     # A child would hold the lock beyond the life of its parent. Closing its copy does not release the parent's.
     for lock in list(_LOCKS):
-        lock.release()
+        lock.forget()
 
 
 os.register_at_fork(after_in_child=_let_go_after_fork)

@@ -81,7 +81,8 @@ def test_a_failure_ends_with_1_and_keeps_the_log(work):
 def test_reports_reach_the_engine_and_only_those_of_the_job(work):
     code, stdout, stderr = finished(start(work, "--json", "report.py"))
     assert code == 0
-    assert stderr.splitlines()[-4:] == [
+    answers = [line for line in stderr.splitlines() if line == "200" or line.startswith("(")]
+    assert answers == [
         "200", "(422, 'InvalidInput')", "(403, 'Forbidden')", "(422, 'InvalidInput')",
     ]  # fmt: skip
     assert json.loads(stdout)["job"]["loss"] == 0.125

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pollux.backends.protocol import ReplicasStarted
+from pollux.backends.protocol import ReplicasLost, ReplicasStarted
 from pollux.core import Placement
 from pollux.testing.service import sample_report
 
@@ -10,7 +10,7 @@ from pollux.testing.service import sample_report
 @pytest.fixture
 def running(world):
     """Job `job` on three GPUs, whose agent can follow changes."""
-    world.submit(min_gpus=3, max_gpus=4)
+    world.submit(min_gpus=3, max_gpus=4, on_resize="live")
     world.backend.started("job")
     world.engine.report("job", sample_report(1, live=True))
     world.after(3.0)
@@ -23,9 +23,9 @@ def resize(world, gpus):
 
 
 def test_launches_say_whether_replicas_may_change(world):
-    world.submit("elastic")
+    world.submit("elastic", on_resize="live")
     world.engine.cancel("elastic")
-    world.submit("restarts", on_resize="restart")
+    world.submit("restarts")
     world.engine.cancel("restarts")
     world.submit("rigid", min_gpus=2, max_gpus=2)
     assert [launch.live for launch in world.backend.launches] == [True, False, False]
@@ -46,7 +46,7 @@ def test_a_job_that_can_is_changed_while_it_runs(running):
 
 @pytest.mark.parametrize("how", ["never said so", "may not", "failed too often"])
 def test_others_are_stopped_and_started(world, how):
-    world.submit(min_gpus=3, max_gpus=4, on_resize="restart" if how == "may not" else None)
+    world.submit(min_gpus=3, max_gpus=4, on_resize="restart" if how == "may not" else "live")
     world.backend.started("job")
     world.engine.report("job", sample_report(1, live=how != "never said so"))
     if how == "failed too often":
@@ -72,17 +72,19 @@ def test_survivors_of_a_loss_are_told_to_go_on(running):
 
 
 def test_a_loss_that_is_told_twice_counts_once(running):
+    held = running.engine.job("job").gpus
+    remaining = Placement.of({"node-0": held - 1})
     running.engine.resize("job", 1, 4)
-    remaining = Placement.of({"node-0": running.engine.job("job").gpus - 1})
+    running.engine.settle()
+    generation = running.engine.job("job").generation
     for _ in range(2):
-        running.backend.lost("job", (0,), remaining)
+        running.backend.tell(ReplicasLost(running.clock.now(), "job", generation, (0,), remaining))
         running.engine.settle()
-    assert [order.generation for order in running.backend.resizes][:1] == [2]
     assert running.engine.runner.controller.jobs["job"].losses == 1
 
 
 def test_too_few_survivors_are_stopped(world):
-    world.submit(min_gpus=3, max_gpus=4)
+    world.submit(min_gpus=3, max_gpus=4, on_resize="live")
     world.backend.started("job")
     world.backend.lost("job", (0, 1), Placement.of({"node-0": 2}))
     world.engine.settle()
@@ -113,7 +115,7 @@ def test_what_it_costs_is_shown(running):
 
 def test_the_backend_says_what_to_expect_at_first(world):
     world.backend.live_seconds, world.backend.restart_seconds = 1.0, 5.0
-    world.submit("elastic", max_gpus=2)
+    world.submit("elastic", max_gpus=2, on_resize="live")
     world.submit("restarts", max_gpus=2, on_resize="restart")
     assert [world.engine.job(name).resize_seconds for name in ("elastic", "restarts")] == [1.0, 5.0]
 
