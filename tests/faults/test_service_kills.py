@@ -2,8 +2,8 @@
 
 `POLLUX_FAULT_EVENTS` sets the number of kills, `POLLUX_FAULT_SEED` the seed. Run as a script, this file is the service.
 Clients submit, pause, resume, resize and cancel all the time, so that kills come while requests are on their way; what
-got no answer is asked again after the restart. Jobs write a line when they start and one when they end, so that two
-runs at a time would be seen; one job trains, and its ledger tells whether a sample was lost.
+got no answer is asked again after the restart. Every replica writes a line when it starts and one when it ends, so that
+two runs at a time would be seen; one job trains, and its ledger tells whether a sample was lost.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ ENDED = ("succeeded", "failed", "cancelled")
 JOB = """
 import os, signal, sys, time
 path, seconds = sys.argv[1], float(sys.argv[2])
+if os.environ["RANK"] != "0":
+    path = f"{path}.{os.environ['RANK']}"  # a job that was let grow has more than one replica
 def say(word):
     line = f"{word} {os.environ['POLLUX_GENERATION']} {os.getpid()} {time.time()}\\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -216,10 +218,19 @@ def lines_of(path: Path) -> list[list[str]]:
 
 
 def problems_of(path: Path, ends: int) -> list[str]:
-    """What is wrong with one job's lines: each start must be followed by its own end, and so many be 'done'."""
+    """What is wrong with one job's lines: its first replica must be 'done' so often, and no replica run twice at once."""
+    words = [line[0] for line in lines_of(path)]
+    problems = [] if words.count("done") == ends else [f"{path.name}: not done {ends} times: {lines_of(path)}"]
+    for each in (path, *sorted(path.parent.glob(f"{path.name}.*"))):
+        problems += overlaps_of(each)
+    return problems
+
+
+def overlaps_of(path: Path) -> list[str]:
+    """What is wrong with one replica's lines: each start must be followed by its own end."""
+    problems = []
     lines = lines_of(path)
     words = [line[0] for line in lines]
-    problems = [] if words.count("done") == ends else [f"{path.name}: not done {ends} times: {lines}"]
     if words[::2] != ["started"] * ((len(words) + 1) // 2) or len(words) % 2:
         problems.append(f"{path.name}: runs overlap or are cut off: {lines}")
     for begin, end in zip(lines[::2], lines[1::2], strict=False):
@@ -277,6 +288,8 @@ def test_kills_at_random_moments(tmp_path):
     finally:
         for pid in processes_with(mark):
             os.kill(pid, signal.SIGKILL)
+        if service.process is not None:
+            service.process.wait(30)
 
 
 def wait_for_all(service: Service, names: list[str]) -> dict[str, str]:
