@@ -98,6 +98,10 @@ def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     used = f"{status.get('gpu_seconds', 0.0) / 3600:.2f} GPU-hours"
     moves = f"{status['restarts']} re-allocation{'s' * (status['restarts'] != 1)}"
     yield "used", f"{used}, {moves}, {status['crashes']} of {status['retries']} retries"
+    if status.get("resize_costs") and not status.get("ended_at"):
+        how = "without a restart" if status.get("resize_kind") == "live" else "with a restart"
+        kinds = ", ".join(f"{kind} {seconds:.2g} s" for kind, seconds in sorted(status["resize_costs"].items()))
+        yield "a change", f"costs it about {status['resize_seconds']:.2g} s, {how}; so far: {kinds}"
     if status.get("detail"):
         yield "detail", str(status["detail"])
     reason = status.get("reason")

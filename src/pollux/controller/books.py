@@ -140,6 +140,10 @@ class Books:
         del self.active[record.spec.id]
         self._due.pop(record.spec.id, None)
 
+    def forget(self, ended_before: float) -> None:
+        """Drop jobs that ended before that; nobody waits for one that has ended."""
+        self.jobs = {job_id: record for job_id, record in self.jobs.items() if not record.is_over(ended_before)}
+
     # Nodes and queues
 
     def add_node(self, node: Node) -> None:

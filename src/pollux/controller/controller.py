@@ -25,6 +25,7 @@ from pollux.controller.events import (
     JobReported,
     JobResumed,
     JobRunning,
+    JobsForgotten,
     JobSpec,
     JobSubmitted,
     NodeAdded,
@@ -82,6 +83,7 @@ class Controller:
             JobPaused: self._paused,
             JobResumed: self._resumed,
             JobLimitsChanged: self._limits_changed,
+            JobsForgotten: self._forgotten,
             NodeAdded: self._node_added,
             NodeRemoved: self._node_removed,
             QueueChanged: self._queue_changed,
@@ -91,7 +93,7 @@ class Controller:
 
     @property
     def jobs(self) -> Mapping[str, JobRecord]:
-        """Every job ever submitted, in that order; to be read, not written."""
+        """Every job that was submitted and not forgotten, in that order; to be read, not written."""
         return self._books.jobs
 
     @property
@@ -340,6 +342,10 @@ class Controller:
         record.spec = replace(record.spec, limits=event.limits)
         record.forget_view()
         return self._changed(event.at)
+
+    def _forgotten(self, event: JobsForgotten) -> list[Command]:
+        self._books.forget(event.ended_before)
+        return []
 
     # Events from the cluster and the clock
 

@@ -23,6 +23,7 @@ __all__ = [
     "JobRunning",
     "JobSpec",
     "JobSubmitted",
+    "JobsForgotten",
     "NodeAdded",
     "NodeRemoved",
     "QueueChanged",
@@ -161,6 +162,13 @@ class JobLimitsChanged(Event):
 
     job_id: str
     limits: JobLimits
+
+
+@dataclass(frozen=True, slots=True)
+class JobsForgotten(Event):
+    """Jobs that ended before `ended_before` concern nobody any more: they leave the books, and their names are free."""
+
+    ended_before: float
 
 
 @dataclass(frozen=True, slots=True)

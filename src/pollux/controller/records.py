@@ -71,6 +71,10 @@ class JobRecord:
         """Times it was placed anew after its first start."""
         return max(self.num_starts - 1, 0)
 
+    def is_over(self, before: float) -> bool:
+        """Whether it ended before that time."""
+        return self.ended_at is not None and self.ended_at < before
+
     @property
     def is_ready(self) -> bool:
         """Whether a policy may place it, or leave it where it is."""

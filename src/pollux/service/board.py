@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +115,13 @@ class Board:
             self._position[job_id] = len(self._order)
             self._order.append(job_id)
 
+    def remove(self, job_ids: Set[str]) -> None:
+        """Show these jobs no more; who is half-way through the list goes on with those that are left."""
+        order = [job_id for job_id in self._order if job_id not in job_ids]
+        self._order, self._position = order, {job_id: index for index, job_id in enumerate(order)}
+        for job_id in job_ids:
+            self._cards.pop(job_id, None)
+
     def get(self, job_id: str) -> Card:
         """A job's card; UnknownName with a few names that are there."""
         card = self._cards.get(job_id)
@@ -132,12 +139,14 @@ class Board:
 
     def cards(self, after: str | None = None) -> Iterator[Card]:
         """Cards in order of submission, those behind `after` only."""
-        start = 0
+        order, start = self._order, 0
         if after is not None:
             self.get(after)
-            start = self._position[after] + 1
-        for index in range(start, len(self._order)):
-            yield self._cards[self._order[index]]
+            start = self._position.get(after, -1) + 1
+        for index in range(start, len(order)):
+            card = self._cards.get(order[index])
+            if card is not None:
+                yield card
 
     def shows(self, record: JobRecord) -> bool:
         """Whether a job's card says what its record does."""

@@ -5,7 +5,7 @@ Called by the engine's thread; others read the board.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from pollux.controller import (
@@ -17,6 +17,7 @@ from pollux.controller import (
     JobRecord,
     JobReported,
     JobRunning,
+    JobsForgotten,
     JobSubmitted,
 )
 from pollux.core import Snapshot
@@ -46,6 +47,8 @@ class Desk:
         for row in rows:
             if row.kind == "report":
                 self._newest[row.job_id] = row
+        if any(isinstance(event, JobsForgotten) for event in events):
+            self._forget({card.record.spec.id for card in self.board.cards()} - controller.jobs.keys())
         touched: set[str] | None = {row.job_id for row in rows}
         for event in events:
             self.story.add(event)
@@ -55,6 +58,13 @@ class Desk:
             self.show_all(controller, now)
         elif touched:
             self.show([job_id for job_id in touched if job_id in controller.jobs], controller, now)
+
+    def _forget(self, job_ids: Set[str]) -> None:
+        self.board.remove(job_ids)
+        for job_id in job_ids:
+            self._newest.pop(job_id, None)
+            self.story.forget(job_id)
+            self.etas.forget(job_id)
 
     def said_done(self, job_id: str, generation: int) -> bool:
         """Whether the job's last report was that generation's, and said that it is done."""

@@ -32,6 +32,7 @@ from pollux.controller import (
     GenerationEnded,
     GenerationShrunk,
     JobRunning,
+    JobsForgotten,
     JobState,
     NodeAdded,
     NodeRemoved,
@@ -55,6 +56,8 @@ _log = logging.getLogger("pollux.service")
 # After a failed write, nothing is begun by itself for this long; twice as long after the next failure.
 _FIRST_HOLD_SECONDS = 1.0
 _LONGEST_HOLD_SECONDS = 30.0
+# Nobody shall wait for the rest of thousands.
+_FORGOTTEN_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +416,26 @@ class Runner:
         if self._clock() < self._save_after:
             return
         if behind >= self.settings.snapshot_every_facts or (behind > 0 and old):
+            self._forget_old()
             elsewhere(self._saving())
+
+    def _forget_old(self) -> None:
+        """Let jobs go that ended before the facts that are kept, the oldest first, so many at once."""
+        before = self.now() - self.settings.keep_facts_seconds
+        over = [record for record in self.controller.jobs.values() if record.is_over(before)]
+        if over:
+            ends = sorted(record.ended_at or 0.0 for record in over)
+            before = min(before, math.nextafter(ends[min(len(ends), _FORGOTTEN_AT_ONCE) - 1], math.inf))
+            self._quietly(JobsForgotten(self.now(), before))
+            for record in over:
+                self._forget_measurements(record.spec.id)
+
+    def _forget_measurements(self, job_id: str) -> None:
+        if job_id not in self.controller.jobs:
+            try:
+                self._telemetry.forget(job_id)
+            except PolluxError as error:
+                _log.warning("the measurements of job '%s' could not be dropped: %s", job_id, error)
 
     def save(self) -> None:
         """Keep a snapshot now."""

@@ -62,6 +62,11 @@ class EtaBook:
         pending, self._pending = self._pending, []
         return pending
 
+    def forget(self, job_id: str) -> None:
+        """Drop a job's intervals and score."""
+        self._issued.pop(job_id, None)
+        self._scores.pop(job_id, None)
+
     def quality(self, job_id: str) -> dict[str, Any]:
         """One job's intervals: how many, the share that held the end, the middle relative error; nothing before."""
         return dict(self._scores.get(job_id, _NONE))

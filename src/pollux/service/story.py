@@ -20,6 +20,7 @@ from pollux.controller import (
     JobReported,
     JobResumed,
     JobRunning,
+    JobsForgotten,
     JobSubmitted,
     NodeAdded,
     NodeRemoved,
@@ -57,6 +58,7 @@ _KINDS: dict[type[Event], str] = {
     JobPaused: "paused",
     JobResumed: "resumed",
     JobLimitsChanged: "limits",
+    JobsForgotten: "forgotten",
     NodeAdded: "node-added",
     NodeRemoved: "node-removed",
     QueueChanged: "queue",
@@ -124,6 +126,8 @@ def _text(event: Event) -> str:
             return f"node '{event.node_id}' is gone"
         case QueueChanged():
             return f"queue '{event.queue.name}' has weight {event.queue.weight:g}, quota {event.queue.gpu_quota}"
+        case JobsForgotten():
+            return "jobs that ended long ago are forgotten"
         case TimerFired():
             return "a pause or a time limit is over"
         case _:
@@ -143,6 +147,10 @@ class Story:
         for line in lines_of(event):
             if line.job_id is not None:
                 self._lines.setdefault(line.job_id, deque(maxlen=_KEPT_LINES)).append(line)
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job's lines."""
+        self._lines.pop(job_id, None)
 
     def of(self, job_id: str) -> tuple[Line, ...]:
         """A job's last lines, oldest first."""

@@ -62,7 +62,13 @@ def test_ls_without_jobs(run, fake):
 
 def test_show(run, fake):
     fake.answers["GET", "/v1/jobs/resnet"] = {
-        "job": fake.job("resnet", after=["first"]),
+        "job": fake.job(
+            "resnet",
+            after=["first"],
+            resize_seconds=0.41,
+            resize_kind="live",
+            resize_costs={"shrink": 0.2, "grow": 0.41},
+        ),
         "request": {
             "name": "resnet",
             "run": ["python", "train.py", "a b"],
@@ -78,7 +84,7 @@ def test_show(run, fake):
         "4 of 1..8 on node-a 4", "11min–22min; 15min if it keeps its GPUs", "128 per GPU, 2 accumulated",
         "learning rate × 1.5", "1,620 useful samples/s (statistical efficiency 81%)", "2.00 GPU-hours",
         "1 re-allocation,", "0 of 3 retries", "python train.py 'a b'", "SEED=1", "placed     given 4 GPUs: node-a 4",
-        "grace        1min",
+        "grace        1min", "costs it about 0.41 s, without a restart; so far: grow 0.41 s, shrink 0.2 s",
         "pollux resize resnet --gpus 6..16", "inside          0.9", "after", "first",
     ):  # fmt: skip
         assert phrase in text, phrase
