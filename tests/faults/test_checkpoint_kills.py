@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from pollux.agent.checkpoint import Checkpointer, load
+from pollux.testing.forking import fork, read_all
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "10"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20211"))
@@ -101,31 +102,6 @@ def look(path: Path, report: int) -> None:
             problems.append(f"objects {loaded.objects} and values {loaded.values} at step {saved.step}")
     found = 0 if saved is None else saved.step
     os.write(report, (json.dumps({"found": found, "problems": problems}) + "\n").encode())
-
-
-def fork(action, *arguments) -> tuple[int, int]:
-    """Run `action` in a child; its process number and the reading end of what it reports."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        # Nobody is left over should this script be ended.
-        signal.alarm(60)
-        try:
-            os.close(reading)
-            action(*arguments[:1], writing, *arguments[1:])
-            code = 0
-        except BaseException as error:
-            print(f"{action.__name__}: {error!r}", file=sys.stderr, flush=True)
-        finally:
-            os._exit(code)
-    os.close(writing)
-    return child, reading
-
-
-def read_all(reading: int) -> str:
-    with os.fdopen(reading) as pipe:
-        return pipe.read()
 
 
 def event(path: Path, generator: random.Random) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def lines_of(path: Path) -> list[list[str]]:
 
 
 def problems_of(path: Path, ends: int) -> list[str]:
-    """What is wrong with one job's lines: its first replica must be 'done' so often, and no replica run twice at once."""
+    """What is wrong with a job's lines: its first replica must be 'done' so often, and none run twice at once."""
     words = [line[0] for line in lines_of(path)]
     problems = [] if words.count("done") == ends else [f"{path.name}: not done {ends} times: {lines_of(path)}"]
     for each in (path, *sorted(path.parent.glob(f"{path.name}.*"))):

@@ -21,6 +21,7 @@ from typing import Any
 from pollux.controller import Event, JobPaused
 from pollux.store import SavedState, TelemetryRow, open_store, open_telemetry
 from pollux.store.sqlite import SqliteStore
+from pollux.testing.forking import fork, read_all
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "12"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20214"))
@@ -142,31 +143,6 @@ def problems_of(store: Any, acknowledged: int) -> list[str]:
     if state != states[store.revision]:
         problems.append(f"snapshot of {base} and the rest give {state}, the whole log {states[store.revision]}")
     return problems
-
-
-def fork(action, *arguments) -> tuple[int, int]:
-    """Run `action` in a child; its process number and the reading end of what it reports."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        # Nobody is left over should this script be ended.
-        signal.alarm(60)
-        try:
-            os.close(reading)
-            action(*arguments[:1], writing, *arguments[1:])
-            code = 0
-        except BaseException as error:
-            print(f"{action.__name__}: {error!r}", file=sys.stderr, flush=True)
-        finally:
-            os._exit(code)
-    os.close(writing)
-    return child, reading
-
-
-def read_all(reading: int) -> str:
-    with os.fdopen(reading) as pipe:
-        return pipe.read()
 
 
 def event(folder: Path, generator: random.Random) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import logging
 import os
 import threading
 import warnings
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from tests.unit.agent.saved_steps import flip, names, newest, put, state
 from torch import nn
 
 from pollux.agent import checkpoint, folder, staging
@@ -28,41 +28,6 @@ from pollux.core.errors import (
     MisusedJob,
     NonFiniteValue,
 )
-
-
-@pytest.fixture
-def writer(tmp_path):
-    checkpointer = Checkpointer(tmp_path / "checkpoints")
-    yield checkpointer
-    checkpointer.close()
-
-
-def state(step: int) -> dict[str, torch.Tensor]:
-    return {"model.weight": torch.full((4, 3), float(step)), "optimizer.state.weight.step": torch.tensor(float(step))}
-
-
-def put(checkpointer: Checkpointer, *steps: int, **options: Any) -> None:
-    for step in steps:
-        tensors = state(step)
-        checkpointer.save(
-            step, tensors, {"user": {"step": step}}, {"step": step}, parameter_signature(tensors), wait=True, **options
-        )
-
-
-def names(checkpointer: Checkpointer) -> set[str]:
-    return {path.name for path in checkpointer.folder.iterdir()} - {".lock"}
-
-
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def newest(checkpointer: Checkpointer) -> checkpoint.Saved:
-    saved = checkpointer.latest()
-    assert saved is not None
-    return saved
 
 
 def test_what_was_saved_is_loaded(writer):

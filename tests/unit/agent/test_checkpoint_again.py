@@ -16,44 +16,10 @@ from unittest import mock
 
 import pytest
 import torch
+from tests.unit.agent.saved_steps import flip, names, newest, put, state
 
-from pollux.agent import checkpoint, folder
+from pollux.agent import folder
 from pollux.agent.checkpoint import Checkpointer, load, parameter_signature, read_saved
-
-
-@pytest.fixture
-def writer(tmp_path):
-    checkpointer = Checkpointer(tmp_path / "checkpoints")
-    yield checkpointer
-    checkpointer.close()
-
-
-def state(step: int) -> dict[str, torch.Tensor]:
-    return {"model.weight": torch.full((4, 3), float(step)), "optimizer.state.weight.step": torch.tensor(float(step))}
-
-
-def put(checkpointer: Checkpointer, *steps: int, **options: Any) -> None:
-    for step in steps:
-        tensors = state(step)
-        checkpointer.save(
-            step, tensors, {"user": {"step": step}}, {"step": step}, parameter_signature(tensors), wait=True, **options
-        )
-
-
-def names(checkpointer: Checkpointer) -> set[str]:
-    return {path.name for path in checkpointer.folder.iterdir()} - {".lock"}
-
-
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def newest(checkpointer: Checkpointer) -> checkpoint.Saved:
-    saved = checkpointer.latest()
-    assert saved is not None
-    return saved
 
 
 def again(checkpointer: Checkpointer, step: int, **changed: Any) -> None:
@@ -132,7 +98,8 @@ def test_a_failed_second_save_of_a_step_leaves_the_first(writer, monkeypatch):
 
 
 def test_kills_while_a_step_is_saved_again(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    root = str(Path(__file__).resolve().parents[3])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
     result = subprocess.run(
         [sys.executable, __file__, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
     )

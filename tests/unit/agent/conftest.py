@@ -1,0 +1,10 @@
+import pytest
+
+from pollux.agent.checkpoint import Checkpointer
+
+
+@pytest.fixture
+def writer(tmp_path):
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    yield checkpointer
+    checkpointer.close()
