@@ -143,6 +143,8 @@ class Engine:
         if not failed:
             self._require_forward(micro)
             self._note(loss, micro, reduction, weight)
+        if weight is not None and not failed and self._is_nothing(weight):
+            loss = self._nothing(loss)
         scaled = self._averager.scale(loss, micro, reduction, weight)
         if self._options.scaler is not None:
             scaled = self._options.scaler.scale(scaled)
@@ -152,6 +154,16 @@ class Engine:
             set_counted(self.inner, True)
         self.clock.end_micro()
         return micro
+
+    def _is_nothing(self, weight: float | Tensor) -> bool:
+        """Whether a part is known to count nothing; on a GPU asking would wait for it, some graphs want their own."""
+        unusual = self.is_sharded or self._static_graph or getattr(self.model, "find_unused_parameters", False)
+        return not unusual and not (isinstance(weight, Tensor) and weight.is_cuda) and float(weight) == 0.0
+
+    def _nothing(self, loss: Tensor) -> Tensor:
+        """A zero from all parameters in place of a mean over nothing, whose gradient is not finite."""
+        zeros = [p.reshape(-1)[:1].sum() * 0.0 for p in self.inner.parameters() if p.requires_grad]
+        return torch.stack([zero.to(loss.dtype) for zero in zeros]).sum().reshape(loss.shape)
 
     def _require_micro(self) -> MicroBatch:
         if self._micro is None or self._ran_backward:
@@ -264,8 +276,9 @@ class Engine:
         gradients = [p.grad for p in self.parameters if p.grad is not None and not p.grad.is_sparse]
         if gradients and not math.isfinite(float(torch.stack(torch._foreach_norm(gradients)).sum())):
             raise NonFiniteValue(
-                f"a gradient is not finite at step {micro.step}, though the loss is: clip gradients (clip_norm=) or "
-                "lower the learning rate; neither model nor checkpoint was changed by it"
+                f"a gradient is not finite at step {micro.step}, though the loss is: clip gradients (clip_norm=), "
+                "lower the learning rate, or divide by mask.sum().clamp(min=1) where a part may hold no token; "
+                "neither model nor checkpoint was changed by it"
             )
 
     def abandon(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree
 
@@ -37,6 +38,7 @@ __all__ = ["Job", "JobStopped"]
 
 _log = logging.getLogger("pollux")
 _MOST_ROUNDS_WITH_A_SCALER = 5
+_LEAVE_SECONDS = 10.0
 
 
 class JobStopped(SystemExit):
@@ -137,7 +139,7 @@ class Job(MovingJob):
         finally:
             self._left_early = self._left_early or not ended
             self._taken = None
-            self._announce(PASS_END)
+            self._rest(PASS_END)
 
     def backward(self, loss: Tensor, *, reduction: str = "mean", weight: float | Tensor | None = None) -> None:
         """The backward pass, and after the last micro-batch of a step the step itself.
@@ -167,6 +169,11 @@ class Job(MovingJob):
         """Tell whoever listens for signs of life what takes long now, if anything."""
         if self._beat is not None:
             self._beat.busy = what
+
+    def _rest(self, what: str) -> None:
+        """Tell the same that the user's own code runs next."""
+        if self._parts.live is not None:
+            self._parts.live.rest(what)
 
     def log(self, **values: float) -> None:
         """Record metrics of the user's own, by samples and epoch, in the receipt and TensorBoard."""
@@ -228,13 +235,14 @@ class Job(MovingJob):
         if not self._left_loop or self._failed or getattr(sys, "last_value", None) is not None:
             return
         self._left_loop = False
-        if self._parts.checkpointer is not None and self.num_replicas == 1:
-            # Several replicas would have to be here together, which nobody promises.
+        if self._parts.checkpointer is not None and self._replicas.are_all_at(self.step, _LEAVE_SECONDS):
             self._drop_unfinished_step()
             try:
                 self.checkpoint(wait=True)
             except PolluxError as error:
                 _log.error("%s", error)
+        elif self._parts.checkpointer is not None:
+            _log.warning("not saved: not all replicas left the loop at step %d; break on all of them alike", self.step)
         self._write_output()
 
     # Inside
@@ -355,10 +363,16 @@ class Job(MovingJob):
                 self.checkpoint(wait=True)
             except PolluxError as error:
                 _log.error("stopped without saving the last steps: %s", error)
+        self._await_others()
         self._left_loop = False
         self._write_output()
         self.close()
         raise JobStopped
+
+    def _await_others(self) -> None:
+        """Be here until replica 0 has saved: where one replica ends, launchers end the others."""
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            self._replicas.gather([1.0])
 
     def _survive_out_of_memory(self, local: int) -> None:
         if local <= 1:
@@ -528,9 +542,16 @@ class Job(MovingJob):
     def _finish(self) -> None:
         # A job that was done already when it was resumed has nothing to add.
         if self._parts.checkpointer is not None and self._resumed_at != (self.step, self.epoch):
-            self.checkpoint(wait=True)
+            try:
+                self.checkpoint(wait=True)
+            except PolluxError as error:
+                # The model is trained, and what the script does next with it must not be lost as well.
+                _log.error("finished, but the last checkpoint could not be saved: %s", error)
+                self._receipt.event("not-saved", self.step, self.progress, f"the last checkpoint failed: {error}")
         self._parts.watch.give_back_signals()
         self._finished = True
+        if self._parts.live is not None:
+            self._parts.live.finish()
         self._receipt.event("finished", self.step, self.progress, f"{self._progress.epoch} epochs done")
         self._write_output()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+from pollux.core.errors import MisusedJob
+
 __all__ = ["SCHEDULE_UNITS", "Progress", "Schedule"]
 
 SCHEDULE_UNITS = ("step", "epoch")
@@ -83,7 +85,17 @@ class Schedule:
         self.unit = unit
         self._initial = initial_batch
         self._exact = exact
-        self.taken = 0
+        self._taken = 0
+        self._left_at: int | None = None
+
+    @property
+    def taken(self) -> int:
+        """How often it was advanced; set where a state is restored."""
+        return self._taken
+
+    @taken.setter
+    def taken(self, taken: int) -> None:
+        self._taken, self._left_at = taken, None
 
     def after_step(self, progress: Progress) -> None:
         """Advance to where the progress is."""
@@ -105,6 +117,13 @@ class Schedule:
             self._advance(self.taken + 1)
 
     def _advance(self, due: int) -> None:
-        while self.taken < due:
+        found = getattr(self.scheduler, "last_epoch", None)
+        if self._left_at is not None and found != self._left_at:
+            raise MisusedJob(
+                f"the learning-rate scheduler is at {found}, not at {self._left_at}: the job advances it, so take "
+                "scheduler.step() out of the script"
+            )
+        while self._taken < due:
             self.scheduler.step()
-            self.taken += 1
+            self._taken += 1
+        self._left_at = getattr(self.scheduler, "last_epoch", None)

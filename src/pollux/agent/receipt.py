@@ -34,6 +34,7 @@ EVENT_KINDS = (
     "frozen",
     "checkpointed",
     "not-exact",
+    "not-saved",
     "stopped",
     "finished",
 )

@@ -9,6 +9,7 @@ import datetime
 import gc
 import inspect
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,10 +27,9 @@ from pollux.core.errors import InvalidInput
 __all__ = ["Replicas", "WrappedModel", "is_loss"]
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
-# Where whoever supervises the job can put something in the place of a replica that is gone, a hang must end.
-LIVE_TIMEOUT_SECONDS = 60.0
 _UNFINISHED = "Expected to have finished reduction"
 _NAMED = 5
+_LOOK_SECONDS = 0.05
 
 
 def is_loss(error: BaseException) -> bool:
@@ -126,8 +126,8 @@ class Replicas:
         self._others: list[dist.ProcessGroup] = []
         self._lives = meeting is not None
         self._are_alike = False
-        default = LIVE_TIMEOUT_SECONDS if self._lives else DEFAULT_TIMEOUT_SECONDS
-        self._limit = datetime.timedelta(seconds=timeout or environment.timeout or default)
+        # Longer than what one replica may have to do alone: who hangs is ended by whoever supervises it, not by this.
+        self._limit = datetime.timedelta(seconds=timeout or environment.timeout or DEFAULT_TIMEOUT_SECONDS)
         if dist.is_initialized():
             self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()
             self.num_nodes = min(self.num_nodes, self.num_replicas)
@@ -244,6 +244,22 @@ class Replicas:
         parts = [torch.empty_like(mine) for _ in range(self.num_replicas)]
         dist.all_gather(parts, mine, group=self.control)
         return torch.stack(parts).numpy()
+
+    def are_all_at(self, step: int, seconds: float) -> bool:
+        """Whether all replicas ask this within so many seconds, at the same step."""
+        if self.num_replicas == 1:
+            return True
+        key, until = f"all-at/{step}", time.monotonic() + seconds
+        try:
+            assert self.store is not None
+            self.store.add(key, 1)
+            while self.store.add(key, 0) < self.num_replicas:
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(_LOOK_SECONDS)
+        except (dist.DistError, RuntimeError):
+            return False
+        return True
 
     def one_name(self, mine: str) -> str:
         """What replicas call themselves (their kinds of GPU, say) as one name, the same on all; a collective."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ __all__ = [
     "require_stateful",
     "write_rng",
 ]
+
+_log = logging.getLogger("pollux")
 
 _MODEL = "model."
 _OPTIMIZER = "optimizer.state."
@@ -243,6 +246,17 @@ class TrainingState:
                     f"the checkpoint has no state for '{name}': it was written without that object"
                 )
             item.load_state_dict(state.objects[key])  # type: ignore[arg-type]
+        unused = sorted(
+            key.removeprefix("object.")
+            for key in state.objects
+            if key.startswith("object.") and key.removeprefix("object.") not in self._stateful
+        )
+        if unused:
+            _log.warning(
+                "the checkpoint holds the state of %s, which is not given now: the next save leaves it out; pass it in "
+                "state= to keep it",
+                ", ".join(f"'{name}'" for name in unused),
+            )
 
     def _restore_model_objects(self, state: State) -> None:
         """Give the modules their extra state back the way PyTorch does: by loading, with the tensors as they are."""

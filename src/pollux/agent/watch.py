@@ -75,6 +75,7 @@ class Watch:
         self._acknowledged = False
         self._previous: dict[int, object] = {}
         self._asked_at: float | None = None
+        self._stopping = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._listen(signals)
@@ -95,6 +96,9 @@ class Watch:
         if os.getpid() != self._process:
             # A data-loading worker forked from this process inherits the handler, not the job.
             os._exit(128 + number)
+        if self._stopping:
+            # It saves, however long that takes; whoever asked ends it by force when its grace is over.
+            return
         now = self._clock()
         if self._asked_at is not None and now - self._asked_at > _PATIENCE_SECONDS:
             # Asked again after a while: the loop does not come to a step's end, so this is for the process itself.
@@ -151,7 +155,7 @@ class Watch:
         if self._replicas.num_replicas == 1:
             if self._is_due():
                 self.request(CHECKPOINT)
-            return self._movable(self._served()) if self.armed else set()
+            return self._served_alone() if self.armed else set()
         if not self.armed:
             return set()
         if self._replicas.device.type == "cuda":
@@ -162,7 +166,18 @@ class Watch:
         except (dist.DistError, RuntimeError) as error:
             # Whoever held the store is gone, and with it everybody that could agree: the training itself will tell.
             _log.debug("the job's store does not answer: %s", error)
+            if self._mover is not None and STOP in self._wanted:
+                # Nobody can name a step for all to stop at. As after a loss, the first replica saves what it holds.
+                raise dist.DistError(f"asked to stop, and the job's store does not answer: {error}") from error
             return set()
+
+    def _served_alone(self) -> set[str]:
+        served = self._served()
+        try:
+            return self._movable(served)
+        except (dist.DistError, RuntimeError) as error:
+            _log.debug("the job's store does not answer: %s", error)
+            return served - {RESIZE}
 
     def _movable(self, served: set[str]) -> set[str]:
         """Without the resize, where there is a stop, where nothing is wanted any more, or where the job cannot move."""
@@ -223,6 +238,7 @@ class Watch:
             self.armed = True
 
     def _postpone(self, served: set[str]) -> None:
+        self._stopping = self._stopping or STOP in served
         if self._every is not None and served:
             self._due = self._clock() + self._every
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pollux
+from pollux.agent.folder import CheckpointFolder
 
 HERE = str(Path(__file__))
 BATCH = 6
@@ -276,3 +277,48 @@ def stop_without_folder() -> None:
         for x, y in job.batches():
             os.kill(os.getpid(), signal.SIGTERM)
             job.backward(F.cross_entropy(job.model(x), y))
+
+
+def leave(folder: str, at: dict[str, int]) -> int:
+    """Leave the loop over epochs by break, each replica after its own number of epochs."""
+    model, optimizer, data, _ = parts()
+    with pollux.init(model, optimizer, data, BATCH, checkpoint_dir=folder) as job:
+        for epoch in job.epochs(EPOCHS):
+            for x, y in job.batches():
+                job.backward(F.cross_entropy(job.model(x), y))
+            if epoch + 1 == at[str(job.replica)]:
+                break
+        return int(job.step)
+
+
+def test_what_was_done_before_all_left_the_loop_is_saved(replica_server, tmp_path):
+    results = replica_server.start(f"{HERE}:leave", 2, {"folder": str(tmp_path), "at": {"0": 2, "1": 2}}).wait(60.0)
+    assert [result.value for result in results] == [2 * STEPS_PER_EPOCH] * 2, results
+    assert [path.name for path in tmp_path.glob("step-*")] == [f"step-{2 * STEPS_PER_EPOCH:010d}"]
+
+
+def saved_when_told_to_stop(folder: str) -> list[str]:
+    """Stop at once, with a save that takes a while; what is there when this replica may go."""
+    model, optimizer, data, _ = parts()
+    job = pollux.init(model, optimizer, data, BATCH, checkpoint_dir=folder)
+    publish = CheckpointFolder.publish
+
+    def slowly(*given: Any) -> str:
+        time.sleep(1.0)
+        return publish(*given)
+
+    CheckpointFolder.publish = slowly  # type: ignore[method-assign]
+    try:
+        for _ in job.epochs(EPOCHS):
+            for x, y in job.batches():
+                os.kill(os.getpid(), signal.SIGTERM)
+                job.backward(F.cross_entropy(job.model(x), y))
+    except SystemExit:
+        return [path.name for path in Path(folder).glob("step-*")]
+    return []
+
+
+def test_no_replica_goes_before_the_first_has_saved(replica_server, tmp_path):
+    """Launchers end the others as soon as one has gone."""
+    results = replica_server.start(f"{HERE}:saved_when_told_to_stop", 3, {"folder": str(tmp_path)}).wait(60.0)
+    assert [len(result.value) for result in results] == [1, 1, 1], results

@@ -1,4 +1,6 @@
-from pollux.agent.heartbeat import FIRST_STEP, Heartbeat
+import threading
+
+from pollux.agent.heartbeat import FIRST_STEP, Heartbeat, thread_clock
 
 
 class Wall:
@@ -32,3 +34,36 @@ def test_a_thread_that_is_stuck_says_nothing_and_one_that_waits_for_others_does(
     assert beat.due() == {"step": 7, "at": 160.0, "busy": "", "waiting": True}
     wall.now += 1.0
     assert beat.due() is not None
+
+
+def test_a_thread_that_computes_something_of_its_own_is_seen():
+    wall, worked = Wall(), [1.0]
+    beat = Heartbeat(wall=wall, worked=lambda: worked[0])
+    beat.step, beat.busy = 7, ""
+    assert beat.due() is not None
+    for seconds, seen in ((0.0, False), (0.2, True), (0.0, False), (0.0004, False), (0.0004, True)):
+        wall.now += 1.0
+        worked[0] += seconds
+        assert (beat.due() is not None) == seen
+
+
+def test_the_last_beat_is_told_at_once():
+    wall = Wall()
+    beat = Heartbeat(wall=wall)
+    assert beat.due() is not None
+    beat.busy = "finished"
+    assert beat.due() is None
+    assert beat.last()["busy"] == "finished"
+
+
+def test_the_clock_is_that_of_the_thread_that_asked_for_it():
+    clock = thread_clock()
+    before = clock()
+    sum(range(300_000))
+    used = clock() - before
+    seen: list[float] = []
+    other = threading.Thread(target=lambda: seen.extend([clock(), float(sum(range(3_000_000))), clock()]))
+    other.start()
+    other.join()
+    assert used > 0.0
+    assert seen[2] - seen[0] < used + 0.05, "that was another thread's work"

@@ -244,6 +244,28 @@ def test_a_batch_whose_tokens_are_all_masked_counts_nothing():
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_masked_mean_over_no_token_leaves_the_gradients_finite(as_tensor):
+    """Its own gradient is 0/0, wherever the zero is put in afterwards."""
+    model, optimizer, data = parts()
+    mask = torch.ones(20)
+    mask[:5] = 0.0
+    data = TensorDataset(*data.tensors, mask)
+    with pollux.init(model, optimizer, data, 10, accumulation=1, shuffle=False) as job:
+        for _ in job.epochs(1):
+            for x, y, counted in job.batches():
+                each = F.cross_entropy(job.model(x), y, reduction="none")
+                tokens = counted.sum()
+                job.backward((each * counted).sum() / tokens, weight=tokens if as_tensor else float(tokens))
+    fresh, sgd, _ = parts()
+    for rows in (slice(5, 10), slice(10, 20)):
+        sgd.zero_grad()
+        F.cross_entropy(fresh(data.tensors[0][rows]), data.tensors[1][rows]).backward()
+        sgd.step()
+    for ours, theirs in zip(model.parameters(), fresh.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_leaving_an_epoch_early_skips_the_rest_of_the_pass():
     with pollux.init(*parts(), 5) as job:
         for epoch in job.epochs(2):

@@ -147,6 +147,18 @@ def test_a_save_that_failed_is_not_one(tmp_path, monkeypatch):
         assert [event.kind for event in job.receipt.events].count("checkpointed") == 1
 
 
+def test_a_last_save_that_fails_does_not_keep_the_script_from_its_model(tmp_path, monkeypatch, caplog):
+    options = {"checkpoint_dir": tmp_path / "saved", "output_dir": tmp_path / "out"}
+    with pollux.init(*parts(), 8, **options) as job:
+        assert job._parts.checkpointer is not None
+        disk = job._parts.checkpointer._disk
+        monkeypatch.setattr(disk, "publish", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
+        train(job)
+    assert "the last checkpoint could not be saved" in caplog.text
+    events = json.loads((tmp_path / "out" / "receipt.json").read_text())["events"]
+    assert [event["kind"] for event in events][-2:] == ["not-saved", "finished"]
+
+
 def test_the_loss_on_record_is_the_one_that_is_averaged():
     with pollux.init(*parts(16), 16, accumulation=1) as job:
         weights = iter([3.0, 1.0])

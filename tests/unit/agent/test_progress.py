@@ -1,10 +1,14 @@
 """Progress, epochs and the schedule that follows them."""
 
+import warnings
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pollux.agent.progress import Progress, Schedule
+from pollux.core.errors import MisusedJob
 
 
 class Scheduler:
@@ -121,3 +125,21 @@ def test_by_step_the_end_of_an_epoch_adds_nothing():
     scheduler = Scheduler()
     Schedule(scheduler, "step", 4, exact=True).after_epoch()
     assert scheduler.steps == 0
+
+
+def test_a_scheduler_that_the_script_steps_too_is_refused():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([parameter], 1.0), 1)
+    schedule, progress = Schedule(scheduler, "step", 4, exact=True), Progress(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no optimiser steps here
+        schedule.after_step(progress)
+        schedule.after_step(progress)
+        scheduler.step()
+    with pytest.raises(MisusedJob, match=r"is at 3, not at 2: .* take scheduler.step\(\) out"):
+        schedule.after_step(progress)
+    schedule.taken = 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        schedule.after_step(progress)
+    assert schedule.taken == 4

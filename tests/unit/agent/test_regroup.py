@@ -130,6 +130,51 @@ def test_only_the_first_that_is_left_saves(monkeypatch):
         assert ("save_alone" in job.calls) == saves
 
 
+def test_a_request_to_stop_is_heard_at_the_door(live):
+    job, watch = Job(), Watch(live._replicas, None, ())
+    live.attend(job, watch)
+    members = (Member(0, 0), Member(1, None))
+    keys(live).set("plan/1", Plan(1, 0, members, deadlines={"join": 300.0}).text())
+    keys(live).set("committed", "1")
+    module.at_phase = lambda phase, rank: watch.request(STOP) if phase == "door" else None
+    try:
+        with pytest.raises(JobLost) as ended:
+            live.resize(job, 1)
+    finally:
+        module.at_phase = module._nothing
+    assert ended.value.code == 143
+    assert job.calls[-1] == "save_alone"
+
+
+def test_a_pause_ends_where_no_step_follows_but_code_of_the_users_own(live):
+    publish(live, 1, 0)
+    live.resize(Job(), 1)
+    live.rest("pass end")
+    assert live.last_pause[1] == "move"
+    assert keys(live).check(["done/1/0"])
+    assert live.beat.busy == "pass end"
+    assert not live.stepped(5)
+
+
+def test_that_the_job_is_through_is_told_at_once(live):
+    live.tell_beat()
+    live.finish()
+    assert __import__("json").loads(keys(live).get("beat/0/0"))["busy"] == "finished"
+
+
+def test_without_its_store_a_job_stays_where_it_is(live, monkeypatch):
+    job = Job()
+    monkeypatch.setattr(live.membership, "plan", lambda generation: (_ for _ in ()).throw(RuntimeError("reset")))
+    live.resize(job, 1)
+    assert job.calls == []
+
+
+def test_beats_tell_why_a_job_cannot_move(live):
+    live.refusal = "sharded"
+    live.tell_beat()
+    assert __import__("json").loads(keys(live).get("beat/0/0"))["refusal"] == "sharded"
+
+
 @pytest.mark.parametrize("how", ["withdrawn", "overtaken"])
 def test_a_joiner_that_is_not_needed_ends_well(live, how):
     joiner = Live(Membership(live.membership.store, 5, 1), live._replicas, joins=True)
@@ -207,6 +252,26 @@ def test_a_resize_is_served_unless_something_speaks_against_it(requested, mover,
     assert watch.at_boundary(3) == served
     assert not watch.armed
     assert (watch.target == 7) == (RESIZE in served)
+
+
+def test_a_lone_replica_whose_store_is_gone_trains_on(monkeypatch):
+    mover = Mover()
+    watch = watched(mover)
+    monkeypatch.setattr(mover, "wanted", lambda: (_ for _ in ()).throw(RuntimeError("reset")))
+    watch.request(RESIZE)
+    watch.request(CHECKPOINT)
+    assert watch.at_boundary(3) == {CHECKPOINT}
+
+
+def test_several_replicas_without_a_store_stop_as_after_a_loss(monkeypatch):
+    watch = watched(Mover())
+    monkeypatch.setattr(watch._replicas, "num_replicas", 2)
+    monkeypatch.setattr(watch, "_agreed", lambda step: (_ for _ in ()).throw(RuntimeError("reset")))
+    watch.request(CHECKPOINT)
+    assert watch.at_boundary(3) == set()
+    watch.request(STOP)
+    with pytest.raises(dist.DistError, match="asked to stop"):
+        watch.at_boundary(4)
 
 
 def test_an_ordinary_step_asks_nobody():

@@ -117,6 +117,14 @@ def test_an_object_that_was_not_saved_is_refused_by_name():
         other.restore(kept)
 
 
+def test_an_object_that_is_not_given_any_more_is_named(caplog):
+    _, _, state = made(objects={"counter": Counter()})
+    kept = state.copied(state.capture())
+    _, _, other = made()
+    other.restore(kept)
+    assert "holds the state of 'counter', which is not given now" in caplog.text
+
+
 def test_objects_must_be_able_to_save_themselves():
     assert set(require_stateful({"a": Counter()})) == {"a"}
     with pytest.raises(InvalidInput, match=r"state\['b'\] is a int without state_dict and load_state_dict"):

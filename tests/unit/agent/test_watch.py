@@ -207,3 +207,17 @@ def test_a_second_signal_after_a_while_is_for_the_process_itself():
         watch.close()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_second_signal_while_it_saves_changes_nothing():
+    """A save may take minutes; launchers repeat themselves."""
+    clock = Clock()
+    watch = Watch(Replicas(Environment(), torch.device("cpu")), None, clock=clock)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert watch.at_boundary(1) == {STOP}
+        clock.now += 100.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not watch.armed
+    finally:
+        watch.close()
