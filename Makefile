@@ -1,6 +1,6 @@
 # Everything people and CI run. Each target works on a fresh clone: it makes .venv first where needed.
 .DEFAULT_GOAL := help
-.PHONY: setup fix check test test-faults test-gpu bench docs demo clean help
+.PHONY: setup fix check test test-ray test-slurm test-browser test-faults test-gpu bench docs demo clean help
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -25,8 +25,20 @@ check: setup  ## format, lint, types, layers
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 
-test: setup  ## the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+test: setup  ## the whole test suite, with those of Ray, Slurm and the page
+	POLLUX_PROMETHEUS=$$(tools/install_prometheus.sh) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	$(MAKE) test-slurm test-ray test-browser
+
+test-slurm: setup  ## the Slurm backend against real daemons; installs them where it may
+	$(BIN)/python tools/slurm/cluster.py install || test "$$CI" != true
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slurm tests/integration/slurm
+
+test-ray: setup  ## the Ray backend against a real cluster in a namespace of its own
+	OMP_NUM_THREADS=1 tools/ray/inside.sh $(BIN)/pytest -m ray tests/integration/ray || test "$$?:$$CI" = 77:
+
+test-browser: setup  ## the pages in a real browser; installs Chromium where it may
+	PYTHON=$(BIN)/python tools/install_chromium.sh || test "$$CI" != true
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/browser
 
 test-faults: setup  ## the long set of kills, stops, resumes and strange requests; seeds are printed
 	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 -s \

@@ -1,17 +1,21 @@
 """How long training pauses when its replicas change: living processes against warm and cold restarts of the same job.
 
-    python benchmarks/resize.py [--quick] [--seed N] [--events N]
+    python benchmarks/resize.py [--quick] [--seed N] [--events N] [--no-workload]
+    python benchmarks/resize.py --gpu [--device cuda|cpu] [--quick]
 
 2 to 4 to 3 to 1 to 4 replicas on CPU, for 0.2 and 5 million parameters (AdamW). The pause is from the end of the last
 step before to the end of the first step after, on the slowest replica. *Live*: processes stay. *Warm*: a checkpoint on
-SIGTERM, then replicas forked from a process that has imported everything. *Cold*: the same with new interpreters. Then
-random events (resizes, kills, hangs, notices of preemption) on a small job, whose parameters at the end are compared
-with those of plain PyTorch in float64. A supervisor of its own stands for the local backend.
+SIGTERM, then replicas forked from a process that has imported everything. *Cold*: the same with new interpreters. A
+supervisor of its own stands for the local backend there. While joiners prepare, steps of the others are slower: by how
+much is measured from the same runs. Then random events (resizes, kills, hangs, notices of preemption, new services) on
+small jobs of the local backend, whose parameters at the end are compared with those of plain PyTorch in float64; the
+share of all GPU-seconds that pauses take in a whole workload. `--gpu` is in `resize_gpu`, and needs PyTorch only.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -28,11 +32,12 @@ from typing import Any
 from pollux.testing.live import LiveSupervisor
 from pollux.testing.training import ReplicaServer
 
+EVENTS_A_JOB = 40
 SEQUENCE = (4, 3, 1, 4)
 WIDTHS = {"small": 415, "mid": 2200}
 SAMPLES, FEATURES, BATCH = 4096, 64, 64
 LEAST_STEPS = 8
-EXACT_SAMPLES, EXACT_BATCH = 98, 12
+CALM_SECONDS = 1.0
 
 
 def replica(folder: str, width: int) -> None:
@@ -62,27 +67,48 @@ def replica(folder: str, width: int) -> None:
     finally:
         if times:
             (Path(folder) / f"last-{os.getpid()}").write_text(str(times[-1]))
+            (Path(folder) / f"times-{os.getpid()}").write_text(json.dumps(times))
 
 
-def live_pauses(server: ReplicaServer, width: int) -> list[dict[str, Any]]:
+def live_pauses(server: ReplicaServer, width: int) -> tuple[list[dict[str, Any]], list[float]]:
+    """The pauses, and for each change with joiners how much longer steps took while these prepared."""
     with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
         supervisor = LiveSupervisor(server, f"{__file__}:replica", {"folder": folder, "width": width})
+        spans: list[tuple[float, float]] = []
         try:
             supervisor.start(2)
             _until(lambda: supervisor.step() >= LEAST_STEPS, "the first steps")
             for num_replicas in SEQUENCE:
-                outcome = supervisor.resize(num_replicas)
+                time.sleep(CALM_SECONDS)
+                began, replicas = time.monotonic(), supervisor.prepare(num_replicas)
+                if not supervisor.await_ready(replicas):
+                    raise SystemExit(f"a joiner ended before it was ready\n{supervisor.outputs()}")
+                spans.append((began, time.monotonic()))
+                supervisor.commit(replicas)
+                outcome = supervisor.settle()
                 if outcome != "done":
                     raise SystemExit(f"a live resize came out as '{outcome}'\n{supervisor.outputs()}")
-                time.sleep(0.5)
-            return list(supervisor.pauses)
+            for rank in range(len(supervisor.members)):
+                supervisor.kill(rank, signal.SIGTERM)
+            first = supervisor.members[0]
+            first.run.wait(60.0)
+            times = json.loads((Path(folder) / f"times-{first.process}").read_text())
+            return list(supervisor.pauses), [ratio for span in spans if (ratio := _slower(times, *span)) is not None]
         finally:
             supervisor.close()
 
 
+def _slower(times: Sequence[float], began: float, ended: float) -> float | None:
+    """How much longer a step took between two times than in the second before; None where too few ended there."""
+    steps = list(itertools.pairwise(times))
+    calm = [b - a for a, b in steps if a >= began - CALM_SECONDS and b <= began]
+    slow = [b - a for a, b in steps if a >= began and b <= ended]
+    return statistics.mean(slow) / statistics.mean(calm) - 1.0 if len(slow) > 2 and len(calm) > 2 else None
+
+
 def restart_pauses(start: Callable[[int, str], Restarted], folder: str) -> list[float]:
     """Pauses of a job that is stopped and started again at each size."""
-    pauses = []
+    pauses: list[float] = []
     run = start(2, folder)
     for num_replicas in (*SEQUENCE, None):
         first = run.first_steps(Path(folder))
@@ -159,98 +185,63 @@ def _until(look: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
         time.sleep(0.005)
 
 
-def exact_task() -> tuple[Any, Any, Any]:
-    import torch
-    from torch import nn
-
-    torch.manual_seed(5)
-    torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-    features = torch.randn(EXACT_SAMPLES, 6, dtype=torch.float64)
-    data = torch.utils.data.TensorDataset(features, torch.randint(0, 3, (EXACT_SAMPLES,)))
-    return model, torch.optim.AdamW(model.parameters(), lr=0.01), data
-
-
-def exact_replica(folder: str, epochs: int) -> dict[str, Any]:
-    """One replica of the job that random events happen to."""
-    import torch.nn.functional as F
-
-    import pollux
-
-    model, optimizer, data = exact_task()
-    job = pollux.init(
-        model, optimizer, data, EXACT_BATCH, checkpoint_dir=Path(folder) / "checkpoints", checkpoint_every=0.3
-    )
-    for _ in job.epochs(epochs):
-        for x, y in job.batches():
-            job.backward(F.cross_entropy(job.model(x), y))
-            if not (Path(folder) / "fast").exists():
-                time.sleep(0.01)
-    passes = [entry["samples"] for entry in job.receipt.to_json()["ledger"]]
-    job.close()
-    return {"parameters": [float(v) for p in model.parameters() for v in p.detach().reshape(-1)], "passes": passes}
-
-
-def exact_plain(epochs: int) -> list[float]:
-    import torch.nn.functional as F
-
-    from pollux.agent.order import pass_order
-
-    model, optimizer, data = exact_task()
-    for number in range(epochs):
-        for indices in pass_order(EXACT_SAMPLES, 0, number).split(EXACT_BATCH):
-            x, y = data[indices]
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    return [float(value) for parameter in model.parameters() for value in parameter.detach().reshape(-1)]
-
-
-def random_events(server: ReplicaServer, count: int, seed: int) -> dict[str, Any]:
-    """Many events to one run, and what they did to its samples and parameters."""
+def random_events(count: int, seed: int) -> dict[str, Any]:
+    """Many events to a job, of the local backend, and what they did to its samples and parameters."""
     chance = random.Random(seed)
-    epochs = 40 + 12 * count
-    with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
-        supervisor = LiveSupervisor(
-            server,
-            f"{__file__}:exact_replica",
-            {"folder": folder, "epochs": epochs},
-            {"POLLUX_TIMEOUT": "20"},
-            hang_seconds=3.0,
-        )
-        outcomes: list[str] = []
+    verdicts: list[Any] = []
+    stuck, events = 0, 0
+    outcomes: dict[str, int] = {}
+    while events < count and not stuck:
         try:
-            supervisor.start(2)
-            _until(lambda: supervisor.step() >= 3, "the first steps")
-            outcomes += [supervisor.random_event(chance) for _ in range(count)]
-            (Path(folder) / "fast").touch()
-            results = supervisor.wait(60.0 + 0.05 * epochs)
-            ended = [result.value for result in results if result.exit_code == 0 and result.value]
+            verdict = _job_with_events(chance, min(EVENTS_A_JOB, count - events))
         except AssertionError as error:
             print(error, file=sys.stderr)
-            ended = []
-        finally:
-            supervisor.close()
-    wanted = exact_plain(epochs)
-    size = max(abs(value) for value in wanted)
-    apart = [max(abs(a - b) for a, b in zip(e["parameters"], wanted, strict=True)) / size for e in ended]
-    passes = [samples for value in ended for samples in value["passes"]]
+            stuck = 1
+            break
+        verdicts.append(verdict)
+        events += verdict.events
+        for outcome, number in verdict.outcomes.items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + number
+        print(f"{events} of {count} events", file=sys.stderr)
     return {
-        "events": len(outcomes),
-        "outcomes": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
-        "samples_lost": sum(max(EXACT_SAMPLES - samples, 0) for samples in passes),
-        "samples_repeated": sum(max(samples - EXACT_SAMPLES, 0) for samples in passes),
-        "largest_difference": max(apart, default=None),
-        "false_alarms": supervisor.false_alarms,
-        "stuck": 0 if ended else 1,
+        "events": events,
+        "outcomes": dict(sorted(outcomes.items())),
+        "samples_lost": sum(verdict.samples_lost for verdict in verdicts),
+        "samples_repeated": sum(verdict.samples_repeated for verdict in verdicts),
+        "largest_difference": max((verdict.largest_difference for verdict in verdicts), default=None),
+        "stuck": stuck,
     }
 
 
-def measure(seed: int, events: int) -> dict[str, Any]:
-    result: dict[str, Any] = {"pauses": []}
+def _job_with_events(chance: random.Random, count: int) -> Any:
+    from pollux.backends.local import LocalBackend
+    from pollux.testing.live_events import EventRun
+
+    with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
+        home = Path(folder) / "home"
+        home.mkdir()
+        run = EventRun(lambda: LocalBackend(home, slots=4, hang_seconds=2.5), Path(folder) / "job", 30 + 4 * count)
+        try:
+            run.until("warm backend", lambda: isinstance(run.backend, LocalBackend) and run.backend.is_warm)
+            run.start(2)
+            run.settled()
+            for _ in range(count):
+                if not run.event(chance):
+                    break
+            return run.finish()
+        finally:
+            run.close()
+
+
+def measure(seed: int, events: int, quick: bool, with_workload: bool) -> dict[str, Any]:
+    import resize_gpu
+    import resize_workload
+
+    result: dict[str, Any] = {"pauses": [], "slower_while_joiners_prepare": {}}
     with ReplicaServer() as server:
         for size, width in WIDTHS.items():
-            live = live_pauses(server, width)
+            live, slower = live_pauses(server, width)
+            result["slower_while_joiners_prepare"][size] = slower
             with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
                 warm = restart_pauses(warm_start(server, width), folder)
             with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
@@ -267,8 +258,10 @@ def measure(seed: int, events: int) -> dict[str, Any]:
             result[f"live_over_warm_{size}"] = max(a / b for a, b in zip(seconds, warm, strict=True))
             result[f"mean_live_over_cold_{size}"] = statistics.mean(seconds) / statistics.mean(cold)
             result[f"mean_live_over_warm_{size}"] = statistics.mean(seconds) / statistics.mean(warm)
-        result |= random_events(server, events, seed)
-    return result
+    result["profile_of_steps"] = resize_gpu.profiles("cpu")
+    if with_workload:
+        result["workload"] = resize_workload.measure(quick)
+    return result | random_events(events, seed)
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -295,9 +288,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few random events, and nothing is kept")
+    parser.add_argument("--quick", action="store_true", help="a short workload, few random events, and nothing is kept")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--events", type=int, help="random events; 10 when quick, else 100")
+    parser.add_argument("--no-workload", action="store_true", help="leave out the workload under a service")
+    parser.add_argument("--gpu", action="store_true", help="what one GPU can show, and nothing else")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="with --gpu; cpu tries the same out")
     parser.add_argument("--replica", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.replica:
@@ -306,7 +302,12 @@ def main() -> None:
     # Not above: replicas are forked by a process that does not have this folder on its path.
     from measure import finish
 
-    result = measure(asked.seed, asked.events or (10 if asked.quick else 100))
+    if asked.gpu:
+        import resize_gpu
+
+        finish("resize_gpu", resize_gpu.measure(asked.device, asked.quick), asked.quick or asked.device == "cpu")
+        return
+    result = measure(asked.seed, asked.events or (10 if asked.quick else 100), asked.quick, not asked.no_workload)
     if not asked.quick:
         draw(result, Path(__file__).resolve().parents[1] / "docs" / "images" / "resize.png")
     finish("resize", result, asked.quick)

@@ -1,8 +1,9 @@
-"""How fast the service answers under load: `python benchmarks/service.py [--quick] [--seed N]`.
+"""How fast the service answers under load: `python benchmarks/service.py [--quick] [--seed N] [--viewers N]`.
 
 1,000 jobs, 1,000 agents that report every 30 seconds (durable before the reply) and 20 clients that list 100 jobs once
 a second, for 60 seconds (`--quick`: 20), from a process of its own. The service is the real one, SQLite included, in a
 process of its own as well; only the replicas are made up. Then a while without load, for what it costs when idle.
+`--viewers N`: so many people watch the page as well, each with a stream of events, and the summary every five seconds.
 """
 
 from __future__ import annotations
@@ -87,8 +88,10 @@ class Client:
 class Load:
     """The load generator: agents and clients, and how long each answer took."""
 
-    def __init__(self, port: int, token: str, seed: int) -> None:
-        self.port, self.token = port, token
+    def __init__(self, port: int, token: str, seed: int, viewers: int = 0) -> None:
+        self.port, self.token, self.viewers = port, token, viewers
+        self.heard = self.drops = 0
+        self.lags: list[float] = []
         self.random = random.Random(seed)
         self.took: dict[str, list[float]] = {"report": [], "list": []}
         self.errors = 0
@@ -171,19 +174,55 @@ class Load:
             await asyncio.sleep(max(began + 1.0 - time.monotonic(), 0.0))
         client.close()
 
+    async def viewer(self, until: float) -> None:
+        """A page that somebody looks at: follows the events, and comes back where the stream ends."""
+        await asyncio.sleep(self.random.uniform(0, 2))
+        while time.monotonic() < until:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            head = f"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self.token}\r\n\r\n"
+            writer.write(head.encode())
+            try:
+                while (left := until - time.monotonic()) > 0:
+                    line = await asyncio.wait_for(reader.readline(), left)
+                    if not line:
+                        self.drops += 1
+                        break
+                    if line.startswith(b"data:"):
+                        self.heard += 1
+                        self.lags.append((time.time() - json.loads(line[5:])["at"]) * 1e3)
+            except TimeoutError:
+                pass
+            writer.close()
+
+    async def watcher(self, until: float) -> None:
+        client = Client(self.port, self.token)
+        await asyncio.sleep(self.random.uniform(0, 5))
+        while time.monotonic() < until:
+            await self.timed("watch", client, "GET", "/v1/summary")
+            await asyncio.sleep(5.0)
+        client.close()
+
     async def run(self, seconds: float) -> dict[str, Any]:
         began = time.monotonic()
         await self.submit_all()
         submitted = time.monotonic() - began
         until = time.monotonic() + seconds
         agents = [self.agent(number, until) for number in range(NUM_JOBS)]
-        await asyncio.gather(*agents, self.learn(until), *(self.lister(until) for _ in range(NUM_CLIENTS)))
+        watching = [each(until) for _ in range(self.viewers) for each in (self.viewer, self.watcher)]
+        if watching:
+            self.took["watch"] = []
+        await asyncio.gather(*agents, self.learn(until), *(self.lister(until) for _ in range(NUM_CLIENTS)), *watching)
         every = sorted(self.took["report"] + self.took["list"])
         found: dict[str, Any] = {
             "p50_ms": round(statistics.median(every), 2), "p99_ms": round(percentile(every, 0.99), 2),
             "requests_per_second": round(len(every) / seconds, 1), "errors": self.errors, "requests": len(every),
             "max_ms": round(every[-1], 1), "submit_seconds": round(submitted, 1),
         }  # fmt: skip
+        if self.viewers:
+            found |= {
+                "viewers": self.viewers, "viewer_messages_per_second": round(self.heard / seconds, 1),
+                "viewer_drops": self.drops, "viewer_lag_p99_ms": round(percentile(sorted(self.lags), 0.99), 1),
+            }  # fmt: skip
         for kind, took in self.took.items():
             found[f"{kind}_p99_ms"] = round(percentile(sorted(took), 0.99), 2)
         return found
@@ -222,13 +261,14 @@ def decisions(home: Path) -> dict[str, Any]:
     }
 
 
-def measure(home: Path, seconds: float, idle_seconds: float, seed: int) -> dict[str, Any]:
+def measure(home: Path, seconds: float, idle_seconds: float, seed: int, viewers: int = 0) -> dict[str, Any]:
     service = subprocess.Popen([sys.executable, __file__, "--serve", str(home), "--seed", str(seed)])
     try:
         until = time.monotonic() + 60
         while not (home / "service.json").exists() and time.monotonic() < until:
             time.sleep(0.05)
         command = [sys.executable, __file__, "--load", str(home), "--seconds", str(seconds), "--seed", str(seed)]
+        command += ["--viewers", str(viewers)]
         before, began = core_seconds(service.pid), time.monotonic()
         load = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
         result: dict[str, Any] = json.loads(load.stdout.splitlines()[-1])
@@ -250,6 +290,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="20 seconds of load instead of 60")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float)
+    parser.add_argument("--viewers", type=int, default=0, help="people who watch the page meanwhile")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -258,13 +299,15 @@ def main() -> None:
     elif options.load is not None:
         url = json.loads((options.load / "service.json").read_text())["url"]
         token = (options.load / "token").read_text().strip()
-        load = Load(int(url.rsplit(":", 1)[1]), token, options.seed)
+        load = Load(int(url.rsplit(":", 1)[1]), token, options.seed, options.viewers)
         print(json.dumps(asyncio.run(load.run(options.seconds))))
     else:
         with tempfile.TemporaryDirectory(prefix="pollux-service-") as folder:
             seconds = options.seconds or (20.0 if options.quick else 60.0)
-            result = measure(Path(folder) / "home", seconds, 10.0 if options.quick else 30.0, options.seed)
-        finish("service", result, options.quick)
+            result = measure(
+                Path(folder) / "home", seconds, 10.0 if options.quick else 30.0, options.seed, options.viewers
+            )
+        finish("service_viewers" if options.viewers else "service", result, options.quick)
 
 
 if __name__ == "__main__":

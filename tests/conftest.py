@@ -29,6 +29,16 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ[name] = str(value)
 
 
+_APART = {"tests/integration/ray": "ray", "tests/integration/slurm": "slurm", "tests/browser": "browser"}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What needs a cluster or a browser is run by a target of its own; see the Makefile."""
+    for folder, mark in _APART.items():
+        if item.path.is_relative_to(REPOSITORY / folder):
+            item.add_marker(mark)
+
+
 @pytest.fixture(scope="session")
 def osdi21_data() -> Path:
     """The published OSDI'21 measurements and workloads, read in place."""

@@ -1,10 +1,6 @@
-"""Every row of the table of failures of a live resize, scripted; and many of them at random moments.
-
-`POLLUX_FAULT_EVENTS` and `POLLUX_FAULT_SEED` set how many random events there are, and which.
-"""
+"""Rows of the table of failures of a live resize, scripted; those that need the real shim are in `test_live_rows`."""
 
 import os
-import random
 import signal
 import time
 from pathlib import Path
@@ -18,8 +14,6 @@ from pollux.testing.training import load_module
 SCRIPT = str(Path(__file__).parents[1] / "integration" / "agent" / "live_script.py")
 LIVE = load_module(SCRIPT)
 check_exact, finish = LIVE.check_exact, LIVE.finish
-EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "6"))
-SEED = int(os.environ.get("POLLUX_FAULT_SEED", "1"))
 
 
 @pytest.fixture
@@ -158,15 +152,3 @@ def test_when_nobody_says_how_to_go_on_the_state_is_saved_and_the_job_restarts(s
     values = finish(supervisor, tmp_path)
     assert values[0]["began"] > 0
     check_exact(values)
-
-
-def test_random_events_lose_nothing_and_end_well(supervise, tmp_path):
-    print(f"seed {SEED}, {EVENTS} events")
-    chance = random.Random(SEED)
-    epochs = 20 + 12 * EVENTS
-    supervisor = supervise(2, hang_seconds=3.0, epochs=epochs, checkpoint_every=0.3, pace=0.01)
-    for number in range(EVENTS):
-        print(number, supervisor.random_event(chance), flush=True)
-    values = finish(supervisor, tmp_path)
-    check_exact(values, epochs=epochs)
-    assert supervisor.false_alarms == 0

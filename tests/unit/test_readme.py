@@ -44,6 +44,18 @@ def test_commands_and_options_exist(line):
     assert {word for word in words if word.startswith("--")} <= known
 
 
+def test_the_transcript_shows_only_what_was_typed():
+    """That the same commands print such lines is tested against a real service, with the command line."""
+    block = next(block for block in blocks("") if block.startswith("$ pollux up"))
+    assert len(block.splitlines()) <= 16
+    submitted = [Path(word) for line in block.splitlines() for word in line.split() if word.endswith("job.yaml")]
+    files = [(Path(__file__).parents[2] / file).read_text(encoding="utf-8") for file in submitted]
+    names = [match[1] for file in files if (match := re.search(r"^name: (\S+)", file, flags=re.MULTILINE))]
+    shown = re.findall(r"^(\S+) +(?:queued|starting|running|resizing) ", block, flags=re.MULTILINE)
+    assert shown
+    assert set(shown) <= set(names)
+
+
 def train(folder: str) -> None:
     """Run in a replica: the first example on a small task, in fewer epochs."""
     import torch

@@ -45,6 +45,7 @@ class Environment:
     stopped_at: float | None = None
     store: str = ""
     joins: bool = False
+    run_id: str = ""
 
     def batches(
         self, initial: int | None, maximum: int | None, local: int | None
@@ -130,6 +131,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         stopped_at=_seconds(variables, "POLLUX_STOPPED_AT"),
         store=variables.get("POLLUX_STORE", ""),
         joins=variables.get("POLLUX_JOIN", "") == "1",
+        run_id=variables.get("POLLUX_RUN_ID", ""),
     )
 
 

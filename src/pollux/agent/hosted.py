@@ -23,11 +23,11 @@ from pollux.agent.averaging import Averager
 from pollux.agent.environment import Environment, gpu_type
 from pollux.agent.hosted_steps import HostedOptions, HostedSteps
 from pollux.agent.loader import Loader, LoaderOptions
-from pollux.agent.membership import Membership, connect
+from pollux.agent.membership import STORE_SECONDS, Membership, connect
 from pollux.agent.noise import NoiseEstimate, NoiseTracker
 from pollux.agent.progress import Progress
 from pollux.agent.regroup import refuse_all
-from pollux.agent.replicas import LIVE_TIMEOUT_SECONDS, Replicas
+from pollux.agent.replicas import Replicas
 from pollux.agent.shapes import MicroBatch
 from pollux.agent.tuner import Change
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
@@ -100,7 +100,7 @@ class HostedTraining:
         replicas = Replicas(environment, device)
         if environment.store and replicas.is_first and not self._refuses:
             self._refuses = True
-            store = connect(environment.store, LIVE_TIMEOUT_SECONDS)
+            store = connect(environment.store, STORE_SECONDS)
             membership = Membership(store, environment.generation, environment.replica)
             refuse_all(membership, "a framework owns the loop and its process group: this job moves by a restart")
         replicas.check_same("batch_size", options.batch_size)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from pollux.agent.environment import Environment
+from pollux.agent.environment import Environment, read_environment
 from pollux.agent.hosted import HostedTraining
 from pollux.agent.hosted_steps import HostedOptions
 from pollux.agent.loader import LoaderOptions
@@ -156,11 +156,14 @@ class PolluxCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the trainer's replicas and its optimiser."""
         _check_trainer(trainer, pl_module)
+        given = read_environment()
         environment = Environment(
             replica=trainer.global_rank,
             num_replicas=trainer.world_size,
             local_replica=trainer.local_rank,
             num_nodes=trainer.num_nodes,
+            generation=given.generation,
+            store=given.store,
         )
         self._training.attach(trainer.optimizers[0], environment, trainer.strategy.root_device)
 

@@ -18,9 +18,12 @@ import torch.distributed as dist
 
 from pollux.core.errors import InvalidInput, Unreachable
 
-__all__ = ["LOST", "Member", "Membership", "Plan", "connect"]
+__all__ = ["LOST", "STORE_SECONDS", "Member", "Membership", "Plan", "connect"]
 
 LOST = "lost"
+STORE_SECONDS = 60.0
+"""How long a request to the job's store may take."""
+
 _PREFIX = "pollux/live"
 _POLL_SECONDS = 0.003
 _DEADLINES = {"join": 30.0, "regroup": 10.0, "transfer": 30.0}

@@ -11,13 +11,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from pollux.agent.heartbeat import FIRST_STEP, REGROUP, Heartbeat
+from pollux.agent.heartbeat import FINISHED, FIRST_STEP, REGROUP, Heartbeat, thread_clock
 from pollux.agent.membership import LOST, Membership, Plan
 from pollux.agent.replicas import Replicas, is_loss
 from pollux.agent.state import State
@@ -121,7 +121,7 @@ class Live:
 
     def __init__(self, membership: Membership, replicas: Replicas, joins: bool) -> None:
         self.membership = membership
-        self.beat = Heartbeat()
+        self.beat = Heartbeat(worked=thread_clock())
         self.refusal = ""
         self.last_pause: tuple[float, str] | None = None
         self._replicas = replicas
@@ -142,7 +142,11 @@ class Live:
         """Tell that this replica lives, where that is so and due."""
         beat = self.beat.due()
         if beat is not None:
-            self.membership.tell("beat", self.membership.generation, self.membership.rank, beat)
+            self._tell(beat)
+
+    def _tell(self, beat: Mapping[str, float | str | bool]) -> None:
+        membership = self.membership
+        membership.tell("beat", membership.generation, membership.rank, {**beat, "refusal": self.refusal})
 
     # At step boundaries
 
@@ -173,6 +177,18 @@ class Live:
         with contextlib.suppress(dist.DistError, RuntimeError):
             self.membership.tell("done", pause.plan.generation, self._replicas.replica, report)
 
+    def rest(self, what: str) -> None:
+        """No step comes next but code of the user's own: that is no part of a pause, which ends here if one is open."""
+        if self._pause is not None:
+            self._end_pause(self.beat.step)
+        self.beat.busy = what
+
+    def finish(self) -> None:
+        """The job is through; whatever the script still does, no change is waited for any more."""
+        self.rest(FINISHED)
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            self._tell(self.beat.last())
+
     def wanted(self) -> int | None:
         """The generation to go to now, as this replica sees it; None where it is in the newest that concerns it."""
         plan = self.membership.newest()
@@ -197,8 +213,11 @@ class Live:
 
     def resize(self, job: Movable, generation: int) -> None:
         """Go to that generation from a boundary that all replicas are at; returns in it, or ends this process."""
-        plan = self.membership.plan(generation)
+        plan = None
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            plan = self.membership.plan(generation)
         if plan is None:
+            # Without the store nobody goes anywhere; those that do wait for this replica in vain, and say so.
             return
         began = self._stepped_at
         self.beat.busy = REGROUP
@@ -220,6 +239,7 @@ class Live:
         """Go on without replicas that were lost, from memory; ends this process where nobody says with whom."""
         _log.warning("other replicas are gone (%s): waiting to go on without them", problem.splitlines()[0][:200])
         began = self._stepped_at
+        self._pause = None
         self.beat.busy = REGROUP
         self.beat.waiting = False
         at_phase("lost", self.membership.rank)
@@ -308,6 +328,8 @@ class Live:
                 return "here"
             if membership.newest(above=generation) is not None:
                 return "there is a newer generation"
+            if self._stop_wanted():
+                return "asked to stop"
             why = membership.has_failed(generation)
             return None if why is None else f"it was given up: {why}"
 
@@ -387,10 +409,12 @@ class Live:
 
 def refuse_all(membership: Membership, why: str) -> threading.Thread:
     """Answer every generation to come with `why`, for jobs that only move by a restart; from a thread of its own."""
+    said = {"step": -1, "at": time.time(), "busy": "", "waiting": False, "refusal": why}
 
     def work() -> None:
         answered = membership.generation
         with contextlib.suppress(dist.DistError, RuntimeError):
+            membership.tell("beat", membership.generation, membership.rank, said)
             while True:
                 committed = membership.committed()
                 if committed > answered:

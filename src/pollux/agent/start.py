@@ -29,7 +29,7 @@ from pollux.agent.engine import Engine, StepOptions
 from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
 from pollux.agent.job import Job
 from pollux.agent.loader import Loader, LoaderOptions
-from pollux.agent.membership import Membership, connect
+from pollux.agent.membership import STORE_SECONDS, Membership, connect
 from pollux.agent.meter import GradientMeter
 from pollux.agent.options import (
     batch_range,
@@ -43,7 +43,7 @@ from pollux.agent.options import (
 from pollux.agent.progress import Progress, Schedule
 from pollux.agent.receipt import Receipt
 from pollux.agent.regroup import Live
-from pollux.agent.replicas import LIVE_TIMEOUT_SECONDS, Replicas
+from pollux.agent.replicas import Replicas
 from pollux.agent.reporting import Teller
 from pollux.agent.rules import OwnRule
 from pollux.agent.state import Stateful, TrainingState
@@ -355,7 +355,7 @@ def _replicas(environment: Environment, device: torch.device, timeout: float | N
     if not environment.store:
         return Replicas(environment, device, timeout), None
     own_group = torch.distributed.is_initialized()
-    store = connect(environment.store, timeout or environment.timeout or LIVE_TIMEOUT_SECONDS)
+    store = connect(environment.store, timeout or environment.timeout or STORE_SECONDS)
     membership = Membership(store, environment.generation, environment.replica)
     place = replace(environment, replica=0, num_replicas=1, num_nodes=1) if environment.joins else environment
     replicas = Replicas(place, device, timeout, membership.group_store(environment.generation))

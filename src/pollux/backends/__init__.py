@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any, cast
@@ -11,11 +12,13 @@ from typing import Any, cast
 from pollux.backends.protocol import Backend
 from pollux.core.errors import InvalidInput, UnknownName, choices
 
-__all__ = ["available", "create", "names", "options", "summary"]
+__all__ = ["available", "create", "load", "names", "option_kinds", "options", "summary"]
 
 _REGISTRY: Mapping[str, str] = {
     "local": "pollux.backends.local:LocalBackend",
     "inline": "pollux.backends.inline:InlineBackend",
+    "ray": "pollux.backends.ray:RayBackend",
+    "slurm": "pollux.backends.slurm:SlurmBackend",
 }
 
 
@@ -24,7 +27,8 @@ def names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
-def _load(name: str) -> type[Any]:
+def load(name: str) -> type[Any]:
+    """The class of a backend; UnknownName for a name that is not registered."""
     target = _REGISTRY.get(name)
     if target is None:
         raise UnknownName("backend", name, _REGISTRY)
@@ -34,7 +38,13 @@ def _load(name: str) -> type[Any]:
 
 def options(name: str) -> frozenset[str]:
     """The options that a backend takes."""
-    return frozenset(inspect.signature(_load(name)).parameters)
+    return frozenset(option_kinds(name))
+
+
+def option_kinds(name: str) -> Mapping[str, str]:
+    """The options that a backend takes, each with its type as the class has it."""
+    parameters = inspect.signature(load(name)).parameters.values()
+    return {parameter.name: str(parameter.annotation) for parameter in parameters}
 
 
 def create(name: str, **given: object) -> Backend:
@@ -45,7 +55,7 @@ def create(name: str, **given: object) -> Backend:
     for option in given:
         if option not in options(name):
             raise InvalidInput(f"backend '{name}' has no option '{option}': {choices(option, options(name))}")
-    return cast(Backend, _load(name)(**given))
+    return cast(Backend, load(name)(**given))
 
 
 def summary(name: str) -> str:
@@ -60,7 +70,21 @@ def available(name: str) -> str | None:
     _check(name)
     if name == "local" and not sys.platform.startswith("linux"):
         return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"
+    if name == "slurm":
+        return _without_slurm()
+    if name == "ray":
+        return str(said) if (said := importlib.import_module("pollux.backends.ray").missing()) else None
     return None
+
+
+def _without_slurm() -> str | None:
+    absent = [command for command in ("sbatch", "squeue", "sinfo", "scancel") if shutil.which(command) is None]
+    if not absent:
+        return None
+    return (
+        f"Slurm's commands are not here (no {', '.join(absent)} in PATH): run the service on a login node of the "
+        "cluster, or install its client packages (Debian: slurm-client)"
+    )
 
 
 def _check(name: str) -> None:

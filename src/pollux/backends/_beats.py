@@ -6,28 +6,37 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DEFAULT_HANG_SECONDS", "Beats"]
+__all__ = ["DEFAULT_HANG_SECONDS", "FINISHED", "Beats"]
 
 DEFAULT_HANG_SECONDS = 30.0
 """How long a replica that trains may be silent."""
+
+FINISHED = "finished"
+"""What a replica is busy with whose job is through, while its script still does something of its own."""
+
+_REGROUP = "regroup"
+# What is announced may take long, and is told again every second, unless something holds the whole interpreter up.
+_BUSY_TIMES = 10.0
 
 
 @dataclass(slots=True)
 class _Sign:
     step: int
-    busy: bool
+    busy: str
     at: float
-    stepped: bool = False
 
 
 @dataclass(slots=True)
 class Beats:
-    """The last beat of each replica, by its number. Hung is who has stepped, announced nothing and is silent.
+    """The last beat of each replica, by its number. Hung is who has stepped, and is silent for `hang_seconds`.
 
-    `false_alarms` counts beats that came after their replica had been given up.
+    Who announced something long is given ten times as much; who goes to another generation, `regroup_seconds` more,
+    while which it may wait for others in the store. `false_alarms` counts beats that came after their replica had been
+    given up.
     """
 
     hang_seconds: float = DEFAULT_HANG_SECONDS
+    regroup_seconds: float = 30.0
     false_alarms: int = 0
     _signs: dict[int, _Sign] = field(default_factory=dict)
     _given_up: set[int] = field(default_factory=set)
@@ -38,16 +47,30 @@ class Beats:
             self.false_alarms += 1
             self._given_up.discard(number)
             return
-        step, before = int(beat.get("step", -1)), self._signs.get(number)
-        stepped = before is not None and (before.stepped or step > before.step)
-        self._signs[number] = _Sign(step, bool(beat.get("busy")), now, stepped)
+        self._signs[number] = _Sign(int(beat.get("step", -1)), str(beat.get("busy") or ""), now)
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Forget all others, and that these have stepped: a new generation has a first step of its own."""
+        """Forget all others."""
         kept = set(numbers)
         self._signs = {number: sign for number, sign in self._signs.items() if number in kept}
-        for sign in self._signs.values():
-            sign.stepped = False
+
+    def renew(self, number: int) -> None:
+        """The number is another replica's from now on."""
+        self._signs.pop(number, None)
+        self._given_up.discard(number)
+
+    def settle(self, numbers: Iterable[int], now: float) -> None:
+        """These are the replicas now, and each has just taken its first step among them."""
+        steps = self.steps()
+        self._signs = {number: _Sign(max(steps.get(number, 0), 0), "", now) for number in numbers}
+
+    def steps(self) -> dict[int, int]:
+        """The last step that each has told of."""
+        return {number: sign.step for number, sign in self._signs.items()}
+
+    def is_finished(self) -> bool:
+        """Whether one says that the job is through."""
+        return any(sign.busy == FINISHED for sign in self._signs.values())
 
     def silent(self, now: float) -> list[int]:
         """Those that are hung at this time; each is named once."""
@@ -65,4 +88,8 @@ class Beats:
 
     def _due_of(self, number: int) -> float:
         sign = self._signs[number]
-        return sign.at + self.hang_seconds if sign.stepped and not sign.busy else float("inf")
+        if sign.busy == FINISHED or (sign.step < 0 and not sign.busy):
+            return float("inf")
+        if sign.busy == _REGROUP:
+            return sign.at + self.hang_seconds + self.regroup_seconds
+        return sign.at + self.hang_seconds * (_BUSY_TIMES if sign.busy else 1.0)

@@ -5,26 +5,29 @@ Nothing here waits: the shim's loop hands in what happened and asks when to look
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import operator
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pollux.backends import _processes, _storehost
+from pollux.backends._hands import Body, Hands
 from pollux.backends._logfile import LogWriter
 from pollux.backends._outcome import judge
 from pollux.backends._records import record_path, write_record
 from pollux.backends._regroup import Change, Seat
-from pollux.backends._replica import ReplicaStart, start_replica
+from pollux.backends._replica import ReplicaStart
+from pollux.backends._variables import node_of, rank_variables
 from pollux.backends.protocol import Exit, ReplicasEnded
 
-__all__ = ["Generation", "Member", "Order"]
+__all__ = ["Fleet", "Generation", "Member", "Order"]
 
 FAILED_OTHERS_SECONDS = 5.0
 """How long replicas may go on once another has failed: a collective that lost a peer ends by itself, or never."""
@@ -32,16 +35,31 @@ FAILED_OTHERS_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 2.0
 _MEMORY_SECONDS = 0.25
 _MEMORY_SHARE = 20.0
-_SWEEP_SECONDS = 0.01
 _READ_BYTES = 64 << 10
 _FLOOD_BYTES = 4 << 20
 _FLOOD_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
+class Fleet:
+    """Where hosts of other nodes listen, by node, and the secret (hexadecimal) by which they know us.
+
+    `head` is the address by which nodes reach this machine. A host ends replicas of a shim that it has not heard for
+    `lease_seconds`; a node not heard for `lost_seconds`, which are more, counts as lost.
+    """
+
+    secret: str
+    head: str
+    nodes: Mapping[str, tuple[str, int]]
+    lease_seconds: float
+    lost_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """A launch as a shim gets it: every replica's own variables and cores, and the places they hold.
 
+    A place is a number on this machine, or `NODE/number` on one of the `fleet`'s; `gpus` is the device behind a place.
     `live`: its replicas may change while they run; one that is silent for `hang_seconds` then counts as hung.
     """
 
@@ -52,7 +70,7 @@ class Order:
     environ: Mapping[str, str]
     replicas: tuple[Mapping[str, str], ...]
     cores: tuple[tuple[int, ...], ...]
-    places: tuple[int, ...]
+    places: tuple[str, ...]
     run_id: str
     path_was_set: bool
     grace_seconds: float
@@ -61,6 +79,8 @@ class Order:
     log_cap_bytes: int
     live: bool = False
     hang_seconds: float = 30.0
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    fleet: Fleet | None = None
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Order:
@@ -69,39 +89,44 @@ class Order:
         for name in ("argv", "replicas", "places"):
             plain[name] = tuple(plain[name])
         plain["cores"] = tuple(tuple(cores) for cores in plain["cores"])
+        if plain.get("fleet") is not None:
+            fleet = dict(plain["fleet"])
+            fleet["nodes"] = {node: (str(where[0]), int(where[1])) for node, where in fleet["nodes"].items()}
+            plain["fleet"] = Fleet(**fleet)
         return cls(**plain)
 
-    def seated(self, places: tuple[int, ...]) -> Order:
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that its places are on."""
+        return len({node_of(place) for place in self.places})
+
+    def seated(self, places: tuple[str, ...]) -> Order:
         """The same with its places in another order, which is that of the ranks."""
         before = [self.places.index(place) for place in places]
-        ranks = ({name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")} for rank in range(len(places)))
-        replicas = tuple({**self.replicas[was], **rank} for was, rank in zip(before, ranks, strict=True))
-        environ, gpus = dict(self.environ), self.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if len(gpus) == len(places):
-            # A replica takes the GPU of its rank among those it sees at its start, and keeps it as long as it lives.
-            environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[was] for was in before)
         cores = tuple(self.cores[was] for was in before)
-        return replace(self, places=places, replicas=replicas, cores=cores, environ=environ)
+        return replace(self, places=places, replicas=rank_variables(places, self.gpus), cores=cores)
 
 
 @dataclass(slots=True)
 class Member:
-    """One replica: its process, the reading end of its output, its log, and how it ended.
+    """One replica: its process, its log, and how it ended.
 
     `number` is its own as long as it lives, and that of its log; its `rank` may change.
     """
 
     number: int
     rank: int
-    place: int
-    pid: int
-    start: int
-    output: int
+    place: str
+    body: Body
     log: LogWriter
     code: int | None = None
     ended_at: float = 0.0
     read_bytes: int = 0
-    pipe: str = ""
+
+    @property
+    def output(self) -> int:
+        """The reading end of its output; -1 for none."""
+        return self.body.output
 
 
 @dataclass(slots=True)
@@ -110,14 +135,15 @@ class Generation:
 
     order: Order
     folder: Path
-    warm_variables: Mapping[str, str] | None
+    hands: Hands
+    is_warm: bool
     let_go: Callable[[], None]
     store: _storehost.StoreHost | None = None
     members: list[Member] = field(default_factory=list)
     departed: list[Member] = field(default_factory=list)
     told_to_stop: bool = False
     ended: ReplicasEnded | None = None
-    _store_host: int | None = None
+    store_host: int | None = None
     _kill_at: float | None = None
     _failed_at: float | None = None
     _ended_by_us: set[int] = field(default_factory=set)
@@ -130,11 +156,9 @@ class Generation:
     _memory_at: float = 0.0
     _flooded_until: float | None = None
     _window_began: float = 0.0
-    _oom_kills: int = 0
 
     def start(self) -> None:
         """Note the intent, fork, note who they are. In a forked replica this does not return: see `ForkedReplica`."""
-        self._oom_kills = _processes.oom_kills()
         self._note()
         self._port, hosted = self._meeting_point()
         for rank in range(len(self.order.replicas)):
@@ -153,24 +177,23 @@ class Generation:
         """A port, and whether a process of ours listens there: for more than one replica and with PyTorch."""
         if self.store is not None:
             return self.store.port, True
-        listener, port = _storehost.listen()
+        listener, port = _storehost.listen(self._head)
         hosted = len(self.order.replicas) > 1 and _storehost.is_possible()
         if hosted:
-            self._store_host = _storehost.start(listener, port, self.warm_variables is not None, self.let_go)
+            self.store_host = _storehost.start(listener, port, self.is_warm, self.let_go, head=self._head)
         os.close(listener)
         return port, hosted
 
+    @property
+    def _head(self) -> str:
+        return "127.0.0.1" if self.order.fleet is None else self.order.fleet.head
+
     def _fork(self, rank: int, number: int, environ: Mapping[str, str]) -> None:
         order = self.order
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(reading, False)
         start = ReplicaStart(order.argv, order.workdir, environ, order.cores[rank], order.path_was_set)
-        pid = start_replica(start, writing, self.warm_variables, self.let_go)
-        pipe = os.readlink(f"/proc/self/fd/{reading}")
-        os.close(writing)
         log = LogWriter(Path(order.logs) / f"{number}.log", order.log_cap_bytes)
-        began = _processes.start_time(pid) or 0
-        self.members.append(Member(number, rank, order.places[rank], pid, began, reading, log, pipe=pipe))
+        body = self.hands.start(start, order.places[rank], order.memory_bytes, log.write)
+        self.members.append(Member(number, rank, order.places[rank], body, log))
 
     def _note(self) -> None:
         order = self.order
@@ -185,7 +208,9 @@ class Generation:
                 "boot": _processes.boot_id(),
                 "places": sorted({*order.places, *(member.place for member in self._all_living())}),
                 "live": order.live,
-                "replicas": [[member.pid, member.start, member.pipe] for member in self._all_living()],
+                "replicas": [] if order.fleet else [[b.pid, b.start, b.pipe] for b in self._bodies()],
+                "nodes": {} if order.fleet is None else dict(order.fleet.nodes),
+                "session": self.hands.session,
             },
         )
 
@@ -206,7 +231,7 @@ class Generation:
         seats = [Seat(member.number, ranks[member.number]) for member in staying]
         joining = [Seat(number, None) for number, _ in zip(numbers, free, strict=False)]
         leavers = tuple(member.number for member in holders if member.place not in taken)
-        return Change(order.generation, (*seats, *joining), leavers)
+        return Change(order.generation, (*seats, *joining), leavers, self.order.num_nodes)
 
     def renumber(self, generation: int) -> None:
         """It ends, and does so as this generation: the order for it came too late."""
@@ -236,15 +261,13 @@ class Generation:
         self.members.remove(member)
         self.departed.append(member)
         if member.code is not None:
-            table = _processes.process_table()
-            _processes.kill_all(row.pid for row in table.values() if row.session == member.pid)
+            self.hands.sweep(member.body)
 
     def kill(self, number: int) -> None:
         """End one replica, and all of its session, at once."""
         for member in self._all_living():
             if member.number == number:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(member.pid, signal.SIGKILL)
+                self.hands.kill(member.body)
 
     def give_up(self, why: str) -> None:
         """It ends, to be started anew from its checkpoint, which replicas that can still save have time for."""
@@ -261,6 +284,14 @@ class Generation:
 
     def _all_living(self) -> list[Member]:
         return [member for member in (*self.members, *self.departed) if member.code is None]
+
+    def _bodies(self) -> list[Body]:
+        return [member.body for member in self._all_living()]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether all are processes, or were."""
+        return all(member.body.up or member.code is not None for member in self.members)
 
     @property
     def outputs(self) -> list[Member]:
@@ -290,21 +321,35 @@ class Generation:
         name = os.path.basename(self.order.argv[0])
         alone = name.startswith("python") or name == "torchrun"
         for member in self._living():
-            # One that has ended and waits to be collected was through by itself.
-            if _processes.is_alive(member.pid, member.start):
+            if self.hands.terminate(member.body, alone):
                 self._asked.add(member.number)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                (os.kill if alone else os.killpg)(member.pid, signal.SIGTERM)
 
     def _living(self) -> list[Member]:
         return [member for member in self.members if member.code is None]
 
     def on_exit(self, pid: int, code: int) -> Member | None:
         """A child of the shim has ended: the replica that it was, if it was one; see `on_failure`."""
-        if pid == self._store_host:
-            self._store_host = None
+        if pid == self.store_host:
+            self.store_host = None
+        return self._ended(lambda body: body.pid == pid and not body.key, code)
+
+    def on_far_loss(self, bodies: Collection[Body]) -> list[Member]:
+        """These are gone with their node: those of them that were replicas until now."""
+        found = [self._ended(partial(operator.is_, body), -signal.SIGKILL) for body in bodies]
+        return [member for member in found if member is not None]
+
+    def on_far_exit(self, body: Body, code: int, asked: bool) -> Member | None:
+        """A replica on another machine has ended; `asked`: it was told to end while it ran."""
+        member = self._ended(partial(operator.is_, body), code)
+        if member is None:
+            self.hands.sweep(body)
+        elif not asked:
+            self._asked.discard(member.number)
+        return member
+
+    def _ended(self, is_it: Callable[[Body], bool], code: int) -> Member | None:
         for member in (*self.members, *self.departed):
-            if member.pid == pid and member.code is None:
+            if member.code is None and is_it(member.body):
                 member.code, member.ended_at = code, time.time()
                 return member if member in self.members else None
         return None
@@ -317,7 +362,7 @@ class Generation:
     @property
     def lacks_memory(self) -> bool:
         """Whether a replica may have been ended for lack of memory."""
-        return bool(self._over_memory) or _processes.oom_kills() > self._oom_kills
+        return bool(self._over_memory) or self.hands.lacks_memory
 
     def on_output(self, member: Member) -> None:
         """Some output can be read: a bounded piece of it."""
@@ -329,7 +374,7 @@ class Generation:
             piece = b""
         if not piece:
             os.close(member.output)
-            member.output = -1
+            member.body.output = -1
             return
         member.log.write(piece)
         now = time.monotonic()
@@ -377,42 +422,16 @@ class Generation:
         self._terminate()
         self._kill_at = min(self._kill_at or float("inf"), now + _LAST_WORDS_SECONDS)
 
-    def _others(self, table: Mapping[int, _processes.ProcessRow]) -> list[int]:
-        """Every process below the shim that belongs to the job."""
-        hosts = (self._store_host, None if self.store is None else self.store.pid)
-        return [pid for pid in _processes.descendants(os.getpid(), table) if pid not in hosts]
-
     def _kill_rest(self) -> None:
-        _processes.kill_all(self._others(_processes.process_table()))
-        self._look_at = time.monotonic() + _SWEEP_SECONDS
-
-    def _used(self, pid: int, resident: int, inherited: int) -> int:
-        """What a process added to the memory it began with, in bytes; all that it has where nobody can tell."""
-        use = _processes.memory_use(pid)
-        return resident if use is None else use[0] - min(use[1], inherited)
+        self.hands.kill_all()
+        self._look_at = time.monotonic() + self.hands.sweep_seconds
 
     def _check_memory(self) -> None:
-        table = _processes.process_table()
-        there = [*self.members, *self.departed]
-        used = {member.number: 0 for member in there}
-        whose: dict[int, int] = {}
-        sessions = {member.pid: member.number for member in there}
-        families = {pid: member.number for member in there for pid in _processes.descendants(member.pid, table)}
-        for pid in self._others(table):
-            number = families.get(pid, sessions.get(table[pid].session, there[0].number))
-            whose[pid] = sessions.get(pid, number)
-            used[whose[pid]] += table[pid].rss_bytes
-        if max(used.values()) > self.order.memory_bytes:
-            # Pages that are shared, such as those of the process all were forked from, count there for everybody.
-            own = _processes.memory_use(os.getpid()) if self.warm_variables is not None else None
-            inherited = own[1] if own is not None else 0
-            used = dict.fromkeys(used, 0)
-            for pid, number in whose.items():
-                used[number] += self._used(pid, table[pid].rss_bytes, inherited)
-        number, most = max(used.items(), key=lambda item: item[1])
-        if most > self.order.memory_bytes and not self._over_memory:
+        there = {member.number: member.body for member in (*self.members, *self.departed)}
+        over = self.hands.over_memory(there, self.order.memory_bytes)
+        if over is not None and not self._over_memory:
             self._over_memory = (
-                f"replica {number}: used {most / 2**20:.0f} MiB, above its limit of "
+                f"replica {over[0]}: used {over[1] / 2**20:.0f} MiB, above its limit of "
                 f"{self.order.memory_bytes / 2**20:.0f} MiB: ask for more memory, or use less"
             )
         if self._over_memory:
@@ -420,17 +439,15 @@ class Generation:
 
     def _finish(self, now: float) -> None:
         """All replicas have ended: end what they left, then write down how it went."""
-        left = self._others(_processes.process_table())
-        if left:
-            if self.told_to_stop and self._kill_at is not None:
-                # Told to stop, and within their grace; each one's end wakes the shim.
-                return
-            _processes.kill_all(left)
-            self._look_at = now + _SWEEP_SECONDS
+        # Told to stop, and within their grace: each one's end wakes the shim.
+        kill = not (self.told_to_stop and self._kill_at is not None)
+        if not self.hands.is_clear(kill):
+            if kill:
+                self._look_at = now + self.hands.sweep_seconds
             return
         self._drain()
-        if self._store_host is not None:
-            _processes.kill_all([self._store_host])
+        if self.store_host is not None:
+            _processes.kill_all([self.store_host])
         exits = tuple(Exit(member.number, member.code or 0, member.ended_at) for member in self.members)
         outcome, detail = judge(
             exits,
@@ -438,7 +455,7 @@ class Generation:
             self.told_to_stop,
             frozenset(self._ended_by_us),
             self._over_memory,
-            _processes.oom_kills() > self._oom_kills,
+            self.hands.lacks_memory,
             frozenset(self._asked),
         )
         if self._trouble:
@@ -461,5 +478,5 @@ class Generation:
                 member.log.write(piece)
             if member.output >= 0:
                 os.close(member.output)
-                member.output = -1
+                member.body.output = -1
             member.log.close()

@@ -1,4 +1,4 @@
-"""What the local backend remembers of each job: the generation that has processes, and the one that waits for it."""
+"""What a backend with shims remembers of each job: the generation that has processes, and the one that waits for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Held:
 
     generation: int
     launch: Launch | None = None
-    places: tuple[int, ...] = ()
+    places: tuple[str, ...] = ()
     order: int = 0
     started: bool = False
     sent: bool = False
@@ -33,8 +33,8 @@ class Held:
     attempts: int = 0
     changes: bool = False
     live: bool = False
-    target: tuple[int, ...] = ()
-    kept: tuple[int, ...] | None = None
+    target: tuple[str, ...] = ()
+    kept: tuple[str, ...] | None = None
 
     @property
     def state(self) -> Literal["waiting", "running", "stopping", "ended"]:

@@ -6,7 +6,8 @@ Its actions become processes, keys of the job's store, and words to whoever is c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pollux.backends._beats import Beats
@@ -19,8 +20,20 @@ __all__ = ["LiveGeneration"]
 _POLL_SECONDS = 0.02
 _BEAT_SECONDS = 1.0
 _FIRST_BEAT_SECONDS = 0.1
-# An agent tells that it is there as soon as it is built; without one nobody would follow an order.
+# An agent tells that it is there as soon as it is built; without one nobody would follow an order. To import, and to
+# build a model, may take so many times the silence that is allowed later.
+_START_TIMES = 2.0
 _PATIENCE_SECONDS = 5.0
+# Replicas agree on a boundary within two steps of hearing of a change, and they listen ten times a second.
+_MOST_STEPS = 50
+_LEAST_BOUNDARY_SECONDS = 30.0
+_LEAST_REGROUP_SECONDS = 5.0
+
+
+def _limits(hang_seconds: float) -> Limits:
+    """Who meets the others in a new group is silent meanwhile, and waits no longer than silence is borne."""
+    usual = Limits()
+    return replace(usual, regroup=min(usual.regroup, max(_LEAST_REGROUP_SECONDS, hang_seconds)))
 
 
 class LiveGeneration:
@@ -37,20 +50,35 @@ class LiveGeneration:
         self._store = store
         self._tell = tell
         order = generation.order
+        limits = limits or _limits(order.hang_seconds)
         self._regroup = settled_at(order.generation, [member.number for member in generation.members], limits)
-        self._beats = Beats(order.hang_seconds)
+        self._beats = Beats(order.hang_seconds, self._regroup.limits.regroup)
         self._hung: dict[int, str] = {}
         self._pending: Order | None = None
         self._follows = False
         self._follow_by: float | None = None
+        self._began_at = time.monotonic()
+        self._committed_at, self._steps = 0.0, dict[int, int]()
+        self._through = False
+        self._refusal = ""
+        # Who is who in every generation that replicas may believe to be in, by the rank there.
+        self._numbers = {order.generation: self._by_rank()}
         self.lost: Mapping[str, Any] | None = None
         store.set("committed", str(order.generation))
         self._watch_beats()
 
+    def _by_rank(self) -> dict[int, int]:
+        return {rank: number for number, rank in self._regroup.ranks.items()}
+
     @property
     def is_moving(self) -> bool:
-        """Whether a change is under way, or awaited."""
-        return self._regroup.is_moving
+        """Whether a change is under way, or awaited, be it in vain since the job is through."""
+        return self._regroup.is_moving or self._pending is not None or self._regroup.phase == "over"
+
+    @property
+    def _is_through(self) -> bool:
+        """Whether the job is through, and only its script goes on."""
+        return self._through or self._beats.is_finished()
 
     @property
     def look_again_at(self) -> float | None:
@@ -64,14 +92,23 @@ class LiveGeneration:
             self._generation.renumber(order.generation)
         elif self._store.pid is None:
             self._refuse(order, "the process that hosts its store has ended")
-        elif not self._follows:
-            self._pending, self._follow_by = order, time.monotonic() + _PATIENCE_SECONDS
-        elif not self._regroup.takes_orders:
+        elif self._refusal:
+            self._refuse(order, self._refusal)
+        elif not self._follows or not self._regroup.takes_orders or self._is_through:
+            # Noted at once: whoever asks later, a new service say, must learn that this order was taken.
+            self._generation.renumber(order.generation)
             self._pending = order
+            if not self._follows:
+                now = time.monotonic()
+                self._follow_by = max(now + _PATIENCE_SECONDS, self._began_at + _START_TIMES * self._beats.hang_seconds)
         else:
             self.lost = None
             change = self._generation.seat(order, self._regroup.ranks)
+            self._numbers[change.generation] = {rank: seat.number for rank, seat in enumerate(change.seats)}
+            for number in change.joiners.values():
+                self._beats.renew(number)
             self._do(self._regroup.begin(change, time.monotonic()))
+            self._watch_beats()
 
     def _refuse(self, order: Order, why: str) -> None:
         self._generation.renumber(order.generation)
@@ -87,11 +124,16 @@ class LiveGeneration:
 
     def _heard(self, where: str, value: Any) -> None:
         generation, _, rank = where.partition("/")
-        if generation == str(self._regroup.settled) and isinstance(value, Mapping):
-            self._begin_to_follow()
-            for number, there in self._regroup.ranks.items():
-                if str(there) == rank:
-                    self._beats.heard(number, value, time.monotonic())
+        number = self._numbers.get(int(generation), {}).get(int(rank))
+        if number is None or not isinstance(value, Mapping):
+            return
+        was_through, self._refusal = self._is_through, str(value.get("refusal") or "")
+        self._beats.heard(number, value, time.monotonic())
+        self._begin_to_follow()
+        if self._is_through and self._regroup.phase in ("prepare", "move"):
+            self.over()
+        elif was_through and not self._is_through:
+            self._do([])
 
     def _begin_to_follow(self) -> None:
         if not self._follows:
@@ -107,11 +149,14 @@ class LiveGeneration:
     def ended(self, member: Member) -> bool:
         """A replica has ended; whether that is taken care of here."""
         code = member.code or 0
-        if not self._follows or (code < 0 and self._generation.lacks_memory):
+        alone = not self._follows or self._refusal or self._is_through
+        if alone or (code < 0 and self._generation.lacks_memory):
             actions = None
         else:
             actions = self._regroup.ended(member.number, code, time.monotonic(), self._hung.pop(member.number, ""))
         if actions is None:
+            # Replicas are through together.
+            self._through = self._through or code == 0
             if code != 0 or self._regroup.phase == "prepare":
                 self.over()
             return False
@@ -119,6 +164,26 @@ class LiveGeneration:
             self._generation.depart(member)
         self._do(actions)
         return True
+
+    def lost_with_node(self, members: Sequence[Member], why: str) -> bool:
+        """These are gone together; whether that is taken care of here."""
+        if not self._follows:
+            self.over()
+            return False
+        # Nobody may count on one of them while the others' ends are told.
+        self._regroup.dead.update(member.number for member in members if member.number in self._regroup.ranks)
+        cared_for = True
+        # An order that waits must not give their numbers to others before all of them have departed.
+        pending, self._pending = self._pending, None
+        for member in sorted(members, key=lambda member: member.number not in self._regroup.ranks):
+            # A joiner may have gone with the change that an earlier one of them ended.
+            if member in self._generation.members:
+                self._hung[member.number] = why
+                cared_for = self.ended(member) and cared_for
+        if pending is not None and self._pending is None:
+            self._pending = pending
+            self._do([])
+        return cared_for
 
     def over(self) -> None:
         """The job ends: nothing changes any more."""
@@ -140,11 +205,18 @@ class LiveGeneration:
             self._hung[number] = f"{why}; {self._beats.false_alarms} false alarms before"
             self._generation.kill(number)
         self._do(self._regroup.tick(now))
+        if self._regroup.awaits_boundary and self._steps_by(now) > _MOST_STEPS:
+            self._do(self._regroup.give_up(f"{_MOST_STEPS} steps went by, and no replica went to its new generation"))
+
+    def _steps_by(self, now: float) -> int:
+        """Steps that all have taken since everybody was told to go; 0 where that is not long ago."""
+        steps = self._beats.steps()
+        if now < self._committed_at + _LEAST_BOUNDARY_SECONDS:
+            return 0
+        return min((step - self._steps[number] for number, step in steps.items() if number in self._steps), default=0)
 
     def _watch_beats(self) -> None:
-        ranks = self._regroup.ranks
-        self._beats.keep(ranks)
-        keys = [f"beat/{self._regroup.settled}/{rank}" for rank in sorted(ranks.values())]
+        keys = [f"beat/{generation}/{rank}" for generation, ranks in self._numbers.items() for rank in sorted(ranks)]
         self._store.watch("beats", keys, _BEAT_SECONDS if self._follows else _FIRST_BEAT_SECONDS, repeat=True)
 
     def _do(self, actions: list[Action]) -> None:
@@ -152,6 +224,8 @@ class LiveGeneration:
             match action:
                 case SetKey(key, value):
                     self._store.set(key, value)
+                    if key == "committed":
+                        self._committed_at, self._steps = time.monotonic(), self._beats.steps()
                 case Watch(keys):
                     self._store.watch("change", keys, _POLL_SECONDS)
                 case Kill(number):
@@ -165,7 +239,7 @@ class LiveGeneration:
                     self._generation.give_up(why)
                 case Join(rank, number):
                     self._generation.join(rank, number)
-        if self._pending is not None and self._follows and self._regroup.takes_orders:
+        if self._pending is not None and self._follows and self._regroup.takes_orders and not self._is_through:
             order, self._pending = self._pending, None
             self.resize(order)
 
@@ -190,6 +264,8 @@ class LiveGeneration:
 
     def _say_started(self, started: Started) -> None:
         self._generation.settle(self._regroup.ranks)
+        self._numbers = {self._regroup.settled: self._by_rank()}
+        self._beats.settle(self._regroup.ranks, time.monotonic())
         self._watch_beats()
         first = started.pauses.get(0)
         self._tell(

@@ -41,6 +41,8 @@ class Limits:
     """Seconds: for joiners to be ready (`prepare`); until the first is at the boundary; between two signs of the
     `move`; for leavers to end after it; for an `order` after a loss; for the others once one is `through` with the job.
 
+    `boundary` is as long as the script's own code between two steps may take, an evaluation say: where steps go by,
+    their number decides. `move` is for the largest states; replicas that hang are known by their silence before.
     `door`, `regroup` and `transfer` are told to replicas.
     """
 
@@ -161,6 +163,13 @@ class Regroup:
     _ready: set[int] = field(default_factory=set)
     _done: dict[int, Any] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
+    _came: bool = False
+    _after_loss: bool = False
+
+    @property
+    def awaits_boundary(self) -> bool:
+        """Whether everybody is to go, and nobody has come."""
+        return self.phase == "move" and not self._came
 
     @property
     def generation(self) -> int:
@@ -179,7 +188,7 @@ class Regroup:
 
     def begin(self, change: Change, now: float) -> list[Action]:
         """Carry a change out; the ranks in its seats are those of `settled`."""
-        after_loss = self.phase == "lost"
+        self._after_loss = self.phase == "lost"
         self.change, self._ready, self._done, self._gone = change, set(), {}, set()
         self._through = False
         # Numbers of the dead are given anew.
@@ -196,7 +205,7 @@ class Regroup:
                 "regroup": self.limits.regroup,
                 "transfer": self.limits.transfer,
             },
-            "why": "lost" if after_loss else "resize",
+            "why": "lost" if self._after_loss else "resize",
         }
         actions: list[Action] = [SetKey(f"plan/{generation}", plan)]
         if not change.joiners:
@@ -209,7 +218,7 @@ class Regroup:
     def _commit(self, now: float) -> list[Action]:
         assert self.change is not None
         generation, size = self.change.generation, len(self.change.seats)
-        self.phase, self.due = "move", now + self.limits.boundary
+        self.phase, self.due, self._came = "move", now + self.limits.boundary, False
         keys = [f"{what}/{generation}/{rank}" for what in ("here", "done") for rank in range(size)]
         return [SetKey("committed", str(generation)), Watch((*keys, f"failed/{generation}"))]
 
@@ -220,12 +229,13 @@ class Regroup:
         if self.phase not in ("prepare", "move") or number != str(self.generation):
             return []
         if what == "failed":
-            return self._give_up(f"it cannot change while it runs: {value}")
+            return self.give_up(f"it cannot change while it runs: {value}")
         assert self.change is not None
         if what == "ready" and self.phase == "prepare":
             self._ready.add(int(rank))
             return self._commit(now) if self._ready >= self.change.joiners.keys() else []
         if self.phase == "move" and self.due is not None and what in ("here", "done"):
+            self._came = True
             self.due = self.due if self._through else now + self.limits.move
             if what == "done":
                 self._done[int(rank)] = value
@@ -253,21 +263,19 @@ class Regroup:
         None: its end is none of a change, and is to be judged as ever: a job that ends by itself, well or not.
         """
         change = self.change
-        if change is not None and self.phase in ("prepare", "move"):
-            if number in change.joiners.values():
-                return self._joiner_ended(number, code, now)
-            if number in change.leavers and self.phase == "move":
-                self._gone.add(number)
-                return self._settle(now)
+        if change is not None and self.phase in ("prepare", "move") and number in change.joiners.values():
+            return self._joiner_ended(number, code, now)
+        if change is not None and number in change.leavers and self._may_leave:
+            return self._leaver_ended(number, now)
         if self.phase == "over":
             return None
         if number not in self.ranks:
             # A joiner of a change that was given up.
             return []
         if code == RESTART_EXIT_CODE:
-            return self._give_up(f"replica {self.ranks[number]} could not go on by itself")
+            return self.give_up(f"replica {self.ranks[number]} could not go on by itself")
         if code > 0 and self.phase == "lost":
-            return self._give_up(f"replica {self.ranks[number]} did not outlive the loss of another: exit code {code}")
+            return self.give_up(f"replica {self.ranks[number]} did not outlive the loss of another: exit code {code}")
         if code == 0 and self.phase == "move" and not self._through:
             # Through with the job before it saw that it should move: who was to join waits for nobody.
             self._through, self.due = True, now + self.limits.through
@@ -277,6 +285,19 @@ class Regroup:
             return None
         self.dead.add(number)
         return self._lose(hung or f"replica {self.ranks[number]} was killed by signal {-code}", now)
+
+    @property
+    def _may_leave(self) -> bool:
+        """Whether a leaver that ends does what it was told; before anybody is told it is through with the job."""
+        return self.phase in ("move", "lost") or (self.phase == "prepare" and self._after_loss)
+
+    def _leaver_ended(self, number: int, now: float) -> list[Action]:
+        self._gone.add(number)
+        if self.phase != "lost":
+            return self._settle(now) if self.phase == "move" else []
+        self.dead.add(number)
+        self._lost.add(self.ranks[number])
+        return [SetKey(f"lost/{self.settled}", sorted(self._lost))]
 
     def over(self) -> list[Action]:
         """The job ends, by itself or by order: no change any more, and joiners are not needed."""
@@ -321,7 +342,7 @@ class Regroup:
         """Some are dead: those left go on without them, once somebody has said where."""
         kept = self._kept()
         if not kept:
-            return self._give_up(f"{why}, and no other is left")
+            return self.give_up(f"{why}, and no other is left")
         actions = self._drop_joiners(why)
         dead = {self.ranks[number] for number in self.dead if number in self.ranks}
         self._lost |= dead
@@ -334,7 +355,8 @@ class Regroup:
         self.phase, self.due = "lost", now + self.limits.order
         return [*actions, Watch(()), Lost(self.generation, gone, kept, why)]
 
-    def _give_up(self, why: str) -> list[Action]:
+    def give_up(self, why: str) -> list[Action]:
+        """Nothing comes of it: all end, and start anew from the checkpoint."""
         actions = self._drop_joiners(why)
         self.phase, self.due = "over", None
         return [*actions, Watch(()), GiveUp(why)]
@@ -352,7 +374,7 @@ class Regroup:
         if self.phase == "move":
             return self.over() if self._through else self._late()
         if self.phase == "lost":
-            return self._give_up(f"nobody said within {self.limits.order:g} s how to go on after a loss")
+            return self.give_up(f"nobody said within {self.limits.order:g} s how to go on after a loss")
         return []
 
     def _late(self) -> list[Action]:
@@ -360,7 +382,7 @@ class Regroup:
         missing = sorted(set(range(len(self.change.seats))) - self._done.keys())
         if missing:
             named = ", ".join(map(str, missing))
-            return self._give_up(f"replicas {named} of generation {self.generation} did not come in time")
+            return self.give_up(f"replicas {named} of generation {self.generation} did not come in time")
         # All that were to go on do: whoever still leaves has handed over.
         return [Kill(number) for number in self.change.leavers if number not in self._gone]
 

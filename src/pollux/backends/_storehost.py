@@ -34,14 +34,16 @@ def is_possible() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def listen() -> tuple[int, int]:
-    """A socket on the loopback that takes connections from now on, as a file number, and its port."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+def listen(head: str = "127.0.0.1") -> tuple[int, int]:
+    """A socket at that address that takes connections from now on, as a file number, and its port."""
+    listener = socket.create_server((head, 0), backlog=1024)
     port = int(listener.getsockname()[1])
     return listener.detach(), port
 
 
-def start(listener: int, port: int, warm: bool, let_go: Callable[[], None], control: int = -1) -> int:
+def start(
+    listener: int, port: int, warm: bool, let_go: Callable[[], None], control: int = -1, head: str = "127.0.0.1"
+) -> int:
     """Fork the host; replicas may connect at once and are answered when it is up. It ends with its parent.
 
     `control` is its end of the line to the shim, -1 for none.
@@ -59,12 +61,12 @@ def start(listener: int, port: int, warm: bool, let_go: Callable[[], None], cont
             signal.signal(number, signal.SIG_DFL)
         os.environ["OMP_NUM_THREADS"] = "1"
         if warm:
-            _host(listener, port, control)
+            _host(listener, port, control, head)
         else:
             kept = [fd for fd in (listener, control) if fd >= 0]
             for fd in kept:
                 os.set_inheritable(fd, True)
-            words = [str(number) for number in (listener, port, control)]
+            words = [*(str(number) for number in (listener, port, control)), head]
             os.execv(sys.executable, [sys.executable, "-P", "-m", "pollux.backends._storehost", *words])
     finally:
         os._exit(1)
@@ -73,16 +75,17 @@ def start(listener: int, port: int, warm: bool, let_go: Callable[[], None], cont
 class StoreHost:
     """The host of one job's store, as its shim sees it. `pid` None: it has ended, and nothing is set or found."""
 
-    def __init__(self, warm: bool, let_go: Callable[[], None]) -> None:
+    def __init__(self, warm: bool, let_go: Callable[[], None], head: str = "127.0.0.1") -> None:
         ours, theirs = socket.socketpair()
-        listener, self.port = listen()
+        listener, self.port = listen(head)
+        self.head = head
 
         def alone() -> None:
             let_go()
             ours.close()
 
         try:
-            self.pid: int | None = start(listener, self.port, warm, alone, theirs.fileno())
+            self.pid: int | None = start(listener, self.port, warm, alone, theirs.fileno(), head)
         finally:
             os.close(listener)
             theirs.close()
@@ -93,7 +96,7 @@ class StoreHost:
     @property
     def address(self) -> str:
         """Where replicas find it."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.head}:{self.port}"
 
     def set(self, key: str, value: Any) -> None:
         """Write a key; text as it is, anything else as JSON."""
@@ -194,10 +197,10 @@ class _Watcher:
                 watch.keys.remove(key)
 
 
-def _host(listener: int, port: int, control: int) -> None:
+def _host(listener: int, port: int, control: int, head: str) -> None:
     import torch.distributed as dist
 
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+    store = dist.TCPStore(head, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
     if control >= 0:
         _Watcher(store, socket.socket(fileno=control)).run()
     while control < 0 and store is not None:
@@ -205,4 +208,4 @@ def _host(listener: int, port: int, control: int) -> None:
 
 
 if __name__ == "__main__":
-    _host(*(int(word) for word in sys.argv[1:4]))
+    _host(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -6,11 +6,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pollux.backends._devices import Devices
 from pollux.backends.protocol import Launch
 from pollux.wire.environment import TORCHRUN_VARIABLES
 
-__all__ = ["common_variables", "inherited", "replica_variables", "run_id"]
+__all__ = ["common_variables", "inherited", "node_of", "rank_variables", "run_id"]
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -28,33 +27,59 @@ def run_id(home: Path, job_id: str, generation: int) -> str:
     return f"pollux-{place}-{job_id}-{generation}"
 
 
-def common_variables(launch: Launch, devices: Devices, places: Sequence[int], identity: str) -> dict[str, str]:
-    """What all replicas of a generation get beside what they inherit; the port follows at the start."""
-    size = str(len(places))
-    variables = {"PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if devices.is_cpu:
-        share = min(len(devices.cores_of(place)) for place in places) if places else 1
-        variables["OMP_NUM_THREADS"] = str(max(1, share))
+def node_of(place: str) -> str:
+    """The node in the name of a place; empty for a place of this machine."""
+    return place.rpartition("/")[0]
+
+
+def common_variables(
+    launch: Launch, identity: str, head: str = "127.0.0.1", threads: int | None = None, loopback: bool = True
+) -> dict[str, str]:
+    """What all replicas of a generation get beside what they inherit; the port follows at the start.
+
+    `head`: where they meet; `threads`: cores for each, None where GPUs do the work; `loopback`: all are on one machine.
+    """
+    size = str(launch.placement.num_gpus)
+    variables = {"PYTHONUNBUFFERED": "1"}
+    if loopback:
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
+    if threads is not None:
+        variables["OMP_NUM_THREADS"] = str(max(1, threads))
     variables |= launch.env
     variables |= {
-        "CUDA_VISIBLE_DEVICES": ",".join(str(devices.gpus[place]) for place in places) if devices.gpus else "",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
         "ROLE_WORLD_SIZE": size,
         "ROLE_NAME": "default",
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "NODE_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": head,
         "TORCHELASTIC_RUN_ID": identity,
         "TORCHELASTIC_RESTART_COUNT": str(max(0, launch.generation - 1)),
         "TORCHELASTIC_MAX_RESTARTS": str(max(0, launch.generation - 1)),
-        "POLLUX_NUM_NODES": "1",
     }
     return variables
 
 
-def replica_variables(replica: int) -> dict[str, str]:
-    """What one replica gets beside what is common to all."""
-    return {"RANK": str(replica), "LOCAL_RANK": str(replica), "ROLE_RANK": str(replica)}
+def rank_variables(places: Sequence[str], gpus: Mapping[str, int]) -> tuple[dict[str, str], ...]:
+    """What each replica gets beside what is common to all: the places in the order of ranks, the GPU behind each.
+
+    A replica takes the GPU of its local rank among those it sees at its start, and keeps it as long as it lives.
+    """
+    nodes = [*dict.fromkeys(map(node_of, places))]
+    on = {node: [place for place in places if node_of(place) == node] for node in nodes}
+    variables = []
+    for rank, place in enumerate(places):
+        node = node_of(place)
+        variables.append(
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(on[node].index(place)),
+                "ROLE_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(len(on[node])),
+                "GROUP_RANK": str(nodes.index(node)),
+                "NODE_RANK": str(nodes.index(node)),
+                "GROUP_WORLD_SIZE": str(len(nodes)),
+                "POLLUX_NUM_NODES": str(len(nodes)),
+                "CUDA_VISIBLE_DEVICES": ",".join(str(gpus[each]) for each in on[node] if each in gpus),
+            }
+        )
+    return tuple(variables)

@@ -1,30 +1,29 @@
-"""The local backend at work: its table of jobs and the one thread that moves them on.
+"""A backend at work: its table of jobs, and the thread that moves them on.
 
-Processes belong to the jobs' shims; what may be asked of the backend, and what is refused, is in `local`.
+Processes belong to the jobs' shims, places to the ground they are on; what may be asked of the backend, and what is
+refused, is in `local` and `fleet`.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import fcntl
 import os
 import selectors
 import shutil
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pollux.backends import _processes, _variables
-from pollux.backends._devices import Devices
+from pollux.backends import _variables
 from pollux.backends._generation import Order
+from pollux.backends._grounds import Ground
 from pollux.backends._jobs import Held, LocalJob
 from pollux.backends._links import Nursery, ShimLink, find_shim, start_shim
-from pollux.backends._places import PlaceTable
+from pollux.backends._loop import Loop
 from pollux.backends._records import (
     ended_from,
     ended_to,
@@ -36,9 +35,7 @@ from pollux.backends._records import (
     run_folder,
     write_record,
 )
-from pollux.backends._stumbles import Stumbles
 from pollux.backends.protocol import (
-    BackendEvent,
     Launch,
     Listener,
     Outcome,
@@ -47,7 +44,6 @@ from pollux.backends.protocol import (
     ReplicasStarted,
     Running,
 )
-from pollux.core import Placement
 from pollux.core.errors import BackendFailed, Conflict
 
 __all__ = ["Work"]
@@ -59,47 +55,36 @@ _MAX_ATTEMPTS = 3
 _MAX_NURSERIES = 5
 
 
-class Work:
+class Work(Loop):
     """Starts, follows and ends the generations of jobs at `home`; all methods may be called from any thread."""
 
     def __init__(
         self,
         home: Path,
-        devices: Devices,
+        ground: Ground,
         environ: Mapping[str, str],
         warm: bool,
         log_cap_bytes: int,
         hang_seconds: float,
     ) -> None:
+        super().__init__()
         self._home = home
-        self._devices = devices
+        self._ground = ground
         self._environ = environ
         self._warm = warm
         self._log_cap_bytes = log_cap_bytes
         self._hang_seconds = hang_seconds
-        self._lock = threading.RLock()
         self._jobs: dict[str, LocalJob] = {}
-        self._places = PlaceTable(devices.node.num_gpus)
-        self._events: collections.deque[BackendEvent] = collections.deque()
-        self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._selector = selectors.DefaultSelector()
-        self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._selector.register(self._wake[0], selectors.EVENT_READ, self._woken)
         self._nurseries = 0
         self._children: set[int] = set()
         self._orders = 0
         self._home_lock = -1
-        self._listener: Listener | None = None
-        self._thread: threading.Thread | None = None
-        self._closing = False
-        self._halt = threading.Event()
-        self._stumbles = Stumbles()
         self.nursery: Nursery | None = None
 
     def start(self, listener: Listener) -> None:
         """Find what runs from before and tell how what ended meanwhile did; one object at a time works in a home."""
         if self._thread is not None or self._closing:
-            raise BackendFailed("the local backend was started already; make a new one")
+            raise BackendFailed("this backend was started already; make a new one")
         self._prepare_home()
         self._listener = listener
         with self._lock:
@@ -111,8 +96,7 @@ class Work:
                 job.to_forget = job.now is None
             if self._warm:
                 self._start_nursery()
-        self._thread = threading.Thread(target=self._run, name="pollux-local-backend", daemon=True)
-        self._thread.start()
+        self._begin("pollux-backend")
 
     def submit(self, launch: Launch) -> None:
         """Start it as soon as its places are free; a generation that is not newer than the newest known is ignored."""
@@ -157,6 +141,7 @@ class Work:
             if job.next is not None and job.next.generation <= generation:
                 waited, job.next = job.next, None
                 self._tell_end(job, waited, "stopped", "stopped before it was started")
+                self._keep_places(job)
                 if job.is_free:
                     job.now = waited
             if job.now is not None and job.now.ended is None and job.now.generation <= generation:
@@ -181,11 +166,7 @@ class Work:
 
     def close(self) -> None:
         """Let go of everything; shims and replicas go on, and a new object with the same home finds them."""
-        self._closing = True
-        self._halt.set()
-        self._rouse()
-        if self._thread is not None:
-            self._thread.join()
+        super()._end()
         with self._lock:
             for job in [*self._jobs.values()]:
                 self._drop(job)
@@ -244,8 +225,8 @@ class Work:
         if ended is not None:
             self._finish(job, ended_from(ended))
             return
-        job.now.places = tuple(record.get("places", ()))
-        self._places.hold(job.now.places)
+        job.now.places = tuple(str(place) for place in record.get("places", ()))
+        self._ground.hold(job.id, job.now.places)
         if link is None:
             self._lose(job)
 
@@ -278,54 +259,9 @@ class Work:
 
     # The thread
 
-    @property
-    def healthy(self) -> bool:
-        """Whether its thread runs and gets its work done, not counting a mistake now and then."""
-        return self._thread is not None and self._thread.is_alive() and self._stumbles.are_few
-
-    def _run(self) -> None:
-        while not self._closing:
-            pause = self._stumbles.turn(self._turn)
-            if pause > 0.0 and not self._halt.wait(pause):
-                # What went wrong is tried again, also where nothing else happens.
-                self._rouse()
-
-    def _turn(self) -> None:
-        with self._lock:
-            self._work()
-            timeout = self._timeout()
-        told = bool(self._events)
-        while self._events and self._listener is not None:
-            # Only what was heard is taken off: the end of a job must not get lost.
-            self._listener(self._events[0])
-            self._events.popleft()
-        for key, _ in self._selector.select(0.0 if told else timeout):
-            with self._lock:
-                self._stumbles.step(key.data)
-
-    def _timeout(self) -> float | None:
-        if not self._timers:
-            return None
-        return max(0.0, min(at for at, _ in self._timers) - time.monotonic())
-
-    def _rouse(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake[1], b"x")
-
-    def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake[0], 4096)
-
-    def _after(self, seconds: float, what: Callable[[], None]) -> None:
-        self._timers.append((time.monotonic() + seconds, what))
-
     def _work(self) -> None:
         """Move every job as far as it can go; cheap where nothing changed."""
-        now = time.monotonic()
-        due = [what for at, what in self._timers if at <= now]
-        self._timers = [timer for timer in self._timers if timer[0] > now]
-        for what in (*due, self._collect):
-            self._stumbles.step(what)
+        self._stumbles.step(self._collect)
         for job in [*self._jobs.values()]:
             self._stumbles.step(partial(self._forward_stop, job))
         waiting = [job for job in self._jobs.values() if job.next is not None and not job.sweeping]
@@ -350,33 +286,47 @@ class Work:
         if held is None or held.ended is not None or held.stop_grace is None:
             return
         if not held.sent:
-            self._end(job, held, "stopped", "stopped before it was started")
+            self._close(job, held, "stopped", "stopped before it was started")
         elif job.link is not None and held.stop_sent != held.stop_grace:
             held.stop_sent = held.stop_grace
             job.link.send(op="stop", generation=held.generation, grace_seconds=held.stop_grace)
 
     def _give_places(self, job: LocalJob) -> None:
-        if job.next is None or job.next.launch is None:
+        held = job.next
+        if held is None or held.launch is None:
             return
-        places = self._places.take(job.next.launch.placement.num_gpus)
-        if places is not None:
-            job.now, job.next = job.next, None
-            job.now.places = places
+        places = self._ground.take(job.id, held.launch.placement, (), ())
+        why = "" if places else self._ground.refused(job.id, held.launch.placement, ())[0]
+        if places or why:
+            job.now, job.next = held, None
+            held.places = places
+        if why:
+            self._close(job, held, "lost", why)
 
     def _change(self, job: LocalJob) -> None:
-        """Send the order to change, once there are places for those that join."""
+        """Send the order to change, once there are places for those that join, or it is known that none will be."""
         now, held = job.now, job.next
         assert now is not None
         assert held is not None
         assert held.launch is not None
         assert job.link is not None
-        wanted = held.launch.placement.num_gpus
-        staying = (now.places if now.kept is None else now.kept)[:wanted]
-        joining = self._places.take(wanted - len(staying)) if wanted > len(staying) else ()
-        if joining is None:
+        kept = now.places if now.kept is None else now.kept
+        placement = held.launch.placement
+        # Who was to leave may still be there.
+        leaving = tuple(place for place in now.places if now.target and place not in now.target)
+        target = self._ground.take(job.id, placement, kept, (*kept, *leaving))
+        if not target:
+            target = self._ground.refused(job.id, placement, kept)[1]
+        if not target:
             return
-        held.target = (*staying, *joining)
-        held.places = (*now.places, *joining)
+        if not set(target) & set(kept):
+            # Nobody would be left to hand the state over: what runs saves it, and ends.
+            held.changes = False
+            now.ask_to_stop(held.launch.grace_seconds)
+            self._rouse()
+            return
+        held.target = target
+        held.places = (*now.places, *(place for place in target if place not in now.places))
         held.sent = True
         job.now, job.next = held, None
         job.link.send(op="resize", order=asdict(self._order(held.launch, held.target)))
@@ -408,25 +358,20 @@ class Work:
             self._after(_RETRY_SECONDS, lambda: None)
             return False
         except (OSError, BackendFailed) as error:
-            self._end(job, held, "crashed", f"its shim could not be started: {error}")
+            self._close(job, held, "crashed", f"its shim could not be started: {error}")
             return False
         if child:
             self._children.add(child)
         self._follow(job, link)
         return True
 
-    def _order(self, launch: Launch, places: tuple[int, ...]) -> Order:
+    def _order(self, launch: Launch, places: tuple[str, ...]) -> Order:
         identity = _variables.run_id(self._home, launch.job_id, launch.generation)
-        common = _variables.common_variables(launch, self._devices, places, identity)
         return Order(
             job_id=launch.job_id,
             generation=launch.generation,
             argv=tuple(launch.argv),
             workdir=launch.workdir,
-            environ={**self._environ, **common},
-            replicas=tuple(_variables.replica_variables(number) for number in range(len(places))),
-            cores=tuple(self._devices.cores_of(place, launch.cpus_per_gpu) for place in places),
-            places=places,
             run_id=identity,
             path_was_set="PATH" in launch.env,
             grace_seconds=launch.grace_seconds,
@@ -435,6 +380,7 @@ class Work:
             log_cap_bytes=self._log_cap_bytes,
             live=launch.live,
             hang_seconds=self._hang_seconds,
+            **self._ground.details(launch, places, identity),
         )
 
     def _follow(self, job: LocalJob, link: ShimLink) -> None:
@@ -456,6 +402,8 @@ class Work:
 
     def _take(self, job: LocalJob, link: ShimLink, message: Mapping[str, Any]) -> None:
         held = job.now
+        if self._take_aside(job, message):
+            return
         if message["event"] == "status":
             link.warm = bool(message["warm"])
             if held is None and message["generation"] is not None:
@@ -479,10 +427,14 @@ class Work:
         elif message.get("generation") == held.generation and not held.started and not message.get("moving"):
             self._take_start(job, held, message)
 
+    def _take_aside(self, job: LocalJob, message: Mapping[str, Any]) -> bool:
+        """Whether a shim's word is about something else than its job; here none is."""
+        return False
+
     def _take_start(self, job: LocalJob, held: Held, message: Mapping[str, Any]) -> None:
-        target = tuple(message.get("places") or held.target or held.places)
-        self._places.release(place for place in held.places if place not in target)
+        target = tuple(str(place) for place in message.get("places") or held.target or held.places)
         held.started, held.places, held.kept = True, target, None
+        self._keep_places(job)
         at, pause = float(message.get("at", time.time())), message.get("pause") or {}
         seconds, kind = pause.get("pause_seconds"), str(pause.get("kind", ""))
         self._events.append(ReplicasStarted(at, job.id, held.generation, seconds, kind if seconds is not None else ""))
@@ -491,11 +443,11 @@ class Work:
         """Some replicas are gone: told once, and what is left is what an order may keep."""
         if message["generation"] != held.generation or held.stop_grace is not None:
             return
-        kept = tuple(message["kept"])
+        kept = tuple(str(place) for place in message["kept"])
         if held.kept == kept:
             return
         held.kept = kept
-        remaining = Placement.of({self._devices.node.id: len(kept)})
+        remaining = self._ground.placement(kept)
         replicas = tuple(int(replica) for replica in message["replicas"])
         self._events.append(
             ReplicasLost(float(message["at"]), job.id, held.generation, replicas, remaining, message["why"])
@@ -505,9 +457,14 @@ class Work:
         """A generation that reached its shim just before the service before this one ended."""
         record = read_record(record_path(job.folder, "generation", generation)) or {}
         job.newest = max(job.newest, generation)
-        places, live = tuple(record.get("places", ())), bool(record.get("live"))
+        places, live = tuple(str(place) for place in record.get("places", ())), bool(record.get("live"))
         job.now = Held(generation, started=True, sent=True, places=places, live=live)
-        self._places.hold(job.now.places)
+        self._ground.hold(job.id, places)
+
+    def _keep_places(self, job: LocalJob) -> None:
+        """The job holds what it uses, and nothing else."""
+        now = job.now
+        self._ground.keep(job.id, () if now is None or now.ended is not None else now.places)
 
     # Ends
 
@@ -531,7 +488,9 @@ class Work:
             held.attempts += 1
             held.sent = False
         else:
-            self._end(job, held, "crashed", f"its shim ended before it could start anything: see {job.folder}/shim.log")
+            self._close(
+                job, held, "crashed", f"its shim ended before it could start anything: see {job.folder}/shim.log"
+            )
 
     def _lose(self, job: LocalJob) -> None:
         """The shim is gone, and its replicas with it: make sure of that, then say so."""
@@ -539,17 +498,9 @@ class Work:
         held = job.now
         assert held is not None
         record = read_record(record_path(job.folder, "generation", held.generation)) or {}
-        if record.get("boot") == _processes.boot_id():
-            replicas = record.get("replicas", [])
-            left = _processes.members(
-                f"TORCHELASTIC_RUN_ID={record.get('run_id')}",
-                {int(pid) for pid, _, _ in replicas},
-                {pipe for _, _, pipe in replicas if pipe},
-            )
-            if left:
-                _processes.kill_all(left)
-                self._after(_SWEEP_SECONDS, lambda: self._lose(job))
-                return
+        if not self._ground.ends_all(record):
+            self._after(_SWEEP_SECONDS, lambda: self._lose(job))
+            return
         job.sweeping = False
         ended = ReplicasEnded(
             time.time(), job.id, held.generation, "lost", (), "its shim ended, and its replicas with it"
@@ -563,10 +514,10 @@ class Work:
         if held is None or held.ended is not None or held.generation != ended.generation:
             return
         held.ended = ended
-        self._places.release(held.places)
+        self._keep_places(job)
         self._events.append(ended)
 
-    def _end(self, job: LocalJob, held: Held, outcome: Outcome, detail: str) -> None:
+    def _close(self, job: LocalJob, held: Held, outcome: Outcome, detail: str) -> None:
         """An end without processes: only this object knows of it."""
         self._finish(job, ReplicasEnded(time.time(), job.id, held.generation, outcome, (), detail))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pollux.backends import _processes, shim
 
-__all__ = ["PRELOADED", "serve"]
+__all__ = ["PRELOADED", "import_all", "serve"]
 
 PRELOADED = (
     "torch",
@@ -37,12 +37,18 @@ _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREAD
 _GPU_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-def _import_all() -> None:
+def import_all() -> bool:
+    """Import what training imports, without a trace in the environment; whether forks are safe from now on."""
+    variables = dict(os.environ)
+    os.environ.update(_THREADS | _GPU_CHECK)
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    os.environ.clear()
+    os.environ.update(variables)
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def _fork_shim(
@@ -68,12 +74,7 @@ def serve(control: socket.socket) -> int:
     """Fork shims as told until the other end is closed; returns an exit code: a replica's, in what became one."""
     _processes.name_this("pollux-nursery")
     variables = dict(os.environ)
-    os.environ.update(_THREADS | _GPU_CHECK)
-    _import_all()
-    os.environ.clear()
-    os.environ.update(variables)
-    threads = len(os.listdir("/proc/self/task"))
-    control.send(json.dumps({"ready": threads == 1, "threads": threads}).encode())
+    control.send(json.dumps({"ready": import_all()}).encode())
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not message:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pollux.core import Node, Placement
 
 __all__ = [
     "Backend",
     "BackendEvent",
+    "ChecksFolders",
     "Exit",
     "Launch",
     "Listener",
@@ -22,6 +23,7 @@ __all__ = [
     "ReplicasLost",
     "ReplicasStarted",
     "Running",
+    "Warns",
 ]
 
 Outcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost"]
@@ -143,6 +145,22 @@ class LogChunk:
     text: str
     offset: int
     at_end: bool
+
+
+@runtime_checkable
+class ChecksFolders(Protocol):
+    """A backend whose nodes may not see what this machine sees."""
+
+    def refuses(self, folders: Sequence[str]) -> str:
+        """Why a job with these folders cannot run there, with the remedy; empty where it can. May take seconds."""
+
+
+@runtime_checkable
+class Warns(Protocol):
+    """A backend that may be degraded and go on."""
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is degraded now, a sentence each; returns at once."""
 
 
 class Backend(Protocol):

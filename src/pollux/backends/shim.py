@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from pollux.backends import _processes, _storehost
+from pollux.backends._far import FarExit, FarHands, FarLoss
 from pollux.backends._generation import Generation, Member, Order
+from pollux.backends._hands import Hands, OwnHands
 from pollux.backends._live import LiveGeneration
 from pollux.backends._records import (
     ended_to,
@@ -88,6 +90,8 @@ class Shim:
         self._generation: Generation | None = None
         self._live: LiveGeneration | None = None
         self._store: _storehost.StoreHost | None = None
+        self._far: FarHands | None = None
+        self._start_untold = False
         self._unwritten: ReplicasEnded | None = None
         self._reading: dict[int, Member] = {}
         self._idle_since = time.monotonic()
@@ -104,6 +108,7 @@ class Shim:
             for key, _ in self._selector.select(self._timeout()):
                 key.data()
             self._reap()
+            self._look_far()
             self._look()
 
     def _listen_to_signals(self) -> None:
@@ -139,6 +144,8 @@ class Shim:
             connection.peer.close()
         if self._store is not None:
             self._store.control.close()
+        if self._far is not None:
+            self._far.let_go()
 
     def _is_busy(self) -> bool:
         return (self._generation is not None and self._generation.ended is None) or self._unwritten is not None
@@ -160,6 +167,8 @@ class Shim:
             times.append(self._idle_since + IDLE_SECONDS)
         if self._unwritten is not None:
             times.append(time.monotonic() + _RETRY_SECONDS)
+        due = None if self._far is None else self._far.due()
+        times += [] if due is None else [time.monotonic() + due]
         return min(max(0.0, min(times) - time.monotonic()), _LONGEST_SLEEP_SECONDS) if times else None
 
     def _accept(self) -> None:
@@ -203,6 +212,9 @@ class Shim:
                 self._stop(float(message["grace_seconds"]))
         elif what == "resize":
             self._resize(Order.of(message["order"]))
+        elif what == "gone":
+            if self._far is not None:
+                self._far.node_is_gone(message["node"], message["why"])
         elif what == "release":
             self._leaving = self._leaving or not self._is_busy()
         if not connection.send(self._status()):
@@ -215,7 +227,8 @@ class Shim:
             ended = None if self._unwritten else self._generation.ended
             status["state"] = "ended" if ended else "stopping" if self._generation.told_to_stop else "running"
             status["ended"] = ended_to(ended) if ended else None
-            status["moving"] = self._live is not None and (self._live.is_moving or self._generation.is_ending)
+            moving = self._live is not None and (self._live.is_moving or self._generation.is_ending)
+            status["moving"] = moving or self._start_untold
             status["lost"] = None if self._live is None else self._live.lost
         elif newest is not None:
             status["state"] = "ended"
@@ -227,8 +240,9 @@ class Shim:
         known = self._generation.order.generation if self._generation is not None else 0
         if self._is_busy() or self._leaving or order.generation <= max(newest or 0, known):
             return
-        store = self._open_store() if order.live and _storehost.is_possible() else None
-        generation = Generation(order, self._folder, self._warm_variables, self._let_go, store)
+        store = self._open_store(order) if order.live and _storehost.is_possible() else None
+        warm = self._warm_variables is not None
+        generation = Generation(order, self._folder, self._hands(order), warm, self._let_go, store)
         self._generation, self._live = generation, None
         remove_records(self._folder, order.generation)
         try:
@@ -240,7 +254,24 @@ class Shim:
         if store is not None:
             self._live = LiveGeneration(generation, store, self._tell)
         self._follow_outputs()
-        self._tell({"event": "started", "generation": order.generation, "at": time.time()})
+        self._start_untold = True
+
+    def _hands(self, order: Order) -> Hands:
+        if order.fleet is None:
+            return OwnHands(self._warm_variables, self._let_go, self._spared)
+        self._release_far()
+        self._far = FarHands(order.fleet, self._selector)
+        return self._far
+
+    def _spared(self) -> tuple[int | None, ...]:
+        """Processes below this one that are none of the job's."""
+        generation, store = self._generation, self._store
+        return (None if generation is None else generation.store_host, None if store is None else store.pid)
+
+    def _release_far(self) -> None:
+        if self._far is not None:
+            self._far.release()
+            self._far = None
 
     def _resize(self, order: Order) -> None:
         """Change a generation that runs; where it has ended, so has this one, in the same way."""
@@ -252,6 +283,8 @@ class Shim:
             self._unwritten = generation.ended = replace(generation.ended, generation=order.generation)
             generation.renumber(order.generation)
         elif self._live is not None:
+            if self._far is not None and order.fleet is not None:
+                self._far.learn(order.fleet)
             self._guarded(lambda live: live.resize(order))
             remove_records(self._folder, order.generation)
 
@@ -266,13 +299,14 @@ class Shim:
             self._generation.give_up(f"a replica could not be started: {error}")
         self._follow_outputs()
 
-    def _open_store(self) -> _storehost.StoreHost:
+    def _open_store(self, order: Order) -> _storehost.StoreHost:
         """The job's store, which lives as long as this process."""
         if self._store is not None and self._store.pid is not None:
             return self._store
         if self._store is not None:
             self._close_store()
-        self._store = _storehost.StoreHost(self._warm_variables is not None, self._let_go)
+        head = "127.0.0.1" if order.fleet is None else order.fleet.head
+        self._store = _storehost.StoreHost(self._warm_variables is not None, self._let_go, head)
         self._selector.register(self._store.control, selectors.EVENT_READ, self._hear_store)
         return self._store
 
@@ -334,6 +368,36 @@ class Shim:
                 if member is not None:
                     self._replica_ended(self._generation, member)
 
+    def _look_far(self) -> None:
+        """What became of replicas on other machines."""
+        if self._far is None or self._generation is None:
+            return
+        self._far.look()
+        while self._far.told:
+            told = self._far.told.pop(0)
+            if isinstance(told, FarLoss):
+                self._lose(self._generation, told)
+            else:
+                self._far_exit(self._generation, told)
+        while self._far.false_alarms:
+            self._tell({"event": "alarm", "text": self._far.false_alarms.pop(0), "at": time.time()})
+
+    def _far_exit(self, generation: Generation, told: FarExit) -> None:
+        member = generation.on_far_exit(told.body, told.code, told.asked)
+        if member is not None:
+            self._replica_ended(generation, member)
+
+    def _lose(self, generation: Generation, lost: FarLoss) -> None:
+        if lost.silent:
+            self._tell({"event": "silent", "node": lost.node, "why": lost.why})
+        members = generation.on_far_loss(lost.bodies)
+        if not members or generation.told_to_stop:
+            return
+        cared_for: list[bool] = []
+        self._guarded(lambda live: cared_for.append(live.lost_with_node(members, lost.why)))
+        if not any(cared_for):
+            generation.give_up(lost.why)
+
     def _replica_ended(self, generation: Generation, member: Member) -> None:
         cared_for: list[bool] = []
         if not generation.told_to_stop:
@@ -343,6 +407,9 @@ class Shim:
 
     def _look(self) -> None:
         generation = self._generation
+        if generation is not None and self._start_untold and generation.is_up:
+            self._start_untold = False
+            self._tell({"event": "started", "generation": generation.order.generation, "at": time.time()})
         if generation is not None and generation.ended is None:
             if not generation.told_to_stop:
                 self._guarded(LiveGeneration.look)
@@ -350,6 +417,7 @@ class Shim:
             self._follow_outputs()
             if generation.ended is not None:
                 self._unwritten = generation.ended
+                self._release_far()
         if self._unwritten is not None:
             self._write_end(self._unwritten)
 

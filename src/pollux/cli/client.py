@@ -54,9 +54,11 @@ def find_service(environ: Mapping[str, str], home: Path) -> str:
         found = json.loads(path.read_text(encoding="utf-8"))["url"]
     except FileNotFoundError:
         raise Unreachable(f"no service at home {home}: start one with 'pollux up', or set POLLUX_SERVER") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise Unreachable(f"{path} cannot be read ({error.strerror}): set POLLUX_SERVER, or check its mode") from None
+    except (ValueError, KeyError, TypeError):
         raise Unreachable(
-            f"{path} does not say where the service is ({error!r}): restart it with 'pollux up'"
+            f"{path} does not say where the service is: it is damaged; restart the service with 'pollux up'"
         ) from None
     return str(found)
 
@@ -123,6 +125,10 @@ class Client:
     def post(self, path: str, body: Any = None, **query: Any) -> dict[str, Any]:
         """The answer to a POST of a JSON body."""
         return self._request("POST", _with(path, query), {} if body is None else body)
+
+    def put(self, path: str, body: Any) -> dict[str, Any]:
+        """The answer to a PUT of a JSON body."""
+        return self._request("PUT", path, body)
 
     def submit(self, body: Any) -> dict[str, Any]:
         """Submit a job once: if the answer is lost on the way, the same request is sent again under the same key."""

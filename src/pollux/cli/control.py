@@ -25,6 +25,7 @@ def cancel(jobs: _Jobs, as_json: Json = False) -> None:
 def pause(jobs: _Jobs, as_json: Json = False) -> None:
     """Take the GPUs from jobs until they are resumed: they save, stop, and keep their progress.
 
+    A script that does not save by itself and does not use 'pollux.init' begins anew when it is resumed.
     Example: pollux pause resnet18
     """
     _each(jobs, "pause", as_json)
@@ -62,6 +63,8 @@ def resize(
         f"{job}: may have {_span(changed['min_gpus'], changed['max_gpus'])}, holds {changed['gpus']} "
         f"({changed['state']}); 'pollux explain {job}' tells why"
     )
+    if answer.get("note"):
+        typer.echo(f"  note: {answer['note']}")
 
 
 def _span(low: int, high: int) -> str:
@@ -88,7 +91,12 @@ def _each(jobs: Sequence[str], verb: str, as_json: bool) -> None:
             if not as_json:
                 typer.echo(f"{job}: {done[-1]['state']}")
     if as_json:
-        print_json({"jobs": done, "failed": [{"job": job, "message": str(refused)} for job, refused in failed]})
+        told = [{"job": job, "code": type(refused).__name__, "message": str(refused)} for job, refused in failed]
+        print_json({"jobs": done, "failed": told})
+        for _, refused in failed:
+            typer.echo(f"error: {refused}", err=True)
+        if failed:
+            raise typer.Exit(failed[-1][1].exit_code)
     for _, refused in failed[:-1]:
         typer.echo(f"error: {refused}", err=True)
     if failed:

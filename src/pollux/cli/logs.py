@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +17,14 @@ from pollux.core.errors import InvalidInput, PolluxError, Unreachable
 if TYPE_CHECKING:
     from pollux.cli.client import Client
 
-__all__ = ["ENDED_STATES", "follow_log", "logs", "read_log", "tail_of"]
+__all__ = ["ENDED_STATES", "follow_log", "logs", "read_log", "tail_of", "visible", "write_log"]
 
 ENDED_STATES = frozenset({"succeeded", "failed", "cancelled"})
 """States that a job does not leave; named here so that no scheduler has to be loaded to print a log."""
 
 _CHUNK = 65536
 _POLL_SECONDS = 0.5
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def logs(
@@ -31,11 +34,14 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", metavar="N", parser=whole(0), help="Only the last N lines.")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Let colours and other control codes through to the terminal.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Print the output of a job: of one replica, over all its re-allocations.
 
-    Example: pollux logs -f --tail 20 resnet18
+    On a terminal, control codes in it are shown, not obeyed. Example: pollux logs -f --tail 20 resnet18
     """
     from pollux.cli.client import connect
 
@@ -47,10 +53,11 @@ def logs(
         print_json({"job_id": job, "replica": replica, "text": text, "offset": offset})
         return
     text, offset = tail_of(client, job, replica, tail)
-    _write(text)
+    write = functools.partial(write_log, raw=raw)
+    write(text)
     if follow:
         try:
-            follow_log(client, job, replica, offset, _write)
+            follow_log(client, job, replica, offset, write)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
@@ -108,6 +115,19 @@ def follow_log(
         time.sleep(_POLL_SECONDS)
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(text)
+def write_log(text: str, raw: bool = False) -> None:
+    """Print what a job wrote. On a terminal its control codes are made visible, unless `raw` lets them through.
+
+    A job could otherwise rewrite the screen, or type with the terminal's answers. Pipes and files get every byte.
+    """
+    sys.stdout.write(text if raw or not sys.stdout.isatty() else visible(text))
     sys.stdout.flush()
+
+
+def visible(text: str) -> str:
+    """Text whose control characters, but for tab, line feed and carriage return, are written out, such as `^[[2J`."""
+    return _CONTROL.sub(lambda found: _caret(ord(found.group())), text)
+
+
+def _caret(code: int) -> str:
+    return f"^{chr(code ^ 0x40)}" if code < 0x80 else f"\\x{code:02x}"

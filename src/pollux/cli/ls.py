@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pollux.cli.options import Json, print_json, whole
+from pollux.cli.options import Json, complete_queues, print_json, whole
 
 __all__ = ["ls"]
 
@@ -19,7 +19,10 @@ def ls(
     state: Annotated[
         str | None, typer.Option(metavar="STATE", help="Only jobs in this state, such as running or failed.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs of this queue.")] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", autocompletion=complete_queues, help="Only jobs of this queue."),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(metavar="N", parser=whole(1), help="At most so many jobs; by default 100.")
     ] = None,

@@ -5,13 +5,15 @@ Exit codes are those the errors carry; usage errors are 2, an interrupt is 130.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
 from pollux import __version__
+from pollux.cli.options import print_json
 from pollux.cli.registry import LazyGroup
 from pollux.core.errors import PolluxError
 
@@ -22,28 +24,51 @@ _UsageError: Any = typer.BadParameter.__base__
 
 _INTERRUPTED = 130
 _ALL_OR_NOTHING = ("simulate", "whatif", "workload", "history")
+_WORDS = "pollux.words"
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether `--json` is among the words that are ours: not behind `--`, nor behind the script of `pollux run`."""
+    ours = list(words)
+    if "--" in ours:
+        ours = ours[: ours.index("--")]
+    if ours[:1] == ["run"]:
+        ours = list(itertools.takewhile(lambda word: not word.endswith((".py", ".sh")), ours))
+    return "--json" in ours
+
+
+def _print_error(words: Sequence[str], code: str, message: str, retryable: bool, exit_code: int) -> None:
+    """One line for people; with `--json` also the document that standard output was promised, as the service has it."""
+    line = " ".join(message.split())
+    typer.echo(f"error: {line}", err=True)
+    if _wants_json(words):
+        print_json({"error": {"code": code, "message": line, "retryable": retryable, "exit_code": exit_code}})
 
 
 @contextmanager
 def _one_line_errors(ctx: Any) -> Iterator[None]:
+    kind, retryable = "UsageError", False
     try:
         yield
     except PolluxError as error:
         message, code = str(error), error.exit_code
+        kind, retryable = type(error).__name__, error.retryable
     except KeyboardInterrupt:
         writes = ctx.invoked_subcommand in _ALL_OR_NOTHING
+        kind, retryable = "Interrupted", True
         message, code = f"interrupted{'; nothing was written' if writes else ''}", _INTERRUPTED
     except _UsageError as error:
         where = f"; see '{error.ctx.command_path} --help'" if error.ctx else ""
         message, code = f"{error.format_message().rstrip('.')}{where}", 2
     else:
         return
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    _print_error(ctx.meta.get(_WORDS, ()), kind, message, retryable, code)
     raise typer.Exit(code)
 
 
 class _Program(LazyGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = tuple(args)
         with _one_line_errors(ctx):
             return super().parse_args(ctx, args)
 

@@ -10,7 +10,17 @@ import typer
 
 from pollux.core.errors import PolluxError, UnknownName
 
-__all__ = ["Job", "Json", "complete_jobs", "print_json", "real", "trigger", "whole"]
+__all__ = [
+    "Job",
+    "Json",
+    "complete_jobs",
+    "complete_policies",
+    "complete_queues",
+    "print_json",
+    "real",
+    "trigger",
+    "whole",
+]
 
 
 def complete_jobs(incomplete: str) -> list[str]:
@@ -22,6 +32,25 @@ def complete_jobs(incomplete: str) -> list[str]:
     except PolluxError:
         return []
     return [str(job["id"]) for job in answer["jobs"] if str(job["id"]).startswith(incomplete)]
+
+
+def complete_queues(incomplete: str) -> list[str]:
+    """Names of queues that begin so; nothing where no service answers."""
+    from pollux.cli.client import connect
+
+    try:
+        answer = connect(timeout=2.0).get("/v1/queues")
+    except PolluxError:
+        return []
+    return [str(queue["name"]) for queue in answer["queues"] if str(queue["name"]).startswith(incomplete)]
+
+
+def complete_policies(incomplete: str) -> list[str]:
+    """Names of policies that begin so; of a list with commas, its last name is completed."""
+    from pollux import policies
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in policies.names() if name.startswith(last)]
 
 
 Job = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_jobs, help="The job's id.")]

@@ -33,6 +33,8 @@ def plan_lines(plan: Mapping[str, Any], now: float, planned: bool = False) -> li
         lines.append(f"  predicted: {'; '.join(said)}")
     if not plan.get("eta"):
         lines.append("  no ETA yet: how fast the job is will be measured while it runs")
+    if plan.get("note"):
+        lines.append(f"  note: {plan['note']}")
     return lines
 
 

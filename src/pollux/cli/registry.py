@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "pause": ("pollux.cli.control:pause", "Take the GPUs from jobs until they are resumed"),
     "resume": ("pollux.cli.control:resume", "Let paused jobs run again"),
     "resize": ("pollux.cli.control:resize", "Change how many GPUs a job may have"),
+    "queues": ("pollux.cli.queues:app", "List queues: weight, quota, GPUs in use, jobs"),
     "simulate": (
         "pollux.cli.simulate:simulate",
         "Simulate workloads under scheduling policies and compare completion times, fairness and cost",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pollux.cli.options import Json, print_json, whole
+from pollux.cli.options import Json, complete_policies, print_json, whole
 from pollux.core.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ def run(
         typer.Option(metavar="N", parser=whole(1), help="CPU slots instead of GPUs; by default one per core."),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="The job's name; by default the script's.")] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Who gets GPUs; see 'pollux policies'.")] = "pollux",
+    policy: Annotated[
+        str,
+        typer.Option(metavar="NAME", autocompletion=complete_policies, help="Who gets GPUs; see 'pollux policies'."),
+    ] = "pollux",
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="A variable; may be repeated.")
     ] = None,

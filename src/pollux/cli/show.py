@@ -77,11 +77,11 @@ def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
         yield "ended", moment(status["ended_at"], now)
     if status.get("progress") is not None:
         epoch = f", epoch {status['epoch']:.2f}" if status.get("epoch") is not None else ""
-        yield "progress", f"{share(status['progress'])}{epoch}"
+        yield "progress", f"{share(status['progress'])}{epoch}{_when(status, now)}"
     if status.get("eta") and not status.get("ended_at"):
         current = status["eta"].get("current")
         held = "" if current is None else f"; {duration(current - now)} if it keeps its GPUs"
-        yield "ends in", eta_range(status, now) + held
+        yield "ends in", eta_range(status, now) + held + (", by what it told before" if status.get("outdated") else "")
     if status.get("batch_size"):
         steps = f", {status['accumulation']} accumulated" if (status.get("accumulation") or 1) > 1 else ""
         local = f" ({status['local_batch']} per GPU{steps})" if status.get("local_batch") else ""
@@ -109,6 +109,15 @@ def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
         yield "why", str(reason.get("text") or reason["code"])
         if reason.get("next_step"):
             yield "next step", str(reason["next_step"])
+
+
+def _when(status: Mapping[str, Any], now: float) -> str:
+    """Of figures that its present replicas have not renewed yet: how old they are."""
+    from pollux.cli.figures import since
+
+    if not status.get("outdated") or status.get("reported_at") is None:
+        return ""
+    return f", told {since(status['reported_at'], now)}, before it was given these GPUs"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pollux.cli.options import real, whole
+from pollux.cli.options import Json, complete_policies, real, whole
 from pollux.cli.options import trigger as read_trigger
 from pollux.core import InvalidInput
 
@@ -33,7 +33,11 @@ def simulate(
     ] = None,
     policies: Annotated[
         str,
-        typer.Option(metavar="NAMES", help="Comma-separated names; the first is the yardstick. See 'pollux policies'."),
+        typer.Option(
+            metavar="NAMES",
+            autocompletion=complete_policies,
+            help="Comma-separated names; the first is the yardstick. See 'pollux policies'.",
+        ),
     ] = "pollux,tiresias,optimus-oracle",
     profiles: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Measured applications; else the built-in ones.")
@@ -89,16 +93,16 @@ def simulate(
         typer.Option(metavar="N", parser=whole(1), help="Processes; by default one per run, up to the number of CPUs."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for plots, results.json and report.html.")
+        Path | None,
+        typer.Option(
+            metavar="DIR|FILE.json", help="Folder for plots, results.json and report.html; or only the results."
+        ),
     ] = None,
     job: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Job to plot; by default the adaptive one with most GPU time."),
     ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Results as JSON; '-' prints them instead of the table."),
-    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Simulate workloads under scheduling policies and compare completion times, fairness and cost.
 
@@ -107,7 +111,7 @@ def simulate(
     use_one_thread()
     from pollux.sim import SimulationSettings, check_runs, choose_policies, to_json
 
-    world = _load_world(workloads or [], profiles)
+    world = _load_world(_without_dash(workloads or [], as_json), profiles, nodes, gpus_per_node)
     settings = SimulationSettings(
         num_nodes=nodes or world.num_nodes,
         gpus_per_node=gpus_per_node or world.gpus_per_node,
@@ -123,15 +127,26 @@ def simulate(
         {"fairness": fairness, "avoid_interference": avoid_interference},
     )
     check_runs(world.workloads, chosen, world.applications, settings)
-    _check_job(job, world.workloads, output)
-    file = None if json_file in (None, "-") else Path(str(json_file))
+    file = output if output is not None and output.suffix == ".json" else None
+    folder = output if file is None else None
+    _check_job(job, world.workloads, folder)
     complete = simulate_together(
-        world.workloads, chosen, world.applications, settings, world.source, workers, output, job, file
+        world.workloads, chosen, world.applications, settings, world.source, workers, folder, job, file
     )
-    if json_file == "-":
+    if as_json:
         typer.echo(to_json(complete), nl=False)
     else:
-        _print(complete, output)
+        _print(complete, folder)
+
+
+def _without_dash(paths: Sequence[Path], as_json: bool) -> list[Path]:
+    """The workloads; `--json -` and `--json FILE` were once written so, and the first still means the same."""
+    if not as_json:
+        return list(paths)
+    for path in paths:
+        if path.suffix == ".json" and not path.exists():
+            raise InvalidInput(f"--json prints the results; to write them to '{path}', give --output {path}")
+    return [path for path in paths if str(path) != "-"]
 
 
 def simulate_together(
@@ -162,7 +177,7 @@ def simulate_together(
             require_matplotlib()
             folder = files.enter_context(staged_folder("--output", output))
         if json_file is not None:
-            stream = files.enter_context(staged_file("--json", json_file))
+            stream = files.enter_context(staged_file("--output", json_file))
         with progress_bar("simulating") as progress:
             outcomes = compare(workloads, policies, applications, settings, workers or _cpus(), progress)
         complete = document(config, [measure(outcome, applications, settings, times) for outcome in outcomes])
@@ -223,10 +238,12 @@ class _World:
     gpus_per_node: int = 4
 
 
-def _load_world(paths: Sequence[Path], profiles: Path | None) -> _World:
+def _load_world(
+    paths: Sequence[Path], profiles: Path | None, nodes: int | None = None, gpus_per_node: int | None = None
+) -> _World:
     histories = [path for path in paths if _is_history(path)]
     if histories:
-        return _load_history(paths, profiles, histories[0])
+        return _load_history(paths, profiles, histories[0], nodes, gpus_per_node)
     if profiles is None:
         from pollux.sim.builtin import builtin_applications
 
@@ -250,15 +267,20 @@ def _is_history(path: Path) -> bool:
         return False
 
 
-def _load_history(paths: Sequence[Path], profiles: Path | None, path: Path) -> _World:
+def _load_history(
+    paths: Sequence[Path], profiles: Path | None, path: Path, nodes: int | None, gpus_per_node: int | None
+) -> _World:
     from pollux.sim.history import read_history
 
     if len(paths) > 1 or profiles is not None:
         raise InvalidInput(f"{path} is a history, which brings its own applications; give it alone, without --profiles")
     past = read_history(path)
-    for reason in past.skipped:
+    workload, left_out = past.on(nodes or past.num_nodes, gpus_per_node or past.gpus_per_node)
+    for reason in (*past.skipped, *left_out):
         typer.echo(f"left out: {reason}", err=True)
-    return _World([past.workload], past.applications, str(path), past.num_nodes, past.gpus_per_node)
+    if not workload.jobs:
+        raise InvalidInput(f"{path}: holds no job that can be replayed; export the history of jobs that ran")
+    return _World([workload], past.applications, str(path), past.num_nodes, past.gpus_per_node)
 
 
 def _load_workloads(paths: Sequence[Path]) -> list[Workload]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from pollux.cli.options import Json, complete_jobs, print_json
+from pollux.cli.options import Json, complete_jobs, complete_queues, print_json
 from pollux.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def submit(
     gpus: Annotated[
         str | None, typer.Option(metavar="RANGE", help="From least to most GPUs, such as 1..4, or one number.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="The queue to put it in.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="NAME", autocompletion=complete_queues, help="The queue to put it in.")
+    ] = None,
     priority: Annotated[str | None, typer.Option(metavar="low|normal|high", help="How much it counts.")] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="A variable; may be repeated.")
@@ -56,6 +58,9 @@ def submit(
         list[str] | None,
         typer.Option(metavar="JOB", autocompletion=complete_jobs, help="Start after that job; may be repeated."),
     ] = None,
+    ship: Annotated[
+        bool, typer.Option("--ship", help="Send the working folder along, to a service on another machine.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the request; submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the jobs have ended.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the job's output until it has ended.")] = False,
@@ -74,6 +79,10 @@ def submit(
     if follow and (len(requests) > 1 or as_json or dry_run):
         raise InvalidInput("--follow prints the output of one job: give one file, without --json and --dry-run")
     client = connect()
+    if ship:
+        from pollux.cli.shipping import ship as shipped
+
+        requests = [shipped(client, request) for request in requests]
     answers = [_send(client, request, dry_run, as_json) for request in requests]
     if as_json and not wait:
         print_json({"planned" if dry_run else "submitted": answers})
@@ -147,11 +156,11 @@ def _send(client: Client, request: JobRequest, dry_run: bool, as_json: bool) -> 
 
 
 def _finish(client: Client, jobs: Sequence[str], follow: bool, answers: list[dict[str, Any]] | None) -> None:
-    from pollux.cli.logs import follow_log
+    from pollux.cli.logs import follow_log, write_log
 
     try:
         for job in jobs:
-            follow_log(client, job, 0, 0, (lambda text: typer.echo(text, nl=False)) if follow else lambda _: None)
+            follow_log(client, job, 0, 0, write_log if follow else lambda _: None)
     except KeyboardInterrupt:
         typer.echo(
             f"not waiting any more; {', '.join(jobs)} goes on. To end it: pollux cancel {' '.join(jobs)}", err=True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
+from pollux.cli.backend_options import option_words, preview, read_options
 from pollux.cli.home import make_home
 from pollux.cli.options import Json, print_json, real, whole
 from pollux.cli.options import trigger as read_trigger
@@ -39,6 +40,14 @@ def up(
         int | None,
         typer.Option(metavar="N", parser=whole(1), help="CPU slots instead of GPUs; by default one per core."),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The Ray cluster's head; by default that of this machine."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of the backend; may be given several times."),
+    ] = None,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Who gets GPUs; see 'pollux policies'.")] = "pollux",
     trigger: Annotated[
         Any, typer.Option(metavar="rounds|events", parser=read_trigger, help="Decide in rounds, or on changes.")
@@ -62,6 +71,9 @@ def up(
         typer.Option(metavar="stop|keep", parser=_at_stop, help="What happens to running jobs when it stops."),
     ] = "stop",
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the backend would ask its engine for, and end.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Start the service on this machine: scheduler and API.
@@ -75,7 +87,7 @@ def up(
     settings = _settings(
         home=folder,
         backend=backend,
-        backend_options={} if slots is None else {"slots": slots},
+        backend_options=_backend_options(backend, slots, address, option or []),
         policy=policy,
         trigger=trigger,
         interval_seconds=interval,
@@ -86,6 +98,9 @@ def up(
         insecure_bind=insecure_bind,
         at_stop=jobs,
     )
+    if dry_run:
+        typer.echo(preview(settings.backend, settings.home, settings.backend_options), nl=False)
+        return
     make_home(settings.home)
     if detach:
         _start_detached(settings, as_json)
@@ -93,6 +108,12 @@ def up(
     from pollux.service import serve
 
     serve(settings, on_ready=lambda _: _greet_later(settings, as_json))
+
+
+def _backend_options(backend: str, slots: int | None, address: str | None, words: list[str]) -> dict[str, Any]:
+    words = words if address is None else [f"address={address}", *words]
+    given = read_options(backend, words) if words else {}
+    return given if slots is None else {**given, "slots": slots}
 
 
 def down(
@@ -272,6 +293,7 @@ def _words(settings: ServiceSettings) -> list[str]:
     words += ["--host", settings.host, "--port", str(settings.port), "--jobs", settings.at_stop]
     if "slots" in settings.backend_options:
         words += ["--slots", str(settings.backend_options["slots"])]
+    words += option_words(settings.backend_options)
     if settings.tls_cert is not None and settings.tls_key is not None:
         words += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
     return [*words, "--insecure-bind"] if settings.insecure_bind else words

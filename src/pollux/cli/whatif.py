@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pollux.cli.options import print_json, whole
+from pollux.cli.options import complete_policies, print_json, whole
 from pollux.cli.options import trigger as read_trigger
 from pollux.core.errors import InvalidInput
 
@@ -24,7 +24,13 @@ def whatif(
         typer.Option(metavar="+N|-N|N", help="Nodes more, fewer, or in all; several with commas. Default: as it was."),
     ] = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="NAMES", help="Comma-separated names; the first is the yardstick.")
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAMES",
+            autocompletion=complete_policies,
+            help="Comma-separated names; the first is the yardstick.",
+        ),
     ] = "pollux",
     history: Annotated[
         Path | None,
@@ -65,7 +71,14 @@ def whatif(
         resize_seconds=past.resize_seconds,
     )
     sizes = node_counts(nodes, past.num_nodes)
-    runs = [(replace(past.workload, name=f"{size}-nodes"), replace(settings, num_nodes=size)) for size in sizes]
+    runs = []
+    for size in sizes:
+        workload, left_out = past.on(size, past.gpus_per_node)
+        for reason in left_out:
+            typer.echo(f"left out with {size} nodes: {reason}", err=True)
+        if not workload.jobs:
+            raise InvalidInput(f"--nodes: none of the jobs can run on {size} nodes of {past.gpus_per_node} GPUs")
+        runs.append((replace(workload, name=f"{size}-nodes"), replace(settings, num_nodes=size)))
     _compare(runs, policy, past.applications, workers, output, as_json)
 
 

@@ -54,7 +54,6 @@ from pollux.core import (
     check,
     plan,
 )
-from pollux.core.errors import Conflict
 
 __all__ = ["Controller"]
 
@@ -338,7 +337,7 @@ class Controller:
     def _limits_changed(self, event: JobLimitsChanged) -> list[Command]:
         record = self._books.record(event.job_id)
         if record.state in ENDED:
-            raise Conflict(f"job '{event.job_id}' has {record.state}; its limits cannot change any more")
+            raise IllegalTransition(f"job '{event.job_id}' has {record.state}; its limits cannot change any more")
         record.spec = replace(record.spec, limits=event.limits)
         record.forget_view()
         return self._changed(event.at)

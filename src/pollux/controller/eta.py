@@ -14,12 +14,22 @@ from typing import NamedTuple
 from pollux.controller.lifecycle import ENDED, JobState
 from pollux.controller.records import JobRecord
 from pollux.core import GoodputFunction, JobLimits, JobView, Placement, Snapshot
+from pollux.policies.whole import Whole
 
-__all__ = ["EtaScore", "EtaSeconds", "Interval", "Uncertainty", "eta", "fair_gpus", "most_gpus"]
+__all__ = ["NOMINAL", "EtaScore", "EtaSeconds", "Interval", "Uncertainty", "eta", "fair_gpus", "most_gpus", "widening"]
+
+NOMINAL = 0.9
+"""The share of intervals that should hold the true end."""
 
 
 # Of a chain of jobs that wait for each other, how many are followed: beyond that nobody could tell anyway.
 _MOST_LINKS = 16
+
+
+# Times below this are taken as this: whether a job ends in 10 or 20 ms is nobody's question.
+_LEAST_SECONDS = 1.0
+# An interval ten times as wide on both sides says that nobody knows; wider ones say no more.
+_MOST_WIDENING = 10.0
 
 
 class EtaSeconds(NamedTuple):
@@ -50,12 +60,8 @@ def fair_gpus(snapshot: Snapshot, record: JobRecord) -> int:
 
 
 def most_gpus(snapshot: Snapshot, limits: JobLimits, queue: str = "") -> int:
-    """The most that a job could get were it alone: by its limits, open nodes of its types, and its queue's quota."""
-    by_type: dict[str, int] = {}
-    for node in snapshot.cluster.nodes:
-        if node.schedulable and (not limits.gpu_types or node.gpu_type in limits.gpu_types):
-            by_type[node.gpu_type] = by_type.get(node.gpu_type, 0) + node.num_gpus
-    found = sum(by_type.values()) if limits.mixed_types else max(by_type.values(), default=0)
+    """The most that a job could get were it alone: by its limits, open nodes that suit it, and its queue's quota."""
+    found = Whole(snapshot.cluster).most(limits)
     known = snapshot.queues.get(queue)
     quota = math.inf if known is None or known.gpu_quota is None else known.gpu_quota
     most = int(min(found, limits.max_gpus, quota))
@@ -179,6 +185,34 @@ class Interval:
     issued_at: float
     low: float
     high: float
+
+    def miss(self, ended_at: float) -> float:
+        """By what factor the interval, in seconds from its issue, was too narrow for that end, as a logarithm.
+
+        max(log(low/t), log(t/high)), t being the time that was left: below 0 where the end lies inside.
+        """
+        left = max(ended_at - self.issued_at, _LEAST_SECONDS)
+        low = max(self.low - self.issued_at, _LEAST_SECONDS)
+        high = max(self.high - self.issued_at, _LEAST_SECONDS)
+        return max(math.log(low / left), math.log(left / high))
+
+    def widened(self, factor: float) -> Interval:
+        """With `low` nearer by that factor and `high` as much farther, both counted from the issue."""
+        at = self.issued_at
+        return Interval(at, at + (self.low - at) / factor, at + (self.high - at) * factor)
+
+
+def widening(misses: Iterable[float]) -> float:
+    """The factor, at least 1, with which `NOMINAL` of past intervals would have held their ends.
+
+    exp of the ⌈(n+1)·NOMINAL⌉-th smallest of n misses, of the largest where that is beyond them: what split conformal
+    prediction promises for the next interval if it errs like those before.
+    """
+    found = sorted(misses)
+    if not found:
+        return 1.0
+    rank = min(math.ceil((len(found) + 1) * NOMINAL), len(found))
+    return min(math.exp(max(found[rank - 1], 0.0)), _MOST_WIDENING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from pollux.controller.forecast import Lack, PlanNumbers
+from pollux.controller.forecast import PlanNumbers
 from pollux.controller.records import JobRecord
 from pollux.core import Reason
+from pollux.policies.whole import OTHER_TYPE, WANTED_TYPE
 
-__all__ = ["CODES", "explain", "explain_lack", "explain_plan", "gpus"]
+__all__ = ["CODES", "explain", "explain_cost", "explain_lack", "explain_plan", "gpus"]
 
 
 class _Story:
@@ -34,6 +35,11 @@ class _Story:
         """Leave these out where they are what anybody would think; any other value is told with the rest."""
         self.told |= {name for name in names if self.numbers.get(name) == value}
 
+    def size(self, name: str) -> str:
+        """As a number of bytes, in a unit that people read."""
+        self.told.add(name)
+        return _size(self.numbers[name])
+
     def gpus(self, name: str) -> str:
         """As a number of GPUs, with the word."""
         return f"{self.say(name)} {'GPU' if self.numbers.get(name) == 1 else 'GPUs'}"
@@ -43,6 +49,11 @@ class _Story:
         over, under = self.numbers[upper], self.numbers[lower]
         self.told |= {upper, lower}
         return f"{over / under:.4g}×" if under > 0 else f"{_number(over)} (from {_number(under)})"
+
+    def taken(self, measured: str, assumed: str, name: str) -> str:
+        """One of two ways to tell a speed-up: of who reported a model, and of who did not yet."""
+        self.implied(1.0, name)
+        return assumed if self.get(name) else measured
 
     def names(self) -> str:
         return ", ".join(self.jobs)
@@ -81,15 +92,15 @@ def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
         return "waits for the next decision", f"pollux show {job_id}"
     story = _Story(reason, job_id)
     text, next_step = CODES.get(reason.code, _unknown(reason.code))(story)
-    return text + story.rest() + ("" if isinstance(job, str) else _cost(job)), next_step
+    return text + story.rest(), next_step
 
 
-def _cost(job: JobRecord) -> str:
-    """What another change would cost, where that was measured."""
+def explain_cost(job: JobRecord) -> str:
+    """What a change of its GPUs would cost now, where that was measured, else ''; no part of any past decision."""
     if not job.costs or not job.placement:
         return ""
     how = "in its living processes" if job.moves_live else "by a restart"
-    return f"; another change of its GPUs costs it about {job.resize_cost_seconds:.2g} s, {how}"
+    return f"as of now, a change of its GPUs costs it about {job.resize_cost_seconds:.2g} s, {how}"
 
 
 def explain_plan(plan: PlanNumbers) -> str:
@@ -97,7 +108,7 @@ def explain_plan(plan: PlanNumbers) -> str:
     if plan.lack is not None:
         return explain_lack(plan.lack)
     if plan.reason is not None and plan.reason.code == "fits-nowhere":
-        return "cannot start here now: no place suits it, even were the cluster empty (type, CPUs, memory, nodes)"
+        return explain_lack(plan.reason)
     span = gpus(plan.high_gpus)
     if plan.low_gpus < plan.high_gpus:
         span = f"{plan.low_gpus} to {span}"
@@ -107,16 +118,9 @@ def explain_plan(plan: PlanNumbers) -> str:
     return f"waits{behind}; expected to hold {span} once it runs"
 
 
-def explain_lack(lack: Lack) -> str:
-    """What a job needs that is not there, in one sentence."""
-    needs = f"cannot start here now: it needs {gpus(lack.needs)}"
-    if lack.quota is not None and lack.quota < lack.needs <= lack.suitable:
-        return f"{needs}, and the quota of its queue is {lack.quota}"
-    there = f"there {'is' if lack.suitable == 1 else 'are'} {lack.suitable or 'none'}"
-    if lack.gpu_types:
-        found = f" (those here are of type {', '.join(lack.types)})" if lack.types else ""
-        return f"{needs} of type {' or '.join(lack.gpu_types)}, and {there}{found}"
-    return f"{needs}, and {there}"
+def explain_lack(lack: Reason) -> str:
+    """What a job needs that is not there, in one sentence; `lack` is a reason of the word `fits-nowhere`."""
+    return explain(lack, "")[0]
 
 
 def gpus(count: float) -> str:
@@ -128,6 +132,15 @@ def _number(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _size(value: float) -> str:
+    """A number of bytes, in the largest unit of which there is one."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{_number(value)} {unit}"
 
 
 # What policies say
@@ -143,9 +156,12 @@ def _speedup(story: _Story) -> str:
     if not story.has("speedup_before", "speedup_after", "gpus_before", "gpus_after"):
         return ""
     after, before = story.say("gpus_after"), story.say("gpus_before")
+    told = story.taken("is {}", "is taken as {} until it reports", "speedup_assumed")
     if story.get("gpus_after") > story.get("gpus_before"):
-        return f": your speed-up from {before} to {after} GPUs is {story.ratio('speedup_after', 'speedup_before')}"
-    return f": your speed-up from {after} to {before} GPUs is {story.ratio('speedup_before', 'speedup_after')}"
+        ratio = story.ratio("speedup_after", "speedup_before")
+        return f": your speed-up from {before} to {after} GPUs {told.format(ratio)}"
+    ratio = story.ratio("speedup_before", "speedup_after")
+    return f": your speed-up from {after} to {before} GPUs {told.format(ratio)}"
 
 
 def _grew(story: _Story) -> tuple[str, str]:
@@ -163,10 +179,13 @@ def _winner(story: _Story) -> str:
         text = f"; {first} went {story.say('other_gpus_before')}→{story.say('other_gpus_after')}"
     if story.has("other_speedup_before", "other_speedup_after"):
         if story.get("other_speedup_before") > 0:
-            text += f", which makes it {story.ratio('other_speedup_after', 'other_speedup_before')} as fast"
+            told = story.taken("makes it {}", "is taken to make it {}", "other_speedup_assumed")
+            ratio = story.ratio("other_speedup_after", "other_speedup_before")
+            text += f", which {told.format(ratio)} as fast"
         else:
             story.implied(0.0, "other_speedup_before")
-            text += f", {story.say('other_speedup_after')}× what its fair share gives"
+            told = story.taken("{}×", "taken as {}×", "other_speedup_assumed")
+            text += f", {told.format(story.say('other_speedup_after'))} what its fair share gives"
     return f"{text} (also {', '.join(others)})" if others else text
 
 
@@ -181,7 +200,8 @@ def _moved(story: _Story) -> tuple[str, str]:
     story.implied(story.get("gpus_after"), "gpus_before")
     speed = ""
     if story.has("speedup_before", "speedup_after"):
-        speed = f", {story.ratio('speedup_after', 'speedup_before')} as fast as where it was"
+        told = story.taken(", {}", ", taken as {}", "speedup_assumed")
+        speed = f"{told.format(story.ratio('speedup_after', 'speedup_before'))} as fast as where it was"
     return (
         f"moved to other nodes, on {story.gpus('gpus_after')} as before{speed}{story.share()}",
         f"pollux show {story.job_id}",
@@ -190,9 +210,10 @@ def _moved(story: _Story) -> tuple[str, str]:
 
 def _preempted(story: _Story) -> tuple[str, str]:
     story.implied(0.0, "gpus_after")
-    text = f"stopped for others: gave up {story.gpus('gpus_before')}, keeps its progress and waits{_winner(story)}"
+    text = f"stopped for others: gave up {story.gpus('gpus_before')}, keeps what it has saved and waits{_winner(story)}"
     if story.has("fair_gpus"):
         text += f"; fair share {story.gpus('fair_gpus')}"
+    text += "; a script that saves nothing begins anew"
     return text + story.limits(), _smaller(story)
 
 
@@ -241,9 +262,55 @@ def _behind_another(story: _Story) -> tuple[str, str]:
 
 def _fits_nowhere(story: _Story) -> tuple[str, str]:
     story.implied(0.0, "gpus_before", "gpus_after", "speedup_before")
-    text = f"cannot start: {story.gpus('gpus')} that suit it would not be there even if the cluster were empty"
-    least = story.get("gpus", 1.0)
-    return text, story.resize(1.0, least - 1.0) if least > 1 else f"pollux cancel {story.job_id}"
+    least, most = story.get("gpus", 1.0), story.get("queue_quota", story.get("suitable_gpus"))
+    step = story.resize(1.0, min(most, least - 1.0)) if least > 1 and most >= 1 else f"pollux cancel {story.job_id}"
+    if not (story.has("suitable_gpus") or story.has("queue_quota")):
+        text = f"cannot start: {story.gpus('gpus')} that suit it would not be there even if the cluster were empty"
+        return text, story.resize(1.0, least - 1.0) if least > 1 else step
+    return f"cannot start here now: it needs {_lacking(story)}", step
+
+
+def _lacking(story: _Story) -> str:
+    """What is needed and what there is of it, by the first of type, CPUs, memory, nodes and quota that is named."""
+    if story.has("cpus_per_gpu"):
+        largest = story.say("largest_node_cpus") if story.has("largest_node_cpus") else "fewer"
+        return f"{story.say('cpus_per_gpu')} CPUs per GPU, and the largest node has {largest}{_room_for(story)}"
+    if story.has("memory_bytes_per_gpu"):
+        largest = story.size("largest_node_memory_bytes") if story.has("largest_node_memory_bytes") else "less"
+        need = story.size("memory_bytes_per_gpu")
+        return f"{need} of memory per GPU, and the largest node has {largest}{_room_for(story)}"
+    if story.has("queue_quota"):
+        return f"{story.gpus('gpus')}, and the quota of its queue is {story.say('queue_quota')}"
+    there = f"there {'is' if story.get('suitable_gpus') == 1 else 'are'} {story.say('suitable_gpus')}"
+    if not story.get("suitable_gpus"):
+        there = "there are none"
+    if story.has("max_nodes"):
+        nodes = "1 node" if story.get("max_nodes") == 1 else f"{story.say('max_nodes')} nodes"
+        story.implied(1.0, "max_nodes")
+        return f"{story.gpus('gpus')} on at most {nodes}, and {there} so"
+    return f"{story.gpus('gpus')}{_types(story, there)}"
+
+
+def _room_for(story: _Story) -> str:
+    """How many GPUs there are with that much beside them, where that is not simply none for one."""
+    if story.get("gpus") == 1 and not story.get("suitable_gpus"):
+        story.implied(1.0, "gpus")
+        story.implied(0.0, "suitable_gpus")
+        return ""
+    return f": room for {story.say('suitable_gpus')} of the {story.gpus('gpus')} that it needs"
+
+
+def _types(story: _Story, there: str) -> str:
+    wanted = [name for name in story.numbers if name.startswith(WANTED_TYPE)]
+    others = [name for name in story.numbers if name.startswith(OTHER_TYPE)]
+    if not wanted:
+        return f", and {there}"
+    for name in wanted:
+        # Of a single type, as many as suit is what anybody would think.
+        story.implied(story.get("suitable_gpus"), name)
+    found = ", ".join(f"{story.say(name)} of type {name.removeprefix(OTHER_TYPE)}" for name in others)
+    kinds = " or ".join(name.removeprefix(WANTED_TYPE) for name in wanted)
+    return f" of type {kinds}, and {there}" + (f" (here: {found})" if found else "")
 
 
 # What the controller says

@@ -10,8 +10,9 @@ from pollux.controller.eta import EtaSeconds, eta, fair_gpus, most_gpus
 from pollux.controller.events import JobSpec
 from pollux.controller.records import JobRecord
 from pollux.core import NOWHERE, Decision, Policy, Reason, Snapshot
+from pollux.policies.whole import Whole
 
-__all__ = ["Lack", "PlanNumbers", "lack_of", "plan_for", "plan_from"]
+__all__ = ["PlanNumbers", "lack_of", "plan_for", "plan_from"]
 
 
 # More names than that say no more to anybody.
@@ -19,27 +20,12 @@ _MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
-    """Why a job cannot run on the cluster as it is: what it needs, and what is there for it.
-
-    `suitable` GPUs are of a type that it takes, of `gpu_types` (empty: any); `types` are those on the cluster. `quota`
-    is its queue's, None for none.
-    """
-
-    needs: int
-    suitable: int
-    gpu_types: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
-    quota: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PlanNumbers:
     """The plan of one job.
 
     `gpus` are those it gets at once, 0 if it waits; then `behind` are the jobs in its way. While it runs it is expected
-    to hold `low_gpus` to `high_gpus`; 0 to 0 where it cannot run on this cluster as it is, and `lack` says why. `eta`
-    is None where no model is known, and `reason` where the policy gives none.
+    to hold `low_gpus` to `high_gpus`; 0 to 0 where it cannot run on this cluster as it is, and `lack`, a reason as
+    policies give it, says why. `eta` is None where no model is known, and `reason` where the policy gives none.
     """
 
     job_id: str
@@ -49,7 +35,7 @@ class PlanNumbers:
     behind: tuple[str, ...] = ()
     reason: Reason | None = None
     eta: EtaSeconds | None = None
-    lack: Lack | None = None
+    lack: Reason | None = None
 
     @property
     def starts_now(self) -> bool:
@@ -75,12 +61,12 @@ def plan_from(
     """The plan of a job that is new in the snapshot, from what a policy answered to it; `jobs` are all that are known.
 
     A draft, or a job that was submitted and holds nothing yet. For one that is not ready no policy need be asked.
-    Where one of the `undecided`, which came before it, gets nothing in this answer, nobody can promise that the next
-    answer does not turn that round: then the job is said to wait behind it.
+    Where one of the `undecided`, which came before it, gets nothing in this answer though it could run, nobody can
+    promise that the next answer does not turn that round: then the job is said to wait behind it.
     """
     spec, limits = record.spec, record.spec.limits
     placement = decision.allocation.get(spec.id, NOWHERE)
-    earlier = tuple(job_id for job_id in undecided if not decision.allocation.get(job_id, NOWHERE)) if placement else ()
+    earlier = _contenders(spec, snapshot, decision, undecided) if placement else ()
     if earlier:
         placement = NOWHERE
     gpus = placement.num_gpus
@@ -95,13 +81,27 @@ def plan_from(
     return PlanNumbers(spec.id, gpus, low, high, behind, reason, eta(expected, snapshot, jobs), lack)
 
 
-def lack_of(record: JobRecord, snapshot: Snapshot) -> Lack | None:
-    """What is there for a job beside what it needs, where that is too little; None where it is enough."""
-    limits = record.spec.limits
-    if most_gpus(snapshot, limits, record.spec.queue):
-        return None
-    queue = snapshot.queues.get(record.spec.queue)
-    suitable = most_gpus(snapshot, replace(limits, min_gpus=1, max_gpus=max(snapshot.cluster.num_gpus, 1)))
-    types = tuple(dict.fromkeys(node.gpu_type for node in snapshot.cluster.nodes if node.schedulable and node.gpu_type))
-    quota = None if queue is None else queue.gpu_quota
-    return Lack(limits.min_gpus, suitable, limits.gpu_types, types, quota)
+def _contenders(spec: JobSpec, snapshot: Snapshot, decision: Decision, undecided: Sequence[str]) -> tuple[str, ...]:
+    """Those of the `undecided` that got nothing and may yet take what the job got.
+
+    Neither who cannot run on this cluster at all, nor who waits for the quota of another queue, can.
+    """
+    views, whole = {job.id: job for job in snapshot.jobs}, Whole(snapshot.cluster)
+    found = []
+    for job_id in undecided:
+        view, reason = views.get(job_id), decision.reasons.get(job_id)
+        if decision.allocation.get(job_id, NOWHERE):
+            continue
+        if view is not None and whole.lacks(view.limits, snapshot.queues.get(view.queue)):
+            continue
+        code = "" if reason is None else reason.code
+        elsewhere = view is not None and view.queue != spec.queue
+        if code != "fits-nowhere" and not (code == "waits-for-quota" and elsewhere):
+            found.append(job_id)
+    return tuple(found)
+
+
+def lack_of(record: JobRecord, snapshot: Snapshot) -> Reason | None:
+    """What is there for a job beside what it needs, as policies say it, where that is too little; else None."""
+    lacks = Whole(snapshot.cluster).lacks(record.spec.limits, snapshot.queues.get(record.spec.queue))
+    return Reason("fits-nowhere", lacks) if lacks else None

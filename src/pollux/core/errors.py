@@ -49,6 +49,8 @@ __all__ = [
 def choices(name: str, known: Iterable[str]) -> str:
     """What else there is, the closest first: the end of a message about a name that is not there."""
     names = sorted(known)
+    if not names:
+        return "there is none yet"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}known: {', '.join(names)}"

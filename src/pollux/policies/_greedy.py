@@ -97,7 +97,9 @@ class _Draft:
             if self.snapshot.placement(job.id) or self._empty.spread(job, wanted_gpus(job)):
                 line.append(job)
             else:
-                self.reasons[job.id] = Reason("fits-nowhere", {"gpus": wanted_gpus(job)})
+                wanted, queue = wanted_gpus(job), self.snapshot.queues.get(job.queue)
+                lacks = self.room.whole.lacks(job.limits, queue, wanted) or {"gpus": float(wanted)}
+                self.reasons[job.id] = Reason("fits-nowhere", lacks)
         return line
 
     def admit_in_turn(self, line: Iterable[JobView], strict: bool = False) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from pollux.core import NOWHERE, JobLimits, JobView, Placement, Reason, Snapshot
+from pollux.policies.whole import Whole
 
 __all__ = ["Room"]
 
@@ -17,7 +18,7 @@ class Room:
 
     def __init__(self, snapshot: Snapshot) -> None:
         nodes = snapshot.cluster.nodes
-        self.snapshot = snapshot
+        self.snapshot, self.whole = snapshot, Whole(snapshot.cluster)
         self.gpus = {node.id: node.num_gpus for node in nodes}
         self._cpus = {node.id: node.num_cpus for node in nodes}
         self._memory = {node.id: node.memory_bytes for node in nodes}
@@ -140,6 +141,9 @@ class Room:
 
     def refusal(self, job: JobView, wanted: int) -> Reason:
         """Why a job that could use `wanted` GPUs holds none, once everybody else is placed."""
+        lacks = self.whole.lacks(job.limits, self.snapshot.queues.get(job.queue), wanted)
+        if lacks:
+            return Reason("fits-nowhere", lacks)
         quota, free = self.quota(job.queue), self.num_free
         if wanted > quota:
             return Reason("waits-for-quota", {"gpus": wanted, "quota_left": max(quota, 0)})

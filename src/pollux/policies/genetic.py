@@ -16,6 +16,7 @@ from pollux.policies._objective import Objective
 from pollux.policies._reasons import Holders, change_code
 from pollux.policies._room import Room
 from pollux.policies._search import Found, Space, search
+from pollux.policies.whole import Whole
 
 __all__ = ["PolluxGenetic"]
 
@@ -256,7 +257,7 @@ def _reasons(
     snapshot: Snapshot, jobs: Sequence[JobView], allocation: Mapping[str, Placement], objective: Objective
 ) -> dict[str, Reason]:
     """Of everybody whose placement changes, or who waits."""
-    holders, reasons = Holders(snapshot, allocation), {}
+    holders, whole, reasons = Holders(snapshot, allocation), Whole(snapshot.cluster), {}
     free = snapshot.cluster.num_gpus - sum(placement.num_gpus for placement in allocation.values())
     for job in jobs:
         old, new = snapshot.placement(job.id), allocation.get(job.id, NOWHERE)
@@ -270,6 +271,10 @@ def _reasons(
             "max_gpus": float(job.limits.max_gpus),
         }
         if not new:
+            lacks = whole.lacks(job.limits, snapshot.queues.get(job.queue))
+            if lacks and not old:
+                reasons[job.id] = Reason("fits-nowhere", lacks)
+                continue
             numbers |= {"gpus": float(job.limits.min_gpus), "free_gpus": float(max(free, 0))}
         reasons[job.id] = holders.blamed(job, Reason(change_code(old.num_gpus, new.num_gpus), numbers))
     return reasons

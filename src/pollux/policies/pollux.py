@@ -15,6 +15,7 @@ from pollux.policies._counts import IntArray, Options, choose
 from pollux.policies._objective import Objective, check_fairness
 from pollux.policies._options import FIRST, NOTHING, STAY, Table
 from pollux.policies._reasons import Holders, change_code, named
+from pollux.policies.whole import Whole
 
 __all__ = ["Pollux"]
 
@@ -54,8 +55,9 @@ class Pollux:
         no place, with jobs moved whose placement packs badly, with all of them moved. The best answer is taken.
         """
         if not snapshot.jobs or not snapshot.cluster.nodes:
-            needs = {job.id: {"gpus": float(job.limits.min_gpus)} for job in snapshot.jobs}
-            return Decision({}, reasons={job_id: Reason("fits-nowhere", gpus) for job_id, gpus in needs.items()})
+            nothing = Whole(snapshot.cluster)
+            reasons = {job.id: Reason("fits-nowhere", nothing.lacks(job.limits)) for job in snapshot.jobs}
+            return Decision({}, reasons=reasons)
         best = first = _Solution(self, snapshot)
         promise = first.solve()
         for vary in (
@@ -316,6 +318,7 @@ class _Why:
         self.after = [_gpus(shares) for shares in self.board.shares]
         self.free = float(sum(max(n, 0) for n in self.board.free))
         self.holders = Holders(self.snapshot, allocation)
+        self.whole = Whole(self.snapshot.cluster)
         gains = [(after - before, j) for j, (before, after) in enumerate(zip(self.before, self.after, strict=True))]
         self.winner = max(gains, key=lambda gain: (gain[0], -gain[1]))[1]
         self.gainers = named((gain, self.jobs[j].id) for gain, j in gains if gain > 0)
@@ -333,9 +336,14 @@ class _Why:
                 numbers["other_gpus_before"], numbers["other_gpus_after"] = float(self.before[w]), float(self.after[w])
                 numbers["other_speedup_before"] = float(self.table.stay_speedups[w])
                 numbers["other_speedup_after"] = self._speedup_after(w)
+                if self.jobs[w].goodput is None:
+                    numbers["other_speedup_assumed"] = 1.0
             return Reason(code, numbers, self.gainers)
         if after:
             return Reason(code, numbers)
+        lacks = self.whole.lacks(self.jobs[j].limits, self.snapshot.queues.get(self.jobs[j].queue))
+        if lacks and not before:
+            return Reason("fits-nowhere", lacks)
         return self.holders.blamed(self.jobs[j], Reason(self._waits_for(j, numbers), numbers))
 
     def _waits_for(self, j: int, numbers: dict[str, float]) -> str:
@@ -345,12 +353,6 @@ class _Why:
         if limits.min_gpus > quota:
             numbers["quota_left"] = float(max(quota, 0))
             return "waits-for-quota"
-        most = dict.fromkeys(self.table.types, 0)
-        for node in self.snapshot.cluster.nodes:
-            if node.schedulable and (not limits.gpu_types or node.gpu_type in limits.gpu_types):
-                most[node.gpu_type] += node.num_gpus
-        if limits.min_gpus > (sum(most.values()) if limits.mixed_types else max(most.values())):
-            return "fits-nowhere"
         return "waits-for-gpus" if limits.min_gpus > self.free else "no-room"
 
     def _numbers(self, j: int) -> dict[str, float]:
@@ -364,6 +366,8 @@ class _Why:
         }
         if self.after[j]:
             numbers["speedup_after"] = self._speedup_after(j)
+        if self.before[j] and self.after[j] and self.jobs[j].goodput is None:
+            numbers["speedup_assumed"] = 1.0
         if self.before[j] or self.after[j]:
             numbers["restart_factor"] = float(self.table.factors[j])
         return numbers

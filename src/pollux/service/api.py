@@ -14,17 +14,32 @@ from pollux.service.cluster_routes import cluster_operations
 from pollux.service.engine import Engine
 from pollux.service.guard import Guard, error_body
 from pollux.service.job_routes import OPERATIONS
-from pollux.service.openapi import describe, page
+from pollux.service.openapi import STYLE, describe, page
+from pollux.service.package_routes import PACKAGE_OPERATIONS
+from pollux.service.packages import Packages
+from pollux.service.page_routes import PAGE_OPERATIONS, Views
 from pollux.service.routing import Operation, endpoint, error_response
+from pollux.service.session_routes import SESSION_OPERATIONS
+from pollux.service.sessions import Sessions, WrongTokens
 from pollux.service.settings import AtStop
 from pollux.service.tokens import Tokens
+from pollux.service.webpages import WebFiles, add_pages
+from pollux.service.whatif import Replays
+from pollux.service.whatif_routes import WHATIF_OPERATIONS
 
 __all__ = ["create_app", "operations"]
 
 
 def operations(stop: Callable[[AtStop], None] | None = None) -> tuple[Operation, ...]:
     """Every operation of the API."""
-    return (*OPERATIONS, *cluster_operations(stop or (lambda jobs: None)))
+    return (
+        *OPERATIONS,
+        *cluster_operations(stop or (lambda jobs: None)),
+        *PACKAGE_OPERATIONS,
+        *PAGE_OPERATIONS,
+        *SESSION_OPERATIONS,
+        *WHATIF_OPERATIONS,
+    )
 
 
 def create_app(
@@ -35,6 +50,11 @@ def create_app(
 ) -> Guard:
     """The application; `stop` is called when somebody asks the service to end."""
     app = FastAPI(title="Pollux", openapi_url=None, docs_url=None, redoc_url=None)
+    sessions = Sessions(engine.store, tokens, engine.now)
+    app.state.sessions, app.state.wrong_tokens = sessions, WrongTokens(engine.now)
+    app.state.views = Views(engine)
+    app.state.packages = Packages(engine.settings.home)
+    app.state.replays = replays = Replays(engine.history)
     every = operations(stop)
     document = describe(every)
     by_path: dict[str, list[Operation]] = {}
@@ -43,9 +63,10 @@ def create_app(
     for path, group in by_path.items():
         app.add_route(path, endpoint(engine, group), methods=[operation.method for operation in group])
     _describe_at(app, document)
+    add_pages(app, WebFiles())
     app.add_exception_handler(HTTPException, _no_such_route)
     app.add_exception_handler(PolluxError, _refused)
-    return Guard(app, tokens, allowed_hosts)
+    return Guard(app, tokens, allowed_hosts, sessions, replays.close)
 
 
 def _describe_at(app: FastAPI, document: dict[str, Any]) -> None:
@@ -57,7 +78,11 @@ def _describe_at(app: FastAPI, document: dict[str, Any]) -> None:
     async def docs(request: Request) -> Response:
         return HTMLResponse(text)
 
+    async def style(request: Request) -> Response:
+        return Response(STYLE, media_type="text/css")
+
     app.add_route("/openapi.json", schema, methods=["GET"])
+    app.add_route("/docs.css", style, methods=["GET"])
     app.add_route("/docs", docs, methods=["GET"])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,9 @@ from pollux.wire.status import Eta, JobStatus
 
 __all__ = ["Board", "Card", "frozen"]
 
+# While it is being resized, its earlier replicas may go on and report.
+_STARTED = (JobState.STARTING, JobState.RUNNING)
+
 
 @dataclass(slots=True)
 class Card:
@@ -31,6 +34,7 @@ class Card:
     reported_at: float | None
     around: Snapshot | None
     others: Mapping[str, JobRecord] = field(default_factory=dict)
+    widened: Callable[[str, Eta, float], Eta] | None = None
     rendered: bytes = b""
 
     @property
@@ -39,7 +43,14 @@ class Card:
         return self.record.state in ENDED
 
     def eta(self) -> Eta | None:
-        """When it was expected to end at its last change; worked out when somebody asks, since that takes a while."""
+        """When it was expected to end at its last change, widened by what past predictions have taught."""
+        eta = self.raw_eta()
+        if eta is None or self.around is None or self.widened is None:
+            return eta
+        return self.widened(self.record.spec.id, eta, self.around.now)
+
+    def raw_eta(self) -> Eta | None:
+        """The same by the job's model alone; worked out when somebody asks, since that takes a while."""
         known = self.record.goodput is not None and self.record.remaining is not None
         if self.around is None or self.ended or not known:
             return None
@@ -67,11 +78,15 @@ class Card:
             throughput=report.get("throughput") if holds else None, efficiency=report.get("efficiency"),
             goodput=report.get("goodput") if holds else None, noise_scale=noise["scale"] if noise else None,
             loss=report.get("loss"), epoch=report.get("epoch"), progress=progress,
-            eta=self.eta(), reason=explained(record, self.around),
+            eta=self.eta(), reason=explained(record),
             resize_seconds=record.resize_cost_seconds, resize_kind=record.likely_kind,
             resize_costs=medians(record.costs), checkpoint_age_seconds=report.get("checkpoint_age_seconds"),
             gpu_seconds=record.attained(now), reported_at=self.reported_at,
+            outdated=record.state in _STARTED and self._reported_before(record.held_since),
         )  # fmt: skip
+
+    def _reported_before(self, at: float) -> bool:
+        return self.reported_at is not None and self.reported_at < at
 
     def json(self, now: float) -> bytes:
         """The encoded status: made once, with the GPU-seconds of the moment put in, which grow by themselves."""

@@ -12,12 +12,14 @@ from pollux import policies
 from pollux.controller import require
 from pollux.core import Queue
 from pollux.core.errors import InvalidInput, Unreachable
-from pollux.service.job_routes import told
+from pollux.service.job_routes import answer, keys_of, told
 from pollux.service.routing import Call, Handler, Operation, Param, json_response
 from pollux.service.schemas import listed, only, ref
 from pollux.service.settings import AtStop
 from pollux.service.streams import event_stream, resume_point
+from pollux.wire.codec import encode
 from pollux.wire.jobfile import is_job_name
+from pollux.wire.status import QueueStatus
 
 __all__ = ["cluster_operations"]
 
@@ -49,11 +51,14 @@ async def _ready(call: Call) -> Response:
 
 
 async def _status(call: Call) -> Response:
-    return await told(call.engine.begin_status())
+    status = await answer(call.engine.begin_status())
+    # A thousand nodes take a while to write: others are answered meanwhile.
+    return await asyncio.to_thread(json_response, status)
 
 
 async def _cluster(call: Call) -> Response:
-    return await told(call.engine.begin_nodes(), "nodes")
+    nodes = await answer(call.engine.begin_nodes())
+    return await asyncio.to_thread(lambda: json_response({"nodes": encode(nodes)}))
 
 
 async def _queues(call: Call) -> Response:
@@ -64,9 +69,11 @@ async def _set_queue(call: Call) -> Response:
     name, body = call.path["queue"], call.body
     if not is_job_name(name):
         raise InvalidInput(f"queue name '{name[:80]}' cannot be used; give 1 to 63 of a-z 0-9 . _ -")
-    if not isinstance(body, dict) or not body or not set(body) <= {"weight", "gpu_quota"}:
-        raise InvalidInput('the body must be an object with "weight", "gpu_quota" or both')
-    weight, quota = body.get("weight", 1.0), body.get("gpu_quota")
+    body = keys_of(body, ("weight", "gpu_quota"), '{"weight": 2, "gpu_quota": 8}')
+    if not body:
+        raise InvalidInput('the body is empty; give "weight", "gpu_quota" or both')
+    now = next((queue for queue in await answer(call.engine.begin_queues()) if queue.name == name), QueueStatus(name))
+    weight, quota = body.get("weight", now.weight), body.get("gpu_quota", now.gpu_quota)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1e6:
         raise InvalidInput(f"weight is {str(weight)[:80]}; give a number above 0, at most 1000000")
     if quota is not None and (isinstance(quota, bool) or not isinstance(quota, int) or not 0 <= quota <= 10**9):
@@ -119,9 +126,9 @@ async def _eta(call: Call) -> Response:
 
 def _shutdown(stop: Callable[[AtStop], None]) -> Handler:
     async def handler(call: Call) -> Response:
-        body = call.body
-        if not isinstance(body, dict) or not set(body) <= {"jobs"} or body.get("jobs", "stop") not in ("stop", "keep"):
-            raise InvalidInput('the body must be {"jobs": "stop"} or {"jobs": "keep"}')
+        body = keys_of(call.body, ("jobs",), '{"jobs": "keep"}')
+        if body.get("jobs", "stop") not in ("stop", "keep"):
+            raise InvalidInput(f'jobs is {str(body["jobs"])[:80]}; give "stop" or "keep"')
         jobs: AtStop = body.get("jobs", "stop")
         seconds = call.engine.stopping_seconds(jobs)
         stop(jobs)
@@ -159,8 +166,8 @@ def cluster_operations(stop: Callable[[AtStop], None]) -> tuple[Operation, ...]:
             only({"queues": listed(ref("QueueStatus"))}),
         ),
         Operation(
-            "PUT", "/v1/queues/{queue}", "set_queue", "Create a queue, or change its weight and quota.", _set_queue,
-            ref("QueueStatus"),
+            "PUT", "/v1/queues/{queue}", "set_queue", "Create a queue, or change its weight or quota; the rest stays.",
+            _set_queue, ref("QueueStatus"),
             takes={
                 **only({}, {
                     "weight": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6},
@@ -180,7 +187,7 @@ def cluster_operations(stop: Callable[[AtStop], None]) -> tuple[Operation, ...]:
         ),
         Operation(
             "GET", "/v1/history", "history", "Everything that happened, for `pollux simulate` and `whatif`.", _history,
-            _TEXT, media="application/x-ndjson",
+            _TEXT, media="application/x-ndjson", viewer=False,
         ),
         Operation("GET", "/v1/eta", "eta_quality", "How good the predicted intervals were.", _eta, _FREE),
         Operation(

@@ -24,6 +24,7 @@ from pollux.core import Snapshot
 from pollux.service.board import Board, Card, frozen
 from pollux.service.scoring import EtaBook
 from pollux.service.story import Story
+from pollux.service.timeline import Timeline
 from pollux.store.protocol import Telemetry, TelemetryRow
 from pollux.wire.status import NodeStatus, QueueStatus
 
@@ -38,6 +39,7 @@ class Desk:
     def __init__(self, telemetry: Telemetry) -> None:
         self.board = Board()
         self.story = Story()
+        self.timeline = Timeline()
         self.etas = EtaBook(telemetry)
         self._snapshot: Snapshot | None = None
         self._newest = dict(telemetry.latest("report"))
@@ -51,7 +53,7 @@ class Desk:
             self._forget({card.record.spec.id for card in self.board.cards()} - controller.jobs.keys())
         touched: set[str] | None = {row.job_id for row in rows}
         for event in events:
-            self.story.add(event)
+            self.tell(event)
             names = _names(event)
             touched = None if touched is None or names is None else touched | names
         if touched is None:
@@ -59,11 +61,17 @@ class Desk:
         elif touched:
             self.show([job_id for job_id in touched if job_id in controller.jobs], controller, now)
 
+    def tell(self, event: Event) -> None:
+        """Let a fact into the stories; at a start, those that were in the log come first."""
+        self.story.add(event)
+        self.timeline.add(event)
+
     def _forget(self, job_ids: Set[str]) -> None:
         self.board.remove(job_ids)
         for job_id in job_ids:
             self._newest.pop(job_id, None)
             self.story.forget(job_id)
+            self.timeline.forget(job_id)
             self.etas.forget(job_id)
 
     def said_done(self, job_id: str, generation: int) -> bool:
@@ -75,6 +83,7 @@ class Desk:
         """Write the cards of all jobs that changed since their last."""
         changed = [job_id for job_id, record in controller.jobs.items() if not self.board.shows(record)]
         self.show(changed, controller, now)
+        self.timeline.has_nodes(((node.id, node.num_gpus) for node in controller.cluster.nodes), now)
 
     def show(self, job_ids: Iterable[str], controller: Controller, now: float) -> None:
         """Write the cards of these jobs."""
@@ -82,9 +91,12 @@ class Desk:
             record = controller.jobs[job_id]
             row = self._newest.get(job_id)
             around = None if record.state in ENDED else self._surroundings(controller, now)
-            card = Card(frozen(record), row.values if row else {}, row.at if row else None, around, self.board.records)
+            known, at = (row.values, row.at) if row else ({}, None)
+            card = Card(frozen(record), known, at, around, self.board.records, self.etas.widened)
             self.board.put(card)
-            self.etas.saw(record, card.eta, row, now)
+            self.timeline.holds(record)
+            self.story.close(record)
+            self.etas.saw(record, card.raw_eta, row, now)
 
     def _surroundings(self, controller: Controller, now: float) -> Snapshot:
         """What an ETA depends on beside the job: how many others, and how far they are. It may be seconds old."""

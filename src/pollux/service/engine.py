@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from pollux import __version__
-from pollux.backends.protocol import LogChunk
+from pollux.backends.protocol import ChecksFolders, LogChunk, Warns
 from pollux.controller import (
     ENDED,
     JobCancelled,
@@ -29,10 +29,11 @@ from pollux.controller import (
 from pollux.controller.events import Event, JobSpec
 from pollux.controller.requests import spec_from
 from pollux.core import Queue
-from pollux.core.errors import Conflict, InvalidInput, UnknownName, Unreachable
+from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, UnknownName, Unreachable
 from pollux.service.board import Board
 from pollux.service.desk import nodes_of, queues_of
 from pollux.service.executor import waits_to_leave
+from pollux.service.launching import folders_of
 from pollux.service.loop import EngineLoop
 from pollux.service.planning import Forecast
 from pollux.service.reports import check_report, fact_of, row_of
@@ -176,7 +177,7 @@ class Engine(EngineLoop):
 
         def event(at: float, record: JobRecord) -> Event:
             if record.state in ENDED:
-                raise Conflict(f"job '{job_id}' has ended already: it is {record.state}")
+                raise IllegalTransition(f"job '{job_id}' has ended already: it is {record.state}")
             return JobCancelled(at, job_id)
 
         return self._steer(job_id, event)
@@ -190,9 +191,9 @@ class Engine(EngineLoop):
 
         def event(at: float, record: JobRecord) -> Event:
             if record.state in ENDED:
-                raise Conflict(f"job '{job_id}' has ended, it is {record.state}; there is nothing to pause")
+                raise IllegalTransition(f"job '{job_id}' has ended, it is {record.state}; there is nothing to pause")
             if record.state is JobState.PAUSED:
-                raise Conflict(f"job '{job_id}' is paused already; 'pollux resume {job_id}' lets it go on")
+                raise IllegalTransition(f"job '{job_id}' is paused already; 'pollux resume {job_id}' lets it go on")
             return JobPaused(at, job_id)
 
         return self._steer(job_id, event)
@@ -206,7 +207,9 @@ class Engine(EngineLoop):
 
         def event(at: float, record: JobRecord) -> Event:
             if record.state is not JobState.PAUSED:
-                raise Conflict(f"job '{job_id}' is {record.state}, not paused; only a paused job can be resumed")
+                raise IllegalTransition(
+                    f"job '{job_id}' is {record.state}, not paused; only a paused job can be resumed"
+                )
             return JobResumed(at, job_id)
 
         return self._steer(job_id, event)
@@ -220,7 +223,9 @@ class Engine(EngineLoop):
 
         def event(at: float, record: JobRecord) -> Event:
             if record.state in ENDED:
-                raise Conflict(f"job '{job_id}' has ended, it is {record.state}; its limits cannot change any more")
+                raise IllegalTransition(
+                    f"job '{job_id}' has ended, it is {record.state}; its limits cannot change any more"
+                )
             limits = replace(record.spec.limits, min_gpus=min_gpus, max_gpus=max_gpus)
             return JobLimitsChanged(at, job_id, limits)
 
@@ -282,6 +287,7 @@ class Engine(EngineLoop):
             queues=queues_of(controller), jobs_by_state=states, last_decision_at=self.runner.last_decision_at,
             decision_seconds=self.runner.decision_seconds, interval_seconds=self.settings.interval_seconds,
             at_stop=self.settings.at_stop,
+            warnings=self.backend.warnings() if isinstance(self.backend, Warns) else (),
         )  # fmt: skip
 
     def begin_nodes(self) -> Future[tuple[NodeStatus, ...]]:
@@ -329,6 +335,13 @@ class Engine(EngineLoop):
         etas = self.runner.desk.etas
         return etas.overall() if job_id is None else etas.quality(job_id)
 
+    def fairness(self, job_id: str) -> float | None:
+        """Finish-time fairness as it looks now; None where it cannot be told. See `summary.fairness_of`."""
+        from pollux.service.summary import fairness_of
+
+        controller = self.runner.controller
+        return fairness_of(self.board.get(job_id), controller.cluster, len(controller.active), self.now())
+
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
         """A piece of a replica's log; a negative offset counts from the end."""
         most = max(self.board.get(job_id).record.largest_gpus, 1)
@@ -352,3 +365,7 @@ class Engine(EngineLoop):
         faults = check_paths(request)
         if faults:
             raise InvalidInput(faults[0])
+        if isinstance(self.backend, ChecksFolders):
+            why = self.backend.refuses(folders_of(request, self.settings.home))
+            if why:
+                raise InvalidInput(why)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from pollux.controller import JobRecord
 from pollux.controller.eta import EtaSeconds, eta
-from pollux.controller.explain import explain, explain_lack
-from pollux.controller.forecast import lack_of
+from pollux.controller.explain import explain
 from pollux.core import Snapshot
 from pollux.wire.status import Eta, ReasonStatus
 
@@ -27,16 +26,10 @@ def times_of(seconds: EtaSeconds | None, now: float) -> Eta | None:
     return Eta(now + seconds.low, now + seconds.high, current)
 
 
-def explained(record: JobRecord, around: Snapshot | None = None) -> ReasonStatus | None:
-    """Why a job has what it has, in words; None before the first decision about it.
-
-    Of a job that fits nowhere, what is `around` it tells what there is instead.
-    """
+def explained(record: JobRecord) -> ReasonStatus | None:
+    """Why a job has what it has, in words made of the reason alone; None before the first decision about it."""
     reason = record.reason
     if reason is None or record.reason_at is None:
         return None
     text, next_step = explain(reason, record)
-    lack = lack_of(record, around) if around is not None and reason.code == "fits-nowhere" else None
-    if lack is not None:
-        text = explain_lack(lack)
     return ReasonStatus(reason.code, record.reason_at, dict(reason.numbers), text, next_step)

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Response
 
 from pollux.controller import ENDED, JobState
-from pollux.core.errors import InvalidInput, Unreachable
+from pollux.controller.explain import explain_cost, explain_lack
+from pollux.controller.forecast import lack_of
+from pollux.core.errors import InvalidInput, Unreachable, choices
 from pollux.service.estimates import explained
 from pollux.service.routing import Call, Operation, Param, json_response
 from pollux.service.schemas import ID_PATTERN, NAME_PATTERN, listed, only, ref
+from pollux.service.series import series_of
 from pollux.wire.codec import decode, encode
 from pollux.wire.job import JobRequest
 from pollux.wire.jobfile import job_to_mapping, parse_job
 from pollux.wire.quantities import parse_gpus
 from pollux.wire.report import Report
 
-__all__ = ["OPERATIONS", "answer", "told"]
+__all__ = ["OPERATIONS", "answer", "keys_of", "told"]
 
 T = TypeVar("T")
 
 _ANSWER_SECONDS = 120.0
 # Making a job's JSON takes a fraction of a millisecond: after so many of them others get their turn.
 _FRESH_AT_ONCE = 20
+_USUAL_QUEUE = "default"
 
 
 async def answer(future: Future[T]) -> T:
@@ -42,6 +48,16 @@ async def told(future: Future[Any], key: str | None = None) -> Response:
     return json_response(value if key is None else {key: encode(value)})
 
 
+def keys_of(body: object, known: Sequence[str], example: str) -> dict[str, Any]:
+    """The body of a request: an object of no other than the `known` keys. An unknown one is named, with the closest."""
+    if not isinstance(body, dict):
+        raise InvalidInput(f"the body is no object; give one such as {example}")
+    for key in body:
+        if key not in known:
+            raise InvalidInput(f"unknown key '{key[:80]}' in the body: {choices(key[:80], known)}")
+    return body
+
+
 async def _request(call: Call) -> JobRequest:
     request = parse_job(call.body, None, "job")
     await asyncio.to_thread(call.engine.check, request)
@@ -52,12 +68,24 @@ async def _submit(call: Call) -> Response:
     key = call.request.headers.get("idempotency-key")
     if key is not None and not (0 < len(key) <= 128 and key.isascii() and key.isprintable()):
         raise InvalidInput(f"Idempotency-Key has {len(key)} characters; give 1 to 128 that can be printed")
-    status, plan = await answer(call.engine.begin_submit(await _request(call), key))
-    return json_response({"job": encode(status), "plan": encode(plan)}, 201)
+    request = await _request(call)
+    note = await _queue_note(call, request.queue)
+    status, plan = await answer(call.engine.begin_submit(request, key))
+    return json_response({"job": encode(status), "plan": encode(replace(plan, note=note))}, 201)
 
 
 async def _plan(call: Call) -> Response:
-    return await told(call.engine.begin_plan(await _request(call)))
+    request = await _request(call)
+    note = await _queue_note(call, request.queue)
+    return json_response(replace(await answer(call.engine.begin_plan(request)), note=note))
+
+
+async def _queue_note(call: Call, name: str) -> str:
+    """That nobody set this queue up or uses it: it may be a slip of the pen. Empty where it is known."""
+    if name == _USUAL_QUEUE or name in call.engine.runner.controller.queues:
+        return ""
+    known = {_USUAL_QUEUE, *(queue.name for queue in await answer(call.engine.begin_queues()))}
+    return "" if name in known else f"queue '{name}' is new: weight 1, no quota; {choices(name, known)}"
 
 
 async def _list(call: Call) -> Response:
@@ -90,6 +118,9 @@ async def _list(call: Call) -> Response:
 async def _show(call: Call) -> Response:
     engine, job_id = call.engine, call.job_id
     request = engine.board.get(job_id).record.spec.request
+    if request is not None and call.caller is not None and call.caller.role == "viewer":
+        request = replace(request, env=dict.fromkeys(request.env, "(hidden)"))
+    cost, changes = engine.runner.desk.timeline.cost_of(job_id)
     lines = [{"at": line.at, "kind": line.kind, "text": line.text} for line in engine.story(job_id)]
     return json_response(
         {
@@ -97,6 +128,8 @@ async def _show(call: Call) -> Response:
             "request": None if request is None else job_to_mapping(request),
             "events": lines,
             "eta_quality": engine.eta_quality(job_id),
+            "fairness": engine.fairness(job_id),
+            "reallocations": {"count": changes, "gpu_seconds": cost},
         }
     )
 
@@ -114,19 +147,24 @@ async def _resume(call: Call) -> Response:
 
 
 async def _resize(call: Call) -> Response:
-    body = call.body
-    if not isinstance(body, dict) or set(body) != {"gpus"}:
-        raise InvalidInput('the body must be an object with the one key "gpus", such as {"gpus": "2..8"}')
+    body = keys_of(call.body, ("gpus",), '{"gpus": "2..8"}')
+    if "gpus" not in body:
+        raise InvalidInput('the body has no "gpus"; give an object such as {"gpus": "2..8"}')
     low, high = parse_gpus(body["gpus"], "gpus")
-    return await told(call.engine.begin_resize(call.job_id, low, high), "job")
+    status = await answer(call.engine.begin_resize(call.job_id, low, high))
+    card = call.engine.board.get(call.job_id)
+    lack = None if card.around is None else lack_of(card.record, card.around)
+    return json_response({"job": encode(status), "note": "" if lack is None else explain_lack(lack)})
 
 
 async def _explain(call: Call) -> Response:
     card = call.engine.board.get(call.job_id)
-    reason = explained(card.record, card.around)
+    reason = explained(card.record)
     text, step = ("no decision was made about it yet", "") if reason is None else (reason.text, reason.next_step)
     if leaving := call.engine.leaving_before(call.job_id):
         text = f"{text}; {leaving}"
+    if cost := explain_cost(card.record):
+        text = f"{text}. {cost[0].upper()}{cost[1:]}"
     found: dict[str, Any] = {"job_id": call.job_id, "text": text, "next_step": step}
     return json_response({**found, "reason": None if reason is None else encode(reason)})
 
@@ -139,8 +177,12 @@ async def _logs(call: Call) -> Response:
 
 async def _series(call: Call) -> Response:
     query = call.query
-    rows = await asyncio.to_thread(call.engine.series, call.job_id, query["kind"], query["since"], query["limit"])
-    return json_response({"rows": [{"at": row.at, "values": dict(row.values)} for row in rows]})
+    # Thousands of rows take a while to write as well.
+    return await asyncio.to_thread(
+        lambda: json_response(
+            {"rows": series_of(call.engine, call.job_id, query["kind"], query["since"], query["limit"])}
+        )
+    )
 
 
 async def _report(call: Call) -> Response:
@@ -190,6 +232,8 @@ OPERATIONS: tuple[Operation, ...] = (
         only({
             "job": ref("JobStatus"), "request": {"anyOf": [_FREE, _NULL]}, "eta_quality": _FREE,
             "events": listed(only({"at": {"type": "number"}, "kind": _TEXT, "text": _TEXT})),
+            "fairness": {"anyOf": [{"type": "number"}, _NULL]},
+            "reallocations": only({"count": {"type": "integer"}, "gpu_seconds": {"type": "number"}}),
         }),
         errors=(404, 422), job_token=True,
     ),
@@ -205,7 +249,8 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=(404, 409, 422),
     ),
     Operation(
-        "POST", "/v1/jobs/{job_id}/resize", "resize_job", "Change how many GPUs it may hold.", _resize, _JOB,
+        "POST", "/v1/jobs/{job_id}/resize", "resize_job", "Change how many GPUs it may hold.", _resize,
+        only({"job": ref("JobStatus"), "note": _TEXT}),
         takes=only({"gpus": ref("Gpus")}), errors=(404, 409, 422),
     ),
     Operation(

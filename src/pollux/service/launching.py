@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os.path
+from collections.abc import Mapping
 from pathlib import Path
 
 from pollux.backends.protocol import Launch
@@ -12,7 +14,7 @@ from pollux.core.errors import InvalidInput
 from pollux.wire.job import JobRequest
 from pollux.wire.places import ca_file
 
-__all__ = ["environment", "launch_for", "request_of"]
+__all__ = ["environment", "folders_of", "launch_for", "request_of", "run_id"]
 
 
 def launch_for(
@@ -29,7 +31,7 @@ def launch_for(
         placement=placement,
         argv=request.run,
         workdir=request.workdir,
-        env={**request.env, **variables},
+        env={**_trackers(variables), **request.env, **variables},
         grace_seconds=request.grace_seconds,
         memory_bytes_per_gpu=request.resources.memory_bytes,
         cpus_per_gpu=request.resources.cpus,
@@ -37,11 +39,31 @@ def launch_for(
     )
 
 
+def run_id(record: JobRecord) -> str:
+    """What a job's run is called by trackers: the same through all re-allocations, another for a job of the same name.
+
+    At most 64 characters, as Weights & Biases wants it.
+    """
+    mark = hashlib.sha256(f"{record.spec.id}\0{record.submitted_at!r}".encode()).hexdigest()[:12]
+    return f"{record.spec.id[:51]}-{mark}"
+
+
+def _trackers(variables: Mapping[str, str]) -> dict[str, str]:
+    """What trackers read by themselves; what a user sets wins."""
+    return {"WANDB_RUN_ID": variables["POLLUX_RUN_ID"], "WANDB_RESUME": "allow"} if "POLLUX_RUN_ID" in variables else {}
+
+
 def request_of(record: JobRecord) -> JobRequest:
     """What the user submitted; a job of a simulation has none and cannot be launched."""
     if record.spec.request is None:
         raise InvalidInput(f"job '{record.spec.id}' has nothing to run; submit it with a job file")
     return record.spec.request
+
+
+def folders_of(request: JobRequest, home: Path) -> tuple[str, ...]:
+    """Folders that must be the same wherever replicas of the job may run: its own, and that of its checkpoints."""
+    checkpoints = request.checkpoint.dir
+    return (request.workdir, os.path.join(request.workdir, checkpoints) if checkpoints else str(home / "checkpoints"))
 
 
 def environment(
@@ -64,6 +86,7 @@ def environment(
     caps = [cap for cap in (sizes.per_gpu_max, record.local_batch_max) if cap is not None]
     values: dict[str, object | None] = {
         "POLLUX_JOB": job_id,
+        "POLLUX_RUN_ID": run_id(record),
         "POLLUX_GENERATION": generation,
         "POLLUX_URL": url,
         "POLLUX_JOB_TOKEN": token if url else None,

@@ -10,7 +10,14 @@ from pollux import __version__
 from pollux.service.routing import Operation, Param
 from pollux.service.schemas import ID_PATTERN, NAME_PATTERN, components, ref
 
-__all__ = ["describe", "page"]
+__all__ = ["STYLE", "describe", "page"]
+
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;"
+    "color-scheme:light dark}table{border-collapse:collapse}td,th{border-bottom:1px solid #8884;"
+    "padding:.3rem .6rem;text-align:left;vertical-align:top}td:nth-child(2){font-family:monospace}"
+)
+"""How the page of the API looks; a file of its own, since nothing inline is allowed."""
 
 _REASONS = {
     401: "no token, or one that is not known",
@@ -74,7 +81,7 @@ def _error(code: int) -> dict[str, Any]:
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
-    patterns = {"job_id": ID_PATTERN, "queue": NAME_PATTERN}
+    patterns = {"job_id": ID_PATTERN, "queue": NAME_PATTERN, "replay_id": "^[0-9a-f]{1,32}$"}
     return [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": pattern}}
         for name, pattern in patterns.items()
@@ -105,9 +112,7 @@ def page(document: Mapping[str, Any]) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("method", "path", "what it does", "parameters", "answers"))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Pollux API</title>'
-        "<style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;"
-        "color-scheme:light dark}table{border-collapse:collapse}td,th{border-bottom:1px solid #8884;"
-        "padding:.3rem .6rem;text-align:left;vertical-align:top}td:nth-child(2){font-family:monospace}</style>"
+        '<link rel="stylesheet" href="/docs.css">'
         f"<h1>Pollux API {html.escape(str(document['info']['version']))}</h1>"
         '<p>The whole description, with the shapes of bodies, is in <a href="/openapi.json">openapi.json</a>.</p>'
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></html>"

@@ -92,7 +92,8 @@ Handler = Callable[[Call], Awaitable[Response]]
 class Operation:
     """One method of one path: who answers, what it takes and what it gives, for routing and for the description.
 
-    `job_token`: a job's own token may do it. `links` are names of operations that can follow with the job's id.
+    `job_token`: a job's own token may do it; `viewer`: so may who only looks. `links` are names of operations that can
+    follow with the job's id.
     """
 
     method: str
@@ -109,6 +110,7 @@ class Operation:
     job_token: bool = False
     open: bool = False
     media: str = "application/json"
+    viewer: bool = True
     links: tuple[str, ...] = field(default=())
 
 
@@ -136,7 +138,7 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
         try:
             caller: Caller | None = request.scope.get("pollux.caller")
             path = {name: str(value) for name, value in request.path_params.items()}
-            check_scope(caller, operation.job_token, path.get("job_id"))
+            check_scope(caller, operation.job_token, path.get("job_id"), operation.viewer)
             query = _query(request, operation)
             body = None
             if operation.takes is not None:

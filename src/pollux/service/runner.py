@@ -47,6 +47,7 @@ from pollux.service.executor import Executor, reconcile
 from pollux.service.settings import ServiceSettings
 from pollux.service.story import Feed
 from pollux.service.tokens import Tokens
+from pollux.service.wishes import nodes_wanted
 from pollux.store.protocol import SavedState, Store, Telemetry, TelemetryRow
 
 __all__ = ["Ask", "Facts", "Runner", "our_fault"]
@@ -166,7 +167,7 @@ class Runner:
                 controller.apply(event)
             self._last_at = max(self._last_at, event.at)
             if first:
-                self.desk.story.add(event)
+                self.desk.tell(event)
                 self.feed.start_at(revision, event)
         if controller.next_decision_at is None:
             controller.begin(self.now())  # rounds that were not running before, such as after a change of trigger
@@ -395,6 +396,9 @@ class Runner:
         elif not isinstance(failed, StoreFailed):
             _log.error("policy '%s' gave a decision that cannot be: %s", self.policy.name, failed)
             self.take([self._decision(snapshot.revision, Decision({}))])
+        desire = getattr(self.backend, "desire", None)
+        if desire is not None:
+            desire(nodes_wanted(self.controller.active.values(), self.controller.cluster))
 
     def _decision(self, revision: int, decision: Decision) -> Ask:
         return Ask(lambda at: Facts(DecisionMade(at, revision, decision, partial=True)), lambda: None)

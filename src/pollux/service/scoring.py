@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pollux.controller import ENDED, JobRecord, JobState
-from pollux.controller.eta import EtaScore, Interval
+from pollux.controller.eta import EtaScore, Interval, widening
 from pollux.store.protocol import Telemetry, TelemetryRow
 from pollux.wire.status import Eta
 
@@ -17,42 +17,69 @@ _MARKS = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Shares of a job's progress at which its interval is written down."""
 
 
+# So many past predictions tell how far to widen the next: enough for a quantile, few enough to follow changes.
+_REMEMBERED = 60
+
 _NONE = {"predictions": 0, "covered": None, "relative_width": None, "median_error": None}
 
 
 class EtaBook:
-    """Intervals by job, and the score of every job that has succeeded."""
+    """Intervals by job, and the score of every job that has succeeded.
+
+    What is shown is widened by how far past intervals fell short, `widening`, and by how far the job's own earlier ones
+    do by what is expected now. Scores keep the misses of the intervals as they were before that.
+    """
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._pending: list[TelemetryRow] = []
         self._issued: dict[str, list[dict[str, Any]]] = {}
         self._scores: dict[str, dict[str, Any]] = {}
+        # Replaced, never changed: readers are in other threads.
+        self._misses: tuple[float, ...] = ()
         for job_id, row in telemetry.latest("eta").items():
             if "score" in row.values:
                 self._scores[job_id] = dict(row.values["score"])
             else:
                 self._issued[job_id] = [dict(values) for values in row.values["issued"]]
+        for score in self._scores.values():
+            self._learn(score)
 
     def saw(
         self, record: JobRecord, predict: Callable[[], Eta | None], report: TelemetryRow | None, now: float
     ) -> None:
-        """Note the interval when the job has passed another mark; score them when it is done."""
+        """Note the interval when the job has passed another mark; score them when it is done.
+
+        What `predict` gives is the interval before it is widened.
+        """
         job_id = record.spec.id
         if record.state in ENDED:
             issued = self._issued.pop(job_id, None)
             if issued and record.state is JobState.SUCCEEDED and record.ended_at is not None:
                 self._scores[job_id] = _score(issued, record.ended_at)
+                self._learn(self._scores[job_id])
                 self._keep(job_id, now, {"score": self._scores[job_id]})
             return
         share = _share(report)
         issued = self._issued.get(job_id, [])
         if share is None or sum(mark <= share for mark in _MARKS) <= len(issued):
             return
-        eta = predict()
-        if eta is not None:
-            self._issued[job_id] = issued
-            issued.append({"at": now, "progress": share, "low": eta.low, "high": eta.high, "current": eta.current})
-            self._keep(job_id, now, {"issued": list(issued)})
+        raw = predict()
+        if raw is not None:
+            eta = self.widened(job_id, raw, now)
+            noted = {"at": now, "progress": share, "low": eta.low, "high": eta.high, "current": eta.current}
+            self._issued[job_id] = [*issued, {**noted, "raw_low": raw.low, "raw_high": raw.high}]
+            self._keep(job_id, now, {"issued": list(self._issued[job_id])})
+
+    def widened(self, job_id: str, eta: Eta, now: float) -> Eta:
+        """The interval as it is shown at `now`. May be called from any thread."""
+        expected = eta.current if eta.current is not None else (eta.low + eta.high) / 2
+        own = [_raw(each).miss(expected) for each in self._issued.get(job_id, [])]
+        factor = max(widening(self._misses), widening(own))
+        found = Interval(now, eta.low, eta.high).widened(factor)
+        return Eta(found.low, found.high, eta.current)
+
+    def _learn(self, score: Mapping[str, Any]) -> None:
+        self._misses = (*self._misses, *score.get("misses", ()))[-_REMEMBERED:]
 
     def _keep(self, job_id: str, now: float, values: Mapping[str, Any]) -> None:
         self._pending.append(TelemetryRow(job_id, now, "eta", values))
@@ -69,7 +96,8 @@ class EtaBook:
 
     def quality(self, job_id: str) -> dict[str, Any]:
         """One job's intervals: how many, the share that held the end, the middle relative error; nothing before."""
-        return dict(self._scores.get(job_id, _NONE))
+        score = self._scores.get(job_id, _NONE)
+        return {name: score.get(name) for name in _NONE}
 
     def overall(self) -> dict[str, Any]:
         """The same over all jobs that have succeeded."""
@@ -82,6 +110,7 @@ class EtaBook:
             "covered": _mean(scores, "covered"),
             "relative_width": _mean(scores, "relative_width"),
             "median_error": statistics.median(errors) if errors else None,
+            "widened_by": widening(self._misses),
         }
 
 
@@ -97,6 +126,11 @@ def _share(report: TelemetryRow | None) -> float | None:
     return done / total if total and done is not None else None
 
 
+def _raw(issued: Mapping[str, Any]) -> Interval:
+    """An interval before it was widened; those of earlier versions never were."""
+    return Interval(issued["at"], issued.get("raw_low", issued["low"]), issued.get("raw_high", issued["high"]))
+
+
 def _score(issued: list[dict[str, Any]], ended_at: float) -> dict[str, Any]:
     score = EtaScore.of([Interval(each["at"], each["low"], each["high"]) for each in issued], ended_at)
     errors = [
@@ -109,4 +143,5 @@ def _score(issued: list[dict[str, Any]], ended_at: float) -> dict[str, Any]:
         "covered": score.coverage if score else None,
         "relative_width": score.relative_width if score else None,
         "median_error": statistics.median(errors) if errors else None,
+        "misses": [_raw(each).miss(ended_at) for each in issued],
     }

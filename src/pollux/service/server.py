@@ -86,9 +86,11 @@ def build_engine(settings: ServiceSettings) -> Engine:
     store = open_store(store_file(settings.home) if kept else None)
     try:
         telemetry = open_telemetry(telemetry_file(settings.home) if kept else None)
-        tokens = Tokens(operator_token(token_file(settings.home)), _secret(store))
+        token = token_file(settings.home)
+        viewer = operator_token(token.with_name("viewer-token"))
+        tokens = Tokens(operator_token(token), _secret(store), viewer)
         options = dict(settings.backend_options)
-        if settings.backend == "local":
+        if "home" in backends.options(settings.backend):
             options.setdefault("home", settings.home)
         backend = backends.create(settings.backend, **options)
         return Engine(policy, backend, store, telemetry, settings, tokens=tokens)
@@ -108,7 +110,7 @@ def prepare_home(home: Path) -> None:
 
 
 def operator_token(path: Path) -> str:
-    """The operator's token, made on first use; refuses one that others can read."""
+    """A person's token, made on first use; refuses one that others can read."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -293,6 +295,7 @@ def _answer(
     try:
         server.run(sockets=[listener])
     finally:
+        app.close()
         retract(place)
 
 

@@ -17,6 +17,7 @@ from pollux.controller import (
     JobFinished,
     JobLimitsChanged,
     JobPaused,
+    JobRecord,
     JobReported,
     JobResumed,
     JobRunning,
@@ -34,6 +35,7 @@ __all__ = ["Feed", "Line", "Story", "kind_of", "lines_of", "message"]
 
 _KEPT_LINES = 100
 _KEPT_MESSAGES = 4096
+_ENDS = ("ended", "finished", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ def _text(event: Event) -> str:
             return f"submitted for {_span(event.spec.limits)}"
         case JobRunning():
             paused = "" if event.pause_seconds is None else f", {event.pause_seconds:.2g} s after their last step"
-            return f"replicas of generation {event.generation} started{paused}"
+            again = " again" if event.generation > 1 and not paused else ""
+            return f"replicas of generation {event.generation} started{again}{paused}"
         case JobReported():
             return "its agent reported a change"
         case GenerationEnded():
@@ -139,6 +142,7 @@ class Story:
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[Line]] = {}
+        self._closed: set[str] = set()
 
     def add(self, event: Event) -> None:
         """Take an event in."""
@@ -148,9 +152,25 @@ class Story:
             if line.job_id is not None:
                 self._lines.setdefault(line.job_id, deque(maxlen=_KEPT_LINES)).append(line)
 
+    def close(self, record: JobRecord) -> None:
+        """Say how a job ended, where no fact of its own did: a time limit, or a job that it was to run after."""
+        job_id, at = record.spec.id, record.ended_at
+        if at is None or job_id in self._closed:
+            return
+        self._closed.add(job_id)
+        lines = self._lines.setdefault(job_id, deque(maxlen=_KEPT_LINES))
+        if any(line.kind in _ENDS and line.at == at for line in lines):
+            return
+        later = [line for line in lines if line.at > at]
+        for _ in later:
+            lines.pop()
+        said = str(record.state) + (f": {record.detail}" if record.detail else "")
+        lines.extend((Line(at, "finished", said, job_id), *later))
+
     def forget(self, job_id: str) -> None:
         """Drop a job's lines."""
         self._lines.pop(job_id, None)
+        self._closed.discard(job_id)
 
     def of(self, job_id: str) -> tuple[Line, ...]:
         """A job's last lines, oldest first."""
@@ -201,6 +221,11 @@ class Feed:
             newest = self._recent[-1][0] if self._recent else 0
             oldest = self._recent[0][0] if self._recent else newest + 1
             return number, None if after + 1 < oldest else missed
+
+    @property
+    def num_listeners(self) -> int:
+        """How many hear of new messages now."""
+        return len(self._listeners)
 
     def start_at(self, revision: int, event: Event) -> None:
         """Take in what was in the log before the service started, so that streams can resume over a restart."""

@@ -14,6 +14,10 @@ __all__ = ["event_stream", "resume_point"]
 _KEEP_ALIVE_SECONDS = 15.0
 _MOST_WAITING = 1024
 _MOST_REREAD = 20_000
+# Every piece is sent to every listener by itself: with many, a little later and in fewer pieces.
+_FEW_LISTENERS = 8
+_SECONDS_PER_LISTENER = 0.002
+_LONGEST_GATHERING_SECONDS = 0.5
 _RESYNC = b'event: resync\ndata: {"text": "events before this were dropped from the log; list the jobs again"}\n\n'
 
 
@@ -55,11 +59,29 @@ async def event_stream(engine: Engine, after: int | None, follow: bool) -> Async
             except TimeoutError:
                 yield b": still here\n\n"
                 continue
-            if new is None:
-                return
-            yield new
+            for piece in await _together(new, waiting, engine.runner.feed.num_listeners):
+                if piece is None:
+                    return
+                yield piece
     finally:
         engine.runner.feed.unsubscribe(number)
+
+
+async def _together(
+    first: bytes | None, waiting: asyncio.Queue[bytes | None], num_listeners: int
+) -> list[bytes | None]:
+    """What has come, and what comes within a moment, as one piece: the longer the moment, the more people watch.
+
+    A None at the end: its reader fell behind.
+    """
+    if first is not None and num_listeners > _FEW_LISTENERS:
+        await asyncio.sleep(min(num_listeners * _SECONDS_PER_LISTENER, _LONGEST_GATHERING_SECONDS))
+    found = [first]
+    while not waiting.empty():
+        found.append(waiting.get_nowait())
+    texts = [text for text in found if text is not None]
+    pieces: list[bytes | None] = [b"".join(texts)] if texts else []
+    return pieces if len(texts) == len(found) else [*pieces, None]
 
 
 def _reread(engine: Engine, after: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Who may do what: the operator's token and the tokens of jobs. Nothing per job is stored."""
+"""Who may do what: the tokens of the operator, of those who only look, and of jobs. Nothing per job is stored."""
 
 from __future__ import annotations
 
@@ -6,37 +6,70 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
+from typing import Literal
 
 from pollux.core.errors import Unauthorised
 
-__all__ = ["JOB_TOKEN_PREFIX", "Caller", "Tokens"]
+__all__ = ["JOB_TOKEN_PREFIX", "Caller", "Role", "Tokens"]
 
 JOB_TOKEN_PREFIX = "pollux-job"
+
+Role = Literal["operator", "viewer"]
+"""What a person may do: everything, or look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the operator (`job_id` None), or the agent of one job."""
+    """Who asks: a person (`job_id` None) and what that person may do, or the agent of one job."""
 
     job_id: str | None = None
+    role: Role = "operator"
 
 
 class Tokens:
-    """Makes and checks tokens. A job's is an HMAC-SHA256 of its id under the service's secret."""
+    """Makes and checks tokens. A job's is an HMAC-SHA256 of its id under the service's secret.
 
-    def __init__(self, operator: str, secret: str) -> None:
+    Without a `viewer` token nobody can only look.
+    """
+
+    def __init__(self, operator: str, secret: str, viewer: str | None = None) -> None:
         self._operator = operator.encode()
         self._secret = secret.encode()
+        self._viewer = None if viewer is None else viewer.encode()
 
     @classmethod
     def random(cls) -> Tokens:
         """Tokens that nobody knows yet."""
-        return cls(secrets.token_urlsafe(32), secrets.token_hex(32))
+        return cls(secrets.token_urlsafe(32), secrets.token_hex(32), secrets.token_urlsafe(32))
 
     @property
     def operator(self) -> str:
         """The token that may do everything."""
         return self._operator.decode()
+
+    @property
+    def viewer(self) -> str | None:
+        """The token that may look at everything and change nothing; None where there is none."""
+        return None if self._viewer is None else self._viewer.decode()
+
+    def role_of(self, token: str) -> Role | None:
+        """What a person with this token may do; None for any other. Compares in constant time."""
+        shown = token.encode("utf-8", "surrogateescape")
+        if hmac.compare_digest(shown, self._operator):
+            return "operator"
+        if self._viewer is not None and hmac.compare_digest(shown, self._viewer):
+            return "viewer"
+        return None
+
+    def mark_of(self, role: Role) -> str:
+        """Something that is another once the role's token is; it says nothing about the token."""
+        return self.sign("token", self.operator if role == "operator" else self.viewer or "")
+
+    def sign(self, purpose: str, text: str) -> str:
+        """HMAC-SHA256 of the text under the service's secret, for one purpose."""
+        return hmac.new(
+            self._secret, f"{purpose}\0{text}".encode("utf-8", "surrogateescape"), hashlib.sha256
+        ).hexdigest()
 
     def for_job(self, job_id: str) -> str:
         """The token that may report for one job, and read it."""
@@ -51,8 +84,9 @@ class Tokens:
                 "no token was shown; send 'Authorization: Bearer TOKEN' (the file 'token' in POLLUX_HOME)"
             )
         shown = token.strip().encode("utf-8", "surrogateescape")
-        if hmac.compare_digest(shown, self._operator):
-            return Caller()
+        role = self.role_of(token.strip())
+        if role is not None:
+            return Caller(role=role)
         prefix, _, rest = token.strip().partition(".")
         job_id, _, _ = rest.rpartition(".")
         if prefix == JOB_TOKEN_PREFIX and hmac.compare_digest(

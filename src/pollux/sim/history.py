@@ -9,7 +9,7 @@ import contextlib
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ from pollux.controller import (
 )
 from pollux.controller.events import GenerationEnded
 from pollux.controller.reports import limited
-from pollux.core import InvalidInput, PolluxError
+from pollux.core import InvalidInput, JobLimits, PolluxError, Queue
 from pollux.goodput import BatchLimits, GoodputModel, PublishedThroughput
 from pollux.sim.application import Application, FixedConfiguration
-from pollux.sim.modelled import ModelledApplication, NoiseSchedule
-from pollux.sim.workload import JobRequest, Workload
+from pollux.sim.modelled import ModelledApplication, NoiseSchedule, Terms
+from pollux.sim.workload import JobRequest, Workload, check_applications
 from pollux.store.history import HistoryContents, parse, start
 from pollux.wire import codec
 from pollux.wire.report import ModelReport
@@ -38,6 +38,8 @@ __all__ = ["History", "NoiseTable", "RecordedApplication", "read_history"]
 
 # Noise is kept at so many shares of a training, and a replay has at most so many epochs.
 _MOST_EPOCHS = 50
+# Samples a second and GPU of a job without a model, so that its batch can be split over other numbers of GPUs.
+_UNIT = 840
 # The simulator rounds the ends of epochs to seconds where it works in rounds: shorter epochs would blur.
 _EPOCH_SECONDS = 20.0
 
@@ -65,9 +67,9 @@ class NoiseTable(NoiseSchedule):
 
 @dataclass(frozen=True, slots=True)
 class RecordedApplication(ModelledApplication):
-    """One job of a history; its user allowed at most `max_gpus`."""
+    """One job of a history, on the terms of its user. One that is rigid keeps its number of GPUs."""
 
-    max_gpus: int = 2**20
+    terms: Terms = field(default_factory=Terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,21 @@ class History:
     gpus_per_node: int
     skipped: tuple[str, ...] = ()
     resize_seconds: float = 30.0
+
+    def on(self, num_nodes: int, gpus_per_node: int) -> tuple[Workload, tuple[str, ...]]:
+        """What of the workload a cluster of that size can run, and of each job that it cannot, why.
+
+        Who asked for more GPUs than there are, and does with fewer, asks for all that it can have.
+        """
+        jobs, left_out = [], []
+        for job in self.workload.jobs:
+            terms = _terms(self.applications[job.application])
+            most, least = terms.most_gpus(num_nodes, gpus_per_node), terms.limits.min_gpus
+            if most < least:
+                left_out.append(f"job '{job.name}': needs {_gpus(least)} at once, and can have {most}")
+            else:
+                jobs.append(replace(job, num_gpus=min(job.num_gpus, most)))
+        return replace(self.workload, jobs=tuple(jobs)), tuple(left_out)
 
 
 def read_history(source: Path | Iterable[bytes | str]) -> History:
@@ -108,6 +125,7 @@ class _Life:
 
     record: JobRecord
     stretches: list[tuple[float, int, int]] = field(default_factory=list)
+    lost_seconds: float = 0.0
     running_since: float | None = None
     shape: tuple[int, int] = (0, 0)
     stretches_before_first: int = 0
@@ -124,8 +142,12 @@ class _Life:
 
     def close(self, at: float, counts: bool = True) -> None:
         """End the stretch that runs, if any; one that a crash ended was for nothing."""
-        if self.running_since is not None and counts:
-            self.stretches.append((max(at - self.running_since, 0.0), *self.shape))
+        if self.running_since is not None:
+            seconds = max(at - self.running_since, 0.0)
+            if counts:
+                self.stretches.append((seconds, *self.shape))
+            else:
+                self.lost_seconds += seconds
         self.running_since = None
 
     def follow(self, at: float, counts: bool = True) -> None:
@@ -218,13 +240,16 @@ def _history_of(contents: HistoryContents, name: str) -> History:
     applications: dict[str, Application] = {}
     jobs = []
     for job_id, life in past.lives.items():
+        queue = past.controller.queues.get(life.record.spec.queue)
         try:
-            application = _application(life, gpu_type)
+            application = _application(life, gpu_type, queue)
+            job = _request(life, application, num_nodes, gpus_per_node)
+            check_applications(Workload(name, (job,)), {job_id: application}, num_nodes * gpus_per_node)
         except PolluxError as error:
             skipped.append(f"job '{job_id}': {error}")
             continue
         applications[job_id] = application
-        jobs.append(_request(life, application, num_nodes * gpus_per_node))
+        jobs.append(job)
     first = min((job.time for job in jobs), default=0.0)
     shifted = sorted(
         (JobRequest(job.name, job.time - first, job.name, job.num_gpus, job.batch_size, job.source) for job in jobs),
@@ -234,19 +259,32 @@ def _history_of(contents: HistoryContents, name: str) -> History:
     return History(Workload(name, tuple(shifted)), applications, num_nodes, gpus_per_node, tuple(skipped), pause)
 
 
-def _request(life: _Life, application: RecordedApplication, cluster_gpus: int) -> JobRequest:
-    spec, limits = life.record.spec, application.limits
+def _terms(application: Application) -> Terms:
+    assert isinstance(application, RecordedApplication)
+    return application.terms
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"
+
+
+def _request(life: _Life, application: RecordedApplication, num_nodes: int, gpus_per_node: int) -> JobRequest:
+    spec, limits, terms = life.record.spec, application.limits, application.terms
     wanted = application.fixed.num_gpus if application.fixed is not None else spec.requested_gpus
-    num_gpus = max(min(wanted, cluster_gpus, limits.maximum // limits.local_min), 1)
+    most = min(terms.most_gpus(num_nodes, gpus_per_node), limits.maximum // limits.local_min)
+    least = terms.limits.min_gpus
+    if most < least:
+        raise InvalidInput(f"needs {_gpus(least)} at once, and could have {most} at the end of this history")
+    num_gpus = min(max(wanted, least), most)
     batch = application.fixed.batch_size if application.fixed is not None else limits.initial
     batch = max(batch, num_gpus * limits.local_min)
     return JobRequest(spec.id, life.record.submitted_at, spec.id, num_gpus, batch, f"job '{spec.id}'")
 
 
-def _application(life: _Life, gpu_type: str) -> RecordedApplication:
+def _application(life: _Life, gpu_type: str, queue: Queue | None) -> RecordedApplication:
     model = _model(life)
     if model is None:
-        return _by_run_time(life)
+        return _by_run_time(life, queue)
     for row in life.rows:
         _read_row(life, row)
     total = _total_progress(life, model, gpu_type)
@@ -259,6 +297,7 @@ def _application(life: _Life, gpu_type: str) -> RecordedApplication:
     speed = model.goodput(1, max(life.record.largest_gpus, 1), gpu_type)
     seconds = life.seconds or (work / speed if speed > 0.0 else 0.0)
     epochs = min(max(int(seconds / _EPOCH_SECONDS), 1), _MOST_EPOCHS)
+    fixed = _fixed(life.record, model, gpu_type)
     return RecordedApplication(
         name=life.record.spec.id,
         throughput=model.throughput_on(gpu_type),
@@ -266,9 +305,9 @@ def _application(life: _Life, gpu_type: str) -> RecordedApplication:
         limits=model.limits,
         epochs=epochs,
         steps_per_epoch=work / initial / epochs,
-        fixed=_fixed(life.record, model, gpu_type),
+        fixed=fixed,
         imbalance=0.0,
-        max_gpus=life.record.spec.limits.max_gpus,
+        terms=_settled(life.record, queue, None if fixed is None else fixed.num_gpus),
     )
 
 
@@ -335,35 +374,62 @@ def _noise(life: _Life, model: GoodputModel, work: float, total: float) -> Noise
     return NoiseTable(points[0][1], points[-1][1], points=points)
 
 
+def _is_rigid(limits: JobLimits) -> bool:
+    return limits.min_gpus == limits.max_gpus or limits.pinned
+
+
 def _fixed(record: JobRecord, model: GoodputModel, gpu_type: str) -> FixedConfiguration | None:
     """GPUs and batch of a job that keeps its GPUs; None for elastic ones."""
     limits = record.spec.limits
-    if limits.min_gpus != limits.max_gpus and not limits.pinned:
+    if not _is_rigid(limits):
         return None
+    num_gpus = min(max(record.largest_gpus or record.spec.requested_gpus, limits.min_gpus), limits.max_gpus)
     most = model.limits.maximum // model.limits.local_min
-    num_gpus = min(record.largest_gpus or record.spec.requested_gpus, most)
+    if num_gpus > most:
+        raise InvalidInput(f"is rigid with {_gpus(num_gpus)}, and the batches of its model suit at most {most}")
     best = model.best_batch(1, num_gpus, gpu_type)[0].total
     return FixedConfiguration(num_gpus, min(max(best, model.limits.initial), model.limits.maximum))
 
 
-def _by_run_time(life: _Life) -> RecordedApplication:
+def _settled(record: JobRecord, queue: Queue | None, rigid_gpus: int | None) -> Terms:
+    """What its user settled, but for GPU types, CPUs and memory; a rigid job has `rigid_gpus` and no others."""
+    limits = replace(record.spec.limits, gpu_types=(), mixed_types=False, cpus_per_gpu=0.0, memory_bytes_per_gpu=0.0)
+    if rigid_gpus is not None:
+        limits = replace(limits, min_gpus=rigid_gpus, max_gpus=rigid_gpus)
+    return Terms(limits, record.spec.weight, queue)
+
+
+def _by_run_time(life: _Life, queue: Queue | None) -> RecordedApplication:
     """A job that never reported a model: as many GPUs as it had, for as long as it ran."""
-    record = life.record
+    record, limits = life.record, life.record.spec.limits
     if record.state not in ENDED:
         raise InvalidInput(f"is {record.state} and has reported no model, so nothing says how long it takes")
     if not life.seconds > 0.0:
-        raise InvalidInput(f"{record.state} without having run")
-    num_gpus = max(gpus for _, _, gpus in life.stretches)
-    epochs = min(max(int(life.seconds / _EPOCH_SECONDS), 1), _MOST_EPOCHS)
+        raise InvalidInput(_without_work(life))
+    had = max(gpus for _, _, gpus in life.stretches)
+    num_gpus = min(max(had, limits.min_gpus), limits.max_gpus)
+    work_seconds = sum(seconds * gpus for seconds, _, gpus in life.stretches) / num_gpus
+    terms = _settled(record, queue, num_gpus if _is_rigid(limits) else None)
+    # Nobody knows what more GPUs than it had would have done for it.
+    terms = replace(terms, limits=replace(terms.limits, max_gpus=num_gpus))
+    epochs = min(max(int(work_seconds / _EPOCH_SECONDS), 1), _MOST_EPOCHS)
     return RecordedApplication(
         name=record.spec.id,
-        # A second per step and replica: with fewer GPUs than it had, it takes longer in proportion.
-        throughput=PublishedThroughput(0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0),
+        # A second per step on the GPUs that it had: with fewer it takes longer in proportion.
+        throughput=PublishedThroughput(0.0, 1.0 / _UNIT, 0.0, 0.0, 0.0, 0.0, 1.0),
         noise=NoiseSchedule(1.0, 1.0),
-        limits=BatchLimits(num_gpus, num_gpus, 1, 1),
+        limits=BatchLimits(_UNIT * num_gpus, 2 * _UNIT * num_gpus, 1, 2 * _UNIT * num_gpus, accumulation=False),
         epochs=epochs,
-        steps_per_epoch=life.seconds / epochs,
-        fixed=FixedConfiguration(num_gpus, num_gpus),
+        steps_per_epoch=work_seconds / epochs,
+        fixed=FixedConfiguration(num_gpus, _UNIT * num_gpus),
         imbalance=0.0,
-        max_gpus=num_gpus,
+        terms=terms,
     )
+
+
+def _without_work(life: _Life) -> str:
+    """Why there is nothing to replay of a job that ended."""
+    state = life.record.state
+    if not life.lost_seconds:
+        return f"{state} without having run"
+    return f"{state}: it ran for {life.lost_seconds:.0f} s, but only up to crashes, and such work is not replayed"

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pollux.core import NOWHERE, GoodputFunction, Placement
-from pollux.goodput import BatchChoice, Efficiency, GoodputModel, Observation, PublishedThroughput, fit, split_total
+from pollux.core import NOWHERE, GoodputFunction, InvalidInput, Placement
+from pollux.goodput import (
+    BatchChoice,
+    BatchLimits,
+    Efficiency,
+    GoodputModel,
+    Observation,
+    PublishedThroughput,
+    fit,
+    split_total,
+)
 from pollux.sim.application import Application
 from pollux.sim.isolated import packed_counts
 
@@ -29,6 +38,16 @@ class Sample:
     num_gpus: int
     total_batch: int
     efficiency: float
+
+
+def _split(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
+    """A total batch on K GPUs, Eq. (G13); where it divides badly, single samples, as often as the maximum allows."""
+    try:
+        return split_total(total, num_gpus, limits)
+    except InvalidInput:
+        if total < 1 or not 1 <= num_gpus <= limits.maximum:
+            raise
+        return BatchChoice(1, limits.maximum // num_gpus - 1 if limits.accumulation else 0, num_gpus)
 
 
 class Batching(Protocol):
@@ -58,7 +77,7 @@ class FixedBatch:
 
     def choose(self, placement: Placement) -> BatchChoice:
         """Split the total over the replicas."""
-        return split_total(self._total, placement.num_gpus, self._limits)
+        return _split(self._total, placement.num_gpus, self._limits)
 
     def observe(self, placement: Placement, batch: BatchChoice, times: tuple[float, float], noise: Efficiency) -> None:
         """A rigid job learns nothing."""
@@ -101,9 +120,9 @@ class LearnedBatch:
         """Best batch by the model; before there is one, the smallest that is allowed."""
         limits, num_gpus = self._limits, placement.num_gpus
         if self._total is not None:
-            return split_total(self._total, num_gpus, limits)
+            return _split(self._total, num_gpus, limits)
         if self._model is None:
-            return split_total(max(limits.initial, limits.local_min * num_gpus), num_gpus, limits)
+            return _split(max(limits.initial, limits.local_min * num_gpus), num_gpus, limits)
         key = (placement.num_nodes, num_gpus)
         choice = self._chosen.get(key)
         if choice is None:
@@ -256,7 +275,7 @@ class Oracle:
 def packed_step_seconds(application: Application, total_batch: int, num_gpus: int, gpus_per_node: int) -> float:
     """Step time of a fixed total batch on as few nodes as possible."""
     counts = packed_counts(num_gpus, gpus_per_node)
-    batch = split_total(total_batch, num_gpus, application.limits)
+    batch = _split(total_batch, num_gpus, application.limits)
     accumulation, local = batch.accumulation, batch.local_batch
     if num_gpus == 1 and accumulation == 0:
         accumulation, local = 1, -(-total_batch // 2)

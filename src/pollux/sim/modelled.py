@@ -6,12 +6,28 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pollux.core import InvalidInput
+from pollux.core import InvalidInput, JobLimits, Queue
 from pollux.goodput import BatchLimits, Efficiency, ThroughputModel
 from pollux.goodput.throughput import overlapped_seconds
 from pollux.sim.application import FixedConfiguration
 
-__all__ = ["ModelledApplication", "NoiseSchedule"]
+__all__ = ["ModelledApplication", "NoiseSchedule", "Terms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the user of one job settled beyond a line of a workload: its limits, its weight, and its queue, if any."""
+
+    limits: JobLimits = field(default_factory=JobLimits)
+    weight: float = 1.0
+    queue: Queue | None = None
+
+    def most_gpus(self, num_nodes: int, gpus_per_node: int) -> int:
+        """The most that it can have at once on equal nodes, by its limits and its queue's quota."""
+        nodes = num_nodes if self.limits.max_nodes is None else min(self.limits.max_nodes, num_nodes)
+        most = min(nodes * gpus_per_node, self.limits.max_gpus)
+        quota = None if self.queue is None else self.queue.gpu_quota
+        return most if quota is None else min(most, quota)
 
 
 @dataclass(frozen=True, slots=True)

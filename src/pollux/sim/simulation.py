@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pollux.controller import (
@@ -23,6 +23,7 @@ from pollux.controller import (
     JobRunning,
     JobSpec,
     JobSubmitted,
+    QueueChanged,
     ResizeJob,
     StartJob,
     StopJob,
@@ -31,6 +32,7 @@ from pollux.controller import (
 from pollux.core import NOWHERE, Cluster, GoodputFunction, InvalidInput, JobLimits, Policy
 from pollux.sim.application import Application
 from pollux.sim.jobs import FixedBatch, LearnedBatch, Oracle, SimulatedJob
+from pollux.sim.modelled import Terms
 from pollux.sim.pauses import AUTO, Pauses
 from pollux.sim.workload import JobRequest, Workload, check_applications
 
@@ -254,6 +256,9 @@ class _Run:
         while self.arrivals and self.arrivals[-1].time <= now:
             request = self.arrivals.pop()
             job, spec = self._new_job(request)
+            terms = _terms(self.applications[request.application])
+            if terms is not None and terms.queue is not None and terms.queue.name not in self.controller.queues:
+                self._apply(QueueChanged(request.time, terms.queue))
             self.jobs[request.name] = self.unfinished[request.name] = job
             self._apply(JobSubmitted(request.time, spec))
 
@@ -276,16 +281,26 @@ class _Run:
             fixed, oracle = application.fixed, None
             most = fixed.num_gpus if fixed else min(settings.max_gpus_per_job, limits.maximum // limits.local_min)
             job.batching = LearnedBatch(application, fixed.batch_size if fixed else None)
-        # A job of a recorded history keeps the cap that its user gave it.
-        most = min(most, getattr(application, "max_gpus", most))
+        terms = _terms(application) or Terms()
         spec = JobSpec(
             request.name,
-            JobLimits(1, min(most, settings.num_gpus), max_nodes=application.max_nodes),
+            self._limits(application, min(most, settings.num_gpus)),
             requested_gpus=request.num_gpus,
+            weight=terms.weight,
+            queue="" if terms.queue is None else terms.queue.name,
             resize_cost_seconds=self.pauses.expected(application),
             oracle=oracle,
         )
         return job, spec
+
+    def _limits(self, application: Application, most: int) -> JobLimits:
+        """One to `most` GPUs on nodes that were measured, and what its user settled, where that is known."""
+        terms, nodes = _terms(application), application.max_nodes
+        if terms is None:
+            return JobLimits(1, most, max_nodes=nodes)
+        least = terms.limits.min_gpus
+        nodes = nodes if terms.limits.max_nodes is None else min(nodes, terms.limits.max_nodes)
+        return replace(terms.limits, max_gpus=max(min(most, terms.limits.max_gpus), least), max_nodes=nodes)
 
     def _decide(self, now: float) -> None:
         if not self.rounds:
@@ -356,6 +371,12 @@ class _Run:
         return RunOutcome(
             self.workload.name, self.policy.name, tuple(outcomes), tuple(self.decision_seconds), cpu_seconds, fits
         )
+
+
+def _terms(application: Application) -> Terms | None:
+    """What is known of the user of a job that really was; applications of many jobs have no such user."""
+    found = getattr(application, "terms", None)
+    return found if isinstance(found, Terms) else None
 
 
 def simulate(

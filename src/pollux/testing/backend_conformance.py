@@ -188,6 +188,7 @@ class BackendConformance(ABC):
     def own_bench(self, tmp_path: Path) -> Iterator[Bench]:
         """One for a test alone, which may restart it or fill its places."""
         bench = Bench(tmp_path, self.backend)
+        bench.wait("node", bench.backend.inventory)
         yield bench
         _leave_nothing(bench)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -250,43 +249,6 @@ class LiveSupervisor:
         """The last step that a replica of the newest generation told of; -1 before one."""
         beats = [self.get(f"beat/{self.generation}/{rank}") for rank in range(len(self.members))]
         return max((int(beat["step"]) for beat in beats if beat is not None), default=-1)
-
-    def random_event(self, chance: random.Random, most_replicas: int = 4) -> str:
-        """A resize, a kill, a hang or a notice of preemption, at a random moment; returns what came of it.
-
-        Where the job had to end, its replicas must have said so by their exit codes, and it is started anew.
-        """
-        event = chance.choices(["resize", "kill", "hang", "notice"], [6, 3, 1, 1])[0]
-        time.sleep(chance.uniform(0.0, 0.3))
-        if event == "resize":
-            outcome = self.resize(chance.randint(1, most_replicas))
-        elif event == "notice":
-            for rank in range(len(self.members)):
-                self.kill(rank, signal.SIGTERM)
-            outcome = "stopped"
-        else:
-            self.kill(chance.randrange(len(self.members)), signal.SIGKILL if event == "kill" else signal.SIGSTOP)
-            outcome = self._outcome_of_loss()
-        if outcome in ("done", "recovered", "withdrawn"):
-            return f"{event}: {outcome}"
-        self._recovers, recovers = False, self._recovers
-        codes = [replica.run.wait(20.0)[0].exit_code for replica in self.everybody if not replica.is_gone]
-        if not set(codes) <= {0, 75, 143, -signal.SIGKILL}:
-            raise AssertionError(f"replicas ended with {codes}\n{self.outputs()}")
-        self.start(chance.randint(1, most_replicas))
-        self._recovers = recovers
-        self._until(lambda: True if self.step() >= 0 else None, "training goes on")
-        return f"{event}: {outcome}, started anew"
-
-    def _outcome_of_loss(self) -> str:
-        before = self.running
-
-        def seen() -> bool | None:
-            self.tend()
-            return True if self.running != before or not self.members else None
-
-        self._until(seen, "the loss is seen")
-        return self.settle() if self.members else "nobody is left"
 
     def wait(self, timeout: float = 60.0) -> list[ReplicaResult]:
         """Tend the job until all its replicas have ended; results of the newest generation's, by rank."""

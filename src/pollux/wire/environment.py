@@ -9,6 +9,7 @@ __all__ = ["JOB_VARIABLES", "TORCHRUN_VARIABLES", "USER_VARIABLES"]
 JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_JOB": "name of the job, shown in its receipt",
     "POLLUX_GENERATION": "how often the job was placed so far; goes up at every re-allocation",
+    "POLLUX_RUN_ID": "the same for all generations of a job, another for every job: its run's name in trackers",
     "POLLUX_URL": "where the job's agent reports to; unset: nowhere",
     "POLLUX_JOB_TOKEN": "what the agent shows there; it can report and read this one job only",
     "POLLUX_CA_FILE": "certificate that the agent trusts there beside the system's; unset: only those",

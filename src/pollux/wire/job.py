@@ -23,7 +23,7 @@ PRIORITY_WEIGHTS: Mapping[Priority, float] = {"low": 0.25, "normal": 1.0, "high"
 """The weight of each priority in the policies' objective."""
 
 OnResize = Literal["live", "restart", "never"]
-"""How a job's GPUs may change while it runs; `never` makes it rigid."""
+"""How a job's GPUs may change while it runs; `never` makes it rigid. Elastic jobs that say nothing change `live`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,11 @@ class JobRequest:
 
     @property
     def is_live(self) -> bool:
-        """Whether its replicas may change while they run: its user asked for that; otherwise they restart."""
-        return not self.is_rigid and self.on_resize == "live"
+        """Whether its replicas may change while they run: it is elastic, and nobody asked for restarts.
+
+        Whether they can is another question, which its agent answers; without one they restart.
+        """
+        return not self.is_rigid and self.on_resize != "restart"
 
     @property
     def is_preemptible(self) -> bool:

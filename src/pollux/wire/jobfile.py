@@ -202,6 +202,8 @@ def _finds(command: str, request: JobRequest) -> bool:
 
 def _not_found(command: str, request: JobRequest) -> str:
     path = os.path.join(request.workdir, command)
+    if "/" in command and os.path.isdir(path):
+        return f"{command} is a folder, not a command: name a program in it"
     if not os.path.isfile(path):
         place = request.workdir if "/" in command else "PATH"
         return f"there is no command {command} on {place}: check its spelling, or give its path"

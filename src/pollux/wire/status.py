@@ -34,7 +34,8 @@ class JobStatus:
 
     `gpus` are those it holds now, `placement` where. `crashes` counts against `retries`; `restarts` are re-allocations.
     `resize_seconds` is what the next one is expected to cost, `resize_kind` how it will come about (`live` in living
-    processes, or `restart`), `resize_costs` the median of its last pauses by kind.
+    processes, or `restart`), `resize_costs` the median of its last pauses by kind. `outdated`: progress, batch and ETA
+    are from before it was given its present GPUs; its next report renews them.
     """
 
     id: str
@@ -75,6 +76,7 @@ class JobStatus:
     checkpoint_age_seconds: float | None = None
     gpu_seconds: float = 0.0
     reported_at: float | None = None
+    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Plan:
     """What will happen to a job that is submitted now: the policy's own answer for it.
 
     `gpus` 0: it waits, `behind` names who holds what it needs. `low_gpus` to `high_gpus` is the predicted range.
+    `note` is what else its submitter should know, such as that its queue is new; empty where there is nothing.
     """
 
     job_id: str
@@ -92,6 +95,7 @@ class Plan:
     behind: tuple[str, ...] = ()
     eta: Eta | None = None
     text: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class ServiceStatus:
     """The service about itself.
 
     `interval_seconds` is the length of a round, `at_stop` what happens to jobs when it stops: `stop` or `keep`.
+    `warnings` are sentences on what is degraded where jobs run.
     """
 
     version: str
@@ -138,3 +143,4 @@ class ServiceStatus:
     decision_seconds: float | None = None
     interval_seconds: float | None = None
     at_stop: str = ""
+    warnings: tuple[str, ...] = ()

@@ -307,7 +307,7 @@ def saved_when_told_to_stop(folder: str) -> list[str]:
         time.sleep(1.0)
         return publish(*given)
 
-    CheckpointFolder.publish = slowly  # type: ignore[method-assign]
+    CheckpointFolder.publish = slowly  # type: ignore[method-assign, assignment]
     try:
         for _ in job.epochs(EPOCHS):
             for x, y in job.batches():

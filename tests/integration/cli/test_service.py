@@ -100,7 +100,6 @@ def test_a_job_from_its_file_to_its_end(home, work):
     followed = pollux(home, "logs", "-f", "first")
     assert "hello from rank 0" in followed.stdout
     assert state(home, "first") == "succeeded"
-    assert pollux(home, "cancel", "first", code=None).exit_code != 0
 
 
 def test_pause_resume_and_cancel(home, work):
@@ -111,7 +110,12 @@ def test_pause_resume_and_cancel(home, work):
     assert [job["id"] for job in answer(home, "ls", "--state", "paused")["jobs"]] == ["held"]
     pollux(home, "resume", "held")
     until(lambda: state(home, "held") == "running")
+    assert "only a paused job" in pollux(home, "resume", "held", code=70).stderr
     assert "held: cancelled" in pollux(home, "cancel", "held").stdout
+    assert "held' has ended already: it is cancelled" in pollux(home, "cancel", "held", code=70).stderr
+    refused = answer(home, "cancel", "held", code=70)
+    assert [(entry["job"], entry["code"]) for entry in refused["failed"]] == [("held", "IllegalTransition")]
+    assert answer(home, "resize", "held", "--gpus", 1, code=70)["error"]["code"] == "IllegalTransition"
 
 
 def test_a_job_that_fails_is_told_with_its_exit_code(home, work):

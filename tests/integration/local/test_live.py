@@ -40,17 +40,17 @@ class Service:
         with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=30) as response:
             return json.load(response)
 
-    def until(self, what, is_so):
+    def until(self, what, is_so, name="digits"):
         deadline = time.monotonic() + LIMIT_SECONDS
-        while not is_so(job := self.call("/v1/jobs/digits")["job"]):
+        while not is_so(job := self.call(f"/v1/jobs/{name}")["job"]):
             assert job["state"] not in ("failed", "cancelled"), job
             assert time.monotonic() < deadline, (what, job)
             time.sleep(0.1)
         return job
 
-    def resize(self, gpus):
-        self.call("/v1/jobs/digits/resize", {"gpus": str(gpus)})
-        return self.until(f"{gpus} GPUs", lambda job: job["gpus"] == gpus and job["state"] == "running")
+    def resize(self, gpus, name="digits"):
+        self.call(f"/v1/jobs/{name}/resize", {"gpus": str(gpus)})
+        return self.until(f"{gpus} GPUs", lambda job: job["gpus"] == gpus and job["state"] == "running", name)
 
     def replicas(self, generation):
         record = json.loads((self.home / "run" / "digits" / f"generation-{generation}.json").read_text())
@@ -90,3 +90,33 @@ def test_a_job_changes_and_loses_replicas_without_a_restart(service):
     assert {entry["samples"] for entry in receipt["ledger"]} == {1437}, "a pass lost or repeated samples"
     assert len({entry["hash"] for entry in receipt["ledger"]}) == 1, "a pass had other samples than the rest"
     assert receipt["exact"]
+
+
+PLAIN = """
+import os, pathlib, signal, sys, time
+import torch, torch.distributed as dist
+signal.signal(signal.SIGTERM, lambda number, frame: os._exit(143))
+dist.init_process_group("gloo")
+print("world", dist.get_world_size(), flush=True)
+through = torch.zeros(1)
+while not through:
+    through.fill_(pathlib.Path("finish").exists())
+    dist.all_reduce(through, dist.ReduceOp.MAX)
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+def test_an_elastic_job_without_an_agent_is_restarted(service):
+    (service.home / "plain.py").write_text(PLAIN)
+    asked = {"name": "plain", "run": [sys.executable, "plain.py"], "gpus": "1..3", "workdir": str(service.home)}
+    service.call("/v1/jobs", {**asked, "grace": "20s"})
+    service.until("start", lambda job: job["state"] == "running", "plain")
+    gpus = 1 if service.call("/v1/jobs/plain")["job"]["gpus"] == 3 else 3
+    service.resize(gpus, "plain")
+    log = service.home / "logs" / "plain" / "0.log"
+    service.until("world", lambda job: log.read_text().endswith(f"world {gpus}\n"), "plain")
+    assert service.call("/v1/jobs/plain")["job"]["resize_kind"] == "restart"
+    (service.home / "finish").touch()
+    ended = service.until("end", lambda job: job["state"] == "succeeded", "plain")
+    assert ended["crashes"] == 0

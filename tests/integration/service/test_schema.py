@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, Tokens, create_app
 from pollux.service.api import operations
 from pollux.service.openapi import describe
+from pollux.service.packages import Packages
+from pollux.service.whatif import Replays
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.service import FakeBackend, ManualClock
 
@@ -43,6 +46,7 @@ class Late:
 
     def __init__(self) -> None:
         self.clock = ManualClock(1000.0)
+        self.folder = tempfile.TemporaryDirectory(prefix="pollux-packages-")
         self.engine: Engine | None = None
         self.app: Any = None
 
@@ -60,6 +64,9 @@ class Late:
         )
         self.engine.start()
         self.app = create_app(self.engine, TOKENS, ["testserver"])
+        # What a replay does is not what is tested here: its process ends at once.
+        self.app._app.state.replays = Replays(list, ("false",))
+        self.app._app.state.packages = Packages(Path(self.folder.name))
 
     def close(self) -> None:
         if self.engine is not None:

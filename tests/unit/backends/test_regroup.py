@@ -327,3 +327,57 @@ def test_a_job_that_is_through_before_it_moves_leaves_no_joiner_waiting():
     assert machine.tick(2.9) == []
     assert only(machine.tick(3.0), Kill) == [Kill(1)]
     assert machine.phase == "over"
+
+
+# Leavers, losses and steps that go by
+
+
+def test_the_boundary_is_awaited_until_the_first_is_there():
+    machine = running(0, 1)
+    grow(machine)
+    assert not machine.awaits_boundary
+    commit(machine)
+    assert machine.awaits_boundary
+    machine.seen("here/2/1", "", 2.0)
+    assert not machine.awaits_boundary
+
+
+def test_a_change_may_be_given_up_for_reasons_of_others():
+    machine = running(0, 1)
+    grow(machine)
+    commit(machine)
+    actions = machine.give_up("steps went by")
+    assert only(actions, GiveUp) == [GiveUp("steps went by")]
+    assert {action.number for action in only(actions, Kill)} == {2, 3}
+
+
+def shrink_and_lose():
+    """Of replicas 0, 1 and 2 the last is to leave, and the first dies meanwhile."""
+    machine = running(0, 1, 2)
+    machine.begin(to(2, (0, 0), (1, 1), leavers=(2,)), 0.0)
+    assert only(machine.ended(0, KILLED, 1.0), Lost) == [Lost(2, (0,), (1,), "replica 0 was killed by signal 9")]
+    return machine
+
+
+def test_who_leaves_after_a_loss_is_not_through_with_the_job():
+    machine = shrink_and_lose()
+    assert keys(machine.ended(2, 0, 2.0)) == {"lost/1": [0, 2]}
+    assert machine.phase == "lost"
+    actions = machine.begin(to(3, (1, 1)), 3.0)
+    assert keys(actions)["plan/3"]["why"] == "lost"
+    assert machine.ranks == {1: 1}
+
+
+def test_who_leaves_while_others_prepare_after_a_loss_does_not_end_the_job():
+    machine = shrink_and_lose()
+    machine.begin(to(3, (1, 1), (4, None), leavers=(2,)), 2.0)
+    assert machine.ended(2, 0, 3.0) == []
+    machine.seen("ready/3/1", "", 4.0)
+    machine.seen("done/3/0", {}, 5.0)
+    assert only(machine.seen("done/3/1", {}, 5.0), Started)
+
+
+def test_a_leaver_that_is_through_before_anybody_was_told_to_leave_is_through():
+    machine = running(0, 1)
+    machine.begin(to(2, (0, 0), (2, None), leavers=(1,)), 0.0)
+    assert machine.ended(1, 0, 1.0) is None

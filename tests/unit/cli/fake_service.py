@@ -107,6 +107,9 @@ def _handler(service: FakeService) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             self._do()
 
+        def do_PUT(self) -> None:
+            self._do()
+
         def date_time_string(self, timestamp: Any = None) -> str:
             return super().date_time_string(NOW)  # so that what is left of an ETA does not depend on the test's speed
 

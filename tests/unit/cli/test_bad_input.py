@@ -111,8 +111,8 @@ BAD_OPTIONS = {
     ),
     "job but no plots": (["--job", "first"], ["--job", "'first'", "--output"]),
     "output is a file": (["--output", "WORKLOAD"], ["--output", "is a file", "give a folder"]),
-    "JSON is a folder": (["--json", "PROFILES"], ["--json", "is a folder", "give a file"]),
-    "JSON below a file": (["--json", "WORKLOAD/r.json"], ["--json", "cannot be written", "another place"]),
+    "JSON is a folder": (["--output", "FOLDER.json"], ["--output", "is a folder", "give a file"]),
+    "JSON below a file": (["--output", "WORKLOAD/r.json"], ["--output", "cannot be written", "another place"]),
 }
 
 
@@ -130,7 +130,7 @@ def assert_refused(result, fragments, tmp_path, before):
 def test_workload(simulate, workload, tmp_path, profiles, content, fragments):
     workload.write_bytes(content if isinstance(content, bytes) else content.encode())
     before = sorted(tmp_path.rglob("*"))
-    result = simulate("--json", tmp_path / "r.json", "--output", tmp_path / "out")
+    result = simulate("--output", tmp_path / "out")
     assert_refused(result, [str(workload), *fragments], tmp_path, before)
 
 
@@ -138,13 +138,14 @@ def test_workload(simulate, workload, tmp_path, profiles, content, fragments):
 def test_profiles(simulate, tmp_path, profiles, change, fragments):
     change(profiles)
     before = sorted(tmp_path.rglob("*"))
-    result = simulate("--json", tmp_path / "r.json", "--output", tmp_path / "out")
+    result = simulate("--output", tmp_path / "out")
     assert_refused(result, fragments, tmp_path, before)
 
 
 @pytest.mark.parametrize(("words", "fragments"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
 def test_options(simulate, tmp_path, profiles, workload, words, fragments):
-    places = {"OUT": tmp_path / "out", "PROFILES": profiles, "WORKLOAD": workload}
+    (tmp_path / "folder.json").mkdir()
+    places = {"OUT": tmp_path / "out", "PROFILES": profiles, "WORKLOAD": workload, "FOLDER": tmp_path / "folder"}
     for word, place in places.items():
         words = [given.replace(word, str(place)) for given in words]
     before = sorted(tmp_path.rglob("*"))
@@ -188,7 +189,7 @@ def test_placement_that_no_measurement_surrounds(simulate, profiles, tmp_path, w
     )
     before = sorted(tmp_path.rglob("*"))
     words = ["--policies", "fifo,las", "--workers", workers]
-    result = simulate("--json", tmp_path / "r.json", "--output", tmp_path / "out", *words)
+    result = simulate("--output", tmp_path / "out", *words)
     assert_refused(result, [str(profiles / "tiny"), "2-2", "local batch 8", "measure it"], tmp_path, before)
 
 

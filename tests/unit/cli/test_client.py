@@ -26,8 +26,10 @@ def test_the_environment_wins(fake, tmp_path):
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '"url"'])
 def test_a_broken_service_file_is_one_clear_error(fake, content):
     (fake.home / "service.json").write_text(content)
-    with pytest.raises(Unreachable, match="pollux up"):
+    with pytest.raises(Unreachable, match="pollux up") as told:
         find_service({}, fake.home)
+    assert str(fake.home / "service.json") in str(told.value)
+    assert "Error" not in str(told.value)
 
 
 def test_nothing_running(tmp_path):

@@ -91,6 +91,16 @@ def test_show(run, fake):
     assert json.loads(run("show", "resnet", "--json").stdout)["eta_quality"]["predictions"] == 20
 
 
+def test_figures_from_before_the_last_start_are_marked(run, fake):
+    old = fake.job("resnet", outdated=True, reported_at=fake.status["now"] - 630)
+    fake.answers["GET", "/v1/jobs/resnet"] = {"job": old, "request": {}, "events": [], "eta_quality": {}}
+    text = run("show", "resnet").stdout
+    assert "42%, epoch 3.50, told 10min ago, before it was given these GPUs" in text
+    assert "by what it told before" in text
+    fake.answers["GET", "/v1/jobs"] = {"jobs": [old], "next": None}
+    assert "~42%" in run("ls").stdout
+
+
 def test_explain(run, fake):
     answer = {"job_id": "resnet", "text": "It waits.", "next_step": "pollux resize resnet --gpus 1..4", "reason": None}
     fake.answers["GET", "/v1/jobs/resnet/explain"] = answer
@@ -110,15 +120,18 @@ def test_telling_several_jobs(run, fake, verb):
 
 def test_one_refusal_does_not_keep_the_others_from_it(run, fake):
     fake.answers["POST", "/v1/jobs/two/cancel"] = {"job": fake.job("two", state="cancelled")}
-    fake.answers["POST", "/v1/jobs/three/cancel"] = (409, fake.error("IllegalTransition", "three has ended"))
+    ended = "job 'three' has ended already: it is cancelled"  # as the service says it: see the tests of its API
+    fake.answers["POST", "/v1/jobs/three/cancel"] = (409, fake.error("IllegalTransition", ended))
     result = run("cancel", "one", "two", "three")
     assert result.exit_code == 70
     assert result.stdout == "two: cancelled\n"
     assert result.stderr.count("error: ") == 2
-    assert "three has ended" in result.stderr
-    document = json.loads(run("cancel", "one", "two", "--json").stdout)
+    assert ended in result.stderr
+    both = run("cancel", "one", "two", "--json")
+    assert (both.exit_code, both.stderr.count("error: ")) == (2, 1)
+    document = json.loads(both.stdout)
     assert [job["id"] for job in document["jobs"]] == ["two"]
-    assert [entry["job"] for entry in document["failed"]] == ["one"]
+    assert [(entry["job"], entry["code"]) for entry in document["failed"]] == [("one", "UnknownName")]
 
 
 def test_resize(run, fake):
@@ -126,10 +139,14 @@ def test_resize(run, fake):
     result = run("resize", "resnet", "--gpus", "2..8")
     assert "resnet: may have 2 to 8 GPUs, holds 4" in result.stdout
     assert fake.calls("POST") == [("/v1/jobs/resnet/resize", {"gpus": "2..8"})]
+    assert "note:" not in result.stdout
+    note = "cannot start here now: it needs 9 GPUs, and there are 8"
+    fake.answers["POST", "/v1/jobs/resnet/resize"] = {"job": fake.job("resnet", min_gpus=9, max_gpus=9), "note": note}
+    assert run("resize", "resnet", "--gpus", "9").stdout.endswith(f"\n  note: {note}\n")
     bad = run("resize", "resnet", "--gpus", "8..2")
     assert bad.exit_code == 2
     assert "--gpus is '8..2'" in bad.stderr
-    assert len(fake.calls("POST")) == 1
+    assert len(fake.calls("POST")) == 2
 
 
 def test_a_job_that_is_not_there(run, fake):

@@ -50,6 +50,26 @@ def test_tail_of_a_short_log(run, log):
     assert len(log.asked) == 1
 
 
+def test_control_codes_are_shown_on_a_terminal_only(run, log, monkeypatch):
+    log.written = "a\x1b[2J\tb\rc\n\x9b31m\x07\n"
+    assert run("logs", "resnet").stdout == log.written
+    written: list[str] = []
+
+    class Terminal:
+        def isatty(self):
+            return True
+
+        def flush(self):
+            pass
+
+        write = staticmethod(written.append)
+
+    monkeypatch.setattr(module.sys, "stdout", Terminal())
+    module.write_log(log.written)
+    module.write_log(log.written, raw=True)
+    assert written == ["a^[[2J\tb\rc\n\\x9b31m^G\n", log.written]
+
+
 def test_json(run, log):
     log.written = "a\nb\n"
     document = json.loads(run("logs", "--json", "--replica", 3, "--tail", 1, "resnet").stdout)

@@ -1,5 +1,6 @@
 """The command itself: help, version, usage errors, interrupts and closed pipes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -55,7 +56,7 @@ def test_every_command_has_json():
         (["--versio"], ["--versio", "pollux --help"]),
         (["workload", "generat"], ["'generat'", "pollux workload --help"]),
         (["policies", "extra"], ["extra", "pollux policies --help"]),
-        (["simulate", "--json"], ["--json", "argument"]),
+        (["simulate", "--nodes"], ["--nodes", "argument"]),
     ],
 )
 def test_usage_errors_are_one_line(run, words, fragments):
@@ -65,6 +66,34 @@ def test_usage_errors_are_one_line(run, words, fragments):
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert [fragment for fragment in fragments if fragment.lower() not in result.stderr.lower()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "kind"),
+    [
+        (["ls", "--json"], 69, "Unreachable"),
+        (["ls", "--json", "--colour"], 2, "UsageError"),
+        (["simulate", "--json", "--policies", "pollx"], 2, "UnknownName"),
+        (["workload", "generate", "--json", "--jobs", "none"], 2, "UsageError"),
+        (["submit", "--json", "no.yaml"], 2, "InvalidInput"),
+        (["run", "--json", "--gpus", "0", "train.py"], 2, "InvalidInput"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_errors_are_one_document_with_json(run, tmp_path, monkeypatch, words, code, kind):
+    monkeypatch.setenv("POLLUX_HOME", str(tmp_path))
+    monkeypatch.delenv("POLLUX_SERVER", raising=False)
+    result = run(*words)
+    told = json.loads(result.stdout)["error"]
+    assert (result.exit_code, told["exit_code"], told["code"]) == (code, code, kind)
+    assert result.stderr == f"error: {told['message']}\n"
+
+
+@pytest.mark.parametrize("words", [["submit", "no.yaml", "--", "prog", "--json"], ["run", "no.py", "--json"]])
+def test_json_that_belongs_to_a_script_is_not_ours(run, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
 
 
 def test_help_loads_no_numpy():
@@ -94,7 +123,7 @@ def is_gone(group):
 
 def test_interrupt_ends_it_and_its_workers(tmp_path):
     # The genetic search takes minutes, so that it lasts until it is interrupted.
-    words = ["--policies", "pollux-genetic,las", "--workers", "2", "--json", str(tmp_path / "r")]
+    words = ["--policies", "pollux-genetic,las", "--workers", "2", "--output", str(tmp_path / "r.json")]
     process = start("simulate", *words, start_new_session=True)
     wait_until(lambda: any(tmp_path.iterdir()))
     os.killpg(process.pid, signal.SIGINT)

@@ -40,8 +40,9 @@ def test_table(simulate):
     assert lines[-3:] == POLICIES.split(",")
 
 
-def test_json_goes_to_standard_output_alone(simulate):
-    result = simulate("--json", "-", "--policies", POLICIES)
+@pytest.mark.parametrize("words", [("--json",), ("--json", "-")], ids=" ".join)
+def test_json_goes_to_standard_output_alone(simulate, words):
+    result = simulate(*words, "--policies", POLICIES)
     read = json.loads(result.stdout)
     assert list(read) == ["version", "config", "results"]
     assert [entry["policy"] for entry in read["results"]] == POLICIES.split(",")
@@ -50,15 +51,16 @@ def test_json_goes_to_standard_output_alone(simulate):
 
 
 def test_json_file_beside_the_table(simulate, tmp_path):
-    result = simulate("--json", tmp_path / "deep" / "r.json")
+    result = simulate("--output", tmp_path / "deep" / "r.json")
     assert "vs pollux" in result.stdout
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.json"]
     assert json.loads((tmp_path / "deep" / "r.json").read_text())["config"]["num_nodes"] == 2
 
 
 def test_options_reach_the_configuration(simulate):
     words = ("--fairness", -2, "--interference", 0.5, "--no-avoid-interference", "--interval", 30)
     more = ("--resize-seconds", 10, "--max-gpus-per-job", 2, "--seed", 7, "--trigger", "events")
-    config = json.loads(simulate(*words, *more, "--json", "-", "--policies", "pollux,fifo").stdout)["config"]
+    config = json.loads(simulate(*words, *more, "--json", "--policies", "pollux,fifo").stdout)["config"]
     options = config["policies"][0]["options"]
     assert (options["fairness"], options["avoid_interference"]) == (-2.0, False)
     assert "fairness" not in config["policies"][1]["options"]
@@ -80,7 +82,6 @@ def test_same_seed_same_bytes_for_any_number_of_workers_and_any_hash_seed(profil
             "--gpus-per-node",
             2,
             "--json",
-            "-",
         ]
         command = [sys.executable, "-m", "pollux", *map(str, words), "--workers", str(workers)]
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
@@ -90,12 +91,19 @@ def test_same_seed_same_bytes_for_any_number_of_workers_and_any_hash_seed(profil
 
 def test_several_workloads(simulate, workload, tmp_path):
     (tmp_path / "other.csv").write_text(workload.read_text())
-    result = simulate(tmp_path / "other.csv", "--policies", "fifo,las", "--json", tmp_path / "r.json")
+    result = simulate(tmp_path / "other.csv", "--policies", "fifo,las", "--output", tmp_path / "r.json")
     read = json.loads((tmp_path / "r.json").read_text())["results"]
     assert [(entry["workload"], entry["policy"]) for entry in read] == [
         ("small", "fifo"), ("small", "las"), ("other", "fifo"), ("other", "las"),
     ]  # fmt: skip
     assert "mean of 2 workloads" in result.stdout
+
+
+def test_a_file_after_json_is_told_where_it_goes(simulate, tmp_path):
+    result = simulate("--json", tmp_path / "r.json")
+    assert result.exit_code == 2
+    assert f"give --output {tmp_path / 'r.json'}" in result.stderr
+    assert not (tmp_path / "r.json").exists()
 
 
 def test_output_folder(simulate, tmp_path):
@@ -120,14 +128,15 @@ def test_output_folder(simulate, tmp_path):
     ],
     ids=["interrupted", "failed"],
 )
-def test_run_that_ends_early_leaves_nothing(simulate, tmp_path, monkeypatch, error, code, message):
+@pytest.mark.parametrize("name", ["new", "r.json"])
+def test_run_that_ends_early_leaves_nothing(simulate, tmp_path, monkeypatch, error, code, message, name):
     def fail(*arguments):
         raise error
 
     (tmp_path / "r.json").write_text("from before")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr("pollux.sim.compare", fail)
-    result = simulate("--json", tmp_path / "r.json", "--output", tmp_path / "new")
+    result = simulate("--output", tmp_path / name)
     assert (result.exit_code, result.stderr, result.stdout) == (code, message, "")
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "r.json").read_text() == "from before"
@@ -139,7 +148,7 @@ def test_report_that_fails_leaves_nothing(simulate, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pollux.sim.report.plot_gpus", fail)
     before = sorted(tmp_path.rglob("*"))
-    result = simulate("--output", tmp_path / "new", "--json", tmp_path / "r.json", "--policies", "fifo")
+    result = simulate("--output", tmp_path / "new", "--policies", "fifo")
     assert (result.exit_code, result.stderr) == (2, "error: cannot draw\n")
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -152,7 +161,7 @@ def test_built_in_workload_without_any_argument(run, monkeypatch):
 
 
 def test_published_workload_gives_the_published_averages(run, osdi21_data):
-    words = ["--profiles", osdi21_data / "profiles", "--policies", "tiresias,optimus-oracle", "--json", "-"]
+    words = ["--profiles", osdi21_data / "profiles", "--policies", "tiresias,optimus-oracle", "--json"]
     result = run("simulate", osdi21_data / "workloads" / "workload-1.csv", *words, "--workers", 1)
     averages = {entry["policy"]: round(entry["avg_jct_hours"], 4) for entry in json.loads(result.stdout)["results"]}
     assert averages == {"tiresias": 0.6871, "optimus-oracle": 1.1353}

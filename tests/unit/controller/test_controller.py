@@ -394,7 +394,7 @@ def test_limits_of_a_job_that_ended_stay():
     control = Controller(Cluster.uniform(1, 4))
     control.apply(JobSubmitted(0.0, JobSpec("j")))
     control.apply(JobCancelled(1.0, "j"))
-    with pytest.raises(InvalidInput, match="job 'j' has cancelled"):
+    with pytest.raises(IllegalTransition, match="job 'j' has cancelled"):
         control.apply(JobLimitsChanged(2.0, "j", JobLimits(2, 4)))
 
 

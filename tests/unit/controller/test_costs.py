@@ -2,7 +2,7 @@
 
 from pollux.controller import JobReported, JobRunning
 from pollux.controller.costs import Costs, likely_seconds, medians, noted
-from pollux.controller.explain import explain
+from pollux.controller.explain import explain, explain_cost
 from pollux.controller.records import MOST_FAILED_MOVES
 from pollux.core import Reason
 
@@ -84,12 +84,13 @@ def test_a_change_that_came_about_forgives_those_that_did_not(desk):
     assert record.moves_live
 
 
-def test_people_are_told_what_another_change_would_cost(desk):
+def test_people_are_told_what_a_change_would_cost_now_apart_from_the_past_decision(desk):
     record = started(desk)
     reason = Reason("started", {"gpus_after": 2.0})
-    assert "costs" not in explain(reason, record)[0]
+    before = explain(reason, record)
+    assert explain_cost(record) == ""
     told(desk, 70, 0.42, "grow", live=True)
-    assert explain(reason, record)[0].endswith("costs it about 0.42 s, in its living processes")
+    assert explain_cost(record) == ("as of now, a change of its GPUs costs it about 0.42 s, in its living processes")
     told(desk, 71, 6.0, "restart", live=False)
-    assert explain(reason, record)[0].endswith("costs it about 6 s, by a restart")
-    assert "costs" not in explain(reason, "a")[0]
+    assert explain_cost(record) == "as of now, a change of its GPUs costs it about 6 s, by a restart"
+    assert explain(reason, record) == before

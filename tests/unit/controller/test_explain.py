@@ -35,6 +35,12 @@ def test_a_job_that_shrank_hears_why_for_whom_and_what_to_do():
     assert next_step == "pollux resize job-42 --gpus 8..16"
 
 
+def test_who_is_stopped_for_others_is_promised_only_what_it_saved():
+    text, _ = explain(SAMPLES["preempted"], "resnet18")
+    assert "keeps what it has saved" in text
+    assert "a script that saves nothing begins anew" in text
+
+
 def test_a_job_of_which_nothing_was_decided():
     assert explain(None, "a") == ("waits for the next decision", "pollux show a")
 
@@ -57,6 +63,28 @@ SAMPLES = {
     "no-room": Reason("no-room", {"gpus": 4.0, "free_gpus": 5.0, "max_gpus": 8.0}, ("a",)),
     "behind-another": Reason("behind-another", {"gpus": 4.0}, ("a",)),
     "fits-nowhere": Reason("fits-nowhere", {"gpus": 40.0}),
+    "fits-nowhere, by number": Reason("fits-nowhere", {"gpus": 40.0, "suitable_gpus": 8.0}),
+    "fits-nowhere, by type": Reason(
+        "fits-nowhere", {"gpus": 1.0, "suitable_gpus": 0.0, "wanted_type:h100": 0.0, "other_type:t4": 8.0}
+    ),
+    "fits-nowhere, by CPUs": Reason(
+        "fits-nowhere", {"gpus": 1.0, "suitable_gpus": 0.0, "cpus_per_gpu": 64.0, "largest_node_cpus": 2.0}
+    ),
+    "fits-nowhere, by memory": Reason(
+        "fits-nowhere",
+        {"gpus": 2.0, "suitable_gpus": 1.0, "memory_bytes_per_gpu": 800.0, "largest_node_memory_bytes": 900.0},
+    ),
+    "fits-nowhere, by nodes": Reason("fits-nowhere", {"gpus": 6.0, "suitable_gpus": 4.0, "max_nodes": 1.0}),
+    "fits-nowhere, by quota": Reason("fits-nowhere", {"gpus": 3.0, "queue_quota": 2.0}),
+    "grew, assumed": Reason(
+        "grew",
+        {"gpus_before": 1.0, "gpus_after": 2.0, "speedup_before": 1.0, "speedup_after": 2.0, "speedup_assumed": 1.0},
+    ),
+    "moved, assumed": Reason(
+        "moved",
+        {"gpus_before": 2.0, "gpus_after": 2.0, "speedup_before": 1.0, "speedup_after": 1.0, "speedup_assumed": 1.0},
+    ),
+    "shrank, for an assumed gain": replace(SHRANK, numbers={**SHRANK.numbers, "other_speedup_assumed": 1.0}),
     "backoff": Reason("backoff", {"crashes": 2.0, "retries": 3.0, "backoff_seconds": 4.0}),
     "backoff-memory": Reason(
         "backoff-memory", {"crashes": 2.0, "retries": 3.0, "backoff_seconds": 4.0, "local_batch_max": 64.0}
@@ -80,7 +108,50 @@ SAMPLES = {
 
 
 def test_every_code_has_a_sample():
-    assert set(CODES) | {"a-code-of-somebody-else"} == set(SAMPLES)
+    assert set(CODES) | {"a-code-of-somebody-else"} == {reason.code for reason in SAMPLES.values()}
+
+
+def test_what_a_job_lacks_is_told_with_what_there_is():
+    told = {name: explain(reason, "a") for name, reason in SAMPLES.items() if name.startswith("fits-nowhere, ")}
+    assert told == {
+        "fits-nowhere, by number": (
+            "cannot start here now: it needs 40 GPUs, and there are 8", "pollux resize a --gpus 1..8"
+        ),
+        "fits-nowhere, by type": (
+            "cannot start here now: it needs 1 GPU of type h100, and there are none (here: 8 of type t4)",
+            "pollux cancel a",
+        ),
+        "fits-nowhere, by CPUs": (
+            "cannot start here now: it needs 64 CPUs per GPU, and the largest node has 2", "pollux cancel a"
+        ),
+        "fits-nowhere, by memory": (
+            "cannot start here now: it needs 800 B of memory per GPU, and the largest node has 900 B: "
+            "room for 1 of the 2 GPUs that it needs",
+            "pollux resize a --gpus 1..1",
+        ),
+        "fits-nowhere, by nodes": (
+            "cannot start here now: it needs 6 GPUs on at most 1 node, and there are 4 so",
+            "pollux resize a --gpus 1..4",
+        ),
+        "fits-nowhere, by quota": (
+            "cannot start here now: it needs 3 GPUs, and the quota of its queue is 2", "pollux resize a --gpus 1..2"
+        ),
+    }  # fmt: skip
+
+
+def test_sizes_in_units_that_people_read():
+    numbers = {
+        "gpus": 1.0, "suitable_gpus": 0.0, "memory_bytes_per_gpu": 900 * 2.0**40,
+        "largest_node_memory_bytes": 1.5 * 2**30,
+    }  # fmt: skip
+    text = explain(Reason("fits-nowhere", numbers), "a")[0]
+    assert text == "cannot start here now: it needs 900 TiB of memory per GPU, and the largest node has 1.5 GiB"
+
+
+def test_a_speed_up_that_nobody_measured_is_said_to_be_taken_so():
+    assert explain(SAMPLES["grew, assumed"], "a")[0] == (
+        "grew 1→2: your speed-up from 1 to 2 GPUs is taken as 2× until it reports"
+    )
 
 
 @pytest.mark.parametrize("code", SAMPLES)

@@ -1,14 +1,16 @@
 """What a job would get."""
 
+from dataclasses import replace
+
 import pytest
 
 from pollux.controller import JobCancelled, JobReported, JobSpec, spec_from
 from pollux.controller.explain import explain_plan
 from pollux.controller.forecast import plan_for, plan_from
-from pollux.core import JobLimits, Queue, UnknownName
+from pollux.core import Cluster, Decision, JobLimits, Queue, Reason, UnknownName
 from pollux.core.errors import Conflict
 from pollux.policies import create
-from pollux.testing import goodput_model
+from pollux.testing import cluster, goodput_model, place
 from pollux.wire.job import JobRequest
 
 
@@ -42,9 +44,13 @@ def test_a_job_that_waits_says_behind_whom(desk, policy):
 
 
 def test_a_job_that_can_never_run_is_told(make_desk):
-    desk = make_desk(queues=(Queue("small", gpu_quota=2),))
+    nodes = [replace(node, num_cpus=2.0, memory_bytes=2.0**34) for node in cluster(4, 4).nodes]
+    desk = make_desk(Cluster.of(nodes), queues=(Queue("small", gpu_quota=2),))
     said = []
-    for spec in (new(min_gpus=9), new(min_gpus=3, queue="small"), new(gpu_types=("h100",))):
+    for spec in (
+        new(min_gpus=9), new(min_gpus=3, queue="small"), new(gpu_types=("h100",)), new(cpus_per_gpu=64.0),
+        new(memory_bytes_per_gpu=900 * 2.0**40),
+    ):  # fmt: skip
         plan = plan_for(desk.controller, create("pollux"), spec, 0.0)
         assert (plan.gpus, plan.low_gpus, plan.high_gpus) == (0, 0, 0)
         said.append(explain_plan(plan))
@@ -52,7 +58,37 @@ def test_a_job_that_can_never_run_is_told(make_desk):
         "cannot start here now: it needs 9 GPUs, and there are 8",
         "cannot start here now: it needs 3 GPUs, and the quota of its queue is 2",
         "cannot start here now: it needs 1 GPU of type h100, and there are none",
+        "cannot start here now: it needs 64 CPUs per GPU, and the largest node has 2",
+        "cannot start here now: it needs 900 TiB of memory per GPU, and the largest node has 16 GiB",
     ]
+
+
+def test_a_job_that_cannot_start_stands_in_nobody_s_way(make_desk):
+    """Jobs that no decision was about yet: one beyond its queue's quota, one beyond the nodes, one that could run."""
+    desk = make_desk(queues=(Queue("small", gpu_quota=2),))
+    desk.submit(0, "big", min_gpus=3, max_gpus=3, queue="small")
+    desk.submit(0, "thirsty", min_gpus=9, max_gpus=9)
+    desk.submit(0, "later", min_gpus=2, max_gpus=2)
+    record, snapshot = desk.controller.jobs["later"], desk.controller.snapshot(1)
+    decision = Decision({"later": place("n0:2")})
+    plan = plan_from(record, snapshot, decision, desk.controller.jobs, ("big", "thirsty"))
+    assert (plan.gpus, plan.behind) == (2, ())
+    assert explain_plan(plan) == "starts now on 2 GPUs; expected to hold 2 GPUs while it runs"
+    desk.submit(2, "other", min_gpus=2, max_gpus=2)
+    plan = plan_from(record, desk.controller.snapshot(3), decision, desk.controller.jobs, ("big", "other"))
+    assert (plan.gpus, plan.behind) == (0, ("other",))
+
+
+def test_who_waits_for_another_queue_s_quota_stands_in_nobody_s_way(make_desk):
+    desk = make_desk(queues=(Queue("small", gpu_quota=2),))
+    for job_id, queue in (("first", "small"), ("second", "small"), ("mine", ""), ("theirs", "small")):
+        desk.submit(0, job_id, min_gpus=2, max_gpus=2, queue=queue)
+    desk.decide(1, first="n0:2")
+    waits = {"second": Reason("waits-for-quota", {"gpus": 2.0, "quota_left": 0.0})}
+    for job_id, behind in (("mine", ()), ("theirs", ("second",))):
+        decision = Decision({"first": place("n0:2"), job_id: place("n1:2")}, reasons=waits)
+        record, snapshot = desk.controller.jobs[job_id], desk.controller.snapshot(2)
+        assert plan_from(record, snapshot, decision, desk.controller.jobs, ("second",)).behind == behind
 
 
 def test_a_job_that_follows_others_is_behind_them(desk):

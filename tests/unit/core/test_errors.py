@@ -32,3 +32,7 @@ def test_a_close_name_is_suggested():
 def test_a_name_far_from_all_is_only_told_what_there_is():
     error = UnknownName("policy", "xyzzy", ["tiresias", "fifo"])
     assert str(error) == "unknown policy 'xyzzy': known: fifo, tiresias"
+
+
+def test_where_nothing_is_known_no_empty_list_is_shown():
+    assert str(UnknownName("job to run after", "nope", [])) == "unknown job to run after 'nope': there is none yet"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pollux.core import Cluster, Decision, Queue, Reason
+from pollux.core import Cluster, Decision, Node, Queue, Reason
 from pollux.policies import create
 from pollux.policies._reasons import Holders, change_code, named
 from pollux.testing import FakeOracle, SaturatingGoodput, cluster, job, place, snapshot
@@ -83,7 +83,49 @@ def test_who_waits_for_its_quota_hears_who_of_its_queue_holds_it():
 def test_who_can_never_run_is_told_so():
     assert reasons(snapshot(cluster(4, 4), [grown("a", min_gpus=9)]))["a"].code == "fits-nowhere"
     assert reasons(snapshot(cluster(4, gpu_type="t4"), [grown("a", gpu_types=("h100",))]))["a"].code == "fits-nowhere"
-    assert reasons(snapshot(Cluster(()), [grown("a", min_gpus=2)]))["a"] == Reason("fits-nowhere", {"gpus": 2.0})
+    assert reasons(snapshot(Cluster(()), [grown("a", min_gpus=2)]))["a"] == Reason(
+        "fits-nowhere", {"gpus": 2.0, "suitable_gpus": 0.0}
+    )
+
+
+@pytest.mark.parametrize("policy", ["pollux", "pollux-genetic", "fifo", "las", "tiresias", "srtf", "optimus-oracle"])
+def test_every_policy_says_by_which_numbers_a_job_fits_nowhere(policy):
+    node = Node("n0", 4, "t4", num_cpus=8.0, memory_bytes=2.0**30)
+    wishes = {
+        "many": ({"min_gpus": 9, "max_gpus": 9}, {"gpus": 9.0, "suitable_gpus": 4.0}),
+        "typed": (
+            {"gpu_types": ("h100",)},
+            {"gpus": 1.0, "suitable_gpus": 0.0, "wanted_type:h100": 0.0, "other_type:t4": 4.0},
+        ),
+        "cpus": (
+            {"cpus_per_gpu": 64.0},
+            {"gpus": 1.0, "suitable_gpus": 0.0, "cpus_per_gpu": 64.0, "largest_node_cpus": 8.0},
+        ),
+        "memory": (
+            {"memory_bytes_per_gpu": 2.0**40},
+            {
+                "gpus": 1.0, "suitable_gpus": 0.0, "memory_bytes_per_gpu": 2.0**40,
+                "largest_node_memory_bytes": 2.0**30,
+            },
+        ),
+        "quota": ({"min_gpus": 3, "max_gpus": 3, "queue": "q"}, {"gpus": 3.0, "queue_quota": 2.0}),
+    }  # fmt: skip
+    jobs = [grown(name, oracle=FakeOracle(), requested_gpus=fields.get("min_gpus", 1), **fields)
+            for name, (fields, _) in wishes.items()]  # fmt: skip
+    view = snapshot(Cluster((node,)), [grown("fine", oracle=FakeOracle()), *jobs], queues=[Queue("q", gpu_quota=2)])
+    found = reasons(view, policy)
+    assert {name: found[name] for name in wishes} == {
+        name: Reason("fits-nowhere", numbers) for name, (_, numbers) in wishes.items()
+    }
+
+
+def test_a_speed_up_that_nobody_measured_is_called_assumed():
+    young = job("young", largest_gpus=1, max_gpus=2)
+    found = reasons(snapshot(cluster(2), [young], {"young": "n0:1"}))
+    assert found["young"].code == "grew"
+    assert found["young"].numbers["speedup_assumed"] == 1.0
+    known = reasons(snapshot(cluster(2), [grown("known", max_gpus=2)], {"known": "n0:1"}))
+    assert "speedup_assumed" not in known["known"].numbers
 
 
 def test_free_gpus_that_do_not_suit_are_no_room():

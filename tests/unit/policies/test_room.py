@@ -132,11 +132,13 @@ def test_part_leaves_what_is_gone():
 
 
 def test_refusals_say_why():
-    room = Room(snapshot(cluster(4), queues=[Queue("q", gpu_quota=2)]))
-    room.take(job("a"), place("n0:3"))
+    room = Room(snapshot(cluster(4), queues=[Queue("q", gpu_quota=3)]))
+    room.take(job("a", queue="q"), place("n0:1"))
+    room.take(job("b"), place("n0:2"))
     assert room.refusal(job("j"), 2) == Reason("waits-for-gpus", {"gpus": 2, "free_gpus": 1})
     assert room.refusal(job("j", queue="q"), 3) == Reason("waits-for-quota", {"gpus": 3, "quota_left": 2})
     assert room.refusal(job("j"), 1) == Reason("no-room", {"gpus": 1, "free_gpus": 1})
+    assert room.refusal(job("j", queue="q"), 4) == Reason("fits-nowhere", {"gpus": 4, "queue_quota": 3})
 
 
 def test_more_held_than_there_is_leaves_nothing_and_breaks_nothing():

@@ -47,7 +47,19 @@ def test_a_job_from_submit_to_end(world, client):
     assert client.get("/v1/jobs/a/logs?offset=-6").json() == {"text": "there\n", "offset": 12, "at_end": True}
     assert client.post("/v1/jobs/a/cancel").json()["job"]["state"] == "cancelled"
     again = client.post("/v1/jobs/a/cancel")
-    assert (again.status_code, code_of(again)) == (409, "Conflict")
+    assert (again.status_code, code_of(again)) == (409, "IllegalTransition")
+
+
+def test_what_a_state_forbids_is_told_as_such(world, client):
+    world.submit("a")
+    world.after(3.0)
+    told = [client.post("/v1/jobs/a/resume")]
+    client.post("/v1/jobs/a/pause")
+    told.append(client.post("/v1/jobs/a/pause"))
+    client.post("/v1/jobs/a/cancel")
+    told += [client.post(f"/v1/jobs/a/{verb}") for verb in ("cancel", "pause", "resume")]
+    told.append(client.post("/v1/jobs/a/resize", json={"gpus": 2}))
+    assert [(answer.status_code, code_of(answer)) for answer in told] == [(409, "IllegalTransition")] * 6
 
 
 def test_listing_is_filtered_and_paged(world, client):
@@ -185,6 +197,62 @@ def test_queues_policies_cluster_and_status(client):
     assert client.get("/v1/cluster").json()["nodes"][0]["gpus"] == 4
     status = client.get("/v1/status").json()
     assert (status["policy"], status["backend"]) == ("pollux", "fake")
+
+
+def test_a_queue_keeps_what_is_not_given(client):
+    client.put("/v1/queues/vision", json={"weight": 2, "gpu_quota": 3})
+    assert client.put("/v1/queues/vision", json={"weight": 4}).json()["gpu_quota"] == 3
+    assert client.put("/v1/queues/vision", json={"gpu_quota": None}).json()["weight"] == 4.0
+    assert client.get("/v1/queues").json()["queues"][0]["gpu_quota"] is None
+
+
+def test_a_key_that_is_not_known_is_named_with_the_closest(world, client):
+    world.submit("a")
+    asked: list[tuple[str, str, dict[str, object], str]] = [
+        ("PUT", "/v1/queues/vision", {"wieght": 2}, "unknown key 'wieght' in the body: did you mean 'weight'?"),
+        ("POST", "/v1/jobs/a/resize", {"gpu": 2}, "unknown key 'gpu' in the body: did you mean 'gpus'?"),
+        ("POST", "/v1/shutdown", {"job": "keep"}, "unknown key 'job' in the body: did you mean 'jobs'?"),
+        ("POST", "/v1/shutdown", {"jobs": "leave"}, "jobs is leave"),
+    ]
+    for method, path, body, said in asked:
+        answer = client.request(method, path, json=body)
+        assert answer.status_code == 422
+        assert said in answer.json()["error"]["message"], answer.text
+
+
+def test_a_queue_that_nobody_set_up_is_noted_in_the_plan(world, client):
+    client.put("/v1/queues/vision", json={"weight": 2})
+    for path, plan in (("/v1/plan", lambda body: body), ("/v1/jobs", lambda body: body["plan"])):
+        note = plan(client.post(path, json=job_file(world, queue="vison")).json())["note"]
+        assert note == "queue 'vison' is new: weight 1, no quota; did you mean 'vision'? known: default, vision"
+    for queue in ("default", "vision", "vison"):
+        assert client.post("/v1/plan", json=job_file(world, name="b", queue=queue)).json()["note"] == ""
+
+
+def test_more_gpus_than_there_are_are_taken_and_told(world, client):
+    world.submit("a")
+    told = client.post("/v1/jobs/a/resize", json={"gpus": 9}).json()
+    assert told["job"]["min_gpus"] == 9
+    assert "needs 9 GPUs" in told["note"]
+    assert client.post("/v1/jobs/a/resize", json={"gpus": "1..9"}).json()["note"] == ""
+
+
+def test_figures_from_before_the_last_start_are_marked(world, client):
+    world.submit("a")
+    world.backend.started("a")
+    world.engine.settle()
+    world.engine.report("a", sample_report(generation=1))
+    shown = client.get("/v1/jobs/a").json()["job"]
+    assert (shown["outdated"], shown["progress"] is None) == (False, False)
+    world.after(5.0)
+    world.backend.ended("a", "lost", "the machine restarted")
+    world.engine.settle()
+    world.after(30.0)
+    shown = client.get("/v1/jobs/a").json()
+    assert (shown["job"]["gpus"] > 0, shown["job"]["generation"] > 1, shown["job"]["outdated"]) == (True, True, True)
+    assert "generation 1 lost: the machine restarted" in [line["text"] for line in shown["events"]]
+    world.engine.report("a", sample_report(generation=shown["job"]["generation"]))
+    assert client.get("/v1/jobs/a").json()["job"]["outdated"] is False
 
 
 def test_resizing_takes_one_key(world, client):

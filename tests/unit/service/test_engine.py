@@ -4,7 +4,7 @@ import pytest
 
 from pollux import policies
 from pollux.core import Node, Queue
-from pollux.core.errors import Conflict, InvalidInput, StoreFailed, UnknownName, Unreachable
+from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, StoreFailed, UnknownName, Unreachable
 from pollux.service import Engine, ServiceSettings
 from pollux.store import MemoryStore, MemoryTelemetry, SavedState
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
@@ -118,7 +118,7 @@ def test_a_job_is_cancelled_once(world):
     world.submit()
     assert world.engine.cancel("job").state == "cancelled"
     assert world.backend.stops == [("job", 2)]
-    with pytest.raises(Conflict):
+    with pytest.raises(IllegalTransition):
         world.engine.cancel("job")
     with pytest.raises(UnknownName, match="known: job"):
         world.engine.cancel("jub")
@@ -127,15 +127,15 @@ def test_a_job_is_cancelled_once(world):
 def test_pause_and_resume(world):
     world.submit()
     assert world.engine.pause("job").state == "paused"
-    with pytest.raises(Conflict, match="paused already; 'pollux resume job'"):
+    with pytest.raises(IllegalTransition, match="paused already; 'pollux resume job'"):
         world.engine.pause("job")
     world.engine.resume("job")
     world.after(5.0)
     assert world.engine.job("job").state == "starting"
-    with pytest.raises(Conflict, match="job 'job' is starting, not paused"):
+    with pytest.raises(IllegalTransition, match="job 'job' is starting, not paused"):
         world.engine.resume("job")
     world.engine.cancel("job")
-    with pytest.raises(Conflict, match="ended"):
+    with pytest.raises(IllegalTransition, match="ended"):
         world.engine.pause("job")
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
+from pollux.controller.explain import explain_cost
 from pollux.core import Placement
 from pollux.testing.service import sample_report
 
@@ -25,10 +26,12 @@ def resize(world, gpus):
 def test_launches_say_whether_replicas_may_change(world):
     world.submit("elastic", on_resize="live")
     world.engine.cancel("elastic")
-    world.submit("restarts")
+    world.submit("default")
+    world.engine.cancel("default")
+    world.submit("restarts", on_resize="restart")
     world.engine.cancel("restarts")
     world.submit("rigid", min_gpus=2, max_gpus=2)
-    assert [launch.live for launch in world.backend.launches] == [True, False, False]
+    assert [launch.live for launch in world.backend.launches] == [True, True, False, False]
 
 
 def test_a_job_that_can_is_changed_while_it_runs(running):
@@ -110,7 +113,7 @@ def test_what_it_costs_is_shown(running):
     running.engine.report("job", sample_report(1, live=True, resize_seconds=0.4, resize_kind="grow"))
     after = running.engine.job("job")
     assert (after.resize_seconds, after.resize_costs) == (0.4, {"grow": 0.4})
-    assert "0.4 s, in its living processes" in after.reason.text
+    assert "0.4 s, in its living processes" in explain_cost(running.engine.board.get("job").record)
 
 
 def test_the_backend_says_what_to_expect_at_first(world):

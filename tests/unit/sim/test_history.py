@@ -20,13 +20,14 @@ from pollux.controller import (
     JobSubmitted,
     NodeAdded,
     NodeRemoved,
+    QueueChanged,
 )
 from pollux.controller.events import GenerationEnded
-from pollux.core import Cluster, Decision, InvalidInput, JobLimits, Node
+from pollux.core import Cluster, Decision, InvalidInput, JobLimits, Node, Queue
 from pollux.goodput import BatchLimits, FabricThroughput, PublishedThroughput
-from pollux.policies import create
+from pollux.policies import create, names
 from pollux.sim import SimulationSettings, simulate
-from pollux.sim.history import NoiseTable, read_history
+from pollux.sim.history import History, NoiseTable, read_history
 from pollux.sim.modelled import ModelledApplication, NoiseSchedule
 from pollux.sim.workload import JobRequest, Workload
 from pollux.store import SavedState, TelemetryRow, open_store, open_telemetry
@@ -144,6 +145,7 @@ def test_the_learned_model_and_the_noise_over_progress_are_kept(monkeypatch):
 
 
 NODE = NodeAdded(0.0, Node("n0", 4))
+EIGHT = NodeAdded(0.0, Node("n0", 8))
 
 
 def life(job_id="j", limits=None, end=None, at=100.0, gpus=2, model=None, remaining=None, revision=2):
@@ -161,11 +163,21 @@ def life(job_id="j", limits=None, end=None, at=100.0, gpus=2, model=None, remain
 def test_a_job_without_a_model_takes_as_long_as_it_took():
     past = history_of([NODE, *life(limits=JobLimits(2, 2), end=JobFinished(310.0, "j"))])
     (job,) = past.workload.jobs
-    assert (job.time, job.num_gpus, job.batch_size) == (0.0, 2, 2)
+    assert (job.time, job.num_gpus) == (0.0, 2)
     settings = SimulationSettings(num_nodes=1, gpus_per_node=4, trigger="events", resize_seconds=0.0)
-    for policy in ("fifo", "tiresias"):
+    for policy in ("fifo", "tiresias", "pollux"):
         (outcome,) = simulate(past.workload, create(policy), past.applications, settings).jobs
         assert outcome.finished == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 5, 7])
+def test_on_fewer_gpus_than_it_had_a_job_without_a_model_takes_longer_in_proportion(gpus):
+    past = history_of([EIGHT, *life(limits=JobLimits(1, 8), gpus=7, end=JobFinished(310.0, "j"))])
+    workload, left_out = past.on(1, gpus)
+    assert (workload.jobs[0].num_gpus, left_out) == (min(gpus, 7), ())
+    settings = SimulationSettings(num_nodes=1, gpus_per_node=gpus, trigger="events", resize_seconds=0.0)
+    (outcome,) = simulate(workload, create("fifo"), past.applications, settings).jobs
+    assert outcome.finished == pytest.approx(200.0 * 7 / gpus, rel=2e-3)
 
 
 def test_a_crash_does_not_count_as_work():
@@ -232,12 +244,101 @@ def test_a_cancelled_job_counts_as_far_as_it_came():
     assert early.skipped == ("job 'j': cancelled without having run",)
 
 
+def test_of_a_job_that_only_crashed_it_is_said_that_it_ran():
+    past = history_of([NODE, *life(end=GenerationEnded(117.0, "j", 1, "crashed"))])
+    assert past.skipped == ("job 'j': failed: it ran for 7 s, but only up to crashes, and such work is not replayed",)
+
+
 def test_a_rigid_job_with_a_model_keeps_its_gpus():
     past = history_of([NODE, *life(limits=JobLimits(2, 2), model=goodput_model(), remaining=1e5)])
     assert past.applications["j"].fixed.num_gpus == 2
     assert past.workload.jobs[0].num_gpus == 2
     elastic = history_of([NODE, *life(model=goodput_model(), remaining=1e5)])
-    assert (elastic.applications["j"].fixed, elastic.applications["j"].max_gpus) == (None, 4)
+    assert elastic.applications["j"].fixed is None
+    assert elastic.applications["j"].terms.limits == JobLimits(max_gpus=4)
+
+
+def crowd(**limits):
+    """Seven jobs at once on eight GPUs: rigid ones of odd sizes with and without a model, and elastic ones."""
+    events = [EIGHT]
+    for index in range(7):
+        rigid = index % 2 == 0
+        size = (3, 5, 1, 7)[index // 2] if rigid else 1
+        mine = JobLimits(size, size, **limits) if rigid else JobLimits(1, 8)
+        model = goodput_model() if index in (1, 3, 4, 5, 6) else None
+        at = 1_000.0 * index
+        name = f"{'rigid' if rigid else 'free'}{size}-{index}"
+        end = JobFinished(at + 210.0, name)
+        total = None if model is None else 2e5
+        revision = len(events) + 1
+        events += life(name, mine, end, at, max(size, 2) if not rigid else size, model, total, revision)
+    past = history_of(events)
+    assert past.skipped == ()
+    # All at once, so that they stand in each other's way.
+    together = replace(past.workload, jobs=tuple(replace(job, time=0.0) for job in past.workload.jobs))
+    return together, past.applications
+
+
+@pytest.mark.parametrize("trigger", ["rounds", "events"])
+@pytest.mark.parametrize("policy", names())
+def test_rigid_jobs_of_odd_sizes_keep_their_gpus_under_every_policy(policy, trigger):
+    workload, applications = crowd()
+    settings = SimulationSettings(num_nodes=1, gpus_per_node=8, trigger=trigger)
+    # A short search is enough to see what it may not choose.
+    options = {"population": 10, "generations": 3} if policy == "pollux-genetic" else {}
+    outcome = simulate(workload, create(policy, **options), applications, settings)
+    sizes = {job.name: {gpus for _, gpus, _, _ in job.samples if gpus} for job in outcome.jobs}
+    assert {name: sizes[name] for name in sizes if name.startswith("rigid")} == {
+        "rigid3-0": {3}, "rigid5-2": {5}, "rigid1-4": {1}, "rigid7-6": {7},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["pollux", "tiresias", "srtf"])
+def test_pinned_jobs_are_never_stopped_in_a_replay(policy):
+    workload, applications = crowd(pinned=True, preemptible=False)
+    outcome = simulate(workload, create(policy), applications, SimulationSettings(num_nodes=1, gpus_per_node=8))
+    assert {job.restarts for job in outcome.jobs if job.name.startswith("rigid")} == {0}
+
+
+def test_weights_and_quotas_go_into_the_replay():
+    spec = JobSpec("a", JobLimits(2, 2), requested_gpus=2, weight=4.0, queue="small")
+    events = [NODE, QueueChanged(0.0, Queue("small", 2.0, 3)), JobSubmitted(1.0, spec)]
+    events += [JobSubmitted(1.0, replace(spec, id=job_id)) for job_id in "bcd"]
+    events += [JobSubmitted(1.0, replace(spec, id="e", limits=JobLimits(4, 4)))]
+    controller = Controller(Cluster(()))
+    for index, job_id in enumerate("abcd"):
+        at = 10.0 + 100.0 * index
+        decision = Decision({job_id: place("n0:2")})
+        events += [DecisionMade(at, len(events), decision), JobRunning(at, job_id, 1), JobFinished(at + 90.0, job_id)]
+    for event in events:
+        controller.apply(event)
+    past = history_of([*events, JobCancelled(500.0, "e")])
+    assert past.skipped == ("job 'e': cancelled without having run",)
+    facts = []
+    settings = SimulationSettings(num_nodes=1, gpus_per_node=4, resize_seconds=0.0)
+    outcome = simulate(past.workload, create("fifo"), past.applications, settings, record=lambda e, _: facts.append(e))
+    assert [event.queue for event in facts if isinstance(event, QueueChanged)] == [Queue("small", 2.0, 3)]
+    assert {event.spec.weight for event in facts if isinstance(event, JobSubmitted)} == {4.0}
+    ends = sorted(job.finished for job in outcome.jobs)
+    starts = sorted(job.started for job in outcome.jobs)
+    assert all(start >= end for start, end in zip(starts[1:], ends, strict=False)), "two at once exceed the quota"
+
+
+def test_a_smaller_cluster_leaves_out_who_cannot_run_there():
+    workload, applications = crowd()
+    past = History(workload, applications, 1, 8)
+    fitting, left_out = past.on(1, 4)
+    assert left_out == (
+        "job 'rigid5-2': needs 5 GPUs at once, and can have 4", "job 'rigid7-6': needs 7 GPUs at once, and can have 4",
+    )  # fmt: skip
+    outcome = simulate(fitting, create("pollux"), applications, SimulationSettings(num_nodes=1, gpus_per_node=4))
+    assert len(outcome.jobs) == 5
+
+
+def test_a_job_whose_quota_has_become_too_small_is_left_out():
+    events = [NODE, *life(limits=JobLimits(2, 2), end=JobFinished(310.0, "j")), QueueChanged(320.0, Queue("", 1.0, 1))]
+    past = history_of(events)
+    assert past.skipped == ("job 'j': needs 2 GPUs at once, and could have 1 at the end of this history",)
 
 
 def test_what_cannot_be_told_is_left_out_with_a_reason():

@@ -479,6 +479,7 @@ def test_a_job_that_is_all_there(tmp_path):
     [
         ("no-such-command-at-all", "there is no command no-such-command-at-all on PATH"),
         ("./missing", "there is no command ./missing on "),
+        ("./inner", "./inner is a folder, not a command: name a program in it"),
         ("go", "go is in .*, which is not searched: write ./go"),
         ("./plain", "./plain may not be executed: chmod"),
         ("train.py", "train.py is a script, not a command: write python train.py"),
@@ -487,6 +488,7 @@ def test_a_job_that_is_all_there(tmp_path):
 )
 def test_commands_that_are_not_there(tmp_path, run, message):
     executable(tmp_path, "go")
+    (tmp_path / "inner").mkdir()
     write(tmp_path, "", "plain")
     write(tmp_path, "", "train.py")
     (found,) = check_paths(parse_job({"run": run, "name": "a"}, str(tmp_path)))

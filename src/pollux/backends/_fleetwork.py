@@ -1,0 +1,225 @@
+"""The thread of a backend over lent nodes: what `_work` does, and the nodes that come, go or fall silent.
+
+A node's end is told only after the losses of the jobs that ran there, so that those that can go on without it do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pollux.backends._asking import ask_host
+from pollux.backends._grounds import FleetGround
+from pollux.backends._jobs import LocalJob
+from pollux.backends._records import read_record, write_record
+from pollux.backends._variables import node_of
+from pollux.backends._work import Work
+from pollux.backends.lender import HostedNode, Lender
+from pollux.backends.protocol import NodeDown, NodeUp
+from pollux.core import Node
+from pollux.core.errors import BackendFailed
+
+__all__ = ["FleetWork"]
+
+_log = logging.getLogger("pollux.backends")
+
+# So long after its node is gone a job may take to say what it lost.
+_LOSS_SECONDS = 5.0
+# So long after a start a lender may take to find the nodes there were.
+_RETURN_SECONDS = 60.0
+_PROBE_SECONDS = 1.0
+
+
+class FleetWork(Work):
+    """Work on the nodes of a `lender`; `false_alarms` counts nodes given up that answered again."""
+
+    def __init__(
+        self,
+        home: Path,
+        ground: FleetGround,
+        lender: Lender,
+        environ: Mapping[str, str],
+        warm: bool,
+        log_cap_bytes: int,
+        hang_seconds: float,
+    ) -> None:
+        super().__init__(home, ground, environ, warm, log_cap_bytes, hang_seconds)
+        self.false_alarms = 0
+        self._fleet = ground
+        self._lender = lender
+        self._told: dict[str, HostedNode] = {}
+        self._listed: Mapping[str, HostedNode] = {}
+        self._leaving: dict[str, float] = {}
+        self._suspects: dict[str, str] = {}
+        self._prober: threading.Thread | None = None
+
+    @property
+    def suspects(self) -> Mapping[str, str]:
+        """Nodes that do not answer, and what was seen of it."""
+        with self._lock:
+            return dict(self._suspects)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Those that can be used."""
+        with self._lock:
+            return tuple(hosted.node for hosted in self._usable().values())
+
+    def close(self) -> None:
+        """Let go of the lender too."""
+        super().close()
+        self._lender.close()
+
+    # Starting
+
+    def _prepare_home(self) -> None:
+        super()._prepare_home()
+        self._remember_from_before()
+        self._lender.start(self._fleet.secret, self._fleet.head, self._rouse)
+
+    @property
+    def _memory(self) -> Path:
+        return self._home / "run" / "fleet-nodes.json"
+
+    def _remember_from_before(self) -> None:
+        """Nodes of a time before count as there until the lender has had time to find them."""
+        found = (read_record(self._memory) or {}).get("nodes", [])
+        self._fleet.remembered = {
+            each["node"]["id"]: HostedNode(
+                Node(**each["node"]), (each["address"][0], int(each["address"][1])), tuple(each["gpus"])
+            )
+            for each in found
+        }
+        self._told = dict(self._fleet.remembered)
+        self._after(_RETURN_SECONDS, self._fleet.remembered.clear)
+
+    def _note_nodes(self) -> None:
+        nodes = [
+            {"node": _plain(hosted.node), "address": hosted.address, "gpus": hosted.gpus}
+            for hosted in self._told.values()
+        ]
+        try:
+            write_record(self._memory, {"nodes": nodes})
+        except BackendFailed as error:
+            _log.warning("the nodes there are could not be noted: %s", error)
+
+    # The thread
+
+    def _work(self) -> None:
+        self._stumbles.step(self._follow_nodes)
+        super()._work()
+
+    def _usable(self) -> dict[str, HostedNode]:
+        return {node: hosted for node, hosted in self._fleet.hosts.items() if node not in self._suspects}
+
+    def _follow_nodes(self) -> None:
+        """Tell of nodes that came or went since the last time; nothing to do where none did."""
+        hosts = self._fleet.hosts
+        if hosts is not self._listed:
+            self._listed = hosts
+            for node in [*self._suspects]:
+                if node not in hosts:
+                    del self._suspects[node]
+            for node, hosted in self._told.items():
+                # Told once: by the next time a job may be on the node's new host.
+                if node not in self._leaving and (node not in hosts or hosts[node].address != hosted.address):
+                    self._gone(node)
+                    self._tell_shims(node, f"node '{node}' is gone")
+            self._announce()
+        if self._leaving:
+            self._let_leave()
+
+    def _gone(self, node: str) -> None:
+        if node not in self._leaving:
+            self._leaving[node] = time.monotonic() + _LOSS_SECONDS
+            self._after(_LOSS_SECONDS, lambda: None)
+
+    def _tell_shims(self, node: str, why: str) -> None:
+        for job in self._jobs.values():
+            if job.link is not None and self._counts_on(job, node):
+                job.link.send(op="gone", node=node, why=why)
+
+    def _counts_on(self, job: LocalJob, node: str) -> bool:
+        """Whether the job has replicas there, as far as it has told."""
+        now = job.now
+        if now is None or now.ended is not None or not now.sent:
+            return False
+        return any(node_of(place) == node for place in (now.places if now.kept is None else now.kept))
+
+    def _let_leave(self) -> None:
+        for node, until in [*self._leaving.items()]:
+            waits = any(self._counts_on(job, node) for job in self._jobs.values())
+            if not waits or time.monotonic() >= until:
+                del self._leaving[node]
+                if self._told.pop(node, None) is not None:
+                    self._events.append(NodeDown(time.time(), node))
+                    self._note_nodes()
+        self._announce()
+
+    def _announce(self) -> None:
+        changed = False
+        for node, hosted in self._usable().items():
+            if self._told.get(node) != hosted and node not in self._leaving:
+                self._told[node] = hosted
+                self._events.append(NodeUp(time.time(), hosted.node))
+                changed = True
+        if changed:
+            self._note_nodes()
+
+    # Silent nodes
+
+    def _take_aside(self, job: LocalJob, message: Mapping[str, Any]) -> bool:
+        if message["event"] == "silent":
+            self._suspect(str(message["node"]), str(message["why"]))
+            return True
+        if message["event"] == "alarm":
+            self.false_alarms += 1
+            _log.warning("false alarm %d: %s (job '%s')", self.false_alarms, message["text"], job.id)
+            return True
+        return False
+
+    def _suspect(self, node: str, why: str) -> None:
+        """It did not answer a job: nobody is placed there until it answers us."""
+        if node in self._suspects or node not in self._fleet.hosts:
+            return
+        _log.warning("%s; it is not used until it answers", why)
+        self._suspects[node] = why
+        # Other jobs that run there find out for themselves, once their leases there are over.
+        self._gone(node)
+        if self._prober is None or not self._prober.is_alive():
+            self._prober = threading.Thread(target=self._probe, name="pollux-fleet-probe", daemon=True)
+            self._prober.start()
+
+    def _probe(self) -> None:
+        """Ask silent nodes until they answer or are gone; in a thread of its own."""
+        while not self._halt.wait(_PROBE_SECONDS):
+            with self._lock:
+                left = {node: self._fleet.hosts[node] for node in self._suspects if node in self._fleet.hosts}
+                if not left:
+                    self._prober = None
+                    return
+            for node, hosted in left.items():
+                try:
+                    ask_host(hosted.address, self._fleet.secret, {"see": []}, 2.0)
+                except BackendFailed:
+                    continue
+                with self._lock:
+                    if self._suspects.pop(node, None) is not None and node not in self._leaving:
+                        self._announce()
+                self._rouse()
+
+
+def _plain(node: Node) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "num_gpus": node.num_gpus,
+        "gpu_type": node.gpu_type,
+        "num_cpus": node.num_cpus,
+        "memory_bytes": node.memory_bytes,
+        "preemptible": node.preemptible,
+        "isolated_network": node.isolated_network,
+        "schedulable": node.schedulable,
+    }

@@ -1,0 +1,173 @@
+"""Which GPUs of a Ray cluster are claimed for which job: one claim is one placement group of one bundle.
+
+Plain bookkeeping, kept in a file so that a restarted service knows its claims; Ray itself is not spoken to here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = ["Claim", "ClaimBook"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One place on one node for one job; `place` is None until Ray has granted it, `waits` that it takes its time."""
+
+    name: str
+    job_id: str
+    node_id: str
+    place: int | None = None
+    waits: bool = False
+
+
+class ClaimBook:
+    """All claims of one service; `prefix` begins the names of its placement groups and of no other service's."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self._claims: dict[str, Claim] = {}
+        self._jobs: dict[str, dict[str, None]] = {}
+        self._granted: Counter[str] = Counter()
+        self._next = 1
+
+    @property
+    def claims(self) -> Mapping[str, Claim]:
+        """Every claim by the name of its placement group, granted or not."""
+        return self._claims
+
+    def ask(self, job_id: str, wanted: Mapping[str, int]) -> tuple[list[Claim], list[Claim]]:
+        """Bring a job's claims to so many per node: the new ones, and those not granted that are not needed now."""
+        taken: list[Claim] = []
+        freed: list[Claim] = []
+        mine = self._of(job_id)
+        for node_id in sorted({*wanted, *(claim.node_id for claim in mine)}):
+            here = [claim for claim in mine if claim.node_id == node_id]
+            count = wanted.get(node_id, 0)
+            pending = [claim for claim in here if claim.place is None]
+            freed += pending[: max(0, len(here) - count)]
+            taken += [self._new(job_id, node_id) for _ in range(count - len(here))]
+        return taken, self._remove_all(freed)
+
+    def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> list[Claim]:
+        """The claims behind those places, which are no claims any more."""
+        mine = self._of(job_id)
+        gone = [claim for claim in mine if claim.place in places.get(claim.node_id, ())]
+        if all(claim.place is None for claim in mine if claim not in gone):
+            # A job that holds nothing any more has ended, or begins anew with another question.
+            gone = mine
+        return self._remove_all(gone)
+
+    def adopt(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> list[Claim]:
+        """Claims for places that a job uses and that no claim stands for: they are granted as they are."""
+        held = self.held(job_id)
+        found = []
+        for node_id, numbers in sorted(places.items()):
+            for place in sorted(set(numbers) - set(held.get(node_id, ()))):
+                found.append(self._put(replace(self._new(job_id, node_id), place=place)))
+        return found
+
+    def drop_nodes(self, known: Container[str]) -> list[Claim]:
+        """The claims on nodes that are not among the known ones: gone with their nodes."""
+        return self._remove_all([claim for claim in self._claims.values() if claim.node_id not in known])
+
+    def grant(self, name: str, place: int | None) -> Claim | None:
+        """Ray has granted a claim; None as place: the lowest free number of the node. None where it is none of ours."""
+        claim = self._claims.get(name)
+        if claim is None:
+            return None
+        if place is None:
+            place = claim.place if claim.place is not None else self._free_place(claim.node_id)
+        return self._put(replace(claim, place=place, waits=False))
+
+    def wait(self, name: str) -> None:
+        """Ray has not met a claim for some seconds."""
+        if name in self._claims:
+            self._put(replace(self._claims[name], waits=True))
+
+    def wait_anew(self, node_ids: Container[str]) -> list[str]:
+        """Names of the claims on those nodes that wait: something was given back there, and they may have it."""
+        late = [claim for claim in self._claims.values() if claim.waits and claim.node_id in node_ids]
+        for claim in late:
+            self._put(replace(claim, waits=False))
+        return [claim.name for claim in late]
+
+    def remove(self, name: str) -> None:
+        """Forget one claim."""
+        claim = self._claims.pop(name, None)
+        if claim is not None:
+            self._granted[claim.node_id] -= claim.place is not None
+            self._jobs[claim.job_id].pop(name, None)
+            if not self._jobs[claim.job_id]:
+                del self._jobs[claim.job_id]
+
+    def held(self, job_id: str) -> dict[str, tuple[int, ...]]:
+        """Granted places of a job by node, in order."""
+        found: dict[str, list[int]] = {}
+        for claim in self._of(job_id):
+            if claim.place is not None:
+                found.setdefault(claim.node_id, []).append(claim.place)
+        return {node_id: tuple(sorted(places)) for node_id, places in sorted(found.items())}
+
+    def granted_on(self, node_id: str) -> int:
+        """How many places of a node are granted to us."""
+        return self._granted[node_id]
+
+    def hoped_for(self, node_id: str) -> int:
+        """How many places of a node are granted, or may be: all claims there but those that Ray has nothing for."""
+        return sum(claim.node_id == node_id and not claim.waits for claim in self._claims.values())
+
+    def refusal(self, job_id: str, short: Container[str]) -> str:
+        """What Ray does not give a job on nodes that are `short`, for people; empty while all of it may come."""
+        waiting: dict[str, int] = {}
+        for claim in self._of(job_id):
+            if claim.waits and claim.node_id in short:
+                waiting[claim.node_id] = waiting.get(claim.node_id, 0) + 1
+        if not waiting:
+            return ""
+        what = ", ".join(f"{count} on {node_id}" for node_id, count in sorted(waiting.items()))
+        return (
+            f"Ray does not lend all that was asked for ({what} missing): other Ray jobs hold them; "
+            "'ray status' and 'ray list placement-groups' show who"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Plain values, for the file."""
+        rows = [[claim.name, claim.job_id, claim.node_id, claim.place] for claim in self._claims.values()]
+        return {"next": self._next, "claims": rows}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """What `record` gave, in a new book; what is no such thing is left out."""
+        for row in record.get("claims", ()):
+            if len(row) == 4 and str(row[0]).startswith(self.prefix):
+                name, job_id, node_id, place = row
+                self._put(Claim(str(name), str(job_id), str(node_id), None if place is None else int(place)))
+        self._next = max(int(record.get("next", 1)), 1)
+
+    def _of(self, job_id: str) -> list[Claim]:
+        return [self._claims[name] for name in self._jobs.get(job_id, ())]
+
+    def _new(self, job_id: str, node_id: str) -> Claim:
+        claim = Claim(f"{self.prefix}{job_id}:{node_id}:{self._next}", job_id, node_id)
+        self._next += 1
+        return self._put(claim)
+
+    def _put(self, claim: Claim) -> Claim:
+        """Note a claim, or what became of it."""
+        before = self._claims.get(claim.name)
+        self._granted[claim.node_id] += (claim.place is not None) - (before is not None and before.place is not None)
+        self._claims[claim.name] = claim
+        self._jobs.setdefault(claim.job_id, {})[claim.name] = None
+        return claim
+
+    def _remove_all(self, gone: list[Claim]) -> list[Claim]:
+        for claim in gone:
+            self.remove(claim.name)
+        return gone
+
+    def _free_place(self, node_id: str) -> int:
+        used = {claim.place for claim in self._claims.values() if claim.node_id == node_id}
+        return next(place for place in range(len(used) + 1) if place not in used)

@@ -1,0 +1,320 @@
+"""The process that speaks to Ray for the service, which must not end when Ray ends its drivers.
+
+Orders come as JSON lines on its input, what happens goes out as JSON lines; it ends with its input. It keeps an actor
+on every node, and a placement group for every claim; who claims what is decided on the other side (`_ray_lender`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pollux.backends._ray_host import NodeHost, found_gpus, secret_digest
+from pollux.backends._ray_nodes import SeenNode, seen_nodes
+
+__all__ = ["Driver", "main"]
+
+_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 0.03
+_PATIENCE_SECONDS = 5.0
+_AGAIN_SECONDS = 15.0
+_CONNECT_CODE = 3
+_REACH_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A node that Ray has, its actor, and when to try for another one (None: there is one, or it is on its way)."""
+
+    node: SeenNode
+    actor: Any = None
+    again_at: float | None = 0.0
+
+
+@dataclass(slots=True)
+class _Group:
+    """The placement group of a claim. `waits_since` is None once it was granted, or was said to wait."""
+
+    group: Any
+    waits_since: float | None
+    granted: bool = False
+
+
+class Driver:
+    """One connection to Ray, worked through by one thread; what Ray's own threads have to say comes as events.
+
+    `order` is the first line of the input: `service` and `secret`, `slots` (CPU slots of each node instead of its GPUs,
+    or None), `with_gpus` (whether what Ray calls GPUs are any), `warm` (whether hosts import everything beforehand) and
+    `claims` (node by name of the placement group).
+    """
+
+    def __init__(self, ray: Any, order: Mapping[str, Any], tell: Callable[..., None]) -> None:
+        self._ray, self._tell = ray, tell
+        self._secret, self._slots, self._with_gpus = order["secret"], order["slots"], order["with_gpus"]
+        self._prefix, self._warm = order["prefix"], order["warm"]
+        self._claims: dict[str, str] = dict(order["claims"])
+        self._groups: dict[str, _Group] = {}
+        self._seats: dict[str, _Seat] = {}
+        self._by_name: dict[str, SeenNode] = {}
+        self._told: list[dict[str, Any]] | None = None
+        self.events: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
+        # Which GPU it is matters only where there are any, and costs a process on its node to find out.
+        self._probes = self._with_gpus and self._slots is None
+        self._strategies = importlib.import_module("ray.util.scheduling_strategies")
+        self._groups_of_ray = importlib.import_module("ray.util.placement_group")
+
+    def run(self) -> None:
+        """Work until the process ends."""
+        self._look()
+        self._recover()
+        next_look = time.monotonic() + _LOOK_SECONDS
+        while True:
+            until = next_look if self._probes or not self._pending() else time.monotonic() + _POLL_SECONDS
+            try:
+                handle, given = self.events.get(timeout=max(0.0, min(until, next_look) - time.monotonic()))
+                handle(*given)
+            except queue.Empty:
+                self._see_groups(self._pending())
+            if time.monotonic() >= next_look:
+                self._look()
+                self._see_groups([name for name, known in self._groups.items() if not known.granted])
+                next_look = time.monotonic() + _LOOK_SECONDS
+
+    def _pending(self) -> list[str]:
+        return [name for name, known in self._groups.items() if known.waits_since is not None]
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """One line of the input."""
+        if order["do"] == "take":
+            for name, node_id in order["claims"].items():
+                self._claims[name] = node_id
+                self._take(name)
+        elif order["do"] == "free":
+            for name in order["names"]:
+                self._claims.pop(name, None)
+                self._free(name)
+        elif order["do"] == "wait anew":
+            for name in order["names"]:
+                if name in self._groups:
+                    self._groups[name].waits_since = time.monotonic()
+        elif order["do"] == "desire":
+            self._desire(int(order["nodes"]))
+
+    # Nodes and their actors
+
+    def _look(self) -> None:
+        """See which nodes there are; say so where that changed, and in any case that all is well."""
+        seen = {node.ray_id: node for node in seen_nodes(self._ray.nodes(), self._slots, self._with_gpus)}
+        for ray_id in [*self._seats]:
+            if ray_id not in seen:
+                del self._seats[ray_id]
+        now = time.monotonic()
+        for ray_id, node in seen.items():
+            seat = self._seats.setdefault(ray_id, _Seat(node))
+            seat.node = node
+            if seat.again_at is not None and now >= seat.again_at:
+                self._sit(seat)
+        self._by_name = {node.name: node for node in seen.values()}
+        described = [node.described() for node in seen.values()]
+        if described == self._told:
+            self._tell("well")
+        else:
+            self._told = described
+            self._tell("nodes", nodes=described)
+
+    def _sit(self, seat: _Seat) -> None:
+        """Find the actor of a node, or start one; then wait for what its host says of itself."""
+        seat.again_at = None
+        node = seat.node
+        pinned = self._strategies.NodeAffinitySchedulingStrategy(node.ray_id, soft=False)
+        actor_class = self._ray.remote(NodeHost).options(
+            name=f"host-{node.ray_id}",
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_concurrency=1000,
+            scheduling_strategy=pinned,
+        )
+        with_gpus = self._with_gpus and self._slots is None
+        seat.actor = actor_class.remote(node.name, node.places, node.address, self._secret, with_gpus, self._warm)
+        self._then(seat.actor.report.remote(), self._seated, node.ray_id, seat.actor)
+
+    def _seated(self, said: dict[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
+        seat = self._seats.get(ray_id)
+        if seat is None or seat.actor is not actor:
+            return
+        if said is None:
+            self._unseat(seat, f"node '{seat.node.name}' cannot be used: {_plain(error)}")
+        elif said["secret"] != secret_digest(self._secret):
+            self._ray.kill(actor)
+            self._unseat(seat, f"node '{seat.node.name}' had a host with an old secret, which was ended", 1.0)
+        else:
+            address = [said["address"], said["port"]]
+            self._tell("host", node=seat.node.name, address=address, gpus=said["gpus"], boot=said.get("boot"))
+            self._then(actor.watch.remote(), self._unseated, ray_id, actor)
+            if self._probes:
+                # Leaves an idle worker on the node, so that the first claim there does not wait for one.
+                pinned = self._strategies.NodeAffinitySchedulingStrategy(ray_id, soft=False)
+                self._ray.remote(found_gpus).options(num_cpus=0, scheduling_strategy=pinned).remote()
+
+    def _unseated(self, code: int | None, error: Exception | None, ray_id: str, actor: Any) -> None:
+        seat = self._seats.get(ray_id)
+        if seat is None or seat.actor is not actor:
+            return
+        if error is None and code is None:
+            self._then(actor.watch.remote(), self._unseated, ray_id, actor)
+            return
+        if error is None:
+            self._ray.kill(actor)
+        self._unseat(seat, f"the host of node '{seat.node.name}' ended ({_plain(error) if error else code})", 1.0)
+
+    def _unseat(self, seat: _Seat, why: str, again_seconds: float = _AGAIN_SECONDS) -> None:
+        seat.actor, seat.again_at = None, time.monotonic() + again_seconds
+        self._tell("gone", node=seat.node.name, why=why)
+
+    # Claims and their placement groups
+
+    def _recover(self) -> None:
+        """Bring the placement groups of this service in line with its claims."""
+        table = self._ray.util.placement_group_table()
+        mine = [row for row in table.values() if row["name"].startswith(self._prefix) and row["state"] != "REMOVED"]
+        for row in mine:
+            name = row["name"]
+            group = self._ray.util.get_placement_group(name)
+            if name in self._claims:
+                self._follow(name, group)
+            else:
+                self._ray.util.remove_placement_group(group)
+        for name in self._claims:
+            if name not in self._groups:
+                self._take(name)
+
+    def _take(self, name: str) -> None:
+        node = self._by_name.get(self._claims[name])
+        if node is None or name in self._groups:
+            return
+        group = self._groups_of_ray.placement_group(
+            [{"CPU": 1} if self._slots is not None else {"GPU": 1}],
+            name=name,
+            lifetime="detached",
+            bundle_label_selector=[{"ray.io/node-id": node.ray_id}],
+        )
+        self._follow(name, group)
+
+    def _follow(self, name: str, group: Any) -> None:
+        """Wait for a group; where it matters, by asking from inside its bundle which GPU is behind it."""
+        self._groups[name] = _Group(group, time.monotonic())
+        if self._probes:
+            inside = self._strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+            # The GPU is asked for here and not where the task is declared: so its worker may be used again.
+            task = self._ray.remote(found_gpus).options(num_cpus=0, num_gpus=1, scheduling_strategy=inside)
+            self._then(task.remote(), self._probed, name, group)
+
+    def _probed(self, gpus: list[str] | None, error: Exception | None, name: str, group: Any) -> None:
+        known = self._groups.get(name)
+        if known is None or known.group is not group:
+            return
+        if gpus is None:
+            self._free(name)
+            self._tell("failed", claim=name, why=_plain(error))
+            return
+        known.waits_since, known.granted = None, True
+        self._tell("granted", claim=name, gpu=gpus[0] if gpus else None)
+
+    def _free(self, name: str) -> None:
+        known = self._groups.pop(name, None)
+        if known is not None:
+            self._ray.util.remove_placement_group(known.group)
+
+    def _see_groups(self, names: list[str]) -> None:
+        """See which of these groups Ray has created, and say which it has had nothing for all too long."""
+        late = time.monotonic() - _PATIENCE_SECONDS
+        for name in names:
+            known = self._groups[name]
+            is_late = known.waits_since is not None and known.waits_since < late
+            if self._probes and not is_late:
+                continue
+            created = self._ray.util.placement_group_table(known.group).get("state") == "CREATED"
+            if created and not self._probes:
+                self._probed([], None, name, known.group)
+            elif is_late and not created:
+                known.waits_since = None
+                self._tell("waits", claim=name)
+
+    def _desire(self, num_nodes: int) -> None:
+        """Ask the autoscaler for so many nodes of the size of the largest; 0 takes the wish back."""
+        sizes = [seat.node.places for seat in self._seats.values()]
+        bundle = {"CPU": self._slots} if self._slots is not None else {"GPU": max(sizes, default=1)}
+        importlib.import_module("ray.autoscaler.sdk").request_resources(bundles=[bundle] * num_nodes)
+
+    def _then(self, ref: Any, handle: Callable[..., None], *given: Any) -> None:
+        """Have the result of a call, or its error, handled by this thread once it is there."""
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            self.events.put((handle, (None if error else future.result(), error, *given)))
+
+        ref.future().add_done_callback(done)
+
+
+def _plain(error: Exception | None) -> str:
+    """The last line that says something, of what may be many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
+
+
+def main() -> None:
+    """Connect, and work until the input ends."""
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # What Ray prints must not get between the lines.
+    os.dup2(2, 1)
+    lock = threading.Lock()
+
+    def tell(kind: str, **more: Any) -> None:
+        with lock:
+            output.write(json.dumps({"kind": kind, **more}) + "\n")
+            output.flush()
+
+    order = json.loads(sys.stdin.readline())
+    ray: Any = importlib.import_module("ray")
+    try:
+        _reach(order["address"])
+        ray.init(
+            address=order["address"], namespace=order["namespace"], log_to_driver=False, logging_level="ERROR",
+            configure_logging=False,
+        )  # fmt: skip
+    except Exception as error:
+        tell("unreachable", why=_plain(error))
+        sys.exit(_CONNECT_CODE)
+    tell("connected", version=str(ray.__version__))
+    driver = Driver(ray, order, tell)
+    threading.Thread(target=_listen, args=(driver,), daemon=True).start()
+    driver.run()
+
+
+def _reach(address: str) -> None:
+    """Fail at once where nobody listens; Ray itself would try for a minute."""
+    host, _, port = address.rpartition(":")
+    if host:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS):
+            pass
+
+
+def _listen(driver: Driver) -> None:
+    for line in sys.stdin:
+        driver.events.put((driver.obey, (json.loads(line),)))
+    # The service is gone: nothing here is worth an orderly end, and Ray's may take its time.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

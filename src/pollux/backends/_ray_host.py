@@ -1,0 +1,108 @@
+"""What runs on the nodes of a Ray cluster: the actor that keeps a node's host process, and the task that finds a GPU.
+
+Both are handed to Ray by name, so the package must be installed on every node. Claims and nodes are the driver's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pollux.core.errors import BackendFailed
+
+__all__ = ["NodeHost", "found_gpus", "secret_digest"]
+
+_START_SECONDS = 120.0
+_POLL_SECONDS = 0.02
+_WATCH_SECONDS = 300.0
+_WATCH_POLL_SECONDS = 0.1
+
+
+def secret_digest(secret: str) -> str:
+    """What tells two secrets apart without telling either."""
+    return hashlib.sha256(secret.encode()).hexdigest()[:16]
+
+
+def found_gpus() -> list[str]:
+    """The GPUs that Ray gave to the task that asks, as Ray names them on its node."""
+    ray: Any = importlib.import_module("ray")
+    return [str(found) for found in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
+
+
+def _visible() -> list[int] | None:
+    """The GPUs that the node's Ray was started with; None for all. Ray hides them from a process that asks for none."""
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    listed = [entry.partition(b"=")[2].decode() for entry in entries if entry.startswith(b"CUDA_VISIBLE_DEVICES=")]
+    words = [word.strip() for word in listed[-1].split(",")] if listed and listed[-1] else []
+    return [int(word) for word in words] if words and all(word.isdigit() for word in words) else None
+
+
+class NodeHost:
+    """Starts the host of its node as a child and keeps it: the host ends with this actor, whatever ends that.
+
+    `with_gpus` False: the places are CPU slots, whatever Ray calls them. `warm`: with everything imported beforehand.
+    """
+
+    def __init__(self, node_id: str, places: int, listen: str, secret: str, with_gpus: bool, warm: bool) -> None:
+        self._secret = secret_digest(secret)
+        self._folder = Path(tempfile.mkdtemp(prefix="pollux-host-"))
+        self._announce = self._folder / "announce.json"
+        visible = _visible()
+        gpus = (visible if visible is not None and len(visible) >= places else list(range(places)))[:places]
+        self._gpus = gpus if with_gpus else []
+        words = [sys.executable, "-P", "-m", "pollux.backends.host", "--node", node_id, "--places", str(places)]
+        words += ["--listen", listen, "--announce", str(self._announce), "--with-parent"]
+        if not warm:
+            words.append("--cold")
+        if self._gpus:
+            words += ["--gpus", ",".join(map(str, self._gpus))]
+        hidden = ("RAY_", "POLLUX_", "CUDA_VISIBLE_DEVICES")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, env={**environ, "POLLUX_FLEET_SECRET": secret}, start_new_session=True
+        )
+        # Ray's workers are nice to everybody else (RAY_worker_niceness); only root may undo that for what they start.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
+
+    async def report(self) -> dict[str, Any]:
+        """Where the host listens, once it does; BackendFailed where it does not come up."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._announce.exists():
+            code = self._process.poll()
+            if code is not None:
+                raise BackendFailed(f"its host ended at once with code {code}; Ray's log of the actor has the reason")
+            if time.monotonic() > deadline:
+                raise BackendFailed(f"its host was not up after {_START_SECONDS:g} s; see Ray's log of the actor")
+            await asyncio.sleep(_POLL_SECONDS)
+        said = json.loads(self._announce.read_text(encoding="utf-8"))
+        return {**said, "gpus": self._gpus, "secret": self._secret}
+
+    async def watch(self) -> int | None:
+        """Wait for the end of the host; its exit code, or None after a while without one.
+
+        Whoever asked may be gone by then, and Ray does not take the question back: it must not be asked for ever.
+        """
+        deadline = time.monotonic() + _WATCH_SECONDS
+        while (code := self._process.poll()) is None:
+            if time.monotonic() > deadline:
+                return None
+            await asyncio.sleep(_WATCH_POLL_SECONDS)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return code

@@ -1,0 +1,292 @@
+"""A Ray cluster as a lender of nodes: what was asked of Ray, and what it has given.
+
+Nothing here calls Ray: a driver that loses its cluster may hang or end its process, so it has one of its own
+(`_ray_driver`), which is started again while it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pollux.backends._ray_books import Claim, ClaimBook
+from pollux.backends._ray_link import DRIVER, DriverLink
+from pollux.backends._ray_nodes import node_from
+from pollux.backends._records import read_record, write_record
+from pollux.backends.lender import HostedNode
+from pollux.core import Node
+from pollux.core.errors import BackendFailed
+
+__all__ = ["RayLender"]
+
+_log = logging.getLogger("pollux.backends")
+
+_SAVE_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What a node's host said of itself."""
+
+    address: tuple[str, int]
+    gpus: tuple[int, ...]
+
+
+class RayLender:
+    """Lends the nodes of the Ray cluster at `address`; `home` keeps the name of this service and its claims.
+
+    `slots`: so many CPU slots of each node instead of its GPUs. `with_gpus` False: what Ray calls GPUs are names only.
+    `autoscale`: tell Ray's autoscaler how many nodes would be used. `warm`: hosts import everything beforehand.
+    `command` starts the process that speaks to Ray.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        address: str = "auto",
+        slots: int | None = None,
+        with_gpus: bool = True,
+        autoscale: bool = False,
+        warm: bool = True,
+        command: tuple[str, ...] = DRIVER,
+    ) -> None:
+        self._file = Path(home).absolute() / "ray.json"
+        self._address, self._slots, self._with_gpus, self._autoscale = address, slots, with_gpus, autoscale
+        self._warm = warm
+        self._lock = threading.RLock()
+        self._nodes: dict[str, Node] = {}
+        self._reports: dict[str, _Report] = {}
+        self._troubles: dict[str, str] = {}
+        self._limits: dict[str, int] = {}
+        self._feelers: dict[str, str] = {}
+        self._hosts: tuple[HostedNode, ...] = ()
+        self._stale = False
+        self._desired: int | None = None
+        self._secret = self._service = ""
+        self._changed: Callable[[], None] = _nothing
+        self._book = ClaimBook("")
+        self._unsaved = threading.Event()
+        self._closing = False
+        self._writer = threading.Thread(target=self._keep_written, daemon=True, name="pollux-ray-books")
+        self._link = DriverLink(self._order, self._hear, Path(home).absolute() / "ray-driver.log", command)
+
+    def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
+        """Read the claims of before and connect; nodes arrive as Ray and their hosts report."""
+        record = read_record(self._file) or {}
+        service = str(record.get("service") or secrets.token_hex(4))
+        self._book = ClaimBook(f"pollux:{service}:")
+        self._book.restore(record)
+        self._service, self._secret, self._changed = service, secret.hex(), changed
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._write()
+        self._writer.start()
+        self._link.start()
+
+    def hosts(self) -> tuple[HostedNode, ...]:
+        """Nodes whose host is up; fewer places than Ray has where other Ray jobs hold some."""
+        with self._lock:
+            if self._stale:
+                offered, self._stale = self._offered(), False
+                if offered != self._hosts:
+                    self._hosts = offered
+            return self._hosts
+
+    def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
+        """A placement group of one bundle on the named node for every place that is missing."""
+        with self._lock:
+            taken, freed = self._book.ask(job_id, wanted)
+            if taken or freed:
+                self._save()
+            if taken:
+                self._link.send({"do": "take", "claims": {claim.name: claim.node_id for claim in taken}})
+            self._free(freed)
+
+    def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
+        """Stand by what a job uses: its claims are known from before, or are made now."""
+        with self._lock:
+            taken = self._book.adopt(job_id, places)
+            if taken:
+                self._save()
+                self._link.send({"do": "take", "claims": {claim.name: claim.node_id for claim in taken}})
+
+    def held(self, job_id: str) -> Mapping[str, tuple[int, ...]]:
+        """Places whose placement group Ray has created."""
+        with self._lock:
+            return self._book.held(job_id)
+
+    def refusal(self, job_id: str) -> str:
+        """That other Ray jobs hold what was asked for, once Ray had nothing to give for some seconds."""
+        with self._lock:
+            return self._book.refusal(job_id, self._limits)
+
+    def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
+        """Remove their placement groups."""
+        with self._lock:
+            freed = self._book.drop(job_id, places)
+            if freed:
+                self._save()
+                self._free(freed)
+                again = self._book.wait_anew({claim.node_id for claim in freed})
+                if again:
+                    self._link.send({"do": "wait anew", "names": again})
+
+    def desire(self, num_nodes: int) -> None:
+        """Pass the wish to Ray's autoscaler, where that was allowed."""
+        with self._lock:
+            if self._autoscale and num_nodes != self._desired:
+                self._desired = num_nodes
+                self._link.send({"do": "desire", "nodes": num_nodes})
+
+    def warnings(self) -> tuple[str, ...]:
+        """Ray out of reach, and nodes that it has but that cannot be used."""
+        with self._lock:
+            said = [self._link.trouble] if self._link.trouble else []
+            if not said and not self._nodes and self._link.is_connected:
+                what = "CPUs" if self._slots is not None else "GPUs"
+                said.append(f"the Ray cluster has no node with {what}: add one, or give --slots for CPU slots")
+            return (*said, *(self._troubles[name] for name in sorted(self._troubles)))
+
+    def close(self) -> None:
+        """End the driver; actors and placement groups stay in Ray, and the next object finds them."""
+        self._link.close()
+        self._closing = True
+        self._unsaved.set()
+        if self._writer.ident is not None:
+            self._writer.join()
+            self._write()
+
+    # What the driver is told, and what it tells
+
+    def _order(self) -> dict[str, Any]:
+        """The first line for a new driver."""
+        with self._lock:
+            wanted = {claim.name: claim.node_id for claim in self._book.claims.values()}
+            return {
+                "address": self._address,
+                "namespace": f"pollux-{self._service}",
+                "prefix": self._book.prefix,
+                "secret": self._secret,
+                "slots": self._slots,
+                "with_gpus": self._with_gpus,
+                "warm": self._warm,
+                "claims": wanted | {name: node_id for node_id, name in self._feelers.items()},
+            }
+
+    def _hear(self, said: Mapping[str, Any]) -> None:
+        """One line of the driver's."""
+        kind = said["kind"]
+        with self._lock:
+            self._stale = True
+            if kind == "nodes":
+                self._see(said["nodes"])
+            elif kind == "host":
+                address = (str(said["address"][0]), int(said["address"][1]))
+                self._reports[said["node"]] = _Report(address, tuple(map(int, said["gpus"])))
+                self._troubles.pop(said["node"], None)
+            elif kind == "gone":
+                self._reports.pop(said["node"], None)
+                self._troubles[said["node"]] = said["why"]
+            elif kind == "granted":
+                self._grant(said["claim"], said["gpu"])
+            elif kind == "waits":
+                self._limit(said["claim"])
+            elif kind == "failed":
+                self._troubles[said["claim"]] = f"Ray did not give a place ({said['why']})"
+                self._book.remove(said["claim"])
+        self._changed()
+
+    def _see(self, described: list[dict[str, Any]]) -> None:
+        self._nodes = {node.id: node for node in map(node_from, described)}
+        tables: tuple[dict[str, Any], ...] = (self._reports, self._troubles, self._limits, self._feelers)
+        for table in tables:
+            for name in table.keys() - self._nodes.keys():
+                del table[name]
+        gone = self._book.drop_nodes(self._nodes)
+        if gone:
+            self._save()
+            self._link.send({"do": "free", "names": [claim.name for claim in gone]})
+
+    def _grant(self, name: str, gpu: str | None) -> None:
+        if name in self._feelers.values():
+            node_id = next(node_id for node_id, feeler in self._feelers.items() if feeler == name)
+            del self._feelers[node_id]
+            self._limits.pop(node_id, None)
+            self._link.send({"do": "free", "names": [name]})
+            return
+        claim = self._book.claims.get(name)
+        if claim is None:
+            return
+        if gpu is not None and not gpu.isdigit():
+            self._troubles[claim.node_id] = f"node '{claim.node_id}' lends GPU '{gpu}', which is no whole GPU: not used"
+            self._book.remove(name)
+            self._link.send({"do": "free", "names": [name]})
+            return
+        report = self._reports.get(claim.node_id)
+        place = claim.place
+        if place is None and gpu is not None:
+            number = int(gpu)
+            place = report.gpus.index(number) if report is not None and number in report.gpus else number
+        self._book.grant(name, place)
+        self._limits.pop(claim.node_id, None)
+        self._save()
+
+    def _limit(self, name: str) -> None:
+        """A claim waits. Where our own jobs do not hold all of the node, others do, and it has that much less to offer.
+
+        Until Ray gives something there again.
+        """
+        self._book.wait(name)
+        claim = self._book.claims.get(name)
+        node = None if claim is None else self._nodes.get(claim.node_id)
+        if node is not None and self._book.hoped_for(node.id) < node.num_gpus:
+            self._limits[node.id] = self._book.hoped_for(node.id)
+
+    def _free(self, claims: list[Claim]) -> None:
+        """Give claims back; one that waits at a limited node stays in Ray's queue, to tell when others have left."""
+        freed = []
+        for claim in claims:
+            if claim.waits and claim.node_id in self._limits and claim.node_id not in self._feelers:
+                self._feelers[claim.node_id] = claim.name
+            else:
+                freed.append(claim.name)
+        if freed:
+            self._link.send({"do": "free", "names": freed})
+
+    def _offered(self) -> tuple[HostedNode, ...]:
+        found = []
+        for node_id, report in sorted(self._reports.items()):
+            node = self._nodes.get(node_id)
+            if node is not None:
+                limit = max(self._limits.get(node_id, node.num_gpus), self._book.granted_on(node_id))
+                found.append(HostedNode(replace(node, num_gpus=limit), report.address, report.gpus))
+        return tuple(found)
+
+    def _save(self) -> None:
+        """Have the claims written soon: what is not, a restart gives back to Ray or claims anew for running jobs."""
+        self._unsaved.set()
+
+    def _keep_written(self) -> None:
+        """Write the claims whenever they have changed, but not more often than that matters."""
+        while not self._closing:
+            self._unsaved.wait()
+            self._unsaved.clear()
+            self._write()
+            time.sleep(_SAVE_SECONDS)
+
+    def _write(self) -> None:
+        with self._lock:
+            record = {"service": self._service, **self._book.record()}
+        try:
+            write_record(self._file, record)
+        except BackendFailed as error:
+            _log.warning("the claims on Ray's GPUs could not be noted: %s", error)
+
+
+def _nothing() -> None:
+    """Until somebody wants to know."""

@@ -1,0 +1,81 @@
+"""What `ray.nodes()` says, read into nodes of ours. Pure; nodes that are dead or have nothing to lend are left out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pollux.core import Node
+
+__all__ = ["SeenNode", "node_from", "seen_nodes"]
+
+_TYPE = "accelerator_type:"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """One living node of a Ray cluster. `name` is made of its host's and of Ray's id, which a restart changes."""
+
+    ray_id: str
+    name: str
+    address: str
+    places: int
+    gpu_type: str
+    num_cpus: float
+    memory_bytes: float
+    preemptible: bool
+
+    def described(self) -> dict[str, Any]:
+        """Plain values; `node_from` reads them."""
+        return {
+            "name": self.name,
+            "places": self.places,
+            "gpu_type": self.gpu_type,
+            "num_cpus": self.num_cpus,
+            "memory_bytes": self.memory_bytes,
+            "preemptible": self.preemptible,
+        }
+
+
+def node_from(described: Mapping[str, Any]) -> Node:
+    """The node that was described."""
+    return Node(
+        id=str(described["name"]),
+        num_gpus=int(described["places"]),
+        gpu_type=str(described["gpu_type"]),
+        num_cpus=float(described["num_cpus"]),
+        memory_bytes=float(described["memory_bytes"]),
+        preemptible=bool(described["preemptible"]),
+    )
+
+
+def seen_nodes(rows: Iterable[Mapping[str, Any]], slots: int | None, with_gpus: bool) -> list[SeenNode]:
+    """The nodes that can lend something, in the order of their names.
+
+    `slots`: so many CPU slots of each, at most as many as Ray has CPUs there, instead of its GPUs. `with_gpus` False:
+    the GPUs are names only, and nodes are of type `cpu` where nothing else is said.
+    """
+    found = [_seen(row, slots, with_gpus) for row in rows if row.get("Alive")]
+    return sorted((node for node in found if node.places > 0), key=lambda node: node.name)
+
+
+def _seen(row: Mapping[str, Any], slots: int | None, with_gpus: bool) -> SeenNode:
+    resources: Mapping[str, float] = row.get("Resources") or {}
+    labels: Mapping[str, str] = row.get("Labels") or {}
+    cpus = float(resources.get("CPU", 0.0))
+    types = sorted(name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE))
+    no_type = "gpu" if with_gpus and slots is None else "cpu"
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", str(row.get("NodeManagerHostname", ""))).strip("-")[:48] or "node"
+    return SeenNode(
+        ray_id=str(row["NodeID"]),
+        name=f"{host}-{str(row['NodeID'])[:6]}",
+        address=str(row["NodeManagerAddress"]),
+        places=int(resources.get("GPU", 0.0)) if slots is None else min(slots, math.floor(cpus)),
+        gpu_type=no_type if slots is not None or not types else " and ".join(types),
+        num_cpus=cpus,
+        memory_bytes=float(resources.get("memory", 0.0)) or math.inf,
+        preemptible=labels.get("ray.io/market-type") == "spot",
+    )

@@ -1,0 +1,166 @@
+"""Slurm without pilots: nodes are asked for when a decision names them, with one batch job for each job's generation.
+
+A node's address is fixed before its host is there, so that it can be placed on. What runs on a granted node is as with
+pilots (`_slurm_lender`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pollux.backends._slurm_lender import SlurmLender
+from pollux.backends._slurm_pool import look
+from pollux.backends._slurm_script import batch_script
+from pollux.backends._slurm_text import NodeRow, PilotRow, expand_nodes, fold_nodes, gres_count, gres_type, read_nodes
+from pollux.backends.lender import HostedNode
+from pollux.core import Node
+from pollux.core.errors import BackendFailed
+
+__all__ = ["SlurmJobLender", "host_port"]
+
+_log = logging.getLogger("pollux.backends")
+
+_FIRST_PORT, _PORTS = 20000, 12000
+# So long a node whose batch job has ended is not offered, so that nobody takes its next host for the last one.
+_REST_SECONDS = 5.0
+_BUSY = ("allocated", "completing")
+
+
+def host_port(pool: str, node: str) -> int:
+    """Where a node's host listens in the pool of this folder: below the ports that systems hand out by themselves."""
+    digest = hashlib.sha256(f"{pool}\0{node}".encode()).digest()
+    return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS
+
+
+class SlurmJobLender(SlurmLender):
+    """Offers all nodes of the partition that Slurm could lend, and asks for those that jobs want."""
+
+    def __init__(self, *given: object, **more: object) -> None:
+        super().__init__(*given, **more)  # type: ignore[arg-type]
+        self._up: Mapping[str, HostedNode] = {}
+        self._resting: dict[str, float] = {}
+        self._refused: dict[str, str] = {}
+
+    def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
+        """Ask Slurm for the nodes that are not there yet; places are given once their hosts are up."""
+        self._refused.pop(job_id, None)
+        super().ask(job_id, wanted)
+        self._wake.set()
+
+    def refusal(self, job_id: str) -> str:
+        """What Slurm said to the batch job that was asked for."""
+        return super().refusal(job_id) or self._refused.get(job_id, "")
+
+    def _serve(self, job_id: str) -> bool:
+        """Only nodes whose host is up can give anything."""
+        every, self._hosts = self._hosts, tuple(host for host in self._hosts if host.node.id in self._up)
+        try:
+            return super()._serve(job_id)
+        finally:
+            self._hosts = every
+
+    # Looking
+
+    def _read_states(self) -> None:
+        try:
+            states, odd = read_nodes(self._calls.all_nodes(self.options.partition))
+        except BackendFailed as error:
+            self._say("nodes", f"{error}; nodes are taken for as they were")
+            return
+        self._say("nodes", "" if not odd else f"sinfo printed what cannot be understood, such as '{odd[0][:120]}'")
+        self._states = {**self._states, **states} if odd else states
+
+    def _glance(self) -> None:
+        notes, odd = self._folder.notes()
+        self._say("notes", odd[0] if odd else "")
+        rows = self._aged()
+        now = self._clock()
+        running = {pilot: now - since for pilot, since in self._since.items()}
+        picture = look(self.options, rows, self._states, notes, running)
+        with self._books:
+            up = {hosted.node.id: hosted for hosted in picture.hosts}
+            for name in self._up.keys() - up.keys():
+                self._resting[name] = now + _REST_SECONDS
+            fresh = up.keys() - self._up.keys()
+            self._up = up
+        self._publish(replace(picture, hosts=self._offered(rows, now)))
+        if fresh:
+            with self._books:
+                served = [self._serve(job_id) for job_id in [*self._wanted]]
+            if any(served):
+                self._changed()
+
+    def _offered(self, rows: list[PilotRow], now: float) -> tuple[HostedNode, ...]:
+        ours = {name for row in rows for name in row.nodes}
+        names = [
+            row.name
+            for row in self._states.values()
+            if row.name in ours or (row.verdict == "well" and not row.state.rstrip("*").startswith(_BUSY))
+        ]
+        rested = [name for name in names if self._resting.get(name, 0.0) <= now or name in self._up]
+        return tuple(self._host(self._states[name]) for name in rested)
+
+    def _host(self, row: NodeRow) -> HostedNode:
+        """The node as it is or would be lent; its address is the same, whether the host is there or not."""
+        address = (row.address or row.name, host_port(str(self._folder.path), row.name))
+        known = self._up.get(row.name)
+        if known is not None:
+            return HostedNode(known.node, address, known.gpus)
+        kind = "cpu" if self.options.slots else gres_type(row.gres) or "gpu"
+        places = self.options.slots or min(self.options.gpus_per_node, gres_count(row.gres))
+        node = Node(row.name, places, kind, row.cpus or math.inf, preemptible=self.options.preemptible)
+        return HostedNode(node, address)
+
+    # Acting
+
+    def _act(self) -> None:
+        with self._books:
+            wanted = {job: set(nodes) for job, nodes in self._wanted.items()}
+            held = {job: {name for name, places in nodes.items() if places} for job, nodes in self._held.items()}
+        needed = set().union(*wanted.values(), *held.values())
+        asked = {row.id: set(_nodes_of(row)) for row in self._rows.values()}
+        idle = [pilot for pilot, nodes in asked.items() if not nodes & needed]
+        if idle:
+            self._cancel(tuple(idle))
+        there = set().union(*asked.values())
+        if self._sure and self._clock() >= self._submit_after and not self._halt.is_set():
+            for job_id, nodes in wanted.items():
+                lacking = nodes - there
+                if lacking and job_id not in self._refused:
+                    self._submit_for(job_id, lacking)
+                    there |= lacking
+
+    def _submit_for(self, job_id: str, nodes: set[str]) -> None:
+        listed = fold_nodes(nodes)
+        port = {name: host_port(str(self._folder.path), name) for name in nodes}
+        script = batch_script(
+            self.options, self._folder.path, self.head, f"{job_id}@{listed}", listed, len(nodes), ports=port
+        )
+        try:
+            array = self._calls.submit(script, 1)
+        except BackendFailed as error:
+            self._refused[job_id] = f"Slurm does not lend {listed}: {error}"
+            self._changed()
+            return
+        row = PilotRow(f"{array}_0", "PENDING", None, None, (), f"{job_id}@{listed}", "just submitted")
+        self._rows[row.id] = row
+        _log.info("asked Slurm for %s, for job '%s': %s", listed, job_id, array)
+
+    def _leave(self) -> None:
+        """What waits is asked for again by the next object; what nobody uses ends by itself."""
+        if not self._in_use():
+            super()._leave()
+
+
+def _nodes_of(row: PilotRow) -> tuple[str, ...]:
+    """The nodes of a batch job, also while it waits."""
+    if row.nodes:
+        return row.nodes
+    try:
+        return expand_nodes(row.comment.partition("@")[2])
+    except BackendFailed:
+        return ()

@@ -1,0 +1,323 @@
+"""Slurm as a lender of nodes: one thread that looks at the queue and keeps as many pilots as are wanted.
+
+What follows from what it sees is decided in `_slurm_pool`; commands are in `_slurm_calls`, files in `_slurm_folder`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pollux.backends._slurm_calls import SlurmCalls
+from pollux.backends._slurm_folder import PoolFolder
+from pollux.backends._slurm_node import CLOSED
+from pollux.backends._slurm_pool import Picture, look, plan
+from pollux.backends._slurm_script import PILOT_COMMENT, PilotOptions, batch_script, pool_name
+from pollux.backends._slurm_text import NodeRow, PilotRow, read_nodes, read_pilots
+from pollux.backends.lender import PooledLender
+from pollux.core.errors import BackendFailed, PolluxError
+
+__all__ = ["SlurmLender"]
+
+_log = logging.getLogger("pollux.backends")
+
+_GLANCE_SECONDS = 0.2
+_BEAT_SECONDS = 5.0
+_QUICK_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 300.0
+_AFTER_FAILURE_SECONDS = 30.0
+_BAD_NODE_SECONDS = 3600.0
+
+
+class SlurmLender(PooledLender):
+    """Pilots in the folder `path`, which nodes must share; several objects, one after another, may work there.
+
+    `calls` and `clock` (monotonic seconds) can be replaced for tests. `turn` is one round, done by the thread.
+    `on_leaving` is called with what `leaving` was and is, when that has changed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: PilotOptions,
+        calls: SlurmCalls | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_leaving: Callable[[Mapping[str, str], Mapping[str, str]], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.options = options
+        self._folder = PoolFolder(path)
+        self._calls = calls or SlurmCalls(os.environ, options.command_seconds)
+        self._clock = clock
+        self._on_leaving = on_leaving
+        self._rows: dict[str, PilotRow] = {}
+        self._rows_at = 0.0
+        self._states: Mapping[str, NodeRow] = {}
+        self._since: dict[str, float] = {}
+        self._over: set[str] = set()
+        self._cancelled: set[str] = set()
+        self._bad_nodes: dict[str, float] = {}
+        self._trouble: dict[str, str] = {}
+        self._picture = Picture()
+        self._desired = 0
+        self._failures = 0
+        self._submit_after = 0.0
+        self._surplus_since: float | None = None
+        self._beaten_at = -_BEAT_SECONDS
+        self._sure = False
+        self._halt = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # What is asked of it
+
+    def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
+        """Offer what ran when the service ended, and begin to look."""
+        super().start(secret, head, changed)
+        self._folder.prepare(secret)
+        self._rows = {row.id: row for row in self._folder.remembered()}
+        self._rows_at = self._clock()
+        self._glance()
+        self._thread = threading.Thread(target=self._run, name="pollux-slurm", daemon=True)
+        self._thread.start()
+
+    def leaving(self) -> Mapping[str, str]:
+        """Nodes that still work and are to be left now, with why."""
+        return self._picture.leaving
+
+    def desire(self, num_nodes: int) -> None:
+        """So many would be used; kept between the fewest and the most that were allowed."""
+        if num_nodes != self._desired:
+            self._desired = num_nodes
+            self._wake.set()
+
+    def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
+        """Free them; a node that is being left can go as soon as it is empty."""
+        super().drop(job_id, places)
+        self._wake.set()
+
+    def warnings(self) -> tuple[str, ...]:
+        """What Slurm, its commands or nodes keep from us."""
+        return (*[self._trouble[key] for key in sorted(self._trouble)], *self._picture.warnings)
+
+    def close(self) -> None:
+        """Let go. Pilots go on: those without work end by themselves in a minute, unless a new object comes."""
+        self._halt.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(self.options.command_seconds + 5.0)
+            self._thread = None
+
+    # The thread
+
+    def _run(self) -> None:
+        due = self._clock()
+        while not self._halt.is_set():
+            full = self._clock() >= due
+            try:
+                self.turn(full)
+                self._say("turn", "")
+            except Exception as error:  # the edge of the loop: whatever went wrong, the next turn may work
+                if not isinstance(error, PolluxError):
+                    _log.exception("a look at Slurm's queue failed")
+                self._say("turn", str(error) or repr(error))
+            if full:
+                due = self._clock() + self.options.poll_seconds
+            self._wake.wait(min(_GLANCE_SECONDS if self._expects else due - self._clock(), self.options.poll_seconds))
+            self._wake.clear()
+        self._leave()
+
+    @property
+    def _expects(self) -> bool:
+        """Whether a node may announce itself any moment."""
+        return any(row.is_running and row.id not in self._picture.of.values() for row in self._rows.values())
+
+    def turn(self, full: bool = True) -> None:
+        """One round; `full`: with a look at Slurm's books, else only at what nodes wrote."""
+        if self._clock() - self._beaten_at >= _BEAT_SECONDS:
+            self._beaten_at = self._clock()
+            self._folder.beat()
+        if full:
+            self._read_queue()
+            self._read_states()
+        self._glance()
+        self._act()
+
+    def _leave(self) -> None:
+        """Nobody is going to use what still waits in the queue, unless jobs run on without us."""
+        try:
+            if not self._in_use():
+                self._folder.beat(CLOSED)
+                waiting = [row.id for row in self._rows.values() if row.is_waiting]
+                if waiting:
+                    self._calls.cancel(waiting)
+        except (OSError, PolluxError) as error:
+            _log.warning("pilots that wait in Slurm's queue could not be cancelled: %s", error)
+
+    # Looking
+
+    def _read_queue(self) -> None:
+        try:
+            text = self._calls.jobs(pool_name(self._folder.path))
+        except BackendFailed as error:
+            self._sure = False
+            self._say("queue", f"{error}; going on with the nodes there are")
+            return
+        rows, odd = read_pilots(text)
+        self._say("queue", _odd("squeue", odd))
+        # Where a line was not understood, a pilot that is not in the others may be that one.
+        known = self._rows if odd else {}
+        self._rows_at, self._sure = self._clock(), not odd
+        before = self._rows
+        self._rows = {**known, **{row.id: row for row in rows if not row.has_ended}}
+        for row in rows:
+            if row.is_running:
+                self._since.setdefault(row.id, self._clock())
+        self._take_ends([row for row in rows if row.has_ended], before)
+        if {row.id for row in before.values() if row.is_running} != {r.id for r in rows if r.is_running}:
+            self._folder.remember(self._rows.values())
+
+    def _take_ends(self, ended: list[PilotRow], before: Mapping[str, PilotRow]) -> None:
+        told = {row.id for row in ended}
+        gone = [replace(before[pilot], state="gone", reason="") for pilot in before.keys() - self._rows.keys() - told]
+        over = [row for row in (*ended, *gone) if row.id not in self._over]
+        for row in over:
+            self._ended(row, before.get(row.id))
+        self._over = {*told, *(row.id for row in gone)}
+        self._cancelled &= {*self._rows, *self._over}
+        if over:
+            self._folder.sweep({row.id: row.nodes or before.get(row.id, row).nodes for row in over})
+
+    def _read_states(self) -> None:
+        names = {name for row in self._rows.values() if row.is_running for name in row.nodes}
+        if not names:
+            self._states = {}
+            return
+        try:
+            states, odd = read_nodes(self._calls.nodes(sorted(names)))
+        except BackendFailed as error:
+            self._say("nodes", f"{error}; nodes are taken for as they were")
+            return
+        self._say("nodes", _odd("sinfo", odd))
+        self._states = {**self._states, **states} if odd else states
+
+    def _glance(self) -> None:
+        """Take in what nodes wrote, and show what there is."""
+        notes, odd = self._folder.notes()
+        self._say("notes", odd[0] if odd else "")
+        now = self._clock()
+        running = {pilot: now - since for pilot, since in self._since.items()}
+        self._publish(look(self.options, self._aged(), self._states, notes, running))
+
+    def _aged(self) -> list[PilotRow]:
+        """The rows as they are by now."""
+        passed = self._clock() - self._rows_at
+        return [_later(row, passed) for row in self._rows.values()]
+
+    def _publish(self, picture: Picture) -> None:
+        before, self._picture = self._picture, picture
+        for name in picture.bad_nodes:
+            self._bad_nodes[name] = self._clock()
+        if set(picture.of) - set(before.of):
+            self._failures = 0
+            self._say("pilot", "")
+        self.offer(picture.hosts)
+        if before.leaving.keys() != picture.leaving.keys():
+            for name, why in picture.leaving.items():
+                if name not in before.leaving:
+                    _log.warning("node '%s' is being left: %s", name, why)
+            if self._on_leaving is not None:
+                self._on_leaving(before.leaving, picture.leaving)
+            self._changed()
+
+    def _ended(self, row: PilotRow, before: PilotRow | None) -> None:
+        """A pilot is over: remember whether it ever was of use, and ask for no other at once if not."""
+        since = self._since.pop(row.id, self._clock())
+        if before is not None and row.id not in self._cancelled and self._clock() - since < _QUICK_SECONDS:
+            self._failures += 1
+            pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE_SECONDS)
+            self._submit_after = self._clock() + pause
+            words = self._folder.last_words(row.id)
+            why = "; ".join(each for each in (row.reason, words) if each)
+            self._say("pilot", f"pilot {row.id} ended early as {row.state}{' (' + why + ')' if why else ''}; the next "
+                      f"is asked for in {pause:.0f} s")  # fmt: skip
+
+    # Acting
+
+    def _in_use(self) -> set[str]:
+        with self._books:
+            return {node for held in self._held.values() for node, places in held.items() if places}
+
+    def _act(self) -> None:
+        now = self._clock()
+        wanted = min(max(self._desired, self.options.least_nodes), self.options.most_nodes)
+        count = len(self._picture.steady) + len(self._picture.waiting)
+        if count <= wanted:
+            self._surplus_since = None
+        elif self._surplus_since is None:
+            self._surplus_since = now
+        patient = self._surplus_since is not None and now - self._surplus_since >= self.options.idle_seconds
+        may_submit = self._sure and now >= self._submit_after and not self._halt.is_set()
+        todo = plan(self.options, self._picture, wanted, self._in_use(), may_submit, patient)
+        if todo.cancel:
+            self._cancel(todo.cancel)
+        if todo.submit:
+            self._submit(todo.submit)
+
+    def _submit(self, count: int) -> None:
+        script = batch_script(self.options, self._folder.path, self.head)
+        exclude = [name for name, at in self._bad_nodes.items() if self._clock() - at < _BAD_NODE_SECONDS]
+        try:
+            array = self._calls.submit(script, count, exclude)
+        except BackendFailed as error:
+            # It may have been taken all the same: the queue tells, before it is tried again.
+            self._submit_after = self._clock() + _AFTER_FAILURE_SECONDS
+            self._say("submit", f"no node can be asked for: {error}")
+            return
+        self._say("submit", "")
+        for number in range(count):
+            row = PilotRow(f"{array}_{number}", "PENDING", None, None, (), PILOT_COMMENT, "just submitted")
+            self._rows[row.id] = row
+        _log.info("asked Slurm for %d node(s): array %s", count, array)
+
+    def _cancel(self, pilots: tuple[str, ...]) -> None:
+        new = [pilot for pilot in pilots if pilot not in self._cancelled]
+        if not new:
+            return
+        try:
+            self._calls.cancel(new)
+        except BackendFailed as error:
+            self._say("cancel", f"nodes cannot be given back: {error}")
+            return
+        self._say("cancel", "")
+        self._cancelled.update(new)
+        _log.info("gave nodes back to Slurm: %s", ", ".join(new))
+
+    def _say(self, key: str, text: str) -> None:
+        """A warning of that kind, until it is said that there is none."""
+        if text and self._trouble.get(key) != text:
+            _log.warning("%s", text)
+        if text:
+            self._trouble[key] = text
+        else:
+            self._trouble.pop(key, None)
+
+
+def _later(row: PilotRow, seconds: float) -> PilotRow:
+    """The row as it is so many seconds after it was read."""
+    return row if row.seconds_left is None else replace(row, seconds_left=row.seconds_left - seconds)
+
+
+def _odd(command: str, lines: list[str]) -> str:
+    if not lines:
+        return ""
+    return (
+        f"{command} printed {len(lines)} line{'s' * (len(lines) != 1)} that cannot be understood, such as "
+        f"'{lines[0][:120]}': what was known stays; is its output changed by a wrapper?"
+    )

@@ -1,0 +1,128 @@
+"""Nodes lent by Slurm: pilot jobs whose nodes are the pool, grown and given back as they are needed.
+
+Here is what may be asked of it. The pilots are looked after in `_slurm_lender`; jobs run on their nodes as on any other
+lent ones (`fleet`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pollux.backends._slurm_jobs import SlurmJobLender
+from pollux.backends._slurm_lender import SlurmLender
+from pollux.backends._slurm_script import JOB_MODE, PilotOptions, array_words, batch_script
+from pollux.backends.fleet import FleetBackend, own_address
+from pollux.backends.protocol import BackendEvent, Listener, NodeDown, NodeUp
+from pollux.core import Node
+
+__all__ = ["SlurmBackend"]
+
+
+class SlurmBackend(FleetBackend):
+    """Runs jobs on nodes of a Slurm cluster.
+
+    `pool`: a folder that this machine and the nodes share; None: one below the user's own folder, for this `home`.
+    `nodes`: how many to hold, a number or a range such as `1..8`. `gpus_per_node` GPUs are asked for on each, or `gres`
+    word by word; `slots`: so many CPU slots on each node instead of GPUs. `mode` `job`: no pilots, each generation of a
+    job asks for the nodes it lacks. `words` are further options for sbatch, `setup` is a line of shell before Python on
+    a node, `python` the interpreter there. For `margin_seconds`, `ahead_seconds`, `idle_seconds` and `orphan_seconds`
+    see `docs/slurm.md`; the others as for sbatch or the fleet.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        nodes: str = "1",
+        partition: str = "",
+        account: str = "",
+        qos: str = "",
+        time_limit: str = "",
+        gpus_per_node: int = 0,
+        gres: str = "",
+        slots: int = 0,
+        cpus_per_node: int = 0,
+        memory: str = "",
+        words: str = "",
+        setup: str = "",
+        python: str = sys.executable,
+        mode: str = "pilot",
+        preemptible: bool = False,
+        margin_seconds: float = 180.0,
+        ahead_seconds: float = 600.0,
+        idle_seconds: float = 300.0,
+        orphan_seconds: float = 900.0,
+        poll_seconds: float = 5.0,
+        command_seconds: float = 20.0,
+        head: str | None = None,
+        pool: Path | None = None,
+        warm: bool = True,
+        lease_seconds: float | None = None,
+        lost_seconds: float | None = None,
+    ) -> None:
+        options = PilotOptions(
+            nodes=str(nodes), partition=partition, account=account, qos=qos, time_limit=time_limit,
+            gpus_per_node=gpus_per_node, gres=gres, slots=slots, cpus_per_node=cpus_per_node, memory=memory,
+            words=words, setup=setup, python=python, mode=mode, preemptible=preemptible, warm=warm,
+            margin_seconds=margin_seconds,
+            ahead_seconds=ahead_seconds, idle_seconds=idle_seconds, orphan_seconds=orphan_seconds,
+            poll_seconds=poll_seconds, command_seconds=command_seconds,
+        )  # fmt: skip
+        lender = SlurmJobLender if mode == JOB_MODE else SlurmLender
+        self._slurm = lender(_pool(home, pool), options, on_leaving=self._leaving_changed)
+        self._tell: Listener = _nobody
+        super().__init__(home, self._slurm, "slurm", head, warm, lease_seconds=lease_seconds, lost_seconds=lost_seconds)
+
+    def start(self, listener: Listener) -> None:
+        """Find pilots and jobs from before, and begin."""
+        self._tell = listener
+        super().start(self._hear)
+
+    def inventory(self) -> tuple[Node, ...]:
+        """Nodes that are lent and not about to go."""
+        leaving = self._slurm.leaving()
+        return tuple(node for node in super().inventory() if node.id not in leaving)
+
+    @classmethod
+    def preview(cls, home: Path, **given: Any) -> str:
+        """The command that asks for the fewest nodes to hold, and its script, exactly as they would be sent."""
+        known = {field.name for field in fields(PilotOptions)}
+        options = PilotOptions(**{name: value for name, value in given.items() if name in known})
+        pool, head = _pool(home, given.get("pool")), given.get("head") or own_address()
+        if options.mode == JOB_MODE:
+            words = " ".join(array_words(1))
+            script = batch_script(options, pool, head, "JOB@NODES", "NODES")
+        else:
+            words = " ".join(array_words(max(options.least_nodes, 1)))
+            script = batch_script(options, pool, head)
+        return f"{words} <<'END'\n{script}END\n"
+
+    def _hear(self, event: BackendEvent) -> None:
+        if isinstance(event, NodeUp) and event.node.id in self._slurm.leaving():
+            return
+        self._tell(event)
+
+    def _leaving_changed(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """A node that is about to go is down for whoever decides, while jobs there still save their work."""
+        for name in now.keys() - before.keys():
+            self._tell(NodeDown(time.time(), name))
+        back = before.keys() - now.keys()
+        for hosted in self._slurm.hosts():
+            if hosted.node.id in back:
+                self._tell(NodeUp(time.time(), hosted.node))
+
+
+def _pool(home: Path, pool: Path | None) -> Path:
+    """Where service and nodes meet: by default in the user's own folder, which clusters share; a home is local."""
+    if pool is not None:
+        return Path(pool).absolute()
+    return Path.home() / ".pollux-slurm" / hashlib.sha256(str(Path(home).absolute()).encode()).hexdigest()[:10]
+
+
+def _nobody(event: BackendEvent) -> None:
+    """Until somebody listens."""

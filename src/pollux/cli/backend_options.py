@@ -1,0 +1,77 @@
+"""Options of a backend on the command line: `--option NAME=VALUE`, read as the backend's class declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pollux.core.errors import InvalidInput, choices
+
+__all__ = ["option_words", "preview", "read_options"]
+
+_NOT_HERE = {"home": "--home", "slots": "--slots"}
+_TRUE, _FALSE = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
+
+
+def read_options(backend: str, words: Sequence[str]) -> dict[str, Any]:
+    """`NAME=VALUE` words as values for a backend; InvalidInput for a name it does not have, or a wrong value."""
+    from pollux import backends
+
+    declared = backends.option_kinds(backend)
+    known = [name for name in declared if name not in _NOT_HERE]
+    given: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise InvalidInput(f"--option is '{word}': give NAME=VALUE, such as partition=gpu")
+        if name in _NOT_HERE and name in declared:
+            raise InvalidInput(f"--option '{name}' has a word of its own: give {_NOT_HERE[name]} {value or 'VALUE'}")
+        if name not in known:
+            what = choices(name, known) if known else "it has none"
+            raise InvalidInput(f"backend '{backend}' has no option '{name}': {what}")
+        given[name] = _value(name, value, declared[name])
+    return given
+
+
+def _value(name: str, text: str, declared: str) -> Any:
+    kinds = [kind.strip() for kind in declared.split("|")]
+    try:
+        if "bool" in kinds:
+            return _yes(text)
+        if "int" in kinds:
+            return int(text)
+        if "float" in kinds:
+            return float(text)
+    except ValueError:
+        kind = "yes or no" if "bool" in kinds else "a whole number" if "int" in kinds else "a number"
+        raise InvalidInput(f"--option {name} is '{text}': give {kind}") from None
+    return Path(text) if "Path" in kinds else text
+
+
+def _yes(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """The words that give these options again."""
+    words: list[str] = []
+    for name, value in options.items():
+        if name not in _NOT_HERE:
+            words += ["--option", f"{name}={value}"]
+    return words
+
+
+def preview(backend: str, home: Path, options: Mapping[str, Any]) -> str:
+    """Exactly what a backend would ask its engine for, as text; nothing is asked."""
+    from pollux import backends
+
+    show = getattr(backends.load(backend), "preview", None)
+    if show is None:
+        return f"backend '{backend}' asks no engine for anything\n"
+    return str(show(home, **options))

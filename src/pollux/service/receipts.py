@@ -1,0 +1,31 @@
+"""Receipts that jobs have written, read as untrusted text: a file of a training script may hold anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pollux.core.errors import TooLarge
+from pollux.wire.places import receipt_folder
+
+__all__ = ["LARGEST_RECEIPT", "receipt_of"]
+
+LARGEST_RECEIPT = 8 * 2**20
+"""Bytes; an agent's own receipt stays far below."""
+
+
+def receipt_of(home: Path, job_id: str) -> bytes | None:
+    """The receipt of a job as JSON, an object; None where there is none, or what is there is none."""
+    place = receipt_folder(home, job_id) / "receipt.json"
+    try:
+        with place.open("rb") as file:
+            text = file.read(LARGEST_RECEIPT + 1)
+    except OSError:
+        return None
+    if len(text) > LARGEST_RECEIPT:
+        raise TooLarge(f"the receipt of job '{job_id}' has more than {LARGEST_RECEIPT} bytes; open {place} itself")
+    try:
+        found = json.loads(text, parse_constant=lambda word: None)
+    except (ValueError, RecursionError):
+        return None
+    return json.dumps(found, separators=(",", ":")).encode() if isinstance(found, dict) else None

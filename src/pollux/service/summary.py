@@ -1,0 +1,134 @@
+"""The cluster in a few numbers: use, goodput against a static allocation, fairness, what changes have cost.
+
+Read from cards, so in any thread; the models are those that the policy decides by.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pollux.controller import HOLDING, JobRecord
+from pollux.core import Cluster
+from pollux.service.board import Board, Card
+from pollux.service.rates import largest_nodes, packed, placed, static_model, suitable
+from pollux.service.timeline import Timeline
+
+__all__ = ["fairness_of", "goodputs", "summary_of", "unfairness"]
+
+_SHOWN = 50
+
+
+def summary_of(
+    board: Board, timeline: Timeline, cluster: Cluster, now: float, false_alarms: int | None = None
+) -> dict[str, Any]:
+    """All of it; numbers that are not known are None."""
+    cards = list(board.cards())
+    active = [card for card in cards if not card.ended]
+    states: dict[str, int] = {}
+    for card in cards:
+        states[str(card.record.state)] = states.get(str(card.record.state), 0) + 1
+    used = sum(card.record.placement.num_gpus for card in active if card.record.state in HOLDING)
+    total = cluster.num_gpus
+    spent = sum(card.record.attained(now) for card in cards)
+    cost = timeline.reallocation_cost
+    return {
+        "now": now,
+        "gpus": {"total": total, "used": used, "utilisation": used / total if total else None},
+        "jobs_by_state": states,
+        "goodput": goodputs(active, cluster),
+        "fairness": unfairness(active, cluster, now),
+        "reallocations": {
+            "count": timeline.num_reallocations,
+            "gpu_seconds": cost,
+            "share": min(cost / spent, 1.0) if spent > 0.0 else None,
+        },
+        "false_alarms": false_alarms,
+    }
+
+
+def goodputs(active: Sequence[Card], cluster: Cluster) -> dict[str, Any]:
+    """Goodput now beside that of a static allocation: the same jobs, models and GPUs.
+
+    Static: in order of submission each job gets the GPUs that a policy of fixed sizes would give it, while they last,
+    and keeps its initial batch. Samples of different jobs cannot be added, so each job's goodput counts in units of its
+    own on the fewest GPUs it can run on with its initial batch; `ratio` = Σ now / Σ static. Jobs without a model count
+    on neither side.
+    """
+    now = static = 0.0
+    num_now = num_static = unknown = 0
+    free, nodes = cluster.num_gpus, largest_nodes(cluster)
+    for card in active:
+        record = card.record
+        if record.goodput is None:
+            unknown += 1
+            continue
+        largest = suitable(nodes, record.spec.limits)
+        plain = static_model(record.goodput)
+        unit = packed(plain, record.spec.limits.min_gpus, largest)
+        if unit <= 0.0:
+            unknown += 1
+            continue
+        rate = placed(record, cluster)
+        if rate is not None:
+            now += rate / unit
+            num_now += 1
+        size = min(record.spec.requested_gpus, cluster.num_gpus)
+        if record.is_ready and 0 < size <= free:
+            free -= size
+            static += packed(plain, size, largest) / unit
+            num_static += 1
+    return {
+        "now": now,
+        "static": static,
+        "ratio": now / static if static > 0.0 else None,
+        "jobs": num_now,
+        "static_jobs": num_static,
+        "unknown_jobs": unknown,
+    }
+
+
+def unfairness(active: Sequence[Card], cluster: Cluster, now: float) -> dict[str, Any]:
+    """Finish-time fairness of the jobs that have not ended, where it can be told: the middle, and the worst by name."""
+    count, nodes = len(active), largest_nodes(cluster)
+    known = [
+        (rho, card.record.spec.id)
+        for card in active
+        if (rho := fairness_of(card, cluster, count, now, nodes)) is not None
+    ]
+    known.sort(key=lambda entry: (-entry[0], entry[1]))
+    values = [rho for rho, _ in known]
+    return {
+        "jobs": [{"job": job_id, "rho": rho} for rho, job_id in known[:_SHOWN]],
+        "num_jobs": len(known),
+        "median": statistics.median(values) if values else None,
+        "worst": values[0] if values else None,
+        "unfair_share": sum(rho > 1.0 for rho in values) / len(values) if values else None,
+    }
+
+
+def fairness_of(
+    card: Card, cluster: Cluster, num_active: int, now: float, nodes: Mapping[str, int] | None = None
+) -> float | None:
+    """ρ = (time since submission + time left) / time alone on the fair share; above 1 is worse than alone.
+
+    The fair share is GPUs / jobs that have not ended, as of now, within the job's limits; below its fewest GPUs k0 the
+    time grows as k0/share. Who holds nothing is taken to get its share now. None without a model or the work in all.
+    `nodes` are the largest of each type, where the caller knows them already.
+    """
+    record: JobRecord = card.record
+    total: float | None = card.report.get("total_progress")
+    model, left = record.goodput, record.remaining
+    if card.ended or model is None or left is None or not total or not cluster.num_gpus:
+        return None
+    limits = record.spec.limits
+    share = cluster.num_gpus / max(num_active, 1)
+    count = max(min(math.floor(share), limits.max_gpus), limits.min_gpus)
+    largest = suitable(largest_nodes(cluster) if nodes is None else nodes, limits)
+    fair = packed(model, count, largest) * min(share / count, 1.0)
+    rate = placed(record, cluster) or fair
+    if fair <= 0.0 or rate <= 0.0:
+        return None
+    return (max(now - record.submitted_at, 0.0) + left / rate) / (total / fair)

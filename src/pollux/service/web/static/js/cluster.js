@@ -1,0 +1,143 @@
+// The cluster page: who holds what, what that is worth, who waits for what, and what changed.
+
+import { get, jobPage } from "./api.js";
+import { introduce, know } from "./colours.js";
+import { byId, el, fill, say, table } from "./dom.js";
+import { linked } from "./explain.js";
+import { duration, eta, gpuTime, moment, NONE, percent, range, times } from "./format.js";
+import { JobTable } from "./jobtable.js";
+import { follow, throttled } from "./live.js";
+import { Nodes } from "./nodes.js";
+import { frame, info, serverNow, serviceStatus, showLive } from "./shell.js";
+import { Timeline } from "./timeline.js";
+
+const QUEUE_SHOWN = 40;
+const CHANGES_SHOWN = 60;
+const changes = [];
+
+const tiles = new Map();
+
+/** One of the large numbers; made once, then only its texts change. */
+function tile(name, figure, unit, note, share = null) {
+  if (!tiles.has(name)) {
+    const parts = { figure: el("span"), unit: el("small"), note: el("dd", { class: "note" }), bar: el("span") };
+    tiles.set(name, parts);
+    byId("tiles").append(el("div", { class: "tile" }, el("dt", {}, name, info(name)), el("dd", { class: "figure" }, parts.figure, parts.unit),
+      share !== null && el("dd", { class: "bar", "aria-hidden": "true" }, parts.bar), parts.note));
+  }
+  const parts = tiles.get(name);
+  say(parts.figure, figure);
+  say(parts.unit, unit);
+  say(parts.note, note);
+  parts.bar.style.width = `${Math.min(100 * (share ?? 0), 100)}%`;
+}
+
+function showTiles(summary, status) {
+  const { gpus, goodput, fairness, reallocations, jobs_by_state: states } = summary;
+  const count = (...names) => names.reduce((sum, name) => sum + (states[name] ?? 0), 0);
+  const gain = goodput?.ratio ?? null;
+  const ended = [`${count("succeeded").toLocaleString()} done`, count("failed") && `${count("failed").toLocaleString()} failed`].filter(Boolean).join(", ");
+  tile("GPUs in use", String(gpus.used), ` of ${gpus.total}`, gpus.total ? percent(gpus.utilisation) : "no nodes", gpus.utilisation ?? 0);
+  tile("Goodput vs. static", times(gain), "", gain === null ? "known once jobs have reported" : `${goodput.jobs} job${goodput.jobs === 1 ? "" : "s"} now, ${goodput.static_jobs} if static`);
+  tile("Jobs", count("running", "starting", "resizing").toLocaleString(), " running", `${count("queued", "paused").toLocaleString()} waiting, ${ended}`);
+  tile("Fairness", fairness.median === null ? NONE : fairness.median.toFixed(2), "", fairness.median === null ? "known once jobs have reported" : `worst ${fairness.worst.toFixed(2)}; ${percent(fairness.unfair_share)} of jobs above 1`);
+  tile("Re-allocation cost", gpuTime(reallocations.gpu_seconds), "",
+    `${reallocations.count.toLocaleString()} changes${reallocations.share === null ? "" : `, ${percent(reallocations.share)} of GPU-time`}${summary.false_alarms ? `; ${summary.false_alarms} false alarms` : ""}`);
+  tile("Decisions", duration(status.decision_seconds), "", status.last_decision_at === null ? "none yet" : `the last at ${moment(status.last_decision_at, true)}`);
+  say(byId("cluster-line"), `policy ${status.policy}, backend ${status.backend}, up since ${moment(status.started_at)}`);
+}
+
+function showQueue(jobs, total) {
+  know(jobs.map((job) => job.id));
+  const now = serverNow();
+  const rows = jobs.map((job) => [
+    el("a", { href: jobPage(job.id) }, job.id), range(job.min_gpus, job.max_gpus), el("span", { class: "nowrap" }, duration(now - job.submitted_at)), eta(job.eta, now),
+    el("span", {}, linked(job.reason?.text ?? "waits for the next decision", null, job.id)),
+  ]);
+  say(byId("queue-hint"), total > jobs.length ? `the first ${jobs.length} of ${total.toLocaleString()}` : "");
+  fill(byId("queue"), jobs.length
+    ? table("Jobs that wait", [{ name: "Job" }, { name: "Asks for" }, { name: "For" }, { name: "Expected end" }, { name: "Why it waits" }], rows)
+    : el("p", { class: "empty" }, "Nobody waits."));
+}
+
+function showChanges() {
+  const rows = changes.slice(0, CHANGES_SHOWN).map((one) => [
+    el("span", { class: "number nowrap" }, moment(one.at, true)),
+    one.job_id ? el("a", { href: jobPage(one.job_id) }, one.job_id) : "cluster",
+    el("span", {}, linked(one.text, null, one.job_id)),
+  ]);
+  fill(byId("changes"), rows.length
+    ? table("Latest changes", [{ name: "When" }, { name: "Job" }, { name: "What happened, and why" }], rows, { class: "plain" })
+    : el("p", { class: "empty" }, "Changes appear here as they happen."));
+}
+
+function remember(event) {
+  if (!event.lines || event.kind === "reported" || event.kind === "timer") return false;
+  know(event.lines.map((line) => line.job_id).filter(Boolean));
+  for (const line of event.lines) changes.unshift({ at: event.at, ...line });
+  changes.length = Math.min(changes.length, CHANGES_SHOWN);
+  return event.lines.length > 0;
+}
+
+/** What happened before the page was opened, from the jobs that changed. */
+function recall(timeline) {
+  for (const one of timeline.reallocations.slice(-CHANGES_SHOWN)) {
+    changes.unshift({ at: one.at, job_id: one.job, text: `${one.from}→${one.to} GPUs: ${one.reason ?? ""}` });
+  }
+}
+
+/** Let the browser draw and scroll between two pieces of work. */
+const breath = () => new Promise((resolve) => setTimeout(resolve, 0));
+
+async function start() {
+  await frame("/");
+  const nodes = new Nodes(byId("nodes"), byId("nodes-hint"));
+  byId("nodes-find").addEventListener("input", (event) => nodes.filter(event.target.value));
+  const load = (since, until) => get(`/v1/timeline?since=${since.toFixed(1)}&until=${until.toFixed(1)}&limit=120`);
+  const timeline = new Timeline(byId("timeline"), byId("timeline-tools"), byId("timeline-hint"), { load, now: serverNow });
+  const jobs = new JobTable(byId("jobs"), byId("jobs-tools"), byId("jobs-hint"));
+
+  async function overview() {
+    const list = (state) => get(`/v1/jobs?state=${state}&limit=${QUEUE_SHOWN}`);
+    const [status, summary, queued, paused] = await Promise.all([serviceStatus(), get("/v1/summary"), list("queued"), list("paused")]);
+    const holders = new Set(status.nodes.flatMap((node) => Object.keys(node.jobs)));
+    introduce(holders);
+    know(holders);
+    showTiles(summary, status);
+    await breath();
+    nodes.update(status.nodes);
+    await breath();
+    jobs.fairness = new Map(summary.fairness.jobs.map((one) => [one.job, one.rho]));
+    jobs.count(summary.jobs_by_state);
+    await breath();
+    showQueue([...queued.jobs, ...paused.jobs], (summary.jobs_by_state.queued ?? 0) + (summary.jobs_by_state.paused ?? 0));
+  }
+
+  await Promise.all([overview(), jobs.more()]);
+  await timeline.begin();
+  recall(timeline.data);
+  showChanges();
+  performance.mark("pollux-ready");
+  document.documentElement.dataset.ready = "true";
+
+  const soonOverview = throttled(overview, 1500);
+  const soonJobs = throttled(() => jobs.refresh(), 2500);
+  const soonTimeline = throttled(() => timeline.refresh(), 4000);
+  const soonChanges = throttled(async () => showChanges(), 500);
+  const all = () => { soonOverview(); soonJobs(); soonTimeline(); };
+  follow({
+    onState: showLive,
+    onBack: all,
+    onEvent: (event) => {
+      if (remember(event)) soonChanges();
+      all();
+    },
+  });
+  // Bars grow and times pass without events.
+  setInterval(() => { if (!document.hidden) { soonTimeline(); soonOverview(); } }, 10000);
+}
+
+start().catch((error) => {
+  if (error.status !== 401) fill(byId("tiles"), el("div", { class: "alert", role: "alert" }, `The page could not be filled: ${error.message}`));
+  if (error.status === undefined) console.error(error);
+});

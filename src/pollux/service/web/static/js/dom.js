@@ -1,0 +1,56 @@
+// Elements without markup in strings: whatever comes from the server becomes text, never HTML.
+
+export const byId = (id) => document.getElementById(id);
+
+/** An element with properties, listeners (`on`), data and children; strings become text nodes. */
+export function el(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "class") element.className = value;
+    else if (name === "on") for (const [event, run] of Object.entries(value)) element.addEventListener(event, run);
+    else if (name === "vars") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
+    else if (name in element && typeof value !== "string") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** Replace what is in an element; the focus goes to the same thing among the new, if it is there. */
+export function fill(element, ...children) {
+  const active = document.activeElement;
+  const focused = active !== element && element.contains(active) ? nameOf(active) : null;
+  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  if (focused === null || element.contains(document.activeElement)) return;
+  for (const found of element.querySelectorAll("a, button, summary, [tabindex]")) {
+    if (nameOf(found) === focused) return void found.focus({ preventScroll: true });
+  }
+}
+
+const nameOf = (element) => [element.tagName, element.getAttribute("href"), element.getAttribute("aria-label") ?? element.textContent].join(" ");
+
+/** Call `show` only where `value` is another than last time, so that nothing moves under a reader's eyes. */
+export function onChange(show) {
+  let before = null;
+  return (value, ...rest) => {
+    const text = JSON.stringify(value);
+    if (text === before) return;
+    before = text;
+    show(value, ...rest);
+  };
+}
+
+/** Set text only where it changed, so that selections and screen readers are left alone. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** A table with a caption for screen readers; cells are text or elements. */
+export function table(caption, columns, rows, props = {}) {
+  const head = columns.map((column) => el("th", { scope: "col", class: column.class, title: column.about }, column.name));
+  const body = rows.map((cells) =>
+    el("tr", {}, cells.map((cell, index) =>
+      index === 0 ? el("th", { scope: "row" }, cell ?? "–") : el("td", { class: columns[index].class }, cell ?? "–"))));
+  return el("table", props, el("caption", { class: "sr-only" }, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
+}

@@ -1,0 +1,189 @@
+// All jobs, however many: pages come from the service as they are scrolled to, and only rows in sight are elements.
+
+import { get, jobPage } from "./api.js";
+import { know } from "./colours.js";
+import { el, fill, say } from "./dom.js";
+import { eta, moment, NONE, number, percent, range } from "./format.js";
+import { quietly } from "./live.js";
+import { serverNow } from "./shell.js";
+import { WORDS } from "./words.js";
+
+const ROW = 38;
+const PAGE = 100;
+const SPARE = 8;
+const STATES = ["queued", "starting", "running", "resizing", "paused", "succeeded", "failed", "cancelled"];
+const COLUMNS = [
+  { name: "Job", width: "17%" }, { name: "State", width: "106px", about: WORDS.State }, { name: "GPUs", width: "104px", about: WORDS.GPUs },
+  { name: "Batch", width: "66px", class: "right", about: WORDS["Total batch"] }, { name: "Goodput", width: "78px", class: "right", about: WORDS.Goodput },
+  { name: "Efficiency", width: "94px", class: "right", about: WORDS.Efficiency }, { name: "Progress", width: "126px", about: WORDS.Progress },
+  { name: "Fairness", width: "78px", class: "right", about: WORDS.Fairness }, { name: "Expected end", width: "132px", about: WORDS["Expected end"] },
+  { name: "Why", about: "The dominant reason for what the job holds, in words." },
+];
+
+/** The state of a job as a word in its colour. */
+export const stateBadge = (state) => el("span", { class: `state ${state}` }, state);
+
+export class JobTable {
+  constructor(place, tools, hint) {
+    Object.assign(this, { place, hint, rows: [], pages: [], next: null, complete: false, fairness: new Map(), which: "active" });
+    this.body = el("tbody");
+    this.table = el("table", { "aria-label": "Jobs" },
+      el("colgroup", {}, COLUMNS.map((column) => el("col", { vars: column.width ? { width: column.width } : {} }))),
+      el("thead", {}, el("tr", {}, COLUMNS.map((column) => el("th", { scope: "col", class: column.class, title: column.about }, column.name)))), this.body);
+    this.view = el("div", { class: "scroll virtual", tabindex: "0", role: "region", "aria-label": "All jobs", id: "jobs-view" }, this.table);
+    this.note = el("p", { class: "empty", hidden: true }, "No jobs here. Submit one with: pollux submit job.yaml");
+    fill(place, this.view, this.note);
+    this.view.addEventListener("scroll", () => this.soon(), { passive: true });
+    this.tools(tools);
+  }
+
+  tools(place) {
+    const option = (value, text) => el("option", { value }, text);
+    const select = el("select", { id: "jobs-which", on: { change: () => quietly(this.choose(select.value)) } },
+      option("active", "not ended"), option("all", "all"), option("ended", "ended"), STATES.map((state) => option(state, state)));
+    const find = el("input", { type: "search", id: "jobs-open", autocomplete: "off", spellcheck: "false", placeholder: "name" });
+    const form = el("form", { class: "inline-field", on: { submit: (event) => { event.preventDefault(); if (find.value.trim()) location.assign(jobPage(find.value.trim())); } } },
+      el("label", { for: "jobs-open" }, "Open a job"), find);
+    fill(place, el("label", { class: "inline-field" }, "Show ", select), form);
+  }
+
+  choose(which) {
+    this.which = which;
+    this.rows = [];
+    this.pages = [];
+    this.next = null;
+    this.complete = false;
+    this.view.scrollTop = 0;
+    this.loading = null;
+    return this.more();
+  }
+
+  query(after) {
+    const filter = { active: "active=true&", all: "", ended: "active=false&" }[this.which] ?? `state=${this.which}&`;
+    return `/v1/jobs?${filter}limit=${PAGE}${after ? `&after=${encodeURIComponent(after)}` : ""}`;
+  }
+
+  /** Numbers by state, for the length of the whole list. */
+  count(states) {
+    this.states = states ?? {};
+    const ended = ["succeeded", "failed", "cancelled"];
+    const sum = (wanted) => Object.entries(this.states).reduce((total, [state, count]) => total + (wanted(state) ? count : 0), 0);
+    this.total = sum({ active: (state) => !ended.includes(state), all: () => true, ended: (state) => ended.includes(state) }[this.which] ?? ((state) => state === this.which));
+    if (this.complete) this.total = this.rows.length;
+    say(this.hint, `${this.total.toLocaleString()} of ${sum(() => true).toLocaleString()}`);
+    this.note.hidden = this.total > 0;
+    this.view.hidden = this.total === 0;
+    this.paint(true);
+  }
+
+  /** The next page; who asks while it is on its way gets the same. */
+  more() {
+    if (this.complete) return Promise.resolve();
+    this.loading ??= this.load().finally(() => { this.loading = null; });
+    return this.loading;
+  }
+
+  async load() {
+    const which = this.which;
+    const page = await get(this.query(this.next));
+    if (which !== this.which) return;
+    this.pages.push({ after: this.next, start: this.rows.length, length: page.jobs.length });
+    this.rows.push(...page.jobs);
+    know(page.jobs.map((job) => job.id));
+    this.next = page.next;
+    this.complete = page.next === null;
+    setTimeout(() => this.count(this.states));
+  }
+
+  /** Read the pages in sight anew; rows keep their places. */
+  async refresh() {
+    if (!this.pages.length) return this.more();
+    const [first, last] = this.inSight();
+    const which = this.which;
+    for (const page of this.pages.filter((one) => one.start < last && one.start + one.length >= first)) {
+      const found = await get(this.query(page.after));
+      if (which !== this.which) return;
+      const isLast = page === this.pages[this.pages.length - 1];
+      if (found.jobs.length !== page.length && !isLast) return this.restart();
+      this.rows.splice(page.start, page.length, ...found.jobs);
+      page.length = found.jobs.length;
+      know(found.jobs.map((job) => job.id));
+      if (isLast) {
+        this.next = found.next;
+        this.complete = found.next === null;
+      }
+    }
+    this.count(this.states);
+  }
+
+  /** Jobs came into or fell out of the filter: what was read so far no longer adds up. */
+  async restart() {
+    const wanted = this.inSight()[1];
+    const which = this.which;
+    const [rows, pages] = [[], []];
+    let next = null;
+    do {
+      const found = await get(this.query(next));
+      if (which !== this.which) return;
+      pages.push({ after: next, start: rows.length, length: found.jobs.length });
+      rows.push(...found.jobs);
+      next = found.next;
+    } while (next !== null && rows.length < wanted);
+    Object.assign(this, { rows, pages, next, complete: next === null });
+    know(rows.map((job) => job.id));
+    this.count(this.states);
+  }
+
+  inSight() {
+    const first = Math.max(0, Math.floor(this.view.scrollTop / ROW) - SPARE);
+    return [first, first + Math.ceil((this.view.clientHeight || 560) / ROW) + 2 * SPARE];
+  }
+
+  soon() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      this.paint();
+    });
+  }
+
+  paint(always = false) {
+    const total = Math.max(this.total ?? 0, this.rows.length);
+    const [first, end] = this.inSight();
+    if (!always && this.painted === first) return;
+    this.painted = first;
+    const last = Math.min(end, total);
+    const focused = this.body.contains(document.activeElement) ? document.activeElement.textContent : null;
+    const now = serverNow();
+    const rows = [];
+    for (let index = first; index < last; index += 1) rows.push(this.row(this.rows[index], index, now));
+    const gap = (count) => count > 0 && el("tr", { class: "gap", "aria-hidden": "true" }, el("td", { colspan: String(COLUMNS.length), vars: { height: `${count * ROW}px` } }));
+    fill(this.body, gap(first), rows, gap(total - last));
+    this.table.setAttribute("aria-rowcount", String(total + 1));
+    if (focused) [...this.body.querySelectorAll("a")].find((link) => link.textContent === focused)?.focus({ preventScroll: true });
+    if (last > this.rows.length && !this.complete) quietly(this.more());
+  }
+
+  row(job, index, now) {
+    if (!job) return el("tr", { "aria-rowindex": String(index + 2) }, el("td", { colspan: String(COLUMNS.length), class: "muted" }, "…"));
+    const why = job.reason?.text || job.detail || "";
+    const rho = this.fairness.get(job.id);
+    return el("tr", { "aria-rowindex": String(index + 2), "data-job": job.id },
+      el("th", { scope: "row" }, el("a", { href: jobPage(job.id) }, job.id)),
+      el("td", {}, stateBadge(job.state)),
+      el("td", { class: "num" }, job.ended_at === null ? `${job.gpus} of ${range(job.min_gpus, job.max_gpus)}` : NONE),
+      el("td", { class: "right" }, number(job.batch_size)),
+      el("td", { class: "right" }, number(job.goodput)),
+      el("td", { class: "right" }, percent(job.efficiency)),
+      el("td", {}, progress(job.progress)),
+      el("td", { class: "right" }, rho === undefined ? NONE : rho.toFixed(2)),
+      el("td", { class: "num" }, job.ended_at !== null ? `ended ${moment(job.ended_at)}` : eta(job.eta, now)),
+      el("td", { title: why }, why));
+  }
+}
+
+/** A share as a bar and a number. */
+export function progress(share) {
+  if (share === null || share === undefined) return NONE;
+  return el("span", { class: "mini" }, el("span", { class: "bar", "aria-hidden": "true" }, el("span", { vars: { width: `${100 * share}%` } })), el("span", { class: "number" }, percent(share)));
+}

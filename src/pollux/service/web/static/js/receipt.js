@@ -1,0 +1,52 @@
+// The receipt of a run, as its agent wrote it: untrusted, so every part is looked at before it is shown.
+
+import { el, fill, table } from "./dom.js";
+import { duration, moment, number } from "./format.js";
+
+const EVENTS_SHOWN = 100;
+const finite = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
+const list = (value) => (Array.isArray(value) ? value : []);
+const text = (value) => (value === null || value === undefined ? "–" : String(value));
+
+function fact(name, value) {
+  return el("div", {}, el("dt", {}, name), el("dd", {}, value));
+}
+
+/** Show a receipt, or that there is none. */
+export function showReceipt(place, receipt) {
+  if (!receipt) {
+    fill(place, el("p", { class: "muted" }, "None yet: the agent writes it while the job trains with pollux.init, and when it ends."));
+    return;
+  }
+  const totals = receipt.totals ?? {};
+  const progress = receipt.progress ?? {};
+  const because = list(receipt.not_exact_because).map(text).join("; ");
+  const configurations = list(receipt.configurations);
+  const events = list(receipt.events).slice(-EVENTS_SHOWN).reverse();
+  fill(place,
+    el("dl", { class: "facts" },
+      fact("Mode", text(receipt.mode)),
+      fact("Trained as plain PyTorch would", receipt.exact ? "yes" : `no${because ? `: ${because}` : ""}`),
+      fact("Batch", `${text(receipt.initial_batch)} at first, ${text(receipt.final_batch)} at last`),
+      fact("Learning-rate rule", text(receipt.rule)),
+      fact("Steps", number(finite(totals.steps))),
+      fact("Samples", number(finite(totals.samples))),
+      fact("Time in training", duration(finite(totals.seconds))),
+      fact("Useful samples, predicted", number(finite(progress.predicted))),
+      fact("Useful samples, by the loss", number(finite(progress.realised?.value ?? progress.realised)))),
+    configurations.length > 0 && el("details", { class: "as-table" }, el("summary", {}, `${configurations.length} configurations`), scrolled("Configurations", configurationTable(configurations))),
+    el("details", { class: "as-table", open: events.length > 0 && events.length < 12 }, el("summary", {}, `${events.length} events`), scrolled("Events of the receipt", eventTable(events))));
+}
+
+const scrolled = (label, content) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, content);
+
+function configurationTable(rows) {
+  const names = Object.keys(rows[0] ?? {}).slice(0, 10);
+  const columns = names.map((name) => ({ name: name.replaceAll("_", " ") }));
+  return table("Configurations in order", columns, rows.map((row) => names.map((name) => typeof row[name] === "number" ? number(row[name]) : text(row[name]))));
+}
+
+function eventTable(rows) {
+  const columns = [{ name: "When" }, { name: "What" }, { name: "Step" }, { name: "In words" }];
+  return table("Events, newest first", columns, rows.map((row) => [moment(finite(row?.time), true), text(row?.kind), number(finite(row?.step)), text(row?.text)]));
+}

@@ -1,0 +1,159 @@
+"""A fleet for tests: hosts that are processes on the loopback, which can be killed, frozen and added."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pollux.backends import _processes
+from pollux.backends.lender import HostedNode, PooledLender
+from pollux.core import Node
+
+__all__ = ["ProcessFleet"]
+
+_LOOK_SECONDS = 0.02
+
+
+class ProcessFleet(PooledLender):
+    """`num_nodes` hosts with `slots` places each, at a `folder`; what another object left running there is found.
+
+    `watch`: whether it says by itself that a host has ended, as an engine that notices would. Hosts outlive `close`,
+    but not the process that started them; `kill_all` ends them.
+    """
+
+    def __init__(
+        self, folder: Path, num_nodes: int = 2, slots: int = 2, watch: bool = True, cold: bool = False
+    ) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._num_nodes = num_nodes
+        self._slots = slots
+        self._watch = watch
+        self._cold = cold
+        self._children: set[int] = set()
+        self._started: dict[str, int] = {}
+        self._halt = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
+        """Find the hosts there are, and start those that are missing."""
+        super().start(secret, head, changed)
+        for number in range(self._num_nodes):
+            if self._announced(f"n{number}") is None:
+                self._spawn(f"n{number}")
+        self._look()
+        self._thread = threading.Thread(target=self._run, name="pollux-process-fleet", daemon=True)
+        self._thread.start()
+
+    def _spawn(self, node: str) -> None:
+        secret = self.folder / "secret"
+        secret.write_text(self.secret.hex())
+        secret.chmod(0o600)
+        self._file(node).unlink(missing_ok=True)
+        words = ["--node", node, "--places", str(self._slots), "--listen", "127.0.0.1"]
+        words += ["--announce", str(self._file(node)), "--secret-file", str(secret)]
+        words += ["--cold"] * self._cold
+        command = [sys.executable, "-P", "-m", "pollux.backends.host", "--with-parent", *words]
+        log = str(self.folder / f"{node}.log")
+        # Nobody closes the other end but the end of this process: then it ends too, however this one was ended.
+        reading, _ = os.pipe2(os.O_CLOEXEC)
+        actions: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_DUP2, reading, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setsid=True)
+        os.close(reading)
+        self._started[node] = pid
+        self._children.add(pid)
+
+    def _file(self, node: str) -> Path:
+        return self.folder / f"{node}.json"
+
+    def _announced(self, node: str) -> HostedNode | None:
+        try:
+            told = json.loads(self._file(node).read_text())
+        except (OSError, ValueError):
+            return None
+        began = _processes.start_time(told["pid"])
+        if began is None or not _processes.is_alive(told["pid"], began):
+            return None
+        cores = float(len(os.sched_getaffinity(0)))
+        return HostedNode(Node(node, told["places"], "cpu", num_cpus=cores), (told["address"], told["port"]))
+
+    def _run(self) -> None:
+        while not self._halt.wait(_LOOK_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        with self._books:
+            self._collect()
+            known = {hosted.node.id: hosted for hosted in self._hosts}
+            names = sorted(path.stem for path in self.folder.glob("n*.json"))
+            there = {name: self._announced(name) or (None if self._watch else known.get(name)) for name in names}
+        self.offer(hosted for hosted in there.values() if hosted is not None)
+
+    def pid(self, number: int) -> int:
+        """The process of a node's host; ValueError where none was announced."""
+        return int(json.loads(self._file(f"n{number}").read_text())["pid"])
+
+    def processes(self, number: int) -> list[int]:
+        """The host of a node and everything it runs; none where it has not been announced."""
+        if not self._file(f"n{number}").exists():
+            return []
+        host = self.pid(number)
+        return [host, *_processes.descendants(host, _processes.process_table())]
+
+    def kill_node(self, number: int) -> None:
+        """SIGKILL to the host and everything it runs."""
+        _processes.kill_all(self.processes(number))
+
+    def freeze_node(self, number: int) -> list[int]:
+        """SIGSTOP to all of it; gives their numbers, for `thaw`."""
+        frozen = self.processes(number)
+        _processes.kill_all(frozen, signal.SIGSTOP)
+        return frozen
+
+    def thaw(self, frozen: list[int]) -> None:
+        """SIGCONT to those that were frozen."""
+        _processes.kill_all(frozen, signal.SIGCONT)
+
+    def add_node(self) -> str:
+        """Start one more host, or one in place of a dead one; its name."""
+        with self._books:
+            self._collect()
+            number = 0
+            while self._announced(f"n{number}") is not None or self._started.get(f"n{number}") in self._children:
+                number += 1
+            self._spawn(f"n{number}")
+        return f"n{number}"
+
+    def close(self) -> None:
+        """Look no more; hosts go on."""
+        self._halt.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def kill_all(self) -> None:
+        """End every host and all that runs there."""
+        self.close()
+        for path in self.folder.glob("n*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                self.kill_node(int(path.stem[1:]))
+        _processes.kill_all(self._children)
+        self._collect(0)
+
+    def _collect(self, options: int = os.WNOHANG) -> None:
+        for child in [*self._children]:
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(child, options)[0] == 0:
+                    continue
+            self._children.discard(child)

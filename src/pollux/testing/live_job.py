@@ -1,0 +1,141 @@
+"""A small job in float64 whose replicas note who they are, and what plain PyTorch makes of it: `python live_job.py`.
+
+Runs are told from each other by their folder. It is slow until the file `fast` is there. `POLLUX_FAIL_AT`, as in
+"transfer/0,1/9", has replicas of these ranks get that signal where they first come to a phase of a change. After pass
+`POLLUX_HOLD_AT`, or after all where that is their number, replicas do something of their own until `go` is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BATCH", "SAMPLES", "expected", "living", "main", "results"]
+
+SAMPLES = 98
+"""Of its dataset."""
+
+BATCH = 12
+"""Samples of a step; the last step of a pass has two."""
+
+_PACE_SECONDS = 0.02
+
+
+def _task() -> tuple[Any, Any, Any]:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(5)
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    features = torch.randn(SAMPLES, 6, dtype=torch.float64)
+    data = torch.utils.data.TensorDataset(features, torch.randint(0, 3, (SAMPLES,)))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01), data
+
+
+def _numbers(model: Any) -> list[float]:
+    return [float(value) for parameter in model.parameters() for value in parameter.detach().reshape(-1)]
+
+
+def expected(epochs: int) -> list[float]:
+    """The parameters after so many passes of plain PyTorch, in one process."""
+    import torch.nn.functional as F
+
+    from pollux.agent.order import pass_order
+
+    model, optimizer, data = _task()
+    for number in range(epochs):
+        order = pass_order(SAMPLES, 0, number)
+        for first in range(0, SAMPLES, BATCH):
+            x, y = data[order[first : first + BATCH]]
+            optimizer.zero_grad()
+            loss: Any = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+    return _numbers(model)
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    except (OSError, IndexError):
+        return []
+
+
+def living(folder: Path, stepped: bool = False) -> list[int]:
+    """Process numbers of the replicas that live, or of those that have taken a step in their present process."""
+    found = []
+    for path in folder.glob("replica-*"):
+        _, pid, began = path.name.split("-")
+        stat = _stat(int(pid))
+        if stat and stat[19] == began and stat[0] not in "ZX" and (not stepped or (folder / f"stepped-{pid}").exists()):
+            found.append(int(pid))
+    return sorted(found)
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    """What the replicas that came to the end have written."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
+
+
+def _fail_at(folder: Path, text: str) -> None:
+    from pollux.agent import regroup
+
+    phase, ranks, number = text.split("/") if text else ("", "", "0")
+
+    def fail(now: str, rank: int) -> None:
+        if now == phase and str(rank) in ranks.split(","):
+            # Each rank once in all.
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(folder / f"failed-{rank}", os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), int(number))
+
+    regroup.at_phase = fail
+
+
+def _wait(folder: Path, word: str) -> None:
+    """Say so, and go on once the file `go` is there."""
+    (folder / f"{word}-{os.getpid()}").touch()
+    while not (folder / "go").exists():
+        sum(range(10_000))
+
+
+def main(folder: Path, epochs: int) -> None:
+    """One replica."""
+    pid = os.getpid()
+    (folder / f"replica-{pid}-{_stat(pid)[19]}").touch()
+    import torch.nn.functional as F
+
+    import pollux
+
+    _fail_at(folder, os.environ.get("POLLUX_FAIL_AT", ""))
+    model, optimizer, data = _task()
+    job = pollux.init(model, optimizer, data, BATCH, checkpoint_dir=folder / "checkpoints", checkpoint_every=0.3)
+    began = job.step
+    hold = int(os.environ.get("POLLUX_HOLD_AT", "-1"))
+    for epoch in job.epochs(epochs):
+        for x, y in job.batches():
+            job.backward(F.cross_entropy(job.model(x), y))
+            if job.step == began + 2:
+                (folder / f"stepped-{pid}").touch()
+            if not (folder / "fast").exists():
+                time.sleep(_PACE_SECONDS)
+        if hold == epoch and not (folder / "go").exists():
+            _wait(folder, "held")
+    passes = [[each["pass"], each["samples"]] for each in job.receipt.to_json()["ledger"]]
+    exact = job.is_exact
+    job.close()
+    if hold == epochs:
+        _wait(folder, "through")
+    beside = folder / f"result-{pid}.tmp"
+    beside.write_text(json.dumps({"parameters": _numbers(model), "passes": passes, "exact": exact}))
+    beside.rename(folder / f"result-{pid}.json")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,150 @@
+"""The cluster page: what is shown, and that it stays true while things happen."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+from tests.browser.stage import PATIENCE_SECONDS
+
+from pollux.wire.job import JobRequest
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def busy(stage):
+    """Two jobs that train, one that can never start, one that waits for another."""
+    for name in ("alpha", "beta"):
+        stage.submit(name, 1, 4)
+        stage.wait_state(name, "running")
+        stage.train(name, 3)
+    stage.submit("huge", 32, 64)
+    stage.submit("later", 1, 2, after=("alpha",))
+    return stage
+
+
+def test_the_figures_and_who_holds_what(busy, operator):
+    page = operator.page
+    tiles = page.locator("#tiles")
+    used = sum(job.gpus for job in busy.engine.jobs())
+    expect(tiles).to_contain_text("GPUs in use")
+    expect(tiles).to_contain_text(f"{used} of 10")
+    expect(tiles).to_contain_text("2 running")
+    expect(tiles).to_contain_text(re.compile(r"Goodput vs\. static.*\d×"))
+    expect(tiles).to_contain_text(re.compile(r"Fairness.*\d\.\d\d"))
+    nodes = page.get_by_role("region", name="Nodes and who holds their GPUs")
+    for name in ("node-a", "node-b", "node-c"):
+        expect(nodes).to_contain_text(name)
+    held = busy.engine.job("alpha").placement
+    for node, count in held.items():
+        link = nodes.get_by_role("link", name=re.compile(rf"^alpha holds {count} GPUs? of {node}$"))
+        link.hover()
+        expect(nodes.locator(".tip")).to_contain_text(f"on {node}")
+    nodes.get_by_role("link", name=re.compile("^beta holds")).first.focus()
+    expect(nodes.locator(".tip")).to_contain_text("beta")
+
+
+def test_nodes_are_found_by_name_and_by_job(busy, operator):
+    page = operator.page
+    page.get_by_label("Find a node or job").fill("node-c")
+    expect(page.locator(".node")).to_have_count(1)
+    expect(page.locator("#nodes-hint")).to_have_text("1 of 3 nodes")
+    page.get_by_label("Find a node or job").fill("nothing-of-this-name")
+    expect(page.locator(".node")).to_have_count(0)
+
+
+def test_who_waits_and_why_with_links(busy, operator):
+    queue = operator.page.get_by_role("region", name="Jobs that wait")
+    expect(queue.get_by_role("row", name=re.compile("^huge"))).to_contain_text("it needs 32 GPUs")
+    row = queue.get_by_role("row", name=re.compile("^later"))
+    expect(row).to_contain_text("runs after alpha")
+    row.get_by_role("link", name="alpha", exact=True).click()
+    operator.page.wait_for_url("**/jobs/alpha")
+
+
+def test_the_timeline_zooms_pans_and_reads_aloud(busy, operator):
+    page = operator.page
+    canvas = page.get_by_role("img", name=re.compile("GPUs by job over time"))
+    expect(canvas).to_have_accessible_name(re.compile("alpha .*GPU-s"))
+    hint = page.locator("#timeline-hint")
+    expect(hint).to_contain_text("in 2 min")
+    page.get_by_role("button", name="1 h", exact=True).click()
+    expect(hint).to_contain_text("in 60 min")
+    expect(page.get_by_role("button", name="1 h", exact=True)).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="Zoom in").click()
+    expect(hint).to_contain_text("in 30 min")
+    canvas.focus()
+    page.keyboard.press("-")
+    expect(hint).to_contain_text("in 60 min")
+    page.get_by_role("button", name="Earlier").click()
+    page.get_by_role("button", name="Earlier").click()
+    page.get_by_role("button", name="Earlier").click()
+    expect(hint).to_have_text("Nothing ran in this time.")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Back to now").click()
+    expect(hint).to_contain_text("GPU-s in 60 min")
+    page.locator("#timeline summary").click()
+    expect(
+        page.get_by_role("region", name="GPU-time by job").get_by_role("row", name=re.compile("^alpha"))
+    ).to_be_visible()
+
+
+def test_pointing_at_the_timeline_names_the_job_and_pressing_opens_it(busy, operator):
+    page = operator.page
+    expect(page.locator("#timeline-legend a").first).to_be_visible()
+    tip = page.locator("#timeline .tip")
+    page.locator("#timeline canvas").scroll_into_view_if_needed()
+    box = page.locator("#timeline canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 8, box["y"] + box["height"] - 34)
+    expect(tip).to_contain_text(re.compile("alpha|beta"))
+    page.mouse.click(box["x"] + box["width"] - 8, box["y"] + box["height"] - 34)
+    page.wait_for_url(re.compile("/jobs/(alpha|beta)"))
+
+
+def test_what_happens_is_shown_without_asking(busy, operator):
+    page = operator.page
+    expect(page.get_by_role("status").filter(has_text="Live")).to_be_visible()
+    busy.submit("newcomer", 1, 2)
+    expect(page.locator("#jobs").get_by_role("link", name="newcomer")).to_be_visible()
+    expect(page.locator("#changes")).to_contain_text("submitted for 1 to 2 GPUs")
+    busy.engine.cancel("newcomer")
+    expect(page.locator("#jobs").get_by_role("link", name="newcomer")).to_have_count(0)
+
+
+def test_jobs_are_chosen_by_state_and_opened_by_name(busy, operator):
+    page = operator.page
+    busy.engine.cancel("huge")
+    page.get_by_label("Show").select_option("ended")
+    expect(page.locator("#jobs tbody tr[data-job]")).to_have_count(1)
+    expect(page.locator("#jobs")).to_contain_text("cancelled")
+    page.get_by_label("Show").select_option("failed")
+    expect(page.get_by_text("No jobs here.")).to_be_visible()
+    page.get_by_label("Open a job").fill("beta")
+    page.get_by_label("Open a job").press("Enter")
+    page.wait_for_url("**/jobs/beta")
+
+
+def test_of_many_jobs_only_those_in_sight_are_elements(stage, visit):
+    requests = [
+        JobRequest(name=f"job-{index}", run=("sleep", "1"), min_gpus=1, max_gpus=1, workdir=str(stage.home))
+        for index in range(450)
+    ]
+    for taken in [stage.engine.begin_submit(request) for request in requests]:
+        taken.result(PATIENCE_SECONDS)
+    page = visit(stage.url).sign_in(stage.tokens.operator).page
+    expect(page.locator("#jobs-hint")).to_have_text("450 of 450")
+    seen = set()
+    for _ in range(60):
+        rows = page.locator("#jobs tbody tr[data-job]")
+        names = rows.evaluate_all("rows => rows.map((row) => row.dataset.job)")
+        assert len(names) < 60
+        seen |= set(names)
+        if len(seen) == 450:
+            break
+        page.locator("#jobs-view").evaluate("view => { view.scrollTop += 12 * 38; }")
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+        expect(page.locator("#jobs tbody td.muted")).to_have_count(0)
+    assert len(seen) == 450
+    assert page.locator("#jobs table").get_attribute("aria-rowcount") == "451"

@@ -1,0 +1,219 @@
+"""Rows of the table of failures of a live resize that need the real shim and its store; others: `test_live_faults`."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pollux.backends.local import LocalBackend
+from pollux.backends.protocol import ReplicasEnded
+from pollux.testing import live_job
+from pollux.testing.live_events import EventRun
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+EPOCHS = 15
+
+
+class Shared:
+    """One backend for all tests of this file, as each of them sees it."""
+
+    def __init__(self, backend, listeners):
+        self._backend, self._listeners = backend, listeners
+
+    def start(self, listener):
+        self._listeners.append(listener)
+
+    def close(self):
+        pass
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    listeners: list[Any] = []
+    backend = LocalBackend(home, slots=4, hang_seconds=2.5)
+    backend.start(lambda event: [listener(event) for listener in listeners])
+    shared = Shared(backend, listeners)
+    deadline = time.monotonic() + 120
+    while not backend.is_warm:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    shared.home = home
+    yield shared
+    backend.close()
+
+
+@pytest.fixture
+def job(local, tmp_path, request):
+    """Makes a job of so many replicas that trains; ends it with the test."""
+    made = []
+
+    def start(gpus, steps=True, **env):
+        number = f"job-{abs(hash(request.node.name)) % 10**8}"
+        run = EventRun(lambda: local, tmp_path / "job", EPOCHS, env=env, job_id=number)
+        made.append(run)
+        run.start(gpus)
+        run.settled()
+        if steps:
+            run.stepped()
+        return run
+
+    yield start
+    for run in made:
+        run.close()
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def store_host(local, run):
+    """The process beside the replicas below the job's shim."""
+    shim = json.loads((local.home / "run" / run.job_id / "shim.json").read_text())["pid"]
+    replicas = live_job.living(run.folder)
+    (host,) = [pid for pid in children(shim) if pid not in replicas]
+    return host
+
+
+def check(run, restarts=0):
+    verdict = run.finish()
+    assert verdict.exact
+    assert (verdict.samples_lost, verdict.samples_repeated) == (0, 0)
+    assert verdict.largest_difference < 1e-11
+    assert len(verdict.restarts) == restarts, verdict.restarts
+
+
+@pytest.mark.parametrize(
+    ("phase", "rank", "sent"),
+    [
+        ("prepare", 2, KILL),
+        ("boundary", 1, KILL),
+        ("transfer", 0, KILL),
+        ("first step", 1, KILL),
+        ("boundary", 1, STOP),
+        ("transfer", 0, STOP),
+    ],
+)
+def test_who_fails_on_the_way_is_left_behind(job, phase, rank, sent):
+    run = job(2, POLLUX_FAIL_AT=f"{phase}/{rank}/{sent}")
+    run.resize(3)
+    run.settled()
+    assert len(run.losses) == 1, run.story()
+    check(run)
+
+
+def test_without_anybody_who_holds_the_state_the_job_starts_from_its_checkpoint(job):
+    run = job(2, POLLUX_FAIL_AT=f"transfer/0,1/{KILL}")
+    run.until("checkpoint", lambda: any((run.folder / "checkpoints").glob("step-*")) or None)
+    run.resize(4)
+    run.settled()
+    check(run, restarts=1)
+
+
+def test_without_its_store_a_job_trains_on_and_is_saved_and_restarted_when_it_is_to_change(local, job):
+    run = job(2)
+    before = live_job.living(run.folder)
+    os.kill(store_host(local, run), KILL)
+    calm = time.monotonic() + 1.0
+    run.until("moment", lambda: time.monotonic() > calm)
+    assert live_job.living(run.folder) == before, "nobody is to notice"
+    run.resize(3)
+    run.until("end", lambda: run.restarts)
+    assert "store has ended" in run.restarts[0]
+    (ended,) = [event for event in run.told if isinstance(event, ReplicasEnded)]
+    assert [each.code for each in ended.exits] == [143, 143], "one saves, and both say that they were stopped"
+    run.settled()
+    check(run, restarts=1)
+
+
+def test_an_order_right_after_one_that_is_withdrawn_has_the_places_of_those_that_never_came(job):
+    run = job(2, POLLUX_FAIL_AT=f"prepare/2/{KILL}")
+    run.resize(4)
+    deadline = time.monotonic() + 60
+    while not (run.folder / "failed-2").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    # Nobody has answered the loss yet: the service had decided on something else meanwhile.
+    run.resize(4)
+    run.settled()
+    assert run.generation == 3
+    assert not run.losses
+    check(run)
+
+
+def test_a_store_that_goes_while_they_change_means_a_restart(local, job):
+    run = job(2, POLLUX_FAIL_AT=f"prepare/2/{STOP}")
+    run.resize(3)
+    run.until("joiner that hangs", lambda: (run.folder / "failed-2").exists())
+    os.kill(store_host(local, run), KILL)
+    run.settled()
+    assert "store" in run.restarts[0]
+    check(run, restarts=1)
+
+
+def test_a_change_during_the_first_step_and_another_at_once(job):
+    run = job(1, steps=False)
+    run.resize(3)
+    run.resize(2)
+    run.settled()
+    check(run)
+
+
+def test_to_one_replica_and_back_while_checkpoints_are_written(job):
+    run = job(3)
+    for gpus in (1, 3, 1, 2):
+        run.resize(gpus)
+        run.settled()
+    assert [kind for kind, _ in run.pauses] == ["shrink", "grow", "shrink", "grow"]
+    check(run)
+
+
+def test_a_change_while_the_script_is_busy_between_two_passes_waits_for_it(job):
+    run = job(2, POLLUX_HOLD_AT="3")
+    run.until("hold", lambda: len([*run.folder.glob("held-*")]) == 2)
+    run.resize(3)
+    # Longer than a replica may be silent: it computes, and that is seen.
+    calm = time.monotonic() + 3.0
+    run.until("moment", lambda: time.monotonic() > calm)
+    assert run.state == "moving"
+    (run.folder / "go").touch()
+    run.settled()
+    assert not run.losses
+    check(run)
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_a_change_after_the_last_step_leaves_the_script_alone(job, gpus):
+    run = job(2, POLLUX_HOLD_AT=str(EPOCHS))
+    (run.folder / "fast").touch()
+    run.until("end of training", lambda: len([*run.folder.glob("through-*")]) == 2)
+    before = live_job.living(run.folder)
+    run.resize(gpus)
+    calm = time.monotonic() + 1.5
+    run.until("moment", lambda: time.monotonic() > calm)
+    assert (run.state, live_job.living(run.folder)) == ("moving", before)
+    (run.folder / "go").touch()
+    run.until("end", lambda: run.state == "done")
+    check(run)
+
+
+def test_a_request_to_stop_frees_those_that_wait_at_the_door(job):
+    run = job(2, POLLUX_FAIL_AT=f"door/2/{STOP}")
+    run.resize(3)
+    run.until("joiner that hangs", lambda: (run.folder / "failed-2").exists())
+    began = time.monotonic()
+    run.backend.stop(run.job_id, run.generation, 40.0)
+    run.until("end", lambda: run.restarts)
+    assert run.restarts == ["stopped: "]
+    saved = [int(path.name.split("-")[1]) for path in (run.folder / "checkpoints").glob("step-*")]
+    assert saved
+    assert time.monotonic() - began < 39.0, "they were killed, not freed"
+    run.settled()
+    check(run, restarts=1)

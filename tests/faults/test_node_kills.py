@@ -1,0 +1,73 @@
+"""Nodes of a training job are killed, frozen or lose their host at random moments; others come in their place.
+
+`POLLUX_FAULT_EVENTS` sets the number of events, `POLLUX_FAULT_SEED` the seed. The parameters at the end are those of
+one process, and the ledger says that no sample was lost or taken twice.
+"""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from pollux.testing.fleet_run import FleetNodes, FleetRun
+
+EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "1"))
+SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20216"))
+WAYS = ("kill", "kill", "kill", "host", "freeze", "while it changes")
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    made = FleetNodes(tmp_path / "hosts")
+    made.start()
+    yield made
+    made.hosts.kill_all()
+
+
+def hurt(run, nodes, chance, number, way):
+    """One event; returns what must be done so that the node is whole again."""
+    if way == "freeze":
+        frozen = nodes.hosts.freeze_node(number)
+        return lambda: nodes.hosts.thaw(frozen)
+    if way == "while it changes":
+        run.order(run.somewhere(chance))
+        time.sleep(chance.uniform(0.0, 0.3))
+    if way == "host":
+        os.kill(nodes.hosts.pid(number), signal.SIGKILL)
+    else:
+        nodes.hosts.kill_node(number)
+    return lambda: nodes.hosts.add_node()
+
+
+def test_no_sample_is_lost_with_the_nodes_of_a_job(nodes, tmp_path):
+    print(f"seed {SEED}, {EVENTS} events")
+    chance = random.Random(SEED)
+    run = FleetRun(nodes, tmp_path / "job", epochs=30 + 40 * EVENTS)
+    resumed = []
+    try:
+        run.begin({"n0": 1, "n1": 1})
+        for event in range(EVENTS):
+            run.until("two nodes", lambda: len(run.backend.inventory()) >= 2)
+            if event:
+                run.go(run.somewhere(chance))
+            # One that was just started anew has not come to say where it is.
+            run.until("replicas", lambda: any(map(run.on, range(3))) or run.state == "done")
+            busy = [number for number in range(3) if run.on(number)]
+            if run.state == "done":
+                break
+            answered, began = len(run.losses) + len(run.restarts), time.monotonic()
+            way = WAYS[event % len(WAYS)]
+            mend = hurt(run, nodes, chance, chance.choice(busy), way)
+            run.until(f"answer to {way}", lambda n=answered: len(run.losses) + len(run.restarts) > n)
+            run.settled()
+            resumed.append((way, round(time.monotonic() - began, 2)))
+            mend()
+        verdict = run.finish()
+    finally:
+        run.close()
+    print("seconds until it went on:", resumed, "restarts:", run.restarts, "pauses:", run.pauses)
+    assert len(resumed) == EVENTS, "the job was through before all events"
+    assert (verdict.samples_lost, verdict.samples_repeated, verdict.exact) == (0, 0, True), verdict
+    assert verdict.largest_difference < 1e-9, verdict

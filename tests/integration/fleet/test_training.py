@@ -1,0 +1,112 @@
+"""A training job on several nodes changes, loses nodes and outlives the service; its curve is that of one process."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+from pollux.backends.protocol import NodeDown, NodeUp, ReplicasLost
+from pollux.testing import live_job
+
+
+def holds(verdict):
+    """Every sample once, and the parameters of one process."""
+    assert (verdict.samples_lost, verdict.samples_repeated, verdict.exact) == (0, 0, True), verdict
+    assert verdict.largest_difference < 1e-9, verdict
+
+
+def told(run, kind):
+    return [event for event in run.told if isinstance(event, kind)]
+
+
+def test_a_job_changes_over_nodes_and_loses_some(make_run, nodes):
+    """It grows, shrinks and moves in living processes, goes on from memory or, with no replica left, from disk."""
+    run = make_run(epochs=60)
+    run.begin({"n0": 1})
+    (first,) = live_job.living(run.folder)
+    run.go({"n0": 1, "n1": 2})
+    assert (len(run.on(0)), len(run.on(1))) == (1, 2)
+    assert first in run.on(0)
+    run.go({"n1": 1, "n2": 1})
+    assert (len(run.on(0)), len(run.on(1)), len(run.on(2))) == (0, 1, 1)
+    run.go({"n0": 1, "n2": 1})
+    assert (len(run.on(0)), len(run.on(1)), len(run.on(2))) == (1, 0, 1)
+    assert [kind for kind, _ in run.pauses] == ["grow", "shrink", "move"]
+
+    run.go({"n0": 1, "n1": 2})
+    kept = run.on(0)
+    nodes.hosts.kill_node(1)
+    run.until("loss", lambda: run.losses)
+    run.settled()
+    assert "n1" in run.losses[0]
+    assert (run.on(0), run.restarts) == (kept, [])
+    (lost,) = told(run, ReplicasLost)
+    assert (lost.replicas, str(lost.remaining)) == ((1, 2), "n0:1")
+    run.until("end of the node", lambda: told(run, NodeDown))
+    assert run.told.index(lost) < run.told.index(told(run, NodeDown)[0])
+    assert nodes.hosts.add_node() == "n1"
+
+    nodes.hosts.kill_node(0)
+    run.until("restart", lambda: run.restarts)
+    assert run.restarts[0].startswith("lost: ")
+    run.settled()
+    assert nodes.hosts.add_node() == "n0"
+    run.until("their return", lambda: len(run.backend.inventory()) == 3)
+    ups = [event for event in told(run, NodeUp) if run.told.index(event) > run.told.index(lost)]
+    assert {event.node.id for event in ups} == {"n0", "n1"}
+    holds(run.finish())
+
+
+def test_a_silent_node_is_given_up_and_fenced(make_run, nodes):
+    """The engine says nothing: the node's own host ends what it runs once it may not go on, and nobody trains twice."""
+    run = make_run(watch=False, env={"POLLUX_TIMEOUT": "10"})
+    run.begin({"n0": 1, "n1": 1})
+    frozen, (lost,) = nodes.hosts.freeze_node(1), run.on(1)
+    try:
+        run.until("loss", lambda: run.losses)
+        assert "no answer" in run.losses[0]
+        run.settled()
+        run.until("the node's end", lambda: told(run, NodeDown))
+        assert [node.id for node in run.backend.inventory()] == ["n0", "n2"]
+        assert any("n1" in line for line in run.fleet.warnings())
+    finally:
+        nodes.hosts.thaw(frozen)
+    run.until("fence", lambda: lost not in live_job.living(run.folder))
+    run.until("its return", lambda: len(run.backend.inventory()) == 3)
+    run.until("false alarm", lambda: run.fleet.false_alarms == 1)
+    assert run.restarts == []
+    holds(run.finish())
+
+
+SERVICE = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from pollux.testing.fleet_run import FleetNodes, FleetRun
+    run = FleetRun(FleetNodes(Path(sys.argv[1]), secret=sys.argv[2]), Path(sys.argv[3]))
+    run.begin({"n0": 1, "n1": 1})
+    print("trains", flush=True)
+    time.sleep(600)
+    """
+)
+
+
+def test_a_killed_service_is_followed_by_one_that_finds_everything(make_run, nodes, tmp_path):
+    nodes.await_all()
+    words = [str(nodes.folder), nodes.secret, str(tmp_path / "job")]
+    first = subprocess.Popen([sys.executable, "-c", SERVICE, *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "trains\n"
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        first.stdout.close()
+    before = live_job.living(tmp_path / "job")
+    run = make_run()
+    run.generation, run.state = 1, "running"
+    assert [(each.generation, each.state) for each in run.backend.running()] == [(1, "running")]
+    run.go({"n0": 1, "n1": 1, "n2": 1})
+    assert set(before) < set(live_job.living(run.folder))
+    assert run.restarts == []
+    holds(run.finish())

@@ -1,0 +1,70 @@
+"""A real Ray cluster of three nodes with four made-up GPUs each, for all tests here; see tools/ray.
+
+They need a namespace of their own (`make test-ray`); elsewhere there are no tests here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+collect_ignore_glob = [] if os.environ.get("POLLUX_TEST_NAMESPACE") else ["test_*.py"]
+
+ROOT = Path(__file__).parents[3]
+
+
+class Cluster:
+    """The cluster's process, and what can be asked of it."""
+
+    def __init__(self, nodes=3, gpus=4):
+        words = [sys.executable, str(ROOT / "tools/ray/cluster.py"), "--nodes", str(nodes), "--gpus", str(gpus)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address = self._answer()["address"]
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        assert line, "the cluster ended; its reason is above"
+        return json.loads(line)
+
+    def __call__(self, do, **more):
+        self.process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def ray_id(self, node_id):
+        """What Ray calls a node of ours."""
+        return next(row["NodeID"] for row in self("nodes") if row["Alive"] and node_id.endswith(row["NodeID"][:6]))
+
+    def groups(self, *, service=""):
+        """The placement groups there are: node by name."""
+        rows = [row for row in self("groups") if row["state"] != "REMOVED"]
+        return {row["name"]: row["bundles_to_node_id"]["0"] for row in rows if service in row["name"]}
+
+    def end(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+
+
+def wait(what, is_so, seconds=120.0):
+    """Whatever `is_so` gives, once it gives something."""
+    deadline = time.monotonic() + seconds
+    while not (found := is_so()):
+        assert time.monotonic() < deadline, f"no {what} after {seconds:g} s"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    cluster = Cluster()
+    yield cluster
+    cluster.end()

@@ -1,0 +1,63 @@
+"""Slurm without pilots: a generation asks for its nodes with one batch job, and they are given back with it."""
+
+import pytest
+
+from pollux.backends.slurm import SlurmBackend
+from pollux.core import Placement
+from pollux.testing.backend_conformance import Bench
+
+WAITS = """
+    import os, time
+    from pathlib import Path
+    me, generation = os.environ["POLLUX_JOB"], os.environ["POLLUX_GENERATION"]
+    Path(f"{me}.up-{generation}-{os.environ['RANK']}").write_text(os.environ["WORLD_SIZE"] + "\\n")
+    while not Path(f"{me}.go-{generation}").exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def bench(slurm, tmp_path):
+    def new(home):
+        return SlurmBackend(
+            home, mode="job", gpus_per_node=4, slots=2, cpus_per_node=8, partition="main", time_limit="30:00",
+            poll_seconds=0.5, head="127.0.0.1", warm=False, pool=tmp_path / "pool",
+        )  # fmt: skip
+
+    bench = Bench(tmp_path, new)
+    bench.wait("nodes", lambda: len(bench.backend.inventory()) == 3)
+    yield bench
+    bench.backend.close()
+    slurm.run("scancel", "--user=root")
+    slurm.wait_for(lambda: not slurm.run("squeue", "-h"), "empty queue")
+
+
+def queue(slurm):
+    """Comment to nodes of everything that runs."""
+    lines = slurm.run("squeue", "-h", "-r", "-t", "RUNNING", "-o", "%k|%N").splitlines()
+    return dict(line.split("|") for line in lines)
+
+
+def start(bench, generation, **places):
+    variables = {"POLLUX_JOB": "train", "POLLUX_GENERATION": str(generation)}
+    launch = bench.launch("train", WAITS, generation, 1, env=variables)
+    object.__setattr__(launch, "placement", Placement.of(places))
+    bench.backend.submit(launch)
+    for rank in range(sum(places.values())):
+        assert bench.file(f"train.up-{generation}-{rank}") == f"{sum(places.values())}\n"
+
+
+def test_each_generation_asks_for_its_nodes_and_gives_them_back(bench, slurm):
+    assert queue(slurm) == {}
+    start(bench, 1, node1=1, node2=2)
+    assert queue(slurm) == {"train@node[1-2]": "node[1-2]"}
+    bench.backend.stop("train", 1, 5.0)
+    start(bench, 2, node2=1, node3=1)
+    slurm.wait_for(lambda: "node3" in queue(slurm).values(), "second batch job")
+    bench.restart()
+    assert [each.state for each in bench.backend.running()] == ["running"]
+    (bench.folder / "train.go-2").touch()
+    assert bench.end("train", 2).outcome == "succeeded"
+    bench.backend.forget("train")
+    slurm.wait_for(lambda: not queue(slurm), "empty queue")
+    bench.wait("nodes", lambda: len(bench.backend.inventory()) == 3)

@@ -1,0 +1,276 @@
+"""A shim's hands on another machine: a real host, and connections between the two that break or go silent."""
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from pollux.backends import _processes
+from pollux.backends._asking import ask_host
+from pollux.backends._far import FarExit, FarHands, FarLoss
+from pollux.backends._generation import Fleet
+from pollux.backends._replica import ReplicaStart
+from pollux.backends._shared import SharedFolders
+from pollux.backends.host import main
+from pollux.core.errors import BackendFailed, InvalidInput
+from pollux.testing.fleet import ProcessFleet
+
+SECRET = secrets.token_bytes(32)
+WAIT_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    made = ProcessFleet(tmp_path_factory.mktemp("hosts"), num_nodes=1, cold=True)
+    made.start(SECRET, "127.0.0.1", lambda: None)
+    until(lambda: made.hosts())
+    yield made
+    made.kill_all()
+
+
+def until(is_so, seconds=WAIT_SECONDS):
+    deadline = time.monotonic() + seconds
+    while not (found := is_so()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)
+    return found
+
+
+class Proxy:
+    """Stands between shim and host: `cut` breaks connections, `mute` holds what flows in one of the directions back."""
+
+    def __init__(self, target):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._target = target
+        self._pairs = []
+        self.mute = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                far = socket.create_connection(self._target)
+                self._pairs += [near, far]
+                for way, source, sink in (("there", near, far), ("back", far, near)):
+                    threading.Thread(target=self._pass, args=(way, source, sink), daemon=True).start()
+
+    def _pass(self, way, source, sink):
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                while way in self.mute:
+                    time.sleep(0.01)
+                sink.sendall(piece)
+            sink.shutdown(socket.SHUT_WR)
+
+    def cut(self):
+        for each in self._pairs:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._pairs = []
+
+    def close(self):
+        self.mute.clear()
+        self._listener.close()
+        self.cut()
+
+
+class Shim:
+    """The loop that a shim would run around its hands."""
+
+    def __init__(self, address, lease=10.0, lost=12.0, secret=SECRET):
+        self.selector = selectors.DefaultSelector()
+        self.hands = FarHands(Fleet(secret.hex(), "127.0.0.1", {"n0": address}, lease, lost), self.selector)
+        self.told, self.texts = [], {}
+
+    def start(self, code, memory=0.0, place="n0/0"):
+        parts = []
+        start = ReplicaStart(("python", "-uc", code), "/tmp", {"PATH": os.defpath}, (), False)
+        body = self.hands.start(start, place, memory, parts.append)
+        self.texts[body.key] = parts
+        return body
+
+    def text(self, body):
+        return b"".join(self.texts[body.key]).decode()
+
+    def until(self, is_so, seconds=WAIT_SECONDS):
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < deadline, (self.told, self.hands.false_alarms)
+            due = self.hands.due()
+            for key, _ in self.selector.select(0.05 if due is None else min(0.05, due)):
+                key.data()
+            self.hands.look()
+            self.told += self.hands.told
+            self.hands.told.clear()
+
+    def ended(self, body):
+        self.until(lambda: any(isinstance(each, FarExit) and each.body is body for each in self.told))
+        return next(each for each in self.told if isinstance(each, FarExit) and each.body is body)
+
+    def close(self):
+        self.hands.kill_all()
+        self.until(lambda: self.hands.is_clear(kill=True), 20)
+        self.hands.release()
+        self.selector.close()
+
+
+@pytest.fixture
+def proxy(fleet):
+    made = Proxy(fleet.hosts()[0].address)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_shim(fleet, proxy):
+    made = []
+
+    def make(**more):
+        made.append(Shim(proxy.address, **more))
+        return made[-1]
+
+    yield make
+    proxy.mute.clear()
+    for shim in made:
+        shim.close()
+
+
+def test_a_replica_is_started_read_and_collected(make_shim):
+    shim = make_shim()
+    good, bad = shim.start("print('hello')"), shim.start("raise SystemExit(7)")
+    assert (shim.ended(good).code, shim.ended(bad).code) == (0, 7)
+    assert (shim.text(good), good.up) == ("hello\n", True)
+    assert good.pid > 0
+
+
+def test_signals_reach_it_and_its_children_end_with_it(make_shim):
+    shim = make_shim()
+    code = "import subprocess, time; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); time.sleep(600)"
+    first, second = shim.start(code), shim.start(code)
+    shim.until(lambda: shim.text(first) and shim.text(second))
+    assert shim.hands.terminate(first, True)
+    exit_ = shim.ended(first)
+    assert (exit_.code, exit_.asked) == (-signal.SIGTERM, True)
+    shim.hands.kill(second)
+    assert shim.ended(second).code == -signal.SIGKILL
+    shim.until(lambda: shim.hands.is_clear(kill=True))
+    for body in (first, second):
+        until(lambda body=body: _processes.start_time(int(shim.text(body))) is None)
+
+
+def test_nothing_is_lost_when_the_connection_breaks(make_shim, proxy):
+    shim = make_shim()
+    code = "import time\nfor n in range(400): print(n, flush=True); time.sleep(0.002)"
+    body = shim.start(code)
+    for count in (20, 100, 250):
+        shim.until(lambda count=count: shim.text(body).count("\n") >= count)
+        proxy.cut()
+    assert shim.ended(body).code == 0
+    assert shim.text(body) == "".join(f"{n}\n" for n in range(400))
+    assert [each for each in shim.told if isinstance(each, FarLoss)] == []
+
+
+@pytest.mark.parametrize("ways", [{"there"}, {"back"}], ids=["deaf", "dumb"])
+def test_a_silent_node_ends_what_it_runs_before_it_is_given_up(make_shim, proxy, ways):
+    """Also where only one direction is silent: what counts is what the shim has confirmed."""
+    shim = make_shim(lease=3.0, lost=4.5)
+    body = shim.start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    proxy.mute |= ways
+    shim.until(lambda: shim.told and isinstance(shim.told[-1], FarLoss))
+    lost = shim.told[-1]
+    assert (lost.bodies, lost.node, lost.silent) == ((body,), "n0", True)
+    assert "no answer" in lost.why
+    assert _processes.start_time(int(shim.text(body))) is None
+    assert shim.hands.is_clear(kill=True)
+    # What is begun there meanwhile must not be taken for what was given up.
+    again = shim.start("import time; print('again', flush=True); time.sleep(4); print('and still')")
+    proxy.mute.clear()
+    shim.until(lambda: shim.hands.false_alarms)
+    assert shim.ended(again).code == 0
+    assert shim.text(again) == "again\nand still\n"
+
+
+def test_a_keeper_that_was_ended_is_noticed_at_once(make_shim, fleet):
+    shim = make_shim(lease=50.0, lost=60.0)
+    body = shim.start("import os, time; print(os.getppid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    os.kill(int(shim.text(body)), signal.SIGKILL)
+    shim.until(lambda: shim.told)
+    assert (shim.told[0].bodies, shim.told[0].silent) == ((body,), False)
+
+
+def test_an_engine_may_say_that_a_node_is_gone(make_shim):
+    shim = make_shim(lease=3.0, lost=50.0)
+    body = shim.start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    shim.hands.node_is_gone("n0", "node 'n0' is gone")
+    shim.until(lambda: shim.told)
+    assert shim.told[0] == FarLoss((body,), "n0", "node 'n0' is gone")
+    assert shim.hands.is_clear(kill=False)
+    until(lambda: _processes.start_time(int(shim.text(body))) is None)
+
+
+def test_a_node_that_nobody_knows_is_lost_at_once(make_shim):
+    shim = make_shim()
+    body = shim.start("pass", place="gone:elsewhere/0")
+    shim.until(lambda: shim.told)
+    assert shim.told[0].bodies == (body,)
+    assert "'elsewhere' is gone" in shim.told[0].why
+
+
+def test_a_host_of_another_fleet_is_not_used(make_shim):
+    shim = make_shim(secret=b"another secret, as long as that", lease=0.5, lost=1.0)
+    shim.start("print('never')")
+    shim.until(lambda: shim.told)
+    assert isinstance(shim.told[0], FarLoss)
+
+
+def test_too_much_memory_is_told(make_shim):
+    shim = make_shim()
+    body = shim.start("x = bytearray(300 << 20); print('there'); import time; time.sleep(600)", memory=100 << 20)
+    shim.until(lambda: shim.hands.over_memory({3: body}, 100 << 20))
+    number, used = shim.hands.over_memory({3: body}, 100 << 20)
+    assert number == 3
+    assert used > 100 << 20
+
+
+def test_strangers_do_not_disturb_a_host(fleet):
+    address = fleet.hosts()[0].address
+    for said in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100_000, b"{}\n", b'{"nonce": 1, "request": "{}", "proof": "x"}\n'):
+        with socket.create_connection(address, timeout=10) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+    with pytest.raises(BackendFailed, match="refused"):
+        ask_host(address, b"x" * 32, {"see": ["/"]})
+    assert ask_host(address, SECRET, {"see": ["/", "/absent"]})["seen"] == [True, False]
+
+
+def test_folders_are_compared(fleet, tmp_path, monkeypatch):
+    shared = SharedFolders(SECRET)
+    below = tmp_path / "not" / "there" / "yet"
+    assert shared.refuses([str(tmp_path), str(below)], fleet.hosts()) == ""
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("pollux.backends._shared._nearest", lambda folder: tmp_path / "absent")
+    why = SharedFolders(SECRET).refuses(["/here/only"], fleet.hosts())
+    assert "'/here/only' is not the same on node 'n0'" in why
+
+
+def test_a_host_without_a_secret_says_so(tmp_path, monkeypatch):
+    monkeypatch.delenv("POLLUX_FLEET_SECRET", raising=False)
+    words = ["--node", "x", "--places", "1", "--announce", str(tmp_path / "x.json")]
+    with pytest.raises(InvalidInput, match="POLLUX_FLEET_SECRET"):
+        main(words)
+    with pytest.raises(InvalidInput, match="cannot read the secret"):
+        main([*words, "--secret-file", str(tmp_path / "absent")])

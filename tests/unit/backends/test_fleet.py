@@ -1,0 +1,174 @@
+"""What a fleet's backend refuses, remembers and tells, over a lender that is only books."""
+
+import pytest
+
+from pollux.backends._grounds import FleetGround
+from pollux.backends.fleet import FleetBackend, fleet_secret, own_address
+from pollux.backends.lender import HostedNode, PooledLender
+from pollux.backends.protocol import Launch, NodeDown, NodeUp
+from pollux.core import Node, Placement
+from pollux.core.errors import BackendFailed, InvalidInput
+
+
+def node(name, places=2, port=1, gpus=()):
+    return HostedNode(Node(name, places, "cpu", num_cpus=4.0), ("127.0.0.1", port), gpus)
+
+
+def launch(**counts):
+    return Launch("job", 1, Placement.of(counts), ("python", "x.py"), "/")
+
+
+@pytest.fixture
+def lender():
+    return PooledLender()
+
+
+@pytest.fixture
+def backend(tmp_path, lender):
+    made = FleetBackend(tmp_path, lender, "test", head="127.0.0.1", warm=False)
+    made.told = []
+    made.start(made.told.append)
+    yield made
+    made.close()
+
+
+def wait(is_so):
+    import time
+
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_nodes_come_and_go(backend, lender):
+    lender.offer([node("a"), node("b")])
+    wait(lambda: len(backend.told) == 2)
+    assert [(type(event), event.node.id) for event in backend.told] == [(NodeUp, "a"), (NodeUp, "b")]
+    lender.offer([node("b", 3)])
+    wait(lambda: len(backend.told) == 4)
+    assert [type(event) for event in backend.told[2:]] == [NodeUp, NodeDown]
+    assert [each.num_gpus for each in backend.inventory()] == [3]
+
+
+def test_a_new_host_of_a_node_is_a_new_node(backend, lender):
+    lender.offer([node("a")])
+    lender.offer([node("a", port=2)])
+    wait(lambda: [type(event) for event in backend.told][-2:] == [NodeDown, NodeUp] or len(backend.told) == 1)
+
+
+def test_nodes_from_before_count_until_the_lender_has_found_them(tmp_path):
+    first = PooledLender()
+    backend = FleetBackend(tmp_path, first, head="127.0.0.1", warm=False)
+    told = []
+    backend.start(told.append)
+    first.offer([node("a"), node("b")])
+    wait(lambda: len(told) == 2)
+    backend.close()
+    second, told = PooledLender(), []
+    backend = FleetBackend(tmp_path, second, head="127.0.0.1", warm=False)
+    backend.start(told.append)
+    assert [each.id for each in backend.inventory()] == ["a", "b"]
+    second.offer([node("a"), node("b"), node("c")])
+    wait(lambda: told)
+    assert [event.node.id for event in told] == ["c"]
+    backend.close()
+
+
+def test_what_cannot_be_placed_is_refused(backend, lender):
+    lender.offer([node("a")])
+    with pytest.raises(BackendFailed, match="no node 'z'; nodes now: a"):
+        backend.submit(launch(a=1, z=1))
+    with pytest.raises(BackendFailed, match="'a' has 2 places"):
+        backend.submit(launch(a=3))
+    with pytest.raises(BackendFailed, match="nowhere"):
+        backend.submit(launch())
+    assert backend.running() == ()
+
+
+def test_rendering_shows_every_replica(backend, lender):
+    lender.offer([node("a", gpus=(4, 6)), node("b", gpus=(0, 1))])
+    rendered = backend.render(launch(a=2, b=1))
+    assert rendered["nodes"] == {"a": 2, "b": 1}
+    assert [each["RANK"] + each["LOCAL_RANK"] + each["NODE_RANK"] for each in rendered["replicas"]] == [
+        "000",
+        "110",
+        "201",
+    ]
+    assert {each["MASTER_ADDR"] for each in rendered["replicas"]} == {"127.0.0.1"}
+
+
+def test_the_lease_is_shorter_than_patience(tmp_path, lender, monkeypatch):
+    with pytest.raises(InvalidInput, match="nothing runs twice"):
+        FleetBackend(tmp_path, lender, lease_seconds=5.0, lost_seconds=5.0)
+    monkeypatch.setenv("POLLUX_LOST_SECONDS", "soon")
+    with pytest.raises(InvalidInput, match="POLLUX_LOST_SECONDS is 'soon'"):
+        FleetBackend(tmp_path, lender)
+
+
+def test_the_secret_is_made_once_and_kept_private(tmp_path):
+    secret = fleet_secret(tmp_path)
+    assert len(secret) == 32
+    assert fleet_secret(tmp_path) == secret
+    path = tmp_path / "run" / "fleet.secret"
+    assert path.stat().st_mode & 0o077 == 0
+    assert [each.name for each in path.parent.iterdir()] == ["fleet.secret"]
+    path.write_text("no secret")
+    with pytest.raises(BackendFailed, match="cannot be used"):
+        fleet_secret(tmp_path)
+
+
+def test_there_is_always_an_address():
+    assert own_address()
+
+
+@pytest.fixture
+def ground(lender):
+    lender.offer([node("a", gpus=(4, 6)), node("b")])
+    return FleetGround(lender, b"x" * 16, "10.0.0.1", 10.0, 12.0)
+
+
+def test_places_that_stay_come_first(ground, lender):
+    first = ground.take("job", Placement.of({"a": 2}), (), ())
+    assert first == ("a/0", "a/1")
+    second = ground.take("job", Placement.of({"b": 1, "a": 1}), ("a/1", "a/0"), ("a/1", "a/0"))
+    assert second == ("a/1", "b/0")
+    ground.keep("job", second)
+    assert lender.held("job") == {"a": (1,), "b": (0,)}
+    assert ground.placement(second) == Placement.of({"a": 1, "b": 1})
+
+
+def test_places_of_the_dead_are_used_again(ground):
+    ground.take("job", Placement.of({"a": 2}), (), ())
+    assert ground.take("job", Placement.of({"a": 2}), ("a/1",), ("a/1",)) == ("a/1", "a/0")
+
+
+def test_what_is_held_by_others_is_waited_for_and_what_is_gone_is_not(ground, lender):
+    ground.take("other", Placement.of({"b": 2}), (), ())
+    assert ground.take("job", Placement.of({"b": 1}), (), ()) == ()
+    assert ground.refused("job", Placement.of({"b": 1}), ()) == ("", ())
+    lender.offer([node("a")])
+    why, names = ground.refused("job", Placement.of({"a": 1, "b": 1}), ("a/0",))
+    assert "'b' is gone" in why
+    assert names == ("a/0", "gone:b/0")
+
+
+def test_an_order_names_only_its_own_nodes(ground):
+    details = ground.details(launch(a=1), ("a/1",), "id")
+    assert details["fleet"].nodes == {"a": ("127.0.0.1", 1)}
+    assert details["gpus"] == {"a/1": 6}
+    assert details["environ"]["MASTER_ADDR"] == "10.0.0.1"
+    assert "GLOO_SOCKET_IFNAME" not in details["environ"]
+
+
+def test_a_thousand_hosts_cost_a_quiet_turn_nothing(backend, lender):
+    """No call for each node, and none for each job, where nothing changed."""
+    lender.offer([node(f"n{number}") for number in range(1000)])
+    wait(lambda: len(backend.told) == 1000)
+    calls = []
+    lender.held = lambda job: calls.append(job) or {}
+    listed = backend._ground.hosts
+    for _ in range(100):
+        backend._work._rouse()
+    assert backend._ground.hosts is listed
+    assert calls == []

@@ -1,0 +1,185 @@
+"""What the shim makes of signs of life and orders, without processes and without a store."""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pollux.backends import _live as module
+from pollux.backends._live import LiveGeneration
+from pollux.backends._regroup import Change, Seat
+
+
+@dataclass
+class Order:
+    generation: int
+    places: tuple[str, ...] = ("0", "1")
+    hang_seconds: float = 3.0
+
+
+@dataclass
+class Member:
+    number: int
+    place: str = "0"
+    code: int | None = None
+
+
+@dataclass
+class Generation:
+    """Notes what is asked of it; a new order seats those that are there, and joiners for the rest."""
+
+    order: Order
+    members: list[Member]
+    told: list[Any] = field(default_factory=list)
+    is_ending: bool = False
+    lacks_memory: bool = False
+
+    def seat(self, order, ranks):
+        self.order = order
+        staying = [Seat(number, rank) for number, rank in sorted(ranks.items(), key=lambda item: item[1])]
+        free = [number for number in range(10) if number not in ranks]
+        seats = [*staying, *(Seat(number, None) for number in free)][: len(order.places)]
+        return Change(order.generation, tuple(seats), tuple(seat.number for seat in staying[len(order.places) :]))
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.told.append((name, *arguments))
+
+
+class Store:
+    pid: int | None = 1
+
+    def __init__(self):
+        self.keys, self.watched = {}, {}
+
+    def set(self, key, value):
+        self.keys[key] = value
+
+    def watch(self, name, keys, seconds, repeat=False):
+        self.watched[name] = list(keys)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = itertools.count()
+    clock = type("Clock", (), {"now": 0.0})()
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock.now)
+    assert next(now) == 0
+    return clock
+
+
+@pytest.fixture
+def live(clock):
+    generation = Generation(Order(1), [Member(0), Member(1, "1")])
+    made: Any = LiveGeneration(generation, Store(), lambda message: generation.told.append(message))
+    made.generation, made.store = generation, made._store
+    return made
+
+
+def beat(live, generation, rank, step=3, busy="", refusal=""):
+    live.found(f"beat/{generation}/{rank}", {"step": step, "at": 0.0, "busy": busy, "refusal": refusal})
+
+
+def asked(live, name):
+    return [told[1:] for told in live.generation.told if isinstance(told, tuple) and told[0] == name]
+
+
+def test_an_order_that_waits_for_the_agent_is_noted_at_once(live, clock):
+    live.resize(Order(2, ("0", "1", "2")))
+    assert asked(live, "renumber") == [(2,)]
+    assert live.is_moving
+    beat(live, 1, 0)
+    assert "plan/2" in live.store.keys
+
+
+def test_without_an_agent_an_order_is_refused_after_a_while(live, clock):
+    clock.now = 2.0
+    live.resize(Order(2))
+    clock.now = 6.9
+    live.look()
+    assert asked(live, "give_up") == []
+    clock.now = 7.0
+    live.look()
+    ((why,),) = asked(live, "give_up")
+    assert "no agent" in why
+
+
+def test_what_cannot_change_is_refused_at_once_with_its_reason(live):
+    beat(live, 1, 0, step=-1, refusal="a framework owns the loop")
+    live.resize(Order(2))
+    assert asked(live, "give_up") == [("it cannot change while it runs: a framework owns the loop",)]
+
+
+def test_a_replica_of_a_job_that_cannot_change_ends_as_ever(live):
+    beat(live, 1, 0, step=-1, refusal="a framework owns the loop")
+    assert not live.ended(Member(1, "1", -9))
+    assert asked(live, "depart") == []
+
+
+def test_a_job_that_is_through_is_not_moved(live):
+    beat(live, 1, 0)
+    beat(live, 1, 0, busy="finished")
+    live.resize(Order(2, ("0",)))
+    assert "plan/2" not in live.store.keys
+    assert live.is_moving
+    # It was not: the script trains on.
+    beat(live, 1, 0, step=4)
+    assert "plan/2" in live.store.keys
+
+
+def test_joiners_of_a_job_that_is_through_are_not_needed(live):
+    beat(live, 1, 0)
+    live.resize(Order(2, ("0", "1", "2")))
+    beat(live, 1, 0, busy="finished")
+    assert "withdrawn/2" in live.store.keys
+    assert asked(live, "kill") == [(2,)]
+
+
+def test_after_one_replica_ended_well_nothing_changes_any_more(live):
+    beat(live, 1, 0)
+    assert not live.ended(Member(1, "1", 0))
+    live.resize(Order(2, ("0", "1", "2")))
+    assert "plan/2" not in live.store.keys
+    assert asked(live, "give_up") == []
+
+
+def test_replicas_are_heard_in_the_generation_they_believe_to_be_in(live, clock):
+    beat(live, 1, 0)
+    beat(live, 1, 1)
+    live.resize(Order(2, ("0",)))
+    assert set(live.store.watched["beats"]) == {"beat/1/0", "beat/1/1", "beat/2/0"}
+    clock.now = 2.0
+    beat(live, 2, 0, busy="first step")
+    beat(live, 1, 1, busy="regroup")
+    clock.now = 5.0
+    live.look()
+    assert asked(live, "kill") == [], "it is heard elsewhere"
+    clock.now = 10.0
+    live.look()
+    assert asked(live, "kill") == [(1,)]
+
+
+def test_steps_that_go_by_give_a_change_up(live, clock):
+    beat(live, 1, 0, step=3)
+    beat(live, 1, 1, step=3)
+    live.resize(Order(2, ("0",)))
+    clock.now = 31.0
+    beat(live, 1, 0, step=100)
+    beat(live, 1, 1, step=3, busy="pass end")
+    live.look()
+    assert asked(live, "give_up") == [], "one of them is at something of its own"
+    beat(live, 1, 1, step=100)
+    live.look()
+    assert "50 steps went by" in asked(live, "give_up")[0][0]
+
+
+def test_a_hang_right_after_a_change_is_noticed(live, clock):
+    beat(live, 1, 0)
+    beat(live, 1, 1)
+    live.resize(Order(2, ("0", "1")))
+    for what, rank in itertools.product(("here", "done"), (0, 1)):
+        live.found(f"{what}/2/{rank}", {"pause_seconds": 0.1, "kind": "move"})
+    assert any(isinstance(told, dict) and told["event"] == "started" for told in live.generation.told)
+    clock.now = 3.0
+    live.look()
+    assert {number for (number,) in asked(live, "kill")} == {0, 1}

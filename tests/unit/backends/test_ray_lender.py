@@ -1,0 +1,285 @@
+"""The lender against a process that plays the driver: it says what a file holds, and writes down what it is told."""
+
+import json
+import sys
+import threading
+import time
+
+import pytest
+
+from pollux.backends import _ray_link
+from pollux.backends._ray_lender import RayLender
+
+PLAYED = """
+import json, sys, threading, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+def listen():
+    for line in sys.stdin:
+        with (folder / "told").open("a") as file:
+            file.write(line)
+    import os
+    os._exit(0)
+threading.Thread(target=listen, daemon=True).start()
+said = 0
+while True:
+    lines = (folder / "said").read_text().splitlines()
+    for line in lines[said:]:
+        if line == "die":
+            (folder / "said").write_text("")
+            sys.exit("out of breath")
+        print(line, flush=True)
+    said = len(lines)
+    time.sleep(0.005)
+"""
+NODE = {"places": 4, "gpu_type": "H100", "num_cpus": 8.0, "memory_bytes": 1e9, "preemptible": False}
+
+
+class Stage:
+    def __init__(self, folder, **options):
+        self.folder = folder
+        (folder / "said").touch()
+        (folder / "told").touch()
+        (folder / "driver.py").write_text(PLAYED)
+        self.command = (sys.executable, str(folder / "driver.py"), str(folder))
+        self.options = options
+        self.changed = threading.Event()
+        self.lender = self.begin()
+
+    def begin(self):
+        lender = RayLender(self.folder / "home", "auto", command=self.command, **self.options)
+        lender.start(b"s" * 16, "127.0.0.1", self.changed.set)
+        return lender
+
+    def say(self, kind, **more):
+        with (self.folder / "said").open("a") as file:
+            file.write((kind if kind == "die" else json.dumps({"kind": kind, **more})) + "\n")
+
+    def told(self, do=None):
+        lines = [json.loads(line) for line in (self.folder / "told").read_text().splitlines()]
+        return [line for line in lines if do is None or line.get("do") == do]
+
+    def wait(self, is_so):
+        deadline = time.monotonic() + 60
+        while not (found := is_so()):
+            assert time.monotonic() < deadline, (self.told(), self.lender.warnings(), self.lender.hosts())
+            time.sleep(0.005)
+        return found
+
+    def nodes(self, *names):
+        self.say("nodes", nodes=[{"name": name, **NODE} for name in names])
+
+    def host(self, name, gpus=(0, 1, 2, 3)):
+        self.say("host", node=name, address=["10.0.0.1", 7000], gpus=list(gpus), boot="b")
+
+    def ready(self, *names):
+        self.say("connected", version="2")
+        self.nodes(*names)
+        for name in names:
+            self.host(name)
+        self.wait(lambda: len(self.lender.hosts()) == len(names))
+
+    def taken(self, job_id, wanted):
+        before = len(self.told("take"))
+        self.lender.ask(job_id, wanted)
+        return list(self.wait(lambda: self.told("take")[before:])[0]["claims"])
+
+
+@pytest.fixture
+def stage(tmp_path):
+    stage = Stage(tmp_path)
+    yield stage
+    stage.lender.close()
+
+
+def test_the_driver_is_told_whose_it_is_first(stage):
+    first = stage.wait(stage.told)[0]
+    assert first["address"] == "auto"
+    assert first["secret"] == (b"s" * 16).hex()
+    assert first["prefix"] == f"pollux:{first['namespace'].removeprefix('pollux-')}:"
+    assert first["claims"] == {}
+
+
+def test_nodes_are_offered_once_their_host_is_up(stage):
+    stage.nodes("a", "b")
+    stage.host("b")
+    (hosted,) = stage.wait(stage.lender.hosts)
+    assert (hosted.node.id, hosted.node.num_gpus, hosted.node.gpu_type) == ("b", 4, "H100")
+    assert (hosted.address, hosted.gpus) == (("10.0.0.1", 7000), (0, 1, 2, 3))
+    assert stage.changed.is_set()
+
+
+def test_a_place_is_held_when_ray_has_granted_it(stage):
+    stage.ready("a")
+    one, two = stage.taken("job", {"a": 2})
+    stage.say("granted", claim=one, gpu="3")
+    stage.say("granted", claim=two, gpu="1")
+    stage.wait(lambda: stage.lender.held("job") == {"a": (1, 3)})
+    stage.lender.drop("job", {"a": (3,)})
+    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [one]
+    assert stage.lender.held("job") == {"a": (1,)}
+
+
+def test_a_place_is_the_position_of_the_gpu_and_not_its_number(stage):
+    stage.say("connected", version="2")
+    stage.nodes("a")
+    stage.host("a", gpus=(4, 5, 6, 7))
+    stage.wait(stage.lender.hosts)
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("granted", claim=name, gpu="6")
+    stage.wait(lambda: stage.lender.held("job") == {"a": (2,)})
+
+
+def test_a_part_of_a_gpu_is_no_place(stage):
+    stage.ready("a")
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("granted", claim=name, gpu="MIG-1")
+    stage.wait(lambda: any("MIG-1" in line for line in stage.lender.warnings()))
+    assert stage.lender.held("job") == {}
+    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [name]
+
+
+def test_others_hold_part_of_a_node(stage):
+    stage.ready("a", "b")
+    one, two, three = stage.taken("job", {"a": 3})
+    stage.say("granted", claim=one, gpu="0")
+    stage.say("waits", claim=two)
+    stage.say("waits", claim=three)
+    stage.wait(lambda: "2 on a missing" in stage.lender.refusal("job"))
+    assert [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [1, 4]
+    assert stage.lender.held("job") == {"a": (0,)}
+
+    # The job goes elsewhere; one claim stays in Ray's queue and tells when the others have left.
+    stage.lender.ask("job", {"a": 1})
+    assert stage.lender.refusal("job") == ""
+    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [three]
+    stage.say("granted", claim=two, gpu="1")
+    stage.wait(lambda: [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [4, 4])
+    assert stage.wait(lambda: stage.told("free")[1:])[0]["names"] == [two]
+    assert stage.lender.held("job") == {"a": (0,)}
+
+
+def test_waiting_for_our_own_jobs_is_no_refusal(stage):
+    stage.ready("a")
+    for number, name in enumerate(stage.taken("wide", {"a": 4})):
+        stage.say("granted", claim=name, gpu=str(number))
+    stage.wait(lambda: stage.lender.held("wide") == {"a": (0, 1, 2, 3)})
+    (name,) = stage.taken("patient", {"a": 1})
+    stage.changed.clear()
+    stage.say("waits", claim=name)
+    assert stage.changed.wait(60)
+    assert stage.lender.refusal("patient") == ""
+    assert stage.lender.hosts()[0].node.num_gpus == 4
+    stage.lender.drop("wide", {"a": (0, 1, 2, 3)})
+    assert stage.wait(lambda: stage.told("wait anew"))[0]["names"] == [name]
+
+
+def test_a_host_that_ended_is_a_node_less_until_it_is_back(stage):
+    stage.ready("a", "b")
+    stage.say("gone", node="a", why="the host of node 'a' ended (1)")
+    stage.wait(lambda: [hosted.node.id for hosted in stage.lender.hosts()] == ["b"])
+    assert stage.lender.warnings() == ("the host of node 'a' ended (1)",)
+    stage.host("a")
+    stage.wait(lambda: len(stage.lender.hosts()) == 2)
+    assert stage.lender.warnings() == ()
+
+
+def test_a_node_that_left_takes_its_claims_along(stage):
+    stage.ready("a", "b")
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("granted", claim=name, gpu="0")
+    stage.wait(lambda: stage.lender.held("job"))
+    stage.nodes("b")
+    stage.wait(lambda: not stage.lender.held("job"))
+    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [name]
+    assert [hosted.node.id for hosted in stage.lender.hosts()] == ["b"]
+
+
+def test_a_new_object_knows_what_was_lent(stage):
+    stage.ready("a")
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("granted", claim=name, gpu="2")
+    stage.wait(lambda: stage.lender.held("job"))
+    stage.lender.close()
+    before = len(stage.told())
+    stage.lender = stage.begin()
+    assert stage.lender.held("job") == {"a": (2,)}
+    stage.lender.claim("job", {"a": (2,)})
+    first = stage.wait(lambda: stage.told()[before:])[0]
+    assert first["claims"] == {name: "a"}
+    assert first["prefix"] == stage.told()[0]["prefix"]
+    assert not stage.told("free")
+
+
+def test_a_driver_that_dies_is_started_again_and_its_nodes_stay(stage):
+    stage.ready("a")
+    stage.say("die")
+    stage.wait(lambda: any("out of breath" in line for line in stage.lender.warnings()))
+    assert [hosted.node.id for hosted in stage.lender.hosts()] == ["a"]
+    stage.wait(lambda: len([line for line in stage.told() if "namespace" in line]) > 1)
+    stage.say("connected", version="2")
+    stage.say("well")
+    stage.wait(lambda: not stage.lender.warnings())
+
+
+def test_a_driver_that_falls_silent_is_said_and_its_nodes_stay(stage, monkeypatch):
+    stage.ready("a")
+    monkeypatch.setattr(_ray_link, "_SILENCE_SECONDS", 0.0)
+    stage.wait(lambda: any("does not answer" in line for line in stage.lender.warnings()))
+    assert [hosted.node.id for hosted in stage.lender.hosts()] == ["a"]
+    monkeypatch.undo()
+    stage.say("well")
+    stage.wait(lambda: not stage.lender.warnings())
+    assert len([line for line in stage.told() if "namespace" in line]) == 1
+
+
+def test_a_driver_that_stays_silent_is_replaced(stage, monkeypatch):
+    monkeypatch.setattr(_ray_link, "_SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(_ray_link, "_GIVE_UP_SECONDS", 0.0)
+    stage.ready("a")
+    (stage.folder / "said").write_text("")
+    stage.wait(lambda: len([line for line in stage.told() if "namespace" in line]) > 1)
+    assert [hosted.node.id for hosted in stage.lender.hosts()] == ["a"]
+
+
+def test_a_driver_that_talks_nonsense_is_replaced(stage, caplog):
+    stage.ready("a")
+    stage.say("host")
+    stage.wait(lambda: len([line for line in stage.told() if "namespace" in line]) > 1)
+    assert "started again" in caplog.text
+
+
+def test_ray_out_of_reach_is_said_with_the_reason(stage):
+    stage.say("unreachable", why="nobody listens at 10.0.0.9:6379")
+    said = stage.wait(stage.lender.warnings)
+    assert "Ray cannot be reached (nobody listens at 10.0.0.9:6379)" in said[0]
+    assert "--address" in said[0]
+    assert stage.lender.hosts() == ()
+
+
+def test_a_cluster_without_gpus_is_said(stage):
+    stage.say("connected", version="2")
+    stage.nodes()
+    assert "no node with GPUs" in stage.wait(stage.lender.warnings)[0]
+
+
+def test_the_autoscaler_hears_of_a_wish_once_and_only_where_allowed(tmp_path):
+    stage = Stage(tmp_path, autoscale=True)
+    try:
+        stage.wait(stage.told)
+        stage.lender.desire(3)
+        stage.lender.desire(3)
+        stage.lender.desire(4)
+        assert [order["nodes"] for order in stage.wait(lambda: stage.told("desire")[1:] and stage.told("desire"))] == [
+            3,
+            4,
+        ]
+    finally:
+        stage.lender.close()
+
+
+def test_without_leave_the_autoscaler_hears_nothing(stage):
+    stage.wait(stage.told)
+    stage.lender.desire(3)
+    stage.taken("job", {"a": 1})
+    assert not stage.told("desire")

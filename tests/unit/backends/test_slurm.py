@@ -1,0 +1,71 @@
+"""The backend on top: what is shown before anything is asked, and how nodes that are about to go are told."""
+
+import pytest
+
+from pollux import backends
+from pollux.backends.lender import HostedNode
+from pollux.backends.protocol import NodeDown, NodeUp
+from pollux.backends.slurm import SlurmBackend
+from pollux.core import Node
+from pollux.core.errors import InvalidInput
+
+
+def hosted(name):
+    return HostedNode(Node(name, 4), ("127.0.0.1", 4000))
+
+
+@pytest.fixture
+def backend(tmp_path):
+    return SlurmBackend(tmp_path, gpus_per_node=4, pool=tmp_path / "pool", head="127.0.0.1")
+
+
+def test_a_preview_writes_nothing(tmp_path):
+    text = SlurmBackend.preview(
+        tmp_path / "home", gpus_per_node=4, nodes="2..8", pool=tmp_path / "pool", head="10.0.0.1"
+    )
+    assert text.startswith("sbatch --parsable --array=0-1 <<'END'\n#!/bin/bash\n")
+    assert text.endswith("END\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preview_without_pilots_has_the_words_that_a_decision_fills_in(tmp_path):
+    text = SlurmBackend.preview(tmp_path, gpus_per_node=4, mode="job", head="10.0.0.1")
+    assert "#SBATCH --nodelist=NODES\n" in text
+
+
+def test_wrong_options_are_refused_before_anything_is_asked(tmp_path):
+    with pytest.raises(InvalidInput, match="gpus_per_node=N"):
+        SlurmBackend(tmp_path)
+
+
+def test_another_home_meets_its_nodes_in_another_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    one, two = (SlurmBackend.preview(tmp_path / name, slots=1, head="10.0.0.1") for name in ("one", "two"))
+    assert str(tmp_path / ".pollux-slurm") in one
+    assert one != two
+
+
+def test_it_says_what_is_missing(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "no sbatch, squeue, sinfo, scancel in PATH" in backends.available("slurm")
+
+
+def test_a_node_that_is_about_to_go_is_down_for_whoever_decides(backend):
+    told: list[object] = []
+    backend._tell = told.append
+    backend._slurm.offer([hosted("node1"), hosted("node2")])
+    backend._leaving_changed({}, {"node1": "drained"})
+    assert [type(event) for event in told] == [NodeDown]
+    assert told[0].node_id == "node1"
+    backend._leaving_changed({"node1": "drained"}, {})
+    assert told[1].node.id == "node1"
+
+
+def test_a_node_is_not_told_to_be_up_while_it_goes(backend):
+    told: list[object] = []
+    backend._tell = told.append
+    backend._slurm._picture = backend._slurm._picture.__class__(leaving={"node1": "drained"})
+    backend._hear(NodeUp(0.0, Node("node1", 4)))
+    backend._hear(NodeUp(0.0, Node("node2", 4)))
+    backend._hear(NodeDown(0.0, "node1"))
+    assert [type(event) for event in told] == [NodeUp, NodeDown]

@@ -1,0 +1,96 @@
+"""Slurm's commands, played by small scripts: those that hang, fail, are not there, or say something else."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from pollux.backends._slurm_calls import SlurmCalls
+from pollux.core.errors import BackendFailed
+
+
+@pytest.fixture
+def commands(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    write.folder = tmp_path
+    return write
+
+
+@pytest.fixture
+def calls(commands, monkeypatch):
+    path = f"{commands.folder}:{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)
+    return SlurmCalls({"PATH": path, "SLURM_CONF": "here", "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x"}, 60.0)
+
+
+def test_output_is_handed_on(commands, calls):
+    commands("squeue", 'echo "$@"')
+    said = calls.jobs("pollux-1").split()
+    assert "--name=pollux-1" in said
+    assert f"--user={os.getuid()}" in said
+
+
+def test_an_allocation_around_the_service_is_not_passed_on(commands, calls):
+    commands("sinfo", "env")
+    said = calls.nodes(["node1"])
+    assert "SLURM_CONF=here" in said
+    assert "SLURM_JOB_ID" not in said
+    assert "SBATCH_PARTITION" not in said
+
+
+def test_nodes_are_asked_for_in_one_short_word(commands, calls):
+    commands("sinfo", 'echo "$@"')
+    assert "--nodes=node[0-9],node[10-99],node[100-999]" in calls.nodes([f"node{number}" for number in range(1000)])
+
+
+def test_a_command_that_hangs_is_ended_with_all_it_started(commands, calls):
+    commands("squeue", f"sleep 600 & echo $! > {commands.folder}/pid; wait")
+    quick = SlurmCalls({"PATH": os.environ["PATH"]}, 1.0)
+    with pytest.raises(BackendFailed, match="did not answer within 1 s"):
+        quick.jobs("any")
+    stat_file = Path(f"/proc/{(commands.folder / 'pid').read_text().strip()}/stat")
+    # Whoever adopts it may not have looked after it yet.
+    assert not stat_file.exists() or stat_file.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_command_that_is_not_there(tmp_path):
+    with pytest.raises(BackendFailed, match="'scancel' cannot be run"):
+        SlurmCalls({"PATH": str(tmp_path)}, 60.0).cancel(["1"])
+
+
+@pytest.mark.parametrize(
+    ("complaint", "remedy"),
+    [
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "is slurmctld up"),
+        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "account="),
+        ("sbatch: error: invalid partition specified: gpuu", "partition="),
+        ("auth/munge: _decode_cred: Munge decode failed: Invalid credential", "munge"),
+        ("sbatch: error: AssocMaxSubmitJobLimit", "quota"),
+    ],
+)
+def test_a_refusal_comes_with_its_words_and_a_remedy(commands, calls, complaint, remedy):
+    commands("sbatch", f"cat > /dev/null; echo '{complaint}' >&2; exit 1")
+    with pytest.raises(BackendFailed) as refused:
+        calls.submit("#!/bin/sh", 1)
+    assert complaint in str(refused.value)
+    assert remedy in str(refused.value)
+
+
+def test_a_submission_gives_its_number(commands, calls):
+    commands("sbatch", f"cat > {commands.folder}/script; echo '4711;lab'")
+    assert calls.submit("#!/bin/sh\necho hello\n", 2) == "4711"
+    assert (commands.folder / "script").read_text() == "#!/bin/sh\necho hello\n"
+    commands("sbatch", "cat > /dev/null; echo Submitted batch job 5")
+    with pytest.raises(BackendFailed, match="instead of a job's number"):
+        calls.submit("#!/bin/sh", 1)
+
+
+def test_many_are_cancelled_in_few_commands(commands, calls):
+    commands("scancel", f"echo $# >> {commands.folder}/counts")
+    calls.cancel([str(number) for number in range(450)])
+    assert (commands.folder / "counts").read_text().split() == ["201", "201", "51"]

@@ -1,0 +1,149 @@
+"""Slurm without pilots, against one that is played: nodes come when jobs want them and go when they do not."""
+
+import json
+
+import pytest
+
+from pollux.backends._slurm_jobs import SlurmJobLender, host_port
+from pollux.backends._slurm_script import PilotOptions
+from pollux.core.errors import BackendFailed
+
+
+class PlayedSlurm:
+    def __init__(self):
+        self.rows: dict[str, str] = {}
+        self.states = {"node1": "idle", "node2": "mixed", "node3": "allocated", "node4": "drained"}
+        self.scripts: list[str] = []
+        self.cancelled: list[str] = []
+
+    def jobs(self, name):
+        return "".join(f"{pilot}|{rest}\n" for pilot, rest in self.rows.items())
+
+    def all_nodes(self, partition):
+        return "".join(f"{name}|{state}|gpu:a100:4|10.0.0.{name[-1]}|64|none\n" for name, state in self.states.items())
+
+    def submit(self, script, count, exclude=()):
+        self.scripts.append(script)
+        (comment,) = [line.split("=", 1)[1] for line in script.splitlines() if line.startswith("#SBATCH --comment")]
+        pilot = f"{len(self.scripts)}_0"
+        self.rows[pilot] = f"PENDING|10:00|10:00||{comment.strip(chr(39))}|Priority"
+        return str(len(self.scripts))
+
+    def cancel(self, pilots):
+        self.cancelled += pilots
+        for pilot in pilots:
+            self.rows[pilot] = "CANCELLED|0:00|10:00||(null)|None"
+
+
+class Bench:
+    def __init__(self, folder):
+        self.now = 1000.0
+        self.slurm = PlayedSlurm()
+        self.folder = folder / "pool"
+        self.changes = 0
+        options = PilotOptions(gpus_per_node=4, mode="job")
+        self.lender = SlurmJobLender(self.folder, options, self.slurm, lambda: self.now)
+        self.lender._folder.prepare(b"secret")
+        self.lender._changed = self.changed
+
+    def changed(self):
+        self.changes += 1
+
+    def turn(self, seconds=1.0):
+        self.now += seconds
+        self.lender.turn()
+
+    def grant(self, pilot, nodes, names, comment):
+        self.slurm.rows[pilot] = f"RUNNING|1:00:00|1:00:00|{nodes}|{comment}|None"
+        for name in names:
+            port = host_port(str(self.folder), name)
+            host = {"node": name, "address": f"10.0.0.{name[-1]}", "port": port, "places": 4, "gpus": [0, 1, 2, 3]}
+            facts = {"gpu_type": "A100", "cpus": 8.0, "memory_bytes": 0.0}
+            (self.folder / "pilots" / f"{pilot}.{name}.facts").write_text(json.dumps(facts))
+            (self.folder / "pilots" / f"{pilot}.{name}.json").write_text(json.dumps(host))
+
+    @property
+    def nodes(self):
+        return [hosted.node.id for hosted in self.lender.hosts()]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    bench = Bench(tmp_path)
+    bench.turn()
+    return bench
+
+
+def test_what_slurm_could_lend_is_offered_before_anything_is_asked_for(bench):
+    assert bench.nodes == ["node1", "node2"]
+    first = bench.lender.hosts()[0]
+    assert (first.node.num_gpus, first.node.gpu_type) == (4, "a100")
+    assert first.address == ("10.0.0.1", host_port(str(bench.folder), "node1"))
+    assert bench.slurm.scripts == []
+
+
+def test_a_generation_asks_once_and_gets_its_places_with_the_hosts(bench):
+    bench.lender.ask("train", {"node1": 2, "node2": 4})
+    bench.turn()
+    bench.turn()
+    (script,) = bench.slurm.scripts
+    assert "#SBATCH --nodelist=node[1-2]\n" in script
+    assert "#SBATCH --nodes=2\n" in script
+    assert f"node1:{host_port(str(bench.folder), 'node1')}" in script
+    assert bench.lender.held("train") == {}
+    before = [hosted.address for hosted in bench.lender.hosts()]
+    bench.grant("1_0", "node[1-2]", ["node1", "node2"], "train@node[1-2]")
+    changes = bench.changes
+    bench.turn()
+    assert bench.lender.held("train") == {"node1": (0, 1), "node2": (0, 1, 2, 3)}
+    assert bench.changes > changes
+    assert [hosted.address for hosted in bench.lender.hosts()] == before, "a node must not seem to be another"
+    assert bench.lender.hosts()[0].gpus == (0, 1, 2, 3)
+
+
+def test_nodes_are_given_back_when_nobody_wants_them(bench):
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    bench.grant("1_0", "node1", ["node1"], "train@node1")
+    bench.turn()
+    assert bench.slurm.cancelled == []
+    bench.lender.drop("train", {"node1": (0,)})
+    bench.turn()
+    assert bench.slurm.cancelled == ["1_0"]
+    bench.turn()
+    assert bench.nodes == ["node2"], "its next host must not be taken for the last"
+    bench.turn(10.0)
+    assert bench.nodes == ["node1", "node2"]
+
+
+def test_what_is_not_granted_is_cancelled_when_it_is_wanted_no_more(bench):
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    bench.lender.ask("train", {})
+    bench.turn()
+    assert bench.slurm.cancelled == ["1_0"]
+
+
+def test_a_refusal_is_the_jobs(bench):
+    def refuse(*_):
+        raise BackendFailed("'sbatch' failed: Invalid account")
+
+    bench.slurm.submit = refuse
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    assert bench.lender.refusal("train") == "Slurm does not lend node1: 'sbatch' failed: Invalid account"
+    del bench.slurm.submit
+    bench.lender.ask("train", {"node1": 2})
+    bench.turn()
+    assert bench.lender.refusal("train") == ""
+    assert len(bench.slurm.scripts) == 1
+
+
+def test_two_jobs_share_what_is_there(bench):
+    bench.lender.ask("one", {"node1": 1})
+    bench.lender.ask("two", {"node1": 2})
+    bench.turn()
+    assert len(bench.slurm.scripts) == 1
+    bench.grant("1_0", "node1", ["node1"], "one@node1")
+    bench.turn()
+    assert (bench.lender.held("one"), bench.lender.held("two")) == ({"node1": (0,)}, {"node1": (1, 2)})

@@ -1,0 +1,307 @@
+"""The lender's rounds against a Slurm that is played: growing, shrinking, ends, refusals, and what is not answered."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pollux.backends._slurm_lender import SlurmLender
+from pollux.backends._slurm_script import PilotOptions
+from pollux.core.errors import BackendFailed
+
+
+class PlayedSlurm:
+    """Answers as Slurm would; `rows` and `states` are what squeue and sinfo print."""
+
+    def __init__(self):
+        self.rows: dict[str, str] = {}
+        self.states: dict[str, str] = {}
+        self.submitted: list[tuple[int, tuple[str, ...]]] = []
+        self.cancelled: list[str] = []
+        self.failing = ""
+        self.odd = ""
+        self.calls = 0
+
+    def jobs(self, name):
+        self._maybe_fail()
+        return self.odd + "".join(f"{pilot}|{rest}\n" for pilot, rest in self.rows.items())
+
+    def nodes(self, names):
+        self._maybe_fail()
+        return "".join(f"{name}|{self.states.get(name, 'mixed')}|gpu:4|10.0.0.1|64|none\n" for name in names)
+
+    def submit(self, script, count, exclude=()):
+        self._maybe_fail()
+        self.submitted.append((count, tuple(exclude)))
+        array = len(self.submitted)
+        for number in range(count):
+            self.rows[f"{array}_{number}"] = "PENDING|10:00|10:00||pilot|Priority"
+        return str(array)
+
+    def cancel(self, pilots):
+        self._maybe_fail()
+        self.cancelled += pilots
+        for pilot in pilots:
+            self.rows[pilot] = "CANCELLED|0:00|10:00||pilot|None"
+
+    def _maybe_fail(self):
+        self.calls += 1
+        if self.failing:
+            raise BackendFailed(self.failing)
+
+    def grant(self, pilot, node, left="1:00:00"):
+        self.rows[pilot] = f"RUNNING|{left}|1:00:00|{node}|pilot|None"
+
+
+class Bench:
+    def __init__(self, folder: Path, **given):
+        self.now = 1000.0
+        self.slurm = PlayedSlurm()
+        self.folder = folder / "slurm"
+        options = {"nodes": "2", "gpus_per_node": 4, "poll_seconds": 1000.0, **given}
+        self.lender = SlurmLender(self.folder, PilotOptions(**options), self.slurm, lambda: self.now)
+        self.changes = 0
+        self.lender._folder.prepare(b"secret")
+        self.lender._changed = self.changed
+
+    def changed(self):
+        self.changes += 1
+
+    def turn(self, seconds=5.0):
+        self.now += seconds
+        self.lender.turn()
+
+    def announce(self, pilot, node, **more):
+        facts = {"gpu_type": "A100", "cpus": 8.0, "memory_bytes": 0.0}
+        host = {"node": node, "address": "10.0.0.1", "port": 4000, "places": 4, "gpus": [0, 1, 2, 3], **more}
+        (self.folder / "pilots" / f"{pilot}.{node}.facts").write_text(json.dumps(facts))
+        (self.folder / "pilots" / f"{pilot}.{node}.json").write_text(json.dumps(host))
+
+    def lend(self, pilot, node, left="1:00:00"):
+        self.slurm.grant(pilot, node, left)
+        self.announce(pilot, node)
+
+    @property
+    def nodes(self):
+        return [hosted.node.id for hosted in self.lender.hosts()]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def test_nodes_are_asked_for_once_and_lent_when_their_hosts_are_up(bench):
+    bench.turn()
+    bench.turn()
+    assert bench.slurm.submitted == [(2, ())]
+    assert bench.lender.warnings() == ("2 nodes wait in Slurm's queue: Priority",)
+    bench.slurm.grant("1_0", "node1")
+    bench.turn()
+    assert bench.nodes == []
+    bench.announce("1_0", "node1")
+    bench.lender.turn(full=False)
+    assert bench.nodes == ["node1"]
+    bench.lend("1_1", "node2")
+    bench.turn()
+    assert bench.nodes == ["node1", "node2"]
+    assert bench.lender.warnings() == ()
+    assert len(bench.slurm.submitted) == 1
+
+
+def test_the_secret_is_for_its_owner_only(bench):
+    assert (bench.folder / "secret").stat().st_mode & 0o777 == 0o600
+    assert bytes.fromhex((bench.folder / "secret").read_text()) == b"secret"
+
+
+def test_places_are_given_from_the_nodes_that_are_lent(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.turn()
+    bench.lender.ask("job", {"node1": 3})
+    assert bench.lender.held("job") == {"node1": (0, 1, 2)}
+    assert bench.lender.refusal("job") == ""
+    bench.lender.ask("other", {"node9": 1})
+    assert "node9" in bench.lender.refusal("other")
+
+
+def test_it_grows_and_shrinks_with_what_is_desired(tmp_path):
+    bench = Bench(tmp_path, nodes="1..3", idle_seconds=60.0)
+    bench.turn()
+    bench.lender.desire(9)
+    bench.turn()
+    assert bench.slurm.submitted == [(1, ()), (2, ())]
+    bench.lend("1_0", "node1")
+    bench.lend("2_0", "node2")
+    bench.turn()
+    bench.lender.ask("job", {"node2": 1})
+    bench.lender.desire(1)
+    bench.turn()
+    assert bench.slurm.cancelled == []
+    bench.turn(61.0)
+    assert bench.slurm.cancelled == ["2_1", "1_0"]
+    bench.turn()
+    assert bench.nodes == ["node2"]
+
+
+def test_a_pilot_near_its_limit_is_left_and_replaced_before(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.lend("1_1", "node2", left="12:00")
+    bench.turn()
+    bench.lender.ask("job", {"node2": 1})
+    assert bench.slurm.submitted == [(2, ()), (1, ())], "the next one is asked for ahead"
+    bench.slurm.failing = "squeue does not answer"
+    bench.turn(10 * 60.0)
+    assert bench.lender.leaving() == {"node2": "its pilot's time limit is near"}, "the clock goes on without Slurm"
+    assert bench.nodes == ["node1", "node2"]
+    bench.slurm.failing = ""
+    bench.slurm.grant("1_1", "node2", "2:00")
+    bench.turn()
+    assert bench.slurm.cancelled == []
+    bench.lender.drop("job", {"node2": (0,)})
+    bench.turn()
+    assert bench.slurm.cancelled == ["1_1"]
+    bench.turn()
+    assert bench.nodes == ["node1"]
+    assert len(bench.slurm.submitted) == 2
+
+
+def test_an_end_that_slurm_announces_is_seen_at_a_glance(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.turn()
+    before = bench.changes
+    (bench.folder / "pilots" / "1_0.-.leaving").touch()
+    bench.lender.turn(full=False)
+    assert bench.lender.leaving() == {"node1": "Slurm announced the end of its pilot"}
+    assert bench.changes > before
+
+
+def test_without_an_answer_it_goes_on_with_what_it_has(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.turn()
+    bench.slurm.failing = "'squeue' did not answer within 20 s"
+    del bench.slurm.rows["1_0"]
+    bench.turn()
+    assert bench.nodes == ["node1"]
+    assert any("did not answer" in warning and "going on" in warning for warning in bench.lender.warnings())
+    bench.lender.ask("job", {"node1": 2})
+    assert bench.lender.held("job") == {"node1": (0, 1)}
+    bench.slurm.failing = ""
+    bench.slurm.grant("1_0", "node1")
+    bench.turn()
+    assert bench.lender.warnings() == ("1 node waits in Slurm's queue: Priority",)
+
+
+def test_a_line_that_is_not_understood_loses_no_node(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.turn()
+    del bench.slurm.rows["1_0"]
+    bench.slurm.odd = "1_0|RUNNING?|1:00:00|node1\n"
+    bench.turn()
+    assert bench.nodes == ["node1"]
+    assert "cannot be understood" in bench.lender.warnings()[0]
+    assert len(bench.slurm.submitted) == 1
+    bench.slurm.odd = ""
+    bench.turn()
+    assert bench.nodes == []
+
+
+def test_pilots_that_fail_at_once_are_not_asked_for_in_a_storm(bench):
+    bench.turn()
+    for turn in range(20):
+        for pilot, row in bench.slurm.rows.items():
+            if row.startswith("PENDING"):
+                bench.slurm.rows[pilot] = "FAILED|0:00|10:00|node1|pilot|NonZeroExitCode"
+                (bench.folder / "pilots" / f"{pilot}.log").write_text("\nno python here\n")
+        bench.turn(5.0)
+        assert turn > 2 or len(bench.slurm.submitted) <= 2
+    assert len(bench.slurm.submitted) <= 6
+    (warning,) = [each for each in bench.lender.warnings() if "ended early" in each]
+    assert "NonZeroExitCode; no python here" in warning
+
+
+def test_a_refused_submission_is_said_and_tried_again_later(bench):
+    bench.slurm.submit = lambda *_: (_ for _ in ()).throw(BackendFailed("'sbatch' failed: Invalid account"))
+    bench.turn()
+    assert "no node can be asked for: 'sbatch' failed: Invalid account" in bench.lender.warnings()
+    del bench.slurm.submit
+    bench.turn()
+    assert bench.slurm.submitted == []
+    bench.turn(31.0)
+    assert bench.slurm.submitted == [(2, ())]
+    bench.turn()
+    assert not any("asked for" in warning for warning in bench.lender.warnings())
+
+
+def test_a_node_that_lies_is_given_back_and_not_asked_for_again(bench):
+    bench.turn()
+    bench.slurm.grant("1_0", "node1")
+    (bench.folder / "pilots" / "1_0.node1.problem").write_text("4 GPUs were asked for, and Slurm gave '0'")
+    bench.turn()
+    assert bench.slurm.cancelled == ["1_0"]
+    assert any("Slurm gave '0'" in warning for warning in bench.lender.warnings())
+    assert bench.slurm.submitted[-1] == (1, ("node1",))
+
+
+def test_an_announcement_that_is_damaged_is_said(bench):
+    bench.turn()
+    bench.slurm.grant("1_0", "node1")
+    bench.announce("1_0", "node1", port=99999)
+    bench.turn()
+    assert bench.nodes == []
+    assert any("cannot be used" in warning for warning in bench.lender.warnings())
+
+
+def test_notes_of_ended_pilots_go_and_their_logs_stay(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    (bench.folder / "pilots" / "1_0.log").write_text("hello\n")
+    (bench.folder / "names" / "node1").write_text("1_0")
+    bench.turn(100.0)
+    bench.slurm.rows["1_0"] = "TIMEOUT|0:00|10:00|node1|pilot|TimeLimit"
+    bench.turn()
+    assert [path.name for path in (bench.folder / "pilots").iterdir()] == ["1_0.log"]
+    assert not (bench.folder / "names" / "node1").exists()
+    assert bench.nodes == []
+
+
+def test_a_new_object_offers_at_once_what_ran_before(bench, tmp_path):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.turn()
+    again = SlurmLender(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
+    bench.slurm.failing = "slurmctld is down"
+    again.start(b"secret", "127.0.0.1", lambda: None)
+    try:
+        assert [hosted.node.id for hosted in again.hosts()] == ["node1"]
+    finally:
+        again.close()
+
+
+def test_closing_cancels_only_what_waits_and_only_without_jobs(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.turn()
+    bench.lender.ask("job", {"node1": 1})
+    bench.lender._leave()
+    assert bench.slurm.cancelled == []
+    bench.lender.drop("job", {"node1": (0,)})
+    bench.lender._leave()
+    assert bench.slurm.cancelled == ["1_1"]
+    assert (bench.folder / "pulse").read_text().startswith("closed")
+
+
+def test_a_round_is_two_commands_however_many_nodes(tmp_path):
+    bench = Bench(tmp_path, nodes="50")
+    bench.turn()
+    for number in range(50):
+        bench.lend(f"1_{number}", f"node{number}")
+    bench.turn()
+    bench.slurm.calls = 0
+    bench.turn()
+    assert bench.slurm.calls == 2
+    assert len(bench.nodes) == 50

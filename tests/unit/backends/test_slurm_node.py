@@ -1,0 +1,125 @@
+"""What a pilot's step finds out on its node, and what it does with the host."""
+
+import io
+import json
+import signal
+import subprocess
+
+import pytest
+
+from pollux.backends import _slurm_node
+from pollux.backends._devices import Devices
+from pollux.backends._slurm_node import _keep, _Node, address_towards, facts_of, without_slurm
+from pollux.core import Node
+from pollux.core.errors import BackendFailed
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    def shows(*gpus):
+        node = Node("here", len(gpus) or 2, "A100" if gpus else "cpu")
+        monkeypatch.setattr(_slurm_node, "find_devices", lambda slots, environ: Devices(node, gpus, (0, 1)))
+
+    shows()
+    return shows
+
+
+def test_slots_need_no_gpu(driver):
+    facts = facts_of({"SLURM_CPUS_ON_NODE": "8", "SLURM_MEM_PER_NODE": "2048"}, 4, 3)
+    assert (facts["places"], facts["gpus"], facts["gpu_type"]) == (3, [], "cpu")
+    assert (facts["cpus"], facts["memory_bytes"]) == (8.0, 2048.0 * 2**20)
+
+
+def test_gpus_are_those_that_slurm_gave(driver):
+    driver(0, 1, 2, 3)
+    facts = facts_of({"CUDA_VISIBLE_DEVICES": "2,3"}, 2, 0)
+    assert (facts["places"], facts["gpus"], facts["gpu_type"]) == (2, [2, 3], "A100")
+
+
+def test_without_a_driver_slurm_is_believed(driver):
+    assert facts_of({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, 0)["gpu_type"] == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "words"),
+    [
+        ("0", 2, "2 GPUs were asked for"),
+        ("", 1, "1 GPUs were asked for"),
+        ("MIG-1,MIG-2", 2, "by names"),
+        ("6,7", 2, "shows"),
+    ],
+)
+def test_a_node_that_lies_is_found_out(driver, given, gpus, words):
+    driver(0, 1)
+    with pytest.raises(BackendFailed, match=words):
+        facts_of({"CUDA_VISIBLE_DEVICES": given}, gpus, 0)
+
+
+def test_the_address_on_the_way_to_the_service(monkeypatch):
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+
+    def refuse(*_):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(_slurm_node.socket, "socket", refuse)
+    with pytest.raises(BackendFailed, match="'head-1' has no address"):
+        address_towards("head-1")
+
+
+def test_a_node_that_two_pilots_share_has_two_names(tmp_path):
+    assert _Node(tmp_path, "1_0", "node1").identity() == "node1"
+    assert _Node(tmp_path, "1_0", "node1").identity() == "node1"
+    assert _Node(tmp_path, "1_1", "node1").identity() == "node1.1-1"
+    _Node(tmp_path, "1_1", "node1").forget()
+    assert _Node(tmp_path, "1_2", "node1").identity() == "node1.1-2"
+    _Node(tmp_path, "1_0", "node1").forget()
+    assert _Node(tmp_path, "1_2", "node1").identity() == "node1"
+
+
+class PlayedHost:
+    """A host that runs until it is told to end."""
+
+    pid = -1
+
+    def __init__(self):
+        self.stdin = io.BytesIO()
+        self.killed = False
+
+    def wait(self, timeout=None):
+        if self.stdin.closed:
+            return 0
+        raise subprocess.TimeoutExpired("host", timeout)
+
+    def kill(self):
+        self.killed = True
+
+
+@pytest.mark.parametrize(("pulse", "seconds"), [("here 1 1", 900.0), ("closed 1 2", 60.0)])
+def test_a_node_without_work_or_service_is_given_back(tmp_path, monkeypatch, pulse, seconds):
+    now = [0.0]
+
+    def clock():
+        now[0] += 5.0
+        return now[0]
+
+    monkeypatch.setattr(_slurm_node.time, "monotonic", clock)
+    monkeypatch.setattr(_slurm_node, "_has_work", lambda pid: now[0] < 300.0)
+    (tmp_path / "pulse").write_text(pulse)
+    host = PlayedHost()
+    assert _keep(_Node(tmp_path, "1_0", "node1"), host, 900.0) == 0
+    assert host.stdin.closed
+    assert 300.0 + seconds < now[0] < 300.0 + seconds + 60.0
+
+
+def test_a_notice_is_noted_for_the_service(tmp_path):
+    (tmp_path / "pilots").mkdir()
+    node = _Node(tmp_path, "1_0", "node1")
+    node.leaving(signal.SIGTERM, None)
+    assert (tmp_path / "pilots" / "1_0.node1.leaving").read_text() == "SIGTERM"
+    node.note("facts", json.dumps({"a": 1}))
+    assert (tmp_path / "pilots" / "1_0.node1.facts").read_text() == '{"a": 1}'
+
+
+def test_replicas_do_not_see_the_step_they_run_in():
+    given = {"SLURM_NTASKS": "3", "SLURM_PROCID": "0", "PMI_RANK": "0", "SLURM_JOB_ID": "7", "PATH": "/bin"}
+    assert without_slurm(given) == {"SLURM_JOB_ID": "7", "PATH": "/bin"}

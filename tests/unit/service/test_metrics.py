@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from pollux.service import create_app, metrics
+from pollux.service.exposition import CONTENT_TYPE, Family, text_of
+from pollux.service.metrics import NAMES, OTHER, families
+from pollux.service.summary import summary_of
+from pollux.testing.service import SAMPLE_MODEL, sample_report
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+
+
+def numbers(engine):
+    desk = engine.runner.desk
+    return families(engine, summary_of(desk.board, desk.timeline, engine.runner.controller.cluster, engine.now()))
+
+
+def samples(engine):
+    return {family.name: family.samples for family in numbers(engine)}
+
+
+@pytest.fixture
+def client(world):
+    with TestClient(create_app(world.engine, world.tokens), base_url="http://127.0.0.1:7341") as client:
+        yield client
+
+
+def test_the_text_format():
+    odd = Family("pollux_odd", "gauge", 'a "b"\\\n')
+    odd.add(1.5, job_id='x"\\\ny')
+    odd.add(math.inf)
+    odd.add(-math.inf)
+    odd.add(3.0)
+    odd.add(None)
+    odd.add(math.nan)
+    odd.add(1e300)
+    assert text_of([odd, Family("pollux_none", "counter", "nothing")]).decode().splitlines() == [
+        '# HELP pollux_odd a "b"\\\\\\n',
+        "# TYPE pollux_odd gauge",
+        'pollux_odd{job_id="x\\"\\\\\\ny"} 1.5',
+        "pollux_odd +Inf",
+        "pollux_odd -Inf",
+        "pollux_odd 3",
+        "pollux_odd 1e+300",
+    ]
+
+
+def test_a_token_is_needed_and_the_viewers_is_enough(world, client):
+    assert client.get("/metrics").status_code == 401
+    assert client.get("/metrics", headers={"authorization": f"Bearer {world.tokens.for_job('a')}"}).status_code == 403
+    for token in (world.tokens.viewer, world.tokens.operator):
+        answer = client.get("/metrics", headers={"authorization": f"Bearer {token}"})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, CONTENT_TYPE)
+        assert "\npollux_gpus 4\n" in answer.text
+        assert answer.text.endswith("\n")
+
+
+def test_every_number_is_documented_with_its_kind_and_labels(world):
+    rows = dict(re.findall(r"^\| `(pollux_\w+)` \| (\w+) \|", PAGE.read_text(), re.MULTILINE))
+    assert sorted(rows) == sorted(NAMES)
+    labels = dict(re.findall(r"^\| `(pollux_\w+)` \| \w+ \|([^|]*)\|", PAGE.read_text(), re.MULTILINE))
+    world.submit("a", max_gpus=1)
+    for family in numbers(world.engine):
+        assert rows[family.name] == family.kind
+        assert family.name.endswith("_total") == (family.kind == "counter")
+        for found, _ in family.samples:
+            assert {f"`{name}`" for name in found} == set(re.findall(r"`\w+`", labels[family.name])), family.name
+
+
+def test_what_a_job_reported_is_told(world):
+    world.submit("a", max_gpus=1, queue="vision")
+    world.backend.started("a")
+    world.engine.settle()
+    world.engine.report("a", sample_report(1, 250.0, model=SAMPLE_MODEL, loss=0.5))
+    found = samples(world.engine)
+    labels = {"job_id": "a", "queue": "vision"}
+    assert found["pollux_job_goodput"] == [(labels, 40.0)]
+    assert found["pollux_job_progress_ratio"] == [(labels, 0.25)]
+    assert found["pollux_job_loss"] == [(labels, 0.5)]
+    assert found["pollux_job_noise_scale"] == []
+    assert found["pollux_queue_gpus"] == [({"queue": "vision"}, 1.0)]
+    assert found["pollux_resident_memory_bytes"][0][1] > 1e6
+
+
+def test_labels_are_bounded(make_world, monkeypatch):
+    world = make_world(gpus=8)
+    monkeypatch.setattr(metrics, "MOST_JOBS", 3)
+    monkeypatch.setattr(metrics, "MOST_QUEUES", 2)
+    for number in range(6):
+        world.submit(f"j{number}", min_gpus=1, max_gpus=1, queue=f"q{number % 4}")
+    found = samples(world.engine)
+    assert len(found["pollux_job_gpus"]) == 4
+    assert found["pollux_job_gpus"][-1] == ({"job_id": OTHER, "queue": OTHER}, 3.0)
+    assert len(found["pollux_queue_gpus"]) == 3
+    assert sum(value for _, value in found["pollux_queue_gpus"]) == 6.0
+    assert sum(value for _, value in found["pollux_job_gpus"]) == 6.0

@@ -1,0 +1,83 @@
+"""Fetch the JavaScript that the web page (uPlot) and its tests (axe-core) use, at fixed versions and checksums.
+
+    python tools/vendor_web.py          uPlot into src/pollux/service/web/static/vendor, which is kept in git
+    python tools/vendor_web.py --axe    axe-core into build/browser, for tests/browser only
+
+Nothing of this is needed to install or run Pollux. Only the standard library is used; npm need not be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import io
+import os
+import sys
+import tarfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REGISTRY = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of the npm registry: its SHA-512 as the registry gives it, and which of its files go where."""
+
+    name: str
+    version: str
+    sha512: str
+    files: dict[str, str]
+    folder: Path
+
+
+UPLOT = Package(
+    "uplot",
+    "1.6.32",
+    "KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw==",
+    {"dist/uPlot.esm.js": "uPlot.js", "dist/uPlot.min.css": "uPlot.css", "LICENSE": "LICENSE.txt"},
+    ROOT / "src/pollux/service/web/static/vendor/uplot",
+)
+AXE = Package(
+    "axe-core",
+    "4.14.0",
+    "9WTZxEjsZ7b13TH8JPmbV2z8CHbl80/2hm3XPEG4JgNdQLK81IBRXmSxHfMAOkSqQeRxT/0dwNDz2GOm3zzpcQ==",
+    {"axe.min.js": "axe.min.js", "LICENSE": "LICENSE.txt"},
+    ROOT / "build/browser",
+)
+
+
+def fetch(package: Package) -> None:
+    """Download, check and unpack; nothing is written where the checksum differs."""
+    address = f"{REGISTRY}/{package.name}/-/{package.name}-{package.version}.tgz"
+    with urllib.request.urlopen(address, timeout=120) as answer:
+        archive = answer.read()
+    seen = base64.b64encode(hashlib.sha512(archive).digest()).decode()
+    if seen != package.sha512:
+        sys.exit(f"{address} has SHA-512 {seen}, not {package.sha512}: nothing was written")
+    package.folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        for source, target in package.files.items():
+            member = files.extractfile(f"package/{source}")
+            if member is None:
+                sys.exit(f"{address} has no file {source}")
+            (package.folder / target).write_bytes(member.read())
+    (package.folder / "VERSION.txt").write_text(f"{package.name} {package.version}\n{address}\nsha512-{seen}\n")
+
+
+def main() -> None:
+    """Fetch what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--axe", action="store_true", help="axe-core for the tests, unless it is there already")
+    package = AXE if parser.parse_args().axe else UPLOT
+    version = package.folder / "VERSION.txt"
+    if package is AXE and version.is_file() and f" {package.version}\n" in version.read_text():
+        return
+    fetch(package)
+
+
+if __name__ == "__main__":
+    main()
