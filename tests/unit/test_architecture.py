@@ -154,7 +154,7 @@ def test_no_phrase_that_the_house_rules_forbid(path, phrase):
 
 def project_texts() -> list[Path]:
     """Every text a reader of the repository meets, apart from licence and recorded results."""
-    folders = ("src", "tests", "docs", "benchmarks", "examples", ".ci")
+    folders = ("src", "tests", "docs", "benchmarks", "deploy", "examples", "tools", ".ci")
     inside = [path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.is_file()]
     beside = [path for path in REPOSITORY.iterdir() if path.is_file() and path.name != "LICENSE"]
     endings = {".cfg", ".md", ".py", ".toml", ".txt", ".yml", ".yaml", ""}

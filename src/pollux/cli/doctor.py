@@ -27,6 +27,7 @@ _EXTRAS = {
     "lightning": ("lightning", "PyTorch Lightning"),
     "transformers": ("transformers", "Hugging Face Trainer"),
     "tensorboard": ("tensorboard", "receipts in TensorBoard"),
+    "ray": ("ray", "'pollux up --backend ray'"),
 }
 _LOW_DISK_BYTES = 1 << 30
 

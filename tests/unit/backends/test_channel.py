@@ -92,7 +92,8 @@ def test_every_message_comes_once_and_in_order(seed):
     """Connections break at random moments, losing what was on the way."""
     chance = random.Random(seed)
     ends = (Channel(), Channel())
-    sent, come = ([], []), ([], [])
+    sent: tuple[list[object], ...] = ([], [])
+    come: tuple[list[object], ...] = ([], [])
     lines = []
 
     def connect():

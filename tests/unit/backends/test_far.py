@@ -92,7 +92,7 @@ class Shim:
         self.told, self.texts = [], {}
 
     def start(self, code, memory=0.0, place="n0/0"):
-        parts = []
+        parts: list[bytes] = []
         start = ReplicaStart(("python", "-uc", code), "/tmp", {"PATH": os.defpath}, (), False)
         body = self.hands.start(start, place, memory, parts.append)
         self.texts[body.key] = parts

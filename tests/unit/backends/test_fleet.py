@@ -60,7 +60,7 @@ def test_a_new_host_of_a_node_is_a_new_node(backend, lender):
 def test_nodes_from_before_count_until_the_lender_has_found_them(tmp_path):
     first = PooledLender()
     backend = FleetBackend(tmp_path, first, head="127.0.0.1", warm=False)
-    told = []
+    told: list[object] = []
     backend.start(told.append)
     first.offer([node("a"), node("b")])
     wait(lambda: len(told) == 2)
@@ -165,8 +165,13 @@ def test_a_thousand_hosts_cost_a_quiet_turn_nothing(backend, lender):
     """No call for each node, and none for each job, where nothing changed."""
     lender.offer([node(f"n{number}") for number in range(1000)])
     wait(lambda: len(backend.told) == 1000)
-    calls = []
-    lender.held = lambda job: calls.append(job) or {}
+    calls: list[str] = []
+
+    def held(job):
+        calls.append(job)
+        return {}
+
+    lender.held = held
     listed = backend._ground.hosts
     for _ in range(100):
         backend._work._rouse()
