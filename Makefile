@@ -31,14 +31,14 @@ test: setup  ## the whole test suite, with those of Ray, Slurm and the page
 
 test-slurm: setup  ## the Slurm backend against real daemons; installs them where it may
 	$(BIN)/python tools/slurm/cluster.py install || test "$$CI" != true
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slurm tests/integration/slurm
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m slurm tests/integration/slurm
 
 test-ray: setup  ## the Ray backend against a real cluster in a namespace of its own
 	OMP_NUM_THREADS=1 tools/ray/inside.sh $(BIN)/pytest -m ray tests/integration/ray || test "$$?:$$CI" = 77:
 
 test-browser: setup  ## the pages in a real browser; installs Chromium where it may
 	PYTHON=$(BIN)/python tools/install_chromium.sh || test "$$CI" != true
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m browser tests/browser
 
 test-faults: setup  ## the long set of kills, stops, resumes and strange requests; seeds are printed
 	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 -s \

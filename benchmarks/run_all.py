@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-SCRIPTS = ("fit", "allocate", "simulate", "reproduce", "agent", "service", "local", "cli")
+SCRIPTS = ("fit", "allocate", "simulate", "reproduce", "agent", "service", "local", "cli", "resize", "engines", "page")
 Results = dict[str, dict[str, Any]]
 
 

@@ -51,7 +51,8 @@ def live_table(title: str, seconds: float, statuses: list[dict]) -> Table:
 def watch(console: Console, folder: Path, policy: str, title: str) -> dict[str, Watched]:
     """One run of the whole workload in a service of its own."""
     with Service(folder, policy, SLOTS) as service:
-        console.print(f"[bold]{title}[/]: service at {service.url}, {SLOTS} CPU slots, policy {policy}")
+        console.print(f"[bold]{title}[/]: {SLOTS} CPU slots, policy {policy}")
+        console.print(f"see it live: {service.url} (token {service.token})", soft_wrap=True, highlight=False)
         with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as screen:
             last = [0.0]
 

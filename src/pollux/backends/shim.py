@@ -432,6 +432,9 @@ class Shim:
             self._unwritten = None
             self._idle_since = time.monotonic()
             self._tell({"event": "ended", "ended": ended_to(ended)})
+        if self._unwritten is not None and not self._folder.exists():
+            # Somebody removed it under our feet: there is no place to tell it, and nobody to ask.
+            self._unwritten, self._leaving = None, True
 
 
 def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, str] | None) -> int:
