@@ -26,7 +26,7 @@ check: setup  ## format, lint, types, layers
 	$(BIN)/lint-imports
 
 test: setup  ## the whole test suite, with those of Ray, Slurm and the page
-	POLLUX_PROMETHEUS=$$(tools/install_prometheus.sh) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	POLLUX_PROMETHEUS=$$(tools/install_prometheus.sh) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 	$(MAKE) test-slurm test-ray test-browser
 
 test-slurm: setup  ## the Slurm backend against real daemons; installs them where it may
@@ -38,7 +38,7 @@ test-ray: setup  ## the Ray backend against a real cluster in a namespace of its
 
 test-browser: setup  ## the pages in a real browser; installs Chromium where it may
 	PYTHON=$(BIN)/python tools/install_chromium.sh || test "$$CI" != true
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m browser tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m browser tests/browser
 
 test-faults: setup  ## the long set of kills, stops, resumes and strange requests; seeds are printed
 	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 -s \

@@ -130,8 +130,12 @@ def test_a_service_that_is_away_is_tried_again_with_the_newest_report(caplog):
     with caplog.at_level("INFO", logger="pollux"):
         reporter.offer(REPORT)
         wire.wait()
+        while not reporter._failures:
+            time.sleep(0.001)
+        newer = replace(REPORT, step=99)
+        reporter.offer(newer)
         clock.now = 5.0
-        reporter.offer(replace(REPORT, step=99))
+        reporter.offer(newer)
         wire.wait()
         reporter.close()
     assert [body["step"] for body in wire.bodies] == [99]

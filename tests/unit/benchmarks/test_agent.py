@@ -40,11 +40,13 @@ def call(load, monkeypatch, tmp_path, capsys):
     return run
 
 
-def test_it_ends_with_one_json_object_of_all_parts(call, load, tmp_path):
-    lines = call("--quick", "--seed", "3")
+@pytest.mark.parametrize("only", [(), ("--only", "noise,exact,checkpoint,faults,quality")])
+def test_it_ends_with_one_json_object_of_all_parts(call, load, tmp_path, only):
+    lines = call("--quick", "--seed", "3", *only)
     result = json.loads(lines[-1])
+    agent = load("agent")
     assert {key: value for key, value in result.items() if key.endswith("_asked")} == {
-        f"{part}_asked": [True, 3] for part in load("agent").PARTS
+        f"{part}_asked": [True, 3] for part in (agent.PARTS if only else agent.QUICK)
     }
     assert result["quick"] is True
     assert result["seed"] == 3
