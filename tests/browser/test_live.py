@@ -26,7 +26,8 @@ def test_a_restart_is_seen_and_survived(stage, operator, path):
 
 def test_a_session_that_is_over_leads_to_signing_in(stage, operator):
     expect(operator.page.locator("#live")).to_have_text("Live")
-    operator.context.clear_cookies()
+    # In this order: a service that is about to end would still send to a page that it does not serve any more.
     stage.down()
+    operator.context.clear_cookies()
     stage.up()
-    operator.page.wait_for_url("**/signin?next=%2F")
+    expect(operator.page).to_have_url(f"{stage.url}/signin?next=%2F")

@@ -1,6 +1,7 @@
 // Talking to the service: JSON in and out, one shape of errors, the session's cookie and its CSRF value.
 
 let csrf = "";
+let leaving = false;
 
 export class ApiError extends Error {
   constructor(status, code, message) {
@@ -66,6 +67,8 @@ export async function session() {
 }
 
 export async function signOut() {
+  // Requests that are on their way will be refused: they must not lead elsewhere.
+  leaving = true;
   try {
     await call("DELETE", "/v1/session");
   } finally {
@@ -73,7 +76,10 @@ export async function signOut() {
   }
 }
 
-function leave() {
+/** To the page for signing in, once, and back here afterwards. */
+export function leave() {
+  if (leaving) return;
+  leaving = true;
   location.assign(`/signin?next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 

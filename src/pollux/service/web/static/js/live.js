@@ -1,8 +1,10 @@
 // The stream of events: tells when something happened and whether we are still connected.
 
+import { leave } from "./api.js";
+
 const RETRY_MS = 1500;
 const KINDS = ["submitted", "running", "reported", "ended", "shrunk", "timer", "finished", "cancelled", "paused", "resumed",
-  "limits", "node-added", "node-removed", "queue", "decision", "other", "resync"];
+  "limits", "forgotten", "node-added", "node-removed", "queue", "decision", "other", "resync"];
 
 /**
  * Follow /v1/events. `onEvent(event)` for each fact, `onState("live" | "reconnecting")`, and `onBack()` after every
@@ -42,7 +44,7 @@ export function follow({ onEvent, onState, onBack }) {
   async function reopen() {
     // Where the session is over, this leads to the page for signing in.
     const answer = await fetch("/v1/session", { credentials: "same-origin", cache: "no-store" }).catch(() => null);
-    if (answer?.status === 401) location.assign(`/signin?next=${encodeURIComponent(location.pathname)}`);
+    if (answer?.status === 401) leave();
     else open();
   }
 
