@@ -29,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ[name] = str(value)
 
 
+# These watch processes on a machine that may be busy: one that fails is tried once more, and named as such.
+_BY_THE_CLOCK = ("browser", "conformance", "faults", "integration")
 _APART = {"tests/integration/ray": "ray", "tests/integration/slurm": "slurm", "tests/browser": "browser"}
 
 
@@ -37,6 +39,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for folder, mark in _APART.items():
         if item.path.is_relative_to(REPOSITORY / folder):
             item.add_marker(mark)
+    if any(item.path.is_relative_to(REPOSITORY / "tests" / folder) for folder in _BY_THE_CLOCK):
+        item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")
