@@ -27,6 +27,8 @@ _log = logging.getLogger("pollux.backends")
 _FIRST_PORT, _PORTS = 20000, 12000
 # So long a node whose batch job has ended is not offered, so that nobody takes its next host for the last one.
 _REST_SECONDS = 5.0
+# The next generation of a job is asked for a moment after the last one's places were given back.
+_LINGER_SECONDS = 2.0
 _BUSY = ("allocated", "completing")
 
 
@@ -44,6 +46,7 @@ class SlurmJobLender(SlurmLender):
         self._up: Mapping[str, HostedNode] = {}
         self._resting: dict[str, float] = {}
         self._refused: dict[str, str] = {}
+        self._idle_since: dict[str, float] = {}
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
         """Ask Slurm for the nodes that are not there yet; places are given once their hosts are up."""
@@ -123,7 +126,10 @@ class SlurmJobLender(SlurmLender):
             held = {job: {name for name, places in nodes.items() if places} for job, nodes in self._held.items()}
         needed = set().union(*wanted.values(), *held.values())
         asked = {row.id: set(_nodes_of(row)) for row in self._rows.values()}
-        idle = [pilot for pilot, nodes in asked.items() if not nodes & needed]
+        now = self._clock()
+        since = {pilot: self._idle_since.get(pilot, now) for pilot, nodes in asked.items() if not nodes & needed}
+        self._idle_since = since
+        idle = [pilot for pilot, at in since.items() if now - at >= _LINGER_SECONDS]
         if idle:
             self._cancel(tuple(idle))
         there = set().union(*asked.values())
