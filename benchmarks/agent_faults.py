@@ -367,7 +367,9 @@ class History:
             return
         self._tally.kills += 1
         struck = range(len(codes)) if blow.replica is None else [blow.replica]
-        if any(codes[replica] not in (-signal.SIGKILL, 1) for replica in struck):
+        # One that is struck by the clock may have come to its end just before.
+        ends = (-signal.SIGKILL, 1) if blow.step is not None else (-signal.SIGKILL, 1, 0)
+        if any(codes[replica] not in ends for replica in struck):
             self._tally.fail(f"a killed replica went on: {told}")
         # The others find out by a closed connection; one that had to be killed after 90 s hung.
         if any(code == -signal.SIGKILL for replica, code in enumerate(codes) if replica not in struck):
