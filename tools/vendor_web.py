@@ -3,7 +3,7 @@
     python tools/vendor_web.py          uPlot into src/pollux/service/web/static/vendor, which is kept in git
     python tools/vendor_web.py --axe    axe-core into build/browser, for tests/browser only
 
-Nothing of this is needed to install or run Pollux. Only the standard library is used; npm need not be there.
+Nothing of this is needed to install or run Pollux. Packages are fetched by npm, from wherever it is set up to.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
-import io
-import os
+import subprocess
 import sys
 import tarfile
-import urllib.request
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-REGISTRY = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package of the npm registry: its SHA-512 as the registry gives it, and which of its files go where."""
+    """A package of npm's: its SHA-512 as npm gives it, and which of its files go where."""
 
     name: str
     version: str
@@ -51,21 +49,28 @@ AXE = Package(
 
 
 def fetch(package: Package) -> None:
-    """Download, check and unpack; nothing is written where the checksum differs."""
-    address = f"{REGISTRY}/{package.name}/-/{package.name}-{package.version}.tgz"
-    with urllib.request.urlopen(address, timeout=120) as answer:
-        archive = answer.read()
-    seen = base64.b64encode(hashlib.sha512(archive).digest()).decode()
-    if seen != package.sha512:
-        sys.exit(f"{address} has SHA-512 {seen}, not {package.sha512}: nothing was written")
-    package.folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        for source, target in package.files.items():
-            member = files.extractfile(f"package/{source}")
-            if member is None:
-                sys.exit(f"{address} has no file {source}")
-            (package.folder / target).write_bytes(member.read())
-    (package.folder / "VERSION.txt").write_text(f"{package.name} {package.version}\n{address}\nsha512-{seen}\n")
+    """Have npm fetch it, check and unpack it; nothing is written where the checksum differs."""
+    name = f"{package.name}@{package.version}"
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["npm", "pack", "--silent", "--pack-destination", folder, name]
+        try:
+            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            sys.exit(f"npm could not fetch {name}: {error}; install Node.js with npm")
+        if done.returncode != 0:
+            sys.exit(f"npm could not fetch {name}: {done.stderr.strip()}")
+        [path] = Path(folder).glob("*.tgz")
+        seen = base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
+        if seen != package.sha512:
+            sys.exit(f"{name} has SHA-512 {seen}, not {package.sha512}: nothing was written")
+        package.folder.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path) as files:
+            for source, target in package.files.items():
+                member = files.extractfile(f"package/{source}")
+                if member is None:
+                    sys.exit(f"{name} has no file {source}")
+                (package.folder / target).write_bytes(member.read())
+    (package.folder / "VERSION.txt").write_text(f"{package.name} {package.version}\nsha512-{seen}\n")
 
 
 def main() -> None:
