@@ -109,6 +109,8 @@ def test_nodes_are_given_back_when_nobody_wants_them(bench):
     assert bench.slurm.cancelled == []
     bench.lender.drop("train", {"node1": (0,)})
     bench.turn()
+    assert bench.slurm.cancelled == [], "the job's next generation may want them in a moment"
+    bench.turn(2.0)
     assert bench.slurm.cancelled == ["1_0"]
     bench.turn()
     assert bench.nodes == ["node2"], "its next host must not be taken for the last"
@@ -121,7 +123,22 @@ def test_what_is_not_granted_is_cancelled_when_it_is_wanted_no_more(bench):
     bench.turn()
     bench.lender.ask("train", {})
     bench.turn()
+    bench.turn(2.0)
     assert bench.slurm.cancelled == ["1_0"]
+
+
+def test_the_next_generation_takes_over_the_nodes_of_the_last(bench):
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    bench.grant("1_0", "node1", ["node1"], "train@node1")
+    bench.turn()
+    for _ in range(3):
+        bench.lender.drop("train", {"node1": bench.lender.held("train")["node1"]})
+        bench.turn()
+        bench.lender.ask("train", {"node1": 2})
+        bench.turn()
+        assert bench.lender.held("train") == {"node1": (0, 1)}
+    assert (len(bench.slurm.scripts), bench.slurm.cancelled) == (1, [])
 
 
 def test_a_refusal_is_the_jobs(bench):
