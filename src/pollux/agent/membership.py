@@ -10,7 +10,7 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -182,7 +182,7 @@ class Membership:
     # What this replica says
 
     def tell(self, what: str, generation: int, rank: int | None = None, value: Any = "") -> None:
-        """Write `what/<generation>[/<rank>]`: "ready", "here", "done", "left", "beat", and without a rank "failed"."""
+        """Write `what/<generation>[/<rank>]`: "ready", "here", "done", "left", "beat", "ends", and without a rank "failed"."""
         key = f"{what}/{generation}" if rank is None else f"{what}/{generation}/{rank}"
         self._live.set(key, json.dumps(value))
 
@@ -206,6 +206,15 @@ class Membership:
     def facts(self) -> dict[str, object]:
         """What `share_facts` wrote; empty where nothing is there."""
         return dict(json.loads(self._text("facts") or "{}"))
+
+    def tell_ends(self, generation: int, rank: int, ends: Sequence[str]) -> None:
+        """This replica's ends of its connections, once the groups of a generation are there."""
+        self.tell("ends", generation, rank, list(ends))
+
+    def ends(self, generation: int, num_replicas: int) -> frozenset[str]:
+        """The ends of all replicas of a generation that told theirs."""
+        texts = (self._text(f"ends/{generation}/{rank}") for rank in range(num_replicas))
+        return frozenset(end for text in texts if text is not None for end in json.loads(text))
 
     @staticmethod
     def wait(look: Callable[[], _T | None], seconds: float, clock: Callable[[], float] = time.monotonic) -> _T | None:

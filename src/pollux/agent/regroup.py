@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from pollux.agent.connections import cut, own_ends
 from pollux.agent.heartbeat import FINISHED, FIRST_STEP, REGROUP, Heartbeat, thread_clock
 from pollux.agent.membership import LOST, Membership, Plan
 from pollux.agent.replicas import Replicas, is_loss
@@ -32,6 +33,8 @@ STOPPED_EXIT_CODE = 143
 _PATIENCE_SECONDS = 30.0
 _LEAVE_SECONDS = 5.0
 _REFUSE_SECONDS = 0.2
+# Who was killed is noticed by the others at once, through their connections. After so long nobody will.
+_FREE_SECONDS = 1.0
 _log = logging.getLogger("pollux")
 
 
@@ -132,11 +135,42 @@ class Live:
         self._refused: set[int] = set()
         self._stop_wanted: Callable[[], bool] = lambda: False
         self._sendable: Callable[[], State] = State
+        self._told_ends = (-1, 0)
+        self._lost_since: tuple[int, float] | None = None
 
     def attend(self, job: Movable, watch: Watch) -> None:
         """The job that moves, and where requests to stop are looked at while this replica waits for others."""
         self._sendable = job.sendable
         self._stop_wanted = lambda: watch.wants(STOP)
+        if not self.joins:
+            with contextlib.suppress(dist.DistError, RuntimeError):
+                self._tell_ends(self.membership.generation)
+
+    def _tell_ends(self, generation: int) -> None:
+        """Let others know which connections are ours, for when one of us falls silent."""
+        if self._replicas.num_replicas > 1:
+            self.membership.tell_ends(generation, self._replicas.replica, own_ends())
+        self._told_ends = generation, self._replicas.num_replicas
+
+    def free_from_lost(self) -> None:
+        """End the connections of a generation of which one is lost, a moment after that is known; from any thread.
+
+        One that was killed has freed the others by then; a node that was cut off, or stands still, never would.
+        """
+        generation, num_replicas = self._told_ends
+        known = self._lost_since
+        if num_replicas < 2 or (known is not None and known == (generation, -1.0)):
+            return
+        if not self.membership.lost(generation):
+            return
+        now = time.monotonic()
+        if known is None or known[0] != generation:
+            self._lost_since = generation, now
+        elif now - known[1] >= _FREE_SECONDS:
+            self._lost_since = generation, -1.0
+            count = cut(self.membership.ends(generation, num_replicas))
+            if count:
+                _log.warning("replicas are lost and their connections silent: %d connections are cut", count)
 
     def tell_beat(self) -> None:
         """Tell that this replica lives, where that is so and due."""
@@ -313,6 +347,7 @@ class Live:
         at_phase("wrap", rank)
         pause.part("transfer")
         self._has_state = True
+        self._tell_ends(plan.generation)
         job.settle(state, receives)
         self.membership.generation = plan.generation
         pause.part("wrap")

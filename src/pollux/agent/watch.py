@@ -38,6 +38,9 @@ class Mover(Protocol):
     def tell_beat(self) -> None:
         """Tell whoever supervises this replica that it lives."""
 
+    def free_from_lost(self) -> None:
+        """Stop the training thread from waiting for replicas that are known to be lost."""
+
     def wanted(self) -> int | None:
         """The generation to go to, None for none."""
 
@@ -142,6 +145,7 @@ class Watch:
         if self._mover is not None:
             with contextlib.suppress(dist.DistError, RuntimeError):
                 self._mover.tell_beat()
+                self._mover.free_from_lost()
                 if RESIZE not in self._wanted and self._mover.wanted() is not None:
                     self.request(RESIZE)
         if self._is_due():

@@ -25,7 +25,7 @@ from pollux.backends._replica import ReplicaStart
 from pollux.backends._variables import node_of
 from pollux.core.errors import BackendFailed
 
-__all__ = ["FarExit", "FarHands", "FarLoss"]
+__all__ = ["FarExit", "FarHands", "FarLoss", "FarNotice"]
 
 _PING_SECONDS = 1.0
 _RETRY_SECONDS = 0.25
@@ -51,6 +51,14 @@ class FarLoss:
     node: str
     why: str
     silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FarNotice:
+    """Its engine takes this node back: what runs there has been told to end, and has little time."""
+
+    node: str
+    why: str
 
 
 @dataclass(slots=True)
@@ -104,7 +112,7 @@ class FarHands:
     sweep_seconds = 1.0
 
     def __init__(self, fleet: Fleet, selector: selectors.BaseSelector) -> None:
-        self.told: list[FarExit | FarLoss] = []
+        self.told: list[FarExit | FarLoss | FarNotice] = []
         self.false_alarms: list[str] = []
         self.session = secrets.token_hex(8)
         self._fleet = fleet
@@ -396,6 +404,9 @@ class FarHands:
         if what == "clear" and int(message["n"]) == link.clear:
             link.clear, link.is_clear = 0, True
             link.places.clear()
+        elif what == "leaving":
+            if link.has_living:
+                self.told.append(FarNotice(link.node, f"node '{link.node}' is taken back by its engine"))
         elif place is None:
             return
         elif what == "swept":

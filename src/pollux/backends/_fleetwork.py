@@ -175,6 +175,10 @@ class FleetWork(Work):
         if message["event"] == "silent":
             self._suspect(str(message["node"]), str(message["why"]))
             return True
+        if message["event"] == "leaving":
+            _log.warning("%s (job '%s')", message["why"], job.id)
+            self._lender.look_at(str(message["node"]))
+            return True
         if message["event"] == "alarm":
             self.false_alarms += 1
             _log.warning("false alarm %d: %s (job '%s')", self.false_alarms, message["text"], job.id)

@@ -1,7 +1,8 @@
 """The process on a node that runs the replicas of one job's shim: forked by the node's host, single-threaded.
 
 It starts, signals and reads them as the shim says over a channel, and ends them all when its lease runs out: when the
-shim has not confirmed for so long anything that was sent.
+shim has not confirmed for so long anything that was sent. SIGTERM, which engines send to all processes on a node that
+they take back, is passed on to the shim as news.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Keeper:
         self._over_memory = False
         self._clear: tuple[int, bool] | None = None
         self._ending = False
+        self._noticed = False
+        self._notice_sent = False
         self._reading: dict[int, str] = {}
         self._line_events = 0
         self._wake = -1
@@ -82,9 +85,13 @@ class Keeper:
         self._wake, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, frame: self._notice())
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+
+    def _notice(self) -> None:
+        self._noticed = True
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -276,6 +283,9 @@ class Keeper:
             self._ending = True
         if self._ending:
             return
+        if self._noticed and not self._notice_sent:
+            self._notice_sent = True
+            self._channel.send(event="leaving")
         if self._clear is not None and self._hands.is_clear(self._clear[1]):
             for key, body in [*self._bodies.items()]:
                 self._drain(key, body)

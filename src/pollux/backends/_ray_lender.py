@@ -136,6 +136,9 @@ class RayLender:
                 if again:
                     self._link.send({"do": "wait anew", "names": again})
 
+    def look_at(self, node: str) -> None:
+        """Nothing: Ray tells by itself."""
+
     def desire(self, num_nodes: int) -> None:
         """Pass the wish to Ray's autoscaler, where that was allowed."""
         with self._lock:

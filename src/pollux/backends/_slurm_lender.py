@@ -27,6 +27,7 @@ __all__ = ["SlurmLender"]
 _log = logging.getLogger("pollux.backends")
 
 _GLANCE_SECONDS = 0.2
+_ALERT_SECONDS = 5.0
 _BEAT_SECONDS = 5.0
 _QUICK_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS = 5.0
@@ -70,6 +71,7 @@ class SlurmLender(PooledLender):
         self._submit_after = 0.0
         self._surplus_since: float | None = None
         self._beaten_at = -_BEAT_SECONDS
+        self._alert_until = 0.0
         self._sure = False
         self._halt = threading.Event()
         self._wake = threading.Event()
@@ -96,6 +98,11 @@ class SlurmLender(PooledLender):
         if num_nodes != self._desired:
             self._desired = num_nodes
             self._wake.set()
+
+    def look_at(self, node: str) -> None:
+        """What it writes of its end is looked for at once."""
+        self._alert_until = self._clock() + _ALERT_SECONDS
+        self._wake.set()
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
         """Free them; a node that is being left can go as soon as it is empty."""
@@ -135,8 +142,10 @@ class SlurmLender(PooledLender):
 
     @property
     def _expects(self) -> bool:
-        """Whether a node may announce itself any moment."""
-        return any(row.is_running and row.id not in self._picture.of.values() for row in self._rows.values())
+        """Whether a node may announce itself, or its end, any moment."""
+        return self._clock() < self._alert_until or any(
+            row.is_running and row.id not in self._picture.of.values() for row in self._rows.values()
+        )
 
     def turn(self, full: bool = True) -> None:
         """One round; `full`: with a look at Slurm's books, else only at what nodes wrote."""

@@ -24,6 +24,7 @@ from pollux.core.errors import BackendFailed
 __all__ = ["CLOSED", "address_towards", "facts_of", "main", "without_slurm"]
 
 _LOOK_SECONDS = 5.0
+_LAST_LOOKS_SECONDS = 0.2
 _END_SECONDS = 10.0
 _CLOSED_SECONDS = 60.0
 _OF_THE_STEP = ("SLURM_", "SRUN_", "SBATCH_", "PMI_", "PMI2_", "PMIX_")
@@ -87,6 +88,7 @@ class _Node:
         self._folder = folder
         self._pilot = pilot
         self.name = name
+        self.is_taken_back = False
 
     def identity(self) -> str:
         """The node's name; with the pilot's where another pilot has this node, too."""
@@ -116,14 +118,15 @@ class _Node:
         fresh.replace(path)
 
     def leaving(self, number: int, _: object) -> None:
-        """Slurm announced the end: say so, and go on until it comes."""
+        """Slurm announced the end: say so, and go on until it comes, or until work there has saved and ended."""
+        self.is_taken_back = self.is_taken_back or number == signal.SIGTERM
         with contextlib.suppress(OSError):
             self._path("leaving").write_text(signal.Signals(number).name)
 
     def start(self, facts: Mapping[str, Any], listen: str, warm: bool) -> subprocess.Popen[bytes]:
         """The host, `warm` with everything imported; it ends with us, since it holds the other end of its input."""
         words = [sys.executable, "-m", "pollux.backends.host", "--node", self.identity()]
-        words += ["--places", str(facts["places"]), "--listen", listen, "--with-parent"]
+        words += ["--places", str(facts["places"]), "--listen", listen, "--with-parent", "--patient"]
         words += ["--announce", str(self._path("json"))]
         words += ["--secret-file", str(self._folder / "secret")]
         if facts["gpus"]:
@@ -158,13 +161,17 @@ def _has_work(pid: int) -> bool:
 
 
 def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> int:
-    """Wait for the host's end; or end it where it has no work, and no service came for long."""
+    """Wait for the host's end; or end it where it has no work, and was told to go or no service came for long."""
     pulse, seen = node.pulse(), time.monotonic()
     patience = orphan_seconds
     while True:
         try:
-            return host.wait(_LOOK_SECONDS)
+            return _wait(node, host)
         except subprocess.TimeoutExpired:
+            if node.is_taken_back:
+                if not _has_work(host.pid):
+                    return _end(host)
+                continue
             now = node.pulse()
             if now != pulse or _has_work(host.pid):
                 pulse, seen = now, time.monotonic()
@@ -172,13 +179,26 @@ def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> 
             patience = min(orphan_seconds, _CLOSED_SECONDS) if now.startswith(CLOSED) else orphan_seconds
         if time.monotonic() - seen > patience:
             print(f"no work, and no service for {patience:g} s: this node is given back", flush=True)
-            assert host.stdin is not None
-            host.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                host.wait(_END_SECONDS)
-            host.kill()
-            host.wait()
-            return 0
+            return _end(host)
+
+
+def _wait(node: _Node, host: subprocess.Popen[bytes]) -> int:
+    """The host's exit code; TimeoutExpired when it is time to look around, which is soon once the end is near."""
+    until = time.monotonic() + _LOOK_SECONDS
+    while not node.is_taken_back and time.monotonic() < until - _LAST_LOOKS_SECONDS:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return host.wait(_LAST_LOOKS_SECONDS)
+    return host.wait(_LAST_LOOKS_SECONDS)
+
+
+def _end(host: subprocess.Popen[bytes]) -> int:
+    assert host.stdin is not None
+    host.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        host.wait(_END_SECONDS)
+    host.kill()
+    host.wait()
+    return 0
 
 
 def main() -> int:

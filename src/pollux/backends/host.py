@@ -57,10 +57,18 @@ class _Kept:
 
 
 class Host:
-    """The loop. `warm_variables`: the environment under which everything was imported, None where nothing was."""
+    """The loop. `warm_variables`: the environment under which everything was imported, None where nothing was.
+
+    `with_parent`: it ends when its input is closed; `is_patient`: not at SIGTERM, which the parent minds.
+    """
 
     def __init__(
-        self, secret: bytes, listener: socket.socket, warm_variables: Mapping[str, str] | None, with_parent: bool
+        self,
+        secret: bytes,
+        listener: socket.socket,
+        warm_variables: Mapping[str, str] | None,
+        with_parent: bool,
+        is_patient: bool = False,
     ) -> None:
         self.boot = secrets.token_hex(8)
         self._secret = secret
@@ -71,6 +79,7 @@ class Host:
         self._keepers: dict[str, _Kept] = {}
         self._children: set[int] = set()
         self._with_parent = with_parent
+        self._is_patient = is_patient
         self._ending = False
         self._wake = -1
 
@@ -94,7 +103,7 @@ class Host:
         self._wake, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.signal(signal.SIGTERM, lambda number, frame: self._end())
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if self._is_patient else lambda number, frame: self._end())
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -253,6 +262,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--announce", type=Path, required=True, help="file to write once it is ready")
     parser.add_argument("--secret-file", type=Path, help=f"holds the secret; without it, {SECRET_VARIABLE} does")
     parser.add_argument("--with-parent", action="store_true", help="end when standard input is closed")
+    parser.add_argument("--patient", action="store_true", help="leave SIGTERM to the parent and to replicas")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
     return parser.parse_args(words)
 
@@ -286,7 +296,7 @@ def main(words: Sequence[str]) -> int:
     warm = _warm(given.cold)
     _processes.name_this("pollux-host")
     listener = socket.create_server((address, int(port)), backlog=_BACKLOG)
-    host = Host(secret, listener, warm, given.with_parent)
+    host = Host(secret, listener, warm, given.with_parent, given.patient)
     gpus = [int(word) for word in given.gpus.split(",") if word]
     where = {"node": given.node, "address": address, "port": listener.getsockname()[1], "pid": os.getpid()}
     write_record(given.announce, {**where, "places": given.places, "gpus": gpus, "boot": host.boot})

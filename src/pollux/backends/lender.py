@@ -58,6 +58,9 @@ class Lender(Protocol):
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
         """The job needs these no more; those it does not hold do not matter."""
 
+    def look_at(self, node: str) -> None:
+        """A job has heard that this node is taken back: look soon."""
+
     def desire(self, num_nodes: int) -> None:
         """How many nodes would be used; an engine that cannot scale does nothing."""
 
@@ -160,6 +163,9 @@ class PooledLender:
             for other in [*self._wanted]:
                 self._serve(other)
         self._changed()
+
+    def look_at(self, node: str) -> None:
+        """Nothing: nobody takes them back."""
 
     def desire(self, num_nodes: int) -> None:
         """Nothing: this one has the nodes that it has."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.backends import _processes, _storehost
-from pollux.backends._far import FarExit, FarHands, FarLoss
+from pollux.backends._far import FarExit, FarHands, FarLoss, FarNotice
 from pollux.backends._generation import Generation, Member, Order
 from pollux.backends._hands import Hands, OwnHands
 from pollux.backends._live import LiveGeneration
@@ -377,6 +377,11 @@ class Shim:
             told = self._far.told.pop(0)
             if isinstance(told, FarLoss):
                 self._lose(self._generation, told)
+            elif isinstance(told, FarNotice):
+                # What got the signal saves and ends, and the others with it: they go on elsewhere from there.
+                self._tell({"event": "leaving", "node": told.node, "why": told.why})
+                if not self._generation.told_to_stop:
+                    self._generation.give_up(told.why)
             else:
                 self._far_exit(self._generation, told)
         while self._far.false_alarms:

@@ -14,7 +14,7 @@ import typer
 
 from pollux.cli.backend_options import option_words, preview, read_options
 from pollux.cli.home import make_home
-from pollux.cli.options import Json, print_json, real, whole
+from pollux.cli.options import Json, complete_policies, print_json, real, whole
 from pollux.cli.options import trigger as read_trigger
 from pollux.core.errors import InvalidInput, PolluxError, UnknownName, Unreachable
 
@@ -48,7 +48,10 @@ def up(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An option of the backend; may be given several times."),
     ] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Who gets GPUs; see 'pollux policies'.")] = "pollux",
+    policy: Annotated[
+        str,
+        typer.Option(metavar="NAME", autocompletion=complete_policies, help="Who gets GPUs; see 'pollux policies'."),
+    ] = "pollux",
     trigger: Annotated[
         Any, typer.Option(metavar="rounds|events", parser=read_trigger, help="Decide in rounds, or on changes.")
     ] = "events",
@@ -264,7 +267,8 @@ def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
 
 def _opened(log: Path) -> BinaryIO:
     try:
-        return log.open("ab")
+        # What jobs and people are called is nobody else's business.
+        return open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600))
     except OSError as error:
         raise InvalidInput(f"{log} cannot be written ({error.strerror}): remove it, or set POLLUX_HOME") from None
 

@@ -5,7 +5,7 @@ Called by the engine's thread; others read the board.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
 from pollux.controller import (
@@ -51,11 +51,12 @@ class Desk:
                 self._newest[row.job_id] = row
         if any(isinstance(event, JobsForgotten) for event in events):
             self._forget({card.record.spec.id for card in self.board.cards()} - controller.jobs.keys())
-        touched: set[str] | None = {row.job_id for row in rows}
+        # In order: those of one batch stand on the board as they were submitted.
+        touched: dict[str, None] | None = dict.fromkeys(row.job_id for row in rows)
         for event in events:
             self.tell(event)
             names = _names(event)
-            touched = None if touched is None or names is None else touched | names
+            touched = None if touched is None or names is None else touched | dict.fromkeys(names)
         if touched is None:
             self.show_all(controller, now)
         elif touched:
@@ -106,15 +107,15 @@ class Desk:
         return replace(known, now=now)
 
 
-def _names(event: Event) -> set[str] | None:
+def _names(event: Event) -> Collection[str] | None:
     """The jobs that an event can have changed; None: any."""
     if isinstance(event, JobSubmitted):
         # One that waits for a job which has failed ends at once, and so may others.
-        return None if event.spec.after else {event.spec.id}
+        return None if event.spec.after else (event.spec.id,)
     if isinstance(event, JobReported | JobRunning):
-        return {event.job_id}
+        return (event.job_id,)
     if isinstance(event, DecisionMade):
-        return {*event.decision.allocation, *event.decision.reasons}
+        return (*event.decision.allocation, *event.decision.reasons)
     return None
 
 

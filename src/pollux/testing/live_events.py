@@ -96,7 +96,7 @@ class EventRun:
     def _launch(self, gpus: int | Placement) -> Launch:
         self.generation += 1
         self.state = "moving"
-        env = {"POLLUX_JOB": self.job_id, "POLLUX_GENERATION": str(self.generation), "POLLUX_TIMEOUT": "20"} | self._env
+        env = {"POLLUX_JOB": self.job_id, "POLLUX_GENERATION": str(self.generation)} | self._env
         argv = (sys.executable, live_job.__file__, str(self.folder), str(self._epochs))
         placement = self._placement(gpus) if isinstance(gpus, int) else gpus
         folder, grace = str(self.folder), 40.0

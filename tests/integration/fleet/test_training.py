@@ -59,7 +59,7 @@ def test_a_job_changes_over_nodes_and_loses_some(make_run, nodes):
 
 def test_a_silent_node_is_given_up_and_fenced(make_run, nodes):
     """The engine says nothing: the node's own host ends what it runs once it may not go on, and nobody trains twice."""
-    run = make_run(watch=False, env={"POLLUX_TIMEOUT": "10"})
+    run = make_run(watch=False)
     run.begin({"n0": 1, "n1": 1})
     frozen, (lost,) = nodes.hosts.freeze_node(1), run.on(1)
     try:

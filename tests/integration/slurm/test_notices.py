@@ -145,7 +145,9 @@ def test_a_preempted_pilot_is_no_crash_of_the_job(bench, slurm):
         "sbatch", "-p", "high", "-w", node, "--gres=gpu:4", "-J", "urgent", "-o", "/dev/null", "--wrap", "sleep 600"
     )
     try:
-        assert bench.end("preempted").outcome == "lost"
+        end = bench.end("preempted")
+        assert (end.outcome, end.detail) == ("lost", f"node '{node}' is taken back by its engine")
+        assert bench.file("preempted.saved") == "yes\n"
         bench.wait("notice", lambda: node in told(bench, NodeDown, after))
         bench.backend.forget("preempted")
         slurm.wait_for(lambda: slurm.run("squeue", "-h", "-n", "urgent", "-t", "RUNNING"), "job of higher priority")

@@ -1,11 +1,14 @@
 """A shim's hands on another machine: a real host, and connections between the two that break or go silent."""
 
 import contextlib
+import json
 import os
 import secrets
 import selectors
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,11 +16,11 @@ import pytest
 
 from pollux.backends import _processes
 from pollux.backends._asking import ask_host
-from pollux.backends._far import FarExit, FarHands, FarLoss
+from pollux.backends._far import FarExit, FarHands, FarLoss, FarNotice
 from pollux.backends._generation import Fleet
 from pollux.backends._replica import ReplicaStart
 from pollux.backends._shared import SharedFolders
-from pollux.backends.host import main
+from pollux.backends.host import SECRET_VARIABLE, main
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.fleet import ProcessFleet
 
@@ -209,6 +212,36 @@ def test_a_keeper_that_was_ended_is_noticed_at_once(make_shim, fleet):
     os.kill(int(shim.text(body)), signal.SIGKILL)
     shim.until(lambda: shim.told)
     assert (shim.told[0].bodies, shim.told[0].silent) == ((body,), False)
+
+
+def test_what_a_node_hears_of_its_end_is_passed_on_once(make_shim):
+    shim = make_shim()
+    saves = "import os, signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))"
+    body = shim.start(f"{saves}; print(os.getppid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    keeper = int(shim.text(body))
+    for _ in range(2):
+        os.kill(keeper, signal.SIGTERM)
+    shim.until(lambda: shim.told)
+    assert shim.told == [FarNotice("n0", "node 'n0' is taken back by its engine")]
+    shim.hands.terminate(body, True)
+    exit_ = shim.ended(body)
+    assert (exit_.code, exit_.asked, shim.text(body).split()[1:]) == (143, True, ["saved"])
+    assert len(shim.told) == 2
+
+
+def test_a_patient_host_leaves_the_signal_to_those_it_was_meant_for(tmp_path):
+    announced = tmp_path / "n0.json"
+    words = ["--node", "n0", "--places", "1", "--announce", str(announced), "--cold", "--with-parent", "--patient"]
+    command = [sys.executable, "-m", "pollux.backends.host", *words]
+    secret = {**os.environ, SECRET_VARIABLE: SECRET.hex()}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=secret) as host:
+        until(announced.exists)
+        host.send_signal(signal.SIGTERM)
+        told = json.loads(announced.read_text())
+        assert ask_host((told["address"], told["port"]), SECRET, {"see": ["/"]}, 10.0)["seen"] == [True]
+        host.stdin.close()
+        assert host.wait(WAIT_SECONDS) == 0
 
 
 def test_an_engine_may_say_that_a_node_is_gone(make_shim):

@@ -111,6 +111,24 @@ def test_a_node_without_work_or_service_is_given_back(tmp_path, monkeypatch, pul
     assert 300.0 + seconds < now[0] < 300.0 + seconds + 60.0
 
 
+def test_a_node_that_is_taken_back_waits_for_its_work_only(tmp_path, monkeypatch):
+    (tmp_path / "pilots").mkdir()
+    node, host = _Node(tmp_path, "1_0", "node1"), PlayedHost()
+    looks = iter([True, True, True, False])
+    monkeypatch.setattr(_slurm_node, "_has_work", lambda pid: next(looks))
+    node.leaving(signal.SIGTERM, None)
+    assert _keep(node, host, 900.0) == 0
+    assert host.stdin.closed
+    assert next(looks, "asked until there was none") == "asked until there was none"
+
+
+def test_a_time_limit_that_is_near_does_not_end_a_node(tmp_path):
+    (tmp_path / "pilots").mkdir()
+    node = _Node(tmp_path, "1_0", "node1")
+    node.leaving(signal.SIGUSR1, None)
+    assert not node.is_taken_back
+
+
 def test_a_notice_is_noted_for_the_service(tmp_path):
     (tmp_path / "pilots").mkdir()
     node = _Node(tmp_path, "1_0", "node1")

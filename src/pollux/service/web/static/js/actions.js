@@ -37,12 +37,12 @@ async function act(job, verb, body, done, after) {
 }
 
 async function pause(job, after) {
-  const held = job.gpus ? `It gives back ${gpus(job.gpus)}, after a checkpoint, and keeps its progress.` : "It will not be started until it is resumed.";
+  const held = job.gpus ? `It saves, and gives back ${gpus(job.gpus)}. A script that saves nothing and does not use pollux.init begins anew when it is resumed.` : "It will not be started until it is resumed.";
   if (await confirmed({ title: `Pause ${job.id}?`, text: held, button: "Pause" })) await act(job, "pause", undefined, `${job.id} is paused.`, after);
 }
 
 async function resume(job, after) {
-  if (await confirmed({ title: `Resume ${job.id}?`, text: "It waits for GPUs again, and goes on from its last checkpoint.", button: "Resume" })) await act(job, "resume", undefined, `${job.id} is in the queue again.`, after);
+  if (await confirmed({ title: `Resume ${job.id}?`, text: "It waits for GPUs again, and goes on from its last checkpoint, if it has one.", button: "Resume" })) await act(job, "resume", undefined, `${job.id} is in the queue again.`, after);
 }
 
 async function cancel(job, after) {

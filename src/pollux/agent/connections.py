@@ -1,0 +1,55 @@
+"""The TCP connections between replicas, so that those who wait for one that is silent can stop waiting.
+
+A collective over gloo ends when a connection does, and at nothing else but its own timeout: not at a call from another
+thread, and not when a node is cut off. So the others end their connections themselves. Only connections are touched
+whose other end a replica of the same job has called its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection, Iterator
+
+__all__ = ["cut", "own_ends"]
+
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+
+
+def own_ends() -> list[str]:
+    """This process's ends of its TCP connections, as "address port"."""
+    return sorted(_text(mine) for _, mine, _ in _connections())
+
+
+def cut(ends: Collection[str]) -> int:
+    """End the connections of this process to these ends; how many there were."""
+    count = 0
+    for connection, _, theirs in _connections():
+        if _text(theirs) in ends:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def _text(address: tuple[object, ...]) -> str:
+    return f"{str(address[0]).partition('%')[0]} {address[1]}"
+
+
+def _connections() -> Iterator[tuple[socket.socket, tuple[object, ...], tuple[object, ...]]]:
+    if socket.getdefaulttimeout() is not None:
+        # A socket object would then change how the connection waits, for whoever uses it.
+        return
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            connection = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with connection:
+            if connection.family not in _INTERNET or connection.type != socket.SOCK_STREAM:
+                continue
+            with contextlib.suppress(OSError):
+                yield connection, connection.getsockname(), connection.getpeername()
