@@ -182,7 +182,7 @@ class Membership:
     # What this replica says
 
     def tell(self, what: str, generation: int, rank: int | None = None, value: Any = "") -> None:
-        """Write `what/<generation>[/<rank>]`: "ready", "here", "done", "left", "beat", "ends", and without a rank "failed"."""
+        """Write `what/<generation>[/<rank>]`: "ready", "here", "done", "left", "beat", "ends", or just "failed"."""
         key = f"{what}/{generation}" if rank is None else f"{what}/{generation}/{rank}"
         self._live.set(key, json.dumps(value))
 
