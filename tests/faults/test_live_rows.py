@@ -13,6 +13,7 @@ from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasEnded
 from pollux.testing import live_job
 from pollux.testing.live_events import EventRun
+from pollux.testing.waiting import wait_until
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 EPOCHS = 15
@@ -41,10 +42,7 @@ def local(tmp_path_factory):
     backend = LocalBackend(home, slots=4, hang_seconds=2.5)
     backend.start(lambda event: [listener(event) for listener in listeners])
     shared = Shared(backend, listeners)
-    deadline = time.monotonic() + 120
-    while not backend.is_warm:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until("warm backend", lambda: backend.is_warm, 120.0)
     shared.home = home
     yield shared
     backend.close()
@@ -136,10 +134,7 @@ def test_without_its_store_a_job_trains_on_and_is_saved_and_restarted_when_it_is
 def test_an_order_right_after_one_that_is_withdrawn_has_the_places_of_those_that_never_came(job):
     run = job(2, POLLUX_FAIL_AT=f"prepare/2/{KILL}")
     run.resize(4)
-    deadline = time.monotonic() + 60
-    while not (run.folder / "failed-2").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until("joiner that fails", (run.folder / "failed-2").exists, pause_seconds=0.005)
     # Nobody has answered the loss yet: the service had decided on something else meanwhile.
     run.resize(4)
     run.settled()
@@ -185,6 +180,42 @@ def test_a_change_while_the_script_is_busy_between_two_passes_waits_for_it(job):
     assert run.state == "moving"
     (run.folder / "go").touch()
     run.settled()
+    assert not run.losses
+    check(run)
+
+
+def test_data_that_does_not_come_for_long_is_no_hang(job):
+    run = job(2)
+    (run.folder / "stall").touch()
+    run.until("stall", lambda: [*run.folder.glob("stalled-*")])
+    before = live_job.living(run.folder)
+    # Twice as long as a replica may be silent.
+    calm = time.monotonic() + 5.0
+    run.until("moment", lambda: time.monotonic() > calm)
+    assert live_job.living(run.folder) == before
+    (run.folder / "stall").unlink()
+    run.resize(3)
+    run.settled()
+    assert not run.losses
+    check(run)
+
+
+def test_a_pause_of_all_of_a_job_ends_none_of_it(local, job):
+    run = job(2)
+    shim = json.loads((local.home / "run" / run.job_id / "shim.json").read_text())["pid"]
+    everybody = [store_host(local, run), *live_job.living(run.folder), shim]
+    for pid in everybody:
+        os.kill(pid, STOP)
+    try:
+        calm = time.monotonic() + 5.0
+        run.until("moment", lambda: time.monotonic() > calm)
+    finally:
+        # The shim first: it must not take silence for more than it could hear.
+        for pid in reversed(everybody):
+            os.kill(pid, signal.SIGCONT)
+    calm = time.monotonic() + 1.0
+    run.until("moment", lambda: time.monotonic() > calm)
+    assert sorted(live_job.living(run.folder)) == sorted(everybody[1:3])
     assert not run.losses
     check(run)
 

@@ -26,7 +26,7 @@ from pollux.agent.rules import Rule
 from pollux.agent.shapes import StepShape
 from pollux.agent.timing import StepClock, StepTime
 from pollux.agent.tuner import Change, fitting_choice, is_clear, next_batch
-from pollux.goodput import BatchChoice, BatchLimits, PublishedThroughput
+from pollux.goodput import BatchChoice, BatchLimits, Efficiency, GoodputModel, PublishedThroughput
 
 __all__ = ["Adaptation", "BatchRange", "RoundReport", "StepSource"]
 
@@ -41,7 +41,8 @@ _BURST_ROUNDS = 8
 _BURST_COST = 0.1
 _BURST_EVERY = (2, 4)
 _COST = 0.005
-_EVERY = (4, 32)
+# Two halves of a batch that fills the GPU cost up to a third of a step: only one in 64 keeps that at the budget.
+_EVERY = (4, 64)
 # Steps this short are bound by launches, not by work: finding a larger batch pays more than measuring costs.
 _SHORT_SECONDS = 0.01
 _SHORT_EVERY = 8
@@ -151,6 +152,16 @@ class Adaptation:
         """The largest local batch allowed: by the user, and by what ran out of memory."""
         limits = [limit for limit in (self.allowed.local_max, self.memory.largest) if limit is not None]
         return min(limits, default=None)
+
+    @property
+    def goodput_model(self) -> GoodputModel | None:
+        """Throughput and efficiency as known now, for predictions on other numbers of GPUs; None before a first fit."""
+        if self.model is None:
+            return None
+        allowed = self.allowed
+        efficiency = self.believed.efficiency if self.believed is not None else Efficiency(allowed.initial, 1.0, 1.0)
+        most = allowed.maximum or allowed.initial
+        return GoodputModel(self.model, efficiency, BatchLimits(allowed.initial, most, 1, self.local_max or most))
 
     def fitted(self) -> BatchChoice:
         """The present total batch as it runs on the present replicas."""

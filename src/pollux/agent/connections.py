@@ -12,9 +12,16 @@ import os
 import socket
 from collections.abc import Collection, Iterator
 
-__all__ = ["cut", "own_ends"]
+__all__ = ["cut", "is_possible", "own_ends"]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
+_MAPPED = "::ffff:"
+
+
+def is_possible() -> bool:
+    """Whether connections can be looked at here: not where a script has set a default timeout for its sockets."""
+    # A socket object would then change how the connection waits, for whoever uses it.
+    return socket.getdefaulttimeout() is None and os.path.isdir("/proc/self/fd")
 
 
 def own_ends() -> list[str]:
@@ -34,14 +41,14 @@ def cut(ends: Collection[str]) -> int:
 
 
 def _text(address: tuple[object, ...]) -> str:
-    return f"{str(address[0]).partition('%')[0]} {address[1]}"
+    """The same for both sides: one may see an IPv4 address where the other sees it written as an IPv6 one."""
+    host = str(address[0]).partition("%")[0].lower()
+    plain = host.removeprefix(_MAPPED)
+    return f"{plain if '.' in plain else host} {address[1]}"
 
 
 def _connections() -> Iterator[tuple[socket.socket, tuple[object, ...], tuple[object, ...]]]:
-    if socket.getdefaulttimeout() is not None:
-        # A socket object would then change how the connection waits, for whoever uses it.
-        return
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+    for name in os.listdir("/proc/self/fd") if is_possible() else ():
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue

@@ -37,6 +37,7 @@ class Environment:
     url: str = ""
     job_token: str = ""
     ca_file: Path | None = None
+    ca: str = ""
     keep_checkpoints: int | None = None
     batch_size: int | None = None
     max_batch_size: int | None = None
@@ -123,6 +124,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         url=variables.get("POLLUX_URL", ""),
         job_token=variables.get("POLLUX_JOB_TOKEN", ""),
         ca_file=_path(variables, "POLLUX_CA_FILE"),
+        ca=variables.get("POLLUX_CA", ""),
         keep_checkpoints=_count(variables, "POLLUX_CHECKPOINT_KEEP"),
         batch_size=_count(variables, "POLLUX_BATCH_SIZE"),
         max_batch_size=_count(variables, "POLLUX_MAX_BATCH_SIZE"),

@@ -21,7 +21,9 @@ from pollux.agent import rules
 from pollux.agent.adapt import Adaptation
 from pollux.agent.averaging import Averager
 from pollux.agent.environment import Environment, gpu_type
+from pollux.agent.hosted_status import HostedReports, HostedStatus
 from pollux.agent.hosted_steps import HostedOptions, HostedSteps
+from pollux.agent.job import JobStopped
 from pollux.agent.loader import Loader, LoaderOptions
 from pollux.agent.membership import STORE_SECONDS, Membership, connect
 from pollux.agent.noise import NoiseEstimate, NoiseTracker
@@ -44,6 +46,7 @@ class _Attached:
     replicas: Replicas
     averager: Averager
     adaptation: Adaptation
+    reports: HostedReports
 
 
 class HostedTraining:
@@ -60,6 +63,9 @@ class HostedTraining:
         self.progress = Progress(self._epoch_size())
         self.schedule_taken = 0
         self.micro: MicroBatch | None = None
+        self.epochs_wanted: float | None = None
+        """How many epochs the framework is to train, for reports; None: not known. Set before `attach`."""
+        self._finished = False
         self._loading = loading
         self._attached: _Attached | None = None
         self._pending: dict[str, Any] | None = None
@@ -109,7 +115,10 @@ class HostedTraining:
         freeze = float(self.progress.epoch_size or 100 * options.batch_size)
         adaptation = Adaptation(allowed, rule, steps, replicas, replicas.one_name(gpu_type(device)), freeze, measures)
         averager = Averager(replicas, options.batch_size, adaptive=not allowed.is_exact)
-        self._attached = _Attached(steps, replicas, averager, adaptation)
+        status = HostedStatus(adaptation, self.progress, replicas.num_replicas)
+        reports = HostedReports(environment, status, gpu_type(device), self.epochs_wanted)
+        self._finished = False
+        self._attached = _Attached(steps, replicas, averager, adaptation, reports)
         self.loader.resize(replicas.replica, replicas.num_replicas)
         if self._pending is not None:
             adaptation.load_state_dict(self._pending, self.progress.steps)
@@ -120,6 +129,7 @@ class HostedTraining:
         attached, self._attached = self._attached, None
         if attached is not None:
             self._pending = attached.adaptation.state_dict()
+            attached.reports.close(self._finished)
             attached.steps.close()
             attached.adaptation.close()
             attached.replicas.close()
@@ -345,8 +355,9 @@ class HostedTraining:
         attached.steps.count_step()
         self.progress.add(micro.total, adaptation.stepped(local, micro.total))
         self._commit()
+        attached.reports.stepped()
         if adaptation.is_round(self.progress.steps):
-            self._round(adaptation)
+            self._round(adaptation, attached.reports)
 
     def _commit(self) -> None:
         loader, _ = self._unfinished.popleft()
@@ -371,8 +382,9 @@ class HostedTraining:
             raise MisusedJob("a backward pass or an optimiser step came without a batch of Pollux's loader before it")
         return self.micro
 
-    def _round(self, adaptation: Adaptation) -> None:
+    def _round(self, adaptation: Adaptation, reports: HostedReports) -> None:
         report = adaptation.round(self.progress.steps)
+        reports.round(report)
         if report.spike is not None and self._before_change is not None:
             bad = adaptation.total
             adaptation.go_back(self._before_change, self.progress.steps)
@@ -401,6 +413,30 @@ class HostedTraining:
         size = self.progress.epoch_size
         return None if size is None else -(-size // self.options.batch_size)
 
+    # Stopping
+
+    def listen(self) -> None:
+        """From here on SIGTERM, to any replica, is a request to save and stop after a step that all agree on."""
+        attached = self._parts()
+        attached.reports.listen(attached.replicas)
+
+    def wants_stop(self) -> bool:
+        """Whether the framework is to save now and call `stop`; asked after each step, on all replicas alike."""
+        return self._parts().reports.wants_stop()
+
+    def stop(self) -> None:
+        """The state is saved here: wait until it is on all replicas, then end this process with exit code 143."""
+        attached = self._parts()
+        attached.replicas.gather([1.0])
+        _log.info("stopped after step %d, as asked", self.progress.steps)
+        attached.reports.close(final=False)
+        raise JobStopped
+
+    def finish(self) -> None:
+        """The training has come to its end, and the job is done; a collective."""
+        self._finished = True
+        self.merge_ledger()
+
     # State
 
     def merge_ledger(self) -> None:
@@ -414,6 +450,8 @@ class HostedTraining:
     def state_dict(self) -> dict[str, Any]:
         """Where the training stands, as plain values and at most one tensor; a collective with several replicas."""
         self.merge_ledger()
+        if self._attached is not None:
+            self._attached.reports.saved()
         return {
             "version": _VERSION,
             "batch_size": self.options.batch_size,

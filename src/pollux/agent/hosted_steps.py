@@ -5,7 +5,7 @@ The order of a training is in `hosted`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pollux.agent import rules
 from pollux.agent.adapt import BatchRange
+from pollux.agent.environment import Environment
 from pollux.agent.late import Late
 from pollux.agent.meter import GradientMeter
 from pollux.agent.rules import OwnRule
@@ -49,6 +50,11 @@ class HostedOptions:
                 "lower the initial batch"
             )
         rules.create(self.lr_rule if self.lr_rule is not None else "none", warmup=self.warmup_epochs)
+
+    def within(self, environment: Environment, may_grow: bool = True) -> HostedOptions:
+        """With the limits of whoever started this process, as `pollux.init` takes them; see `Environment.batches`."""
+        _, most, local = environment.batches(self.batch_size, self.max_batch_size, self.max_local_batch)
+        return replace(self, max_batch_size=most if may_grow else None, max_local_batch=local)
 
     @property
     def allowed(self) -> BatchRange:

@@ -69,7 +69,7 @@ class PolluxTrainerMixin(Trainer):
                 "batch that grows, neither for one that stays"
             )
         _check_trainer(self, adapt_accumulation)
-        self._pollux_options = HostedOptions(
+        asked = HostedOptions(
             batch_size=batch_size,
             max_batch_size=max_batch_size,
             max_local_batch=self.args.per_device_train_batch_size,
@@ -77,6 +77,8 @@ class PolluxTrainerMixin(Trainer):
             warmup_epochs=warmup_epochs,
             measure_noise=measure_noise,
         )
+        self._pollux_options = asked.within(read_environment(), may_grow=adapt_accumulation)
+        self._pollux_stopping = False
         self._pollux: HostedTraining | None = None
         self._pollux_checkpoint: Path | None = None
         self._pollux_weighed = False
@@ -240,7 +242,9 @@ class PolluxTrainerMixin(Trainer):
     def _pollux_begin(self) -> None:
         environment = replace(read_environment(), replica=self.args.process_index, num_replicas=self.args.world_size)
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
+        self.hosted.epochs_wanted = None if self.args.max_steps > 0 else float(self.args.num_train_epochs)
         self.hosted.attach(optimizer, environment, self.args.device)
+        self.hosted.listen()
 
     def _pollux_step_end(self, state: Any) -> None:
         training = self.hosted
@@ -251,8 +255,12 @@ class PolluxTrainerMixin(Trainer):
                 self.lr_scheduler.step()
                 training.schedule_taken += 1
 
+    def _pollux_saved(self) -> None:
+        if self._pollux_stopping:
+            self.hosted.stop()
+
     def _pollux_end(self) -> None:
-        self.hosted.merge_ledger()
+        self.hosted.finish()
         self.hosted.detach()
 
 
@@ -291,6 +299,11 @@ def _step_callback(trainer: PolluxTrainerMixin) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **__: Any) -> None:
             trainer._pollux_step_end(state)
+            if trainer.hosted.wants_stop():
+                trainer._pollux_stopping = control.should_save = True
+
+        def on_save(self, *_: Any, **__: Any) -> None:
+            trainer._pollux_saved()
 
         def on_evaluate(self, *_: Any, **__: Any) -> None:
             if trainer._pollux is not None:

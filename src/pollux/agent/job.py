@@ -155,15 +155,11 @@ class Job(MovingJob):
             raise
 
     def _backward(self, loss: Tensor, reduction: str, weight: float | Tensor | None) -> None:
-        if self._beat is not None:
-            self._beat.waiting = self.num_replicas > 1
         self._require_whole_model()
         micro = self._engine.backward(loss, reduction, weight)
         self._mid_step = not micro.is_last
         if micro.is_last:
             self._finish_step(micro)
-        if self._beat is not None:
-            self._beat.waiting = False
 
     def _announce(self, what: str) -> None:
         """Tell whoever listens for signs of life what takes long now, if anything."""
@@ -261,7 +257,11 @@ class Job(MovingJob):
         self._rounds_not_finite = 0
 
     def _take_batch(self) -> None:
+        if self._beat is not None:
+            self._beat.reads()
         self._taken = self._next_batch()
+        if self._beat is not None:
+            self._beat.computes()
 
     def _next_batch(self) -> tuple[MicroBatch, Any] | None:
         """The next micro-batch; None where a pass ended and the question is to be asked anew."""
@@ -289,8 +289,6 @@ class Job(MovingJob):
 
     def _begin(self, micro: MicroBatch) -> None:
         local = _local_batch(micro, self.num_replicas)
-        if self._beat is not None and self._beat.busy == PASS_END:
-            self._beat.busy = ""
         self._engine.begin(micro, self._adaptation.trial_from(local) if micro.index == 0 else None)
 
     def _moved(self, batch: Any) -> Any:

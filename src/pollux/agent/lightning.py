@@ -5,14 +5,17 @@ What they do is in `hosted`; Lightning itself is imported when a callback is mad
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from pollux.agent.environment import Environment, read_environment
+from pollux.agent.environment import read_environment
 from pollux.agent.hosted import HostedTraining
 from pollux.agent.hosted_steps import HostedOptions
 from pollux.agent.loader import LoaderOptions
@@ -29,6 +32,8 @@ else:
 
 __all__ = ["PolluxCallback", "PolluxDataLoader"]
 
+_LAST = "last.ckpt"
+_log = logging.getLogger("pollux")
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
 
@@ -60,7 +65,7 @@ class PolluxDataLoader:
         pin_memory: bool = False,
         drop_last: bool = False,
     ) -> None:
-        options = HostedOptions(
+        asked = HostedOptions(
             batch_size=batch_size,
             max_batch_size=max_batch_size,
             max_local_batch=max_local_batch,
@@ -79,7 +84,7 @@ class PolluxDataLoader:
             pin_memory=pin_memory,
             drop_last=drop_last,
         )
-        self.training = HostedTraining(dataset, options, loading)
+        self.training = HostedTraining(dataset, asked.within(read_environment()), loading)
 
     @property
     def dataset(self) -> Any:
@@ -156,19 +161,20 @@ class PolluxCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the trainer's replicas and its optimiser."""
         _check_trainer(trainer, pl_module)
-        given = read_environment()
-        environment = Environment(
+        environment = replace(
+            read_environment(),
             replica=trainer.global_rank,
             num_replicas=trainer.world_size,
             local_replica=trainer.local_rank,
             num_nodes=trainer.num_nodes,
-            generation=given.generation,
-            store=given.store,
         )
+        bounded = trainer.max_epochs is not None and trainer.max_epochs > 0 and trainer.max_steps == -1
+        self._training.epochs_wanted = trainer.max_epochs if bounded else None
         self._training.attach(trainer.optimizers[0], environment, trainer.strategy.root_device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The optimiser is restored by now; what came before is not timed."""
+        """The optimiser is restored by now; what came before is not timed. SIGTERM is ours from here on."""
+        self._training.listen()
         self._training.refresh()
         self._training.pause()
 
@@ -227,6 +233,9 @@ class PolluxCallback(Callback):
         self._training.schedule_taken += 1
         if self._training.adapts:
             self._advance_schedules(trainer)
+        if self._training.wants_stop():
+            _save_last(trainer)
+            self._training.stop()
 
     def _advance_schedules(self, trainer: Trainer) -> None:
         """Schedules by step have advanced once; a larger batch is worth more."""
@@ -242,7 +251,7 @@ class PolluxCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bring together what the replicas know, while they are all here."""
-        self._training.merge_ledger()
+        self._training.finish()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the optimiser as it was."""
@@ -270,6 +279,19 @@ def _check_trainer(trainer: Trainer, pl_module: LightningModule) -> None:
     strategy = type(trainer.strategy).__name__
     if strategy not in _STRATEGIES:
         raise InvalidInput(f"the trainer's strategy is {strategy}: Pollux supports one device, and 'ddp'")
+
+
+def _save_last(trainer: Trainer) -> None:
+    """Write what `ckpt_path="last"` finds, into the folder of every `ModelCheckpoint`; a collective."""
+    folders = [str(folder) for each in trainer.checkpoint_callbacks if (folder := getattr(each, "dirpath", None))]
+    if not folders:
+        _log.warning("asked to stop, and there is no ModelCheckpoint with a folder: what was trained is not saved")
+    for folder in dict.fromkeys(folders):
+        path = Path(folder) / _LAST
+        if trainer.is_global_zero and path.is_symlink():
+            # The file that it leads to is another checkpoint.
+            path.unlink()
+        trainer.save_checkpoint(path)
 
 
 def _loss_scale(trainer: Trainer, device: torch.device) -> Tensor | None:

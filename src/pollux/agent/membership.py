@@ -18,14 +18,19 @@ import torch.distributed as dist
 
 from pollux.core.errors import InvalidInput, Unreachable
 
-__all__ = ["LOST", "STORE_SECONDS", "Member", "Membership", "Plan", "connect"]
+__all__ = ["LOST", "OPEN", "SHUT", "STORE_SECONDS", "Member", "Membership", "Plan", "connect"]
 
 LOST = "lost"
+OPEN = "open"
+SHUT = "shut"
 STORE_SECONDS = 60.0
 """How long a request to the job's store may take."""
 
 _PREFIX = "pollux/live"
 _POLL_SECONDS = 0.003
+# Who waits for minutes, for others that evaluate say, need not ask the store that often.
+_LATER_POLL_SECONDS = 0.02
+_SOON_SECONDS = 2.0
 _DEADLINES = {"join": 30.0, "regroup": 10.0, "transfer": 30.0}
 _T = TypeVar("_T")
 _clients: dict[tuple[int, str], dist.Store] = {}
@@ -170,12 +175,13 @@ class Membership:
     def newest(self, above: int | None = None) -> Plan | None:
         """The newest committed plan above a generation (None: the present one) that says something about this replica.
 
-        It counts from a generation that this replica was in; in the plan it may be a member or leave.
+        It counts from a generation that this replica was in; in the plan it may be a member or leave. One that was
+        withdrawn after all says nothing.
         """
         floor = self.generation if above is None else above
         for generation in range(self.committed(), floor, -1):
             plan = self.plan(generation)
-            if plan is not None and plan.before in self.ranks:
+            if plan is not None and plan.before in self.ranks and self.withdrawn(generation) is None:
                 return plan
         return None
 
@@ -189,6 +195,10 @@ class Membership:
     def are_here(self, plan: Plan) -> bool:
         """Whether all members of a plan have come to its door."""
         return bool(self._live.check([f"here/{plan.generation}/{member.rank}" for member in plan.members]))
+
+    def decide(self, generation: int, what: str) -> str:
+        """Say whether a generation comes about, OPEN or SHUT: what the first replica says holds, and is returned."""
+        return self._live.compare_set(f"door/{generation}", "", what).decode()
 
     def has_failed(self, generation: int) -> str | None:
         """Why some rank gave a generation up; None where none did."""
@@ -219,9 +229,10 @@ class Membership:
     @staticmethod
     def wait(look: Callable[[], _T | None], seconds: float, clock: Callable[[], float] = time.monotonic) -> _T | None:
         """What `look` gives as soon as that is something; None after that many seconds."""
-        deadline = clock() + seconds
+        began = clock()
         while True:
             seen = look()
-            if seen is not None or clock() >= deadline:
+            waited = clock() - began
+            if seen is not None or waited >= seconds:
                 return seen
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS if waited < _SOON_SECONDS else _LATER_POLL_SECONDS)

@@ -6,6 +6,7 @@ When and with whom is decided in `regroup`; the loop is in `job`.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,12 +71,24 @@ class MovingJob(SavedJob):
         """Steps, epoch, pass and place in it: whoever is further in this order holds the newer state."""
         return self._progress.steps, self._progress.epoch, self._loader.pass_index, self._loader.cursor
 
-    def part_in_peace(self, same_size: bool) -> None:
+    def part_in_peace(self, same_size: bool, first_leaves: bool) -> None:
         """Bring together what replicas hold parts of, while all are there; a collective."""
         if not self._engine.counts_batchnorm:
             self._replicas.broadcast_buffers(self._engine.inner)
         self._merge_ledger()
+        if first_leaves:
+            self._hand_receipt_over()
         self._rng_texts = tuple(self._parts.state.rng_texts()) if same_size else ()
+
+    def _hand_receipt_over(self) -> None:
+        """Replica 0's receipt for all: what a script logs there only, and what was saved, is in no other."""
+        checkpointer = self._parts.checkpointer
+        if self.is_first and checkpointer is not None and not checkpointer.busy:
+            self._note_saved()
+        mine = json.dumps(self._receipt.state_dict()).encode() if self.is_first else b""
+        first = self._replicas.gather_bytes(mine)[0]
+        if not self.is_first:
+            self._receipt.load_state_dict(json.loads(first))
 
     def drop_unfinished(self) -> None:
         """Forget the step under way. Samples that lost replicas had committed are known from the order of the pass."""
@@ -193,6 +206,9 @@ class MovingJob(SavedJob):
         self._await_buffers()
         if parts.checkpointer is not None:
             parts.checkpointer.close()
+        if parts.scalars is not None:
+            # Nothing else runs before the process ends.
+            parts.scalars.close()
         self._loader.close()
         self.disconnect()
 

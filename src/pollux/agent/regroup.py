@@ -11,15 +11,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from pollux.agent.connections import cut, own_ends
-from pollux.agent.heartbeat import FINISHED, FIRST_STEP, REGROUP, Heartbeat, thread_clock
-from pollux.agent.membership import LOST, Membership, Plan
+from pollux.agent.connections import cut, is_possible, own_ends
+from pollux.agent.heartbeat import FINISHED, FIRST_STEP, REGROUP, Beat, Heartbeat, thread_clock, thread_is_held_up
+from pollux.agent.membership import LOST, OPEN, SHUT, Membership, Plan
 from pollux.agent.replicas import Replicas, is_loss
 from pollux.agent.state import State
 from pollux.agent.transfer import Packed, exchange, pack
@@ -55,6 +55,10 @@ class NotNeeded(SystemExit):
         super().__init__(0)
 
 
+class _Withdrawn(Exception):
+    """The generation will not come about, and all that were to go there stay where they are."""
+
+
 def _nothing(phase: str, rank: int) -> None:
     """What happens at each phase besides: nothing."""
 
@@ -69,8 +73,8 @@ class Movable(Protocol):
     def position(self) -> tuple[int, ...]:
         """How far this replica has come; who is further holds the newer state."""
 
-    def part_in_peace(self, same_size: bool) -> None:
-        """The last collectives of the old generation."""
+    def part_in_peace(self, same_size: bool, first_leaves: bool) -> None:
+        """The last collectives of the old generation; replica 0 may leave with what only it holds."""
 
     def drop_unfinished(self) -> None:
         """Forget the step that others never finished."""
@@ -124,7 +128,8 @@ class Live:
 
     def __init__(self, membership: Membership, replicas: Replicas, joins: bool) -> None:
         self.membership = membership
-        self.beat = Heartbeat(worked=thread_clock())
+        held_up = thread_is_held_up()
+        self.beat = Heartbeat(worked=thread_clock(), held_up=lambda: replicas.num_replicas > 1 and held_up())
         self.refusal = ""
         self.last_pause: tuple[float, str] | None = None
         self._replicas = replicas
@@ -135,6 +140,7 @@ class Live:
         self._refused: set[int] = set()
         self._stop_wanted: Callable[[], bool] = lambda: False
         self._sendable: Callable[[], State] = State
+        self._cutting = threading.Lock()
         self._told_ends = (-1, 0)
         self._lost_since: tuple[int, float] | None = None
 
@@ -152,6 +158,11 @@ class Live:
             self.membership.tell_ends(generation, self._replicas.replica, own_ends())
         self._told_ends = generation, self._replicas.num_replicas
 
+    def _forget_ends(self) -> None:
+        """Nobody waits for the old generation any more: ports of it may be those of the next one's connections."""
+        with self._cutting:
+            self._told_ends = (-1, 0)
+
     def free_from_lost(self) -> None:
         """End the connections of a generation of which one is lost, a moment after that is known; from any thread.
 
@@ -168,9 +179,19 @@ class Live:
             self._lost_since = generation, now
         elif now - known[1] >= _FREE_SECONDS:
             self._lost_since = generation, -1.0
-            count = cut(self.membership.ends(generation, num_replicas))
-            if count:
-                _log.warning("replicas are lost and their connections silent: %d connections are cut", count)
+            ends = self.membership.ends(generation, num_replicas)
+            with self._cutting:
+                # The training thread may have freed itself meanwhile, and be elsewhere.
+                if self._told_ends[0] == generation:
+                    self._cut(ends)
+
+    def _cut(self, ends: frozenset[str]) -> None:
+        count = cut(ends)
+        if count:
+            _log.warning("replicas are lost and their connections silent: %d connections are cut", count)
+        else:
+            why = "socket.setdefaulttimeout is set" if not is_possible() else "none of their ends is known here"
+            _log.warning("replicas are lost and their connections silent, but none was cut: %s", why)
 
     def tell_beat(self) -> None:
         """Tell that this replica lives, where that is so and due."""
@@ -178,7 +199,7 @@ class Live:
         if beat is not None:
             self._tell(beat)
 
-    def _tell(self, beat: Mapping[str, float | str | bool]) -> None:
+    def _tell(self, beat: Beat) -> None:
         membership = self.membership
         membership.tell("beat", membership.generation, membership.rank, {**beat, "refusal": self.refusal})
 
@@ -256,18 +277,21 @@ class Live:
         began = self._stepped_at
         self.beat.busy = REGROUP
         problem = ""
+        # All that are at this boundary take part, also where it was withdrawn meanwhile: not all may know of that.
         try:
             at_phase("boundary", self.membership.rank)
-            job.part_in_peace(plan.num_replicas == self._replicas.num_replicas)
+            same_size, first_leaves = plan.num_replicas == self._replicas.num_replicas, plan.rank_of(0) is None
+            job.part_in_peace(same_size, first_leaves)
         except (dist.DistError, RuntimeError) as error:
             if not is_loss(error):
                 raise
             problem = str(error)
         if problem:
             # One of us died on the way out. The plan may stand all the same, if it was one that leaves.
+            self._forget_ends()
             job.disconnect()
             job.drop_unfinished()
-        self._go(job, plan, began)
+        self._go(job, plan, began, is_whole=not problem)
 
     def recover(self, job: Movable, problem: str) -> None:
         """Go on without replicas that were lost, from memory; ends this process where nobody says with whom."""
@@ -275,8 +299,8 @@ class Live:
         began = self._stepped_at
         self._pause = None
         self.beat.busy = REGROUP
-        self.beat.waiting = False
         at_phase("lost", self.membership.rank)
+        self._forget_ends()
         # At once: whoever waits for this replica in the broken step is freed by it.
         job.disconnect()
         job.drop_unfinished()
@@ -305,21 +329,32 @@ class Live:
 
     # Between generations
 
-    def _go(self, job: Movable, plan: Plan, began: float) -> None:
+    def _go(self, job: Movable, plan: Plan, began: float, is_whole: bool = False) -> None:
+        """Go there, or wherever the next plan says. `is_whole`: nobody has let go of the old groups yet."""
         num_before = self._replicas.num_replicas
         while True:
             rank = self._rank_in(plan)
-            if rank is None:
-                self._leave(job, plan)
-                raise NotNeeded
-            self.membership.enters(plan, rank)
-            pause = _Pause(plan, "grow" if self.joins else plan.kind(num_before), began, last=began)
             try:
+                if rank is None:
+                    self._leave(job, plan, is_whole)
+                    raise NotNeeded
+                self.membership.enters(plan, rank)
+                pause = _Pause(plan, "grow" if self.joins else plan.kind(num_before), began, last=began)
                 self._attempt(job, plan, rank, pause, num_before)
                 break
+            except _Withdrawn as error:
+                problem = str(error)
+                if self.joins:
+                    raise NotNeeded from None
+                if is_whole:
+                    _log.info("no change of replicas: %s", problem)
+                    self.beat.busy = ""
+                    return
             except (dist.DistError, RuntimeError, PolluxError) as error:
                 problem = f"{type(error).__name__}: {error}"
             _log.warning("generation %d did not come about: %s", plan.generation, problem.splitlines()[0][:300])
+            is_whole = False
+            self._forget_ends()
             job.disconnect()
             plan = self._await_plan(job, plan.generation, problem)
         self._pause = pause
@@ -336,9 +371,11 @@ class Live:
     def _attempt(self, job: Movable, plan: Plan, rank: int, pause: _Pause, num_before: int) -> None:
         self._meet(plan, rank)
         at_phase("regroup", rank)
+        self._forget_ends()
         job.disconnect()
         store = self.membership.group_store(plan.generation)
         self._replicas.connect(rank, plan.num_replicas, plan.num_nodes, store, plan.deadline("regroup"))
+        self._tell_ends(plan.generation)
         pause.part("regroup")
         at_phase("transfer", rank)
         receives, state = self._transfer(job, pause, num_before)
@@ -347,8 +384,9 @@ class Live:
         at_phase("wrap", rank)
         pause.part("transfer")
         self._has_state = True
-        self._tell_ends(plan.generation)
         job.settle(state, receives)
+        # Once more: some of the job's parts have groups of their own, which are there now.
+        self._tell_ends(plan.generation)
         self.membership.generation = plan.generation
         pause.part("wrap")
 
@@ -359,8 +397,9 @@ class Live:
         membership.tell("here", generation, rank)
 
         def look() -> str | None:
-            if membership.are_here(plan):
-                return "here"
+            fate = self._fate(plan)
+            if fate is not None:
+                return fate
             if membership.newest(above=generation) is not None:
                 return "there is a newer generation"
             if self._stop_wanted():
@@ -369,8 +408,20 @@ class Live:
             return None if why is None else f"it was given up: {why}"
 
         seen = membership.wait(look, plan.deadline("join")) or "not all replicas came"
-        if seen != "here":
+        if seen == SHUT:
+            raise _Withdrawn(f"generation {generation} was withdrawn: {membership.withdrawn(generation)}")
+        if seen != OPEN:
             raise PolluxError(f"generation {generation}: {seen}")
+
+    def _fate(self, plan: Plan) -> str | None:
+        """OPEN where all members are at the door, SHUT where the plan was withdrawn before; the same on all replicas.
+
+        None while it is neither.
+        """
+        membership, generation = self.membership, plan.generation
+        if membership.are_here(plan):
+            return membership.decide(generation, OPEN)
+        return membership.decide(generation, SHUT) if membership.withdrawn(generation) is not None else None
 
     def _transfer(self, job: Movable, pause: _Pause, num_before: int) -> tuple[bool, State]:
         """Whoever is furthest sends to whoever is not; returns whether this replica received, and what."""
@@ -426,14 +477,17 @@ class Live:
             return all(rank in lost for rank in range(membership.rank))
         return membership.rank == 0
 
-    def _leave(self, job: Movable, plan: Plan) -> None:
+    def _leave(self, job: Movable, plan: Plan, is_whole: bool) -> None:
         """Hand over and end, with exit code 0; nothing of the script runs afterwards."""
         membership = self.membership
         at_phase("leave", membership.rank)
         if plan.why != LOST:
             # Others may still be in a collective of the old groups.
+            fate = None
             with contextlib.suppress(dist.DistError, RuntimeError):
-                membership.wait(lambda: membership.are_here(plan) or None, _LEAVE_SECONDS)
+                fate = membership.wait(lambda: self._fate(plan), _LEAVE_SECONDS)
+            if fate == SHUT and is_whole:
+                raise _Withdrawn(f"generation {plan.generation} was withdrawn: it stays")
         job.prepare_to_leave()
         with contextlib.suppress(dist.DistError, RuntimeError):
             membership.tell("left", plan.generation, membership.ranks[plan.before])

@@ -249,9 +249,11 @@ class Replicas:
         """Whether all replicas ask this within so many seconds, at the same step."""
         if self.num_replicas == 1:
             return True
+        if self.store is None:
+            # Disconnected: the others go elsewhere, or nowhere.
+            return False
         key, until = f"all-at/{step}", time.monotonic() + seconds
         try:
-            assert self.store is not None
             self.store.add(key, 1)
             while self.store.add(key, 0) < self.num_replicas:
                 if time.monotonic() >= until:

@@ -16,16 +16,15 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pollux.agent.environment import Environment
 from pollux.agent.noise import NoiseEstimate
-from pollux.agent.status import JobStatus
 from pollux.core.errors import InvalidInput
 from pollux.goodput import GoodputModel, PublishedThroughput
 from pollux.wire.report import ModelReport, NoiseReport, Report
 
-__all__ = ["Address", "Reporter", "Teller", "model_report", "post_report", "report_of"]
+__all__ = ["Address", "Reported", "Reporter", "Teller", "model_report", "post_report", "report_of"]
 
 _log = logging.getLogger("pollux")
 _TIMEOUT_SECONDS = 10.0
@@ -40,17 +39,80 @@ _LARGEST_REPLY = 65_536
 Post = Callable[[str], Mapping[str, Any]]
 
 
+class Reported(Protocol):
+    """What a report reads of a training: a job, or a framework's loop."""
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps done."""
+
+    @property
+    def samples(self) -> int:
+        """Samples that they used."""
+
+    @property
+    def progress(self) -> float:
+        """Samples × efficiency."""
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs of progress."""
+
+    @property
+    def num_replicas(self) -> int:
+        """How many train together."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step over all replicas."""
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of a micro-step on one replica."""
+
+    @property
+    def accumulation(self) -> int:
+        """Extra micro-steps of a step."""
+
+    @property
+    def lr_factors(self) -> tuple[float, ...]:
+        """Factors of the learning rates by parameter group."""
+
+    @property
+    def noise(self) -> NoiseEstimate:
+        """The gradient noise scale."""
+
+    @property
+    def efficiency(self) -> float:
+        """Progress per sample."""
+
+    @property
+    def goodput_model(self) -> GoodputModel | None:
+        """What was fitted; None before that."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the run follows the curve of plain PyTorch."""
+
+    def expected_progress(self, epochs: float) -> float | None:
+        """The progress at the end of that many epochs."""
+
+    def last_metrics(self) -> Mapping[str, float]:
+        """The user's own numbers, by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where one job's reports go: the service's URL, the job's id there, and the token that opens it.
 
-    `ca_file`: a certificate to trust beside the system's; None for none.
+    `ca`, or the file `ca_file`: a certificate to trust beside the system's, as PEM text; empty and None for none.
     """
 
     url: str
     job_id: str
     token: str
     ca_file: Path | None = None
+    ca: str = ""
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -64,7 +126,7 @@ def post_report(address: Address, body: str) -> Mapping[str, Any]:
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
         connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS, context=_trusting(address.ca_file)
+            parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS, context=_trusting(address)
         )
     else:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
@@ -83,11 +145,11 @@ def post_report(address: Address, body: str) -> Mapping[str, Any]:
     return reply if isinstance(reply, dict) else {}
 
 
-def _trusting(ca_file: Path | None) -> ssl.SSLContext:
+def _trusting(address: Address) -> ssl.SSLContext:
     context = ssl.create_default_context()
-    if ca_file is not None:
-        context.load_verify_locations(ca_file)
-        # What is in the file is trusted itself, also where an authority that is not there has signed it.
+    if address.ca or address.ca_file is not None:
+        context.load_verify_locations(None if address.ca else address.ca_file, cadata=address.ca or None)
+        # What is named here is trusted itself, also where an authority that is not there has signed it.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
@@ -211,7 +273,7 @@ class Teller:
         self._environment = environment
         self._gpu_type = gpu_type
         self._metrics: dict[str, float] = {}
-        self._epochs: int | None = None
+        self._epochs: float | None = None
         self.live = False
         self._pause: float | None = None
         self._kind = ""
@@ -223,10 +285,10 @@ class Teller:
         """A teller where the scheduler that started this replica wants reports from it, else None."""
         if not environment.url or environment.replica != 0:
             return None
-        address = Address(environment.url, environment.job, environment.job_token, environment.ca_file)
+        address = Address(environment.url, environment.job, environment.job_token, environment.ca_file, environment.ca)
         return cls(Reporter.to(address), environment, gpu_type)
 
-    def wants_epochs(self, count: int) -> None:
+    def wants_epochs(self, count: float) -> None:
         """Training is to last that many epochs."""
         self._epochs = count
 
@@ -254,23 +316,23 @@ class Teller:
         """Training paused that long for other replicas; `kind` as in `pollux.wire.report`."""
         self._pause, self._kind = seconds, kind
 
-    def round(self, job: JobStatus, loss: float | None, throughput: float | None) -> None:
+    def round(self, job: Reported, loss: float | None, throughput: float | None) -> None:
         """Offer a report, if one could be sent now."""
         if self._reporter.wants_report:
             self._reporter.offer(self._report(job, loss, throughput, final=False))
 
-    def close(self, job: JobStatus, loss: float | None, throughput: float | None, final: bool) -> None:
+    def close(self, job: Reported, loss: float | None, throughput: float | None, final: bool) -> None:
         """Send the last report of this process, and end; `final`: the job is done."""
         self._reporter.close(self._report(job, loss, throughput, final))
 
-    def _report(self, job: JobStatus, loss: float | None, throughput: float | None, final: bool) -> Report:
+    def _report(self, job: Reported, loss: float | None, throughput: float | None, final: bool) -> Report:
         return report_of(
             job,
             generation=self._environment.generation,
             loss=loss,
             throughput=throughput,
             total_progress=None if self._epochs is None else job.expected_progress(self._epochs),
-            metrics=self._metrics or job.receipt.last_metrics(),
+            metrics=self._metrics or job.last_metrics(),
             resize_seconds=self._pause,
             resize_kind=self._kind,
             live=self.live,
@@ -293,7 +355,7 @@ def _has_moved(before: Report, after: Report) -> bool:
 
 
 def report_of(
-    job: JobStatus,
+    job: Reported,
     *,
     generation: int,
     loss: float | None = None,

@@ -5,12 +5,14 @@ When to save is decided in `job`; how files are written is in `checkpoint`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pollux.agent.checkpoint import Saved, load
+from pollux.agent.heartbeat import CHECKPOINT, PASS_END
 from pollux.agent.state import State, from_loaded
 from pollux.agent.status import JobStatus, Parts
 from pollux.core.errors import MisusedJob, PolluxError
@@ -39,26 +41,41 @@ class SavedJob(JobStatus):
         checkpointer = self._parts.checkpointer
         if checkpointer is None:
             raise MisusedJob("there is no checkpoint folder: pass checkpoint_dir= to pollux.init")
-        self._await_buffers()
-        self._note_saved()
-        state = self._capture()
-        checkpointer.save(
-            self._progress.steps,
-            state.tensors,
-            state.objects,
-            state.values,
-            self._signature(),
-            wait=wait,
-            finite=self._parts.state.parameter_names(),
-        )
-        self._saving = self.step, self.progress, checkpointer.last_pause_seconds
-        if wait:
+        with self._announced():
+            self._await_buffers()
             self._note_saved()
-            if checkpointer.last_error is not None:
+            state = self._capture()
+            checkpointer.save(
+                self._progress.steps,
+                state.tensors,
+                state.objects,
+                state.values,
+                self._signature(),
+                wait=wait,
+                finite=self._parts.state.parameter_names(),
+            )
+            self._saving = self.step, self.progress, checkpointer.last_pause_seconds
+            if wait:
+                self._note_saved()
+            if wait and checkpointer.last_error is not None:
                 raise PolluxError(
                     f"the checkpoint of step {self.step} was not written to {checkpointer.folder}: "
                     f"{checkpointer.last_error}; free the disk or repair what it names; older checkpoints are untouched"
                 ) from checkpointer.last_error
+
+    @contextlib.contextmanager
+    def _announced(self) -> Iterator[None]:
+        """Tell whoever listens for signs of life that something is saved: that may take long, and uses no processor."""
+        live = self._parts.live
+        if live is None or live.beat.busy not in ("", PASS_END):
+            yield
+            return
+        before, live.beat.busy = live.beat.busy, CHECKPOINT
+        try:
+            yield
+        finally:
+            if live.beat.busy == CHECKPOINT:
+                live.beat.busy = before
 
     def _note_saved(self) -> None:
         """Enter the last save into the receipt once it is known to have succeeded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from pollux.agent.replicas import Replicas
 from pollux.agent.state import TrainingState
 from pollux.agent.tensorboard import Scalars
 from pollux.agent.watch import Watch
-from pollux.goodput import BatchLimits, Efficiency, GoodputModel
+from pollux.goodput import GoodputModel
 
 __all__ = ["JobStatus", "Parts", "PassLedger"]
 
@@ -147,7 +147,7 @@ class JobStatus:
         """Epochs of progress so far, with their fraction where an epoch's size is known."""
         return self._progress.epochs
 
-    def expected_progress(self, epochs: int) -> float | None:
+    def expected_progress(self, epochs: float) -> float | None:
         """The progress at the end of that many epochs; None while an epoch's size is not known."""
         size = self._progress.epoch_size
         return None if size is None else float(epochs * size)
@@ -185,20 +185,16 @@ class JobStatus:
     @property
     def goodput_model(self) -> GoodputModel | None:
         """Throughput and efficiency as known now, for predictions on other numbers of GPUs; None before a first fit."""
-        adaptation = self._adaptation
-        if adaptation.model is None:
-            return None
-        allowed = adaptation.allowed
-        believed = adaptation.believed
-        efficiency = believed.efficiency if believed is not None else Efficiency(allowed.initial, 1.0, 1.0)
-        most = allowed.maximum or allowed.initial
-        limits = BatchLimits(allowed.initial, most, 1, adaptation.local_max or most)
-        return GoodputModel(adaptation.model, efficiency, limits)
+        return self._adaptation.goodput_model
 
     @property
     def receipt(self) -> Receipt:
         """What was adapted and why, so far."""
         return self._receipt
+
+    def last_metrics(self) -> Mapping[str, float]:
+        """What was logged last, by name."""
+        return self._receipt.last_metrics()
 
     def ledger(self) -> PassLedger:
         """The samples used in the current pass; with several replicas, call it on all of them."""

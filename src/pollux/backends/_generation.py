@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,15 +84,16 @@ class Order:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Order:
-        """From plain values, as JSON has them."""
-        plain = dict(value)
+        """From plain values, as JSON has them; what a newer service says beyond them is left out."""
+        known = {entry.name for entry in fields(cls)}
+        plain = {name: part for name, part in value.items() if name in known}
         for name in ("argv", "replicas", "places"):
             plain[name] = tuple(plain[name])
         plain["cores"] = tuple(tuple(cores) for cores in plain["cores"])
         if plain.get("fleet") is not None:
             fleet = dict(plain["fleet"])
             fleet["nodes"] = {node: (str(where[0]), int(where[1])) for node, where in fleet["nodes"].items()}
-            plain["fleet"] = Fleet(**fleet)
+            plain["fleet"] = Fleet(**{entry.name: fleet[entry.name] for entry in fields(Fleet) if entry.name in fleet})
         return cls(**plain)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pollux.backends._beats import Beats
+from pollux.backends._beats import Beats, ListeningClock
 from pollux.backends._generation import Generation, Member, Order
 from pollux.backends._regroup import Action, GiveUp, Join, Kill, Limits, Lost, SetKey, Started, Watch, settled_at
 from pollux.backends._storehost import StoreHost
@@ -57,7 +57,9 @@ class LiveGeneration:
         self._pending: Order | None = None
         self._follows = False
         self._follow_by: float | None = None
-        self._began_at = time.monotonic()
+        # Where all of it stood still meanwhile, nobody was silent, or late.
+        self._clock = ListeningClock(time.monotonic)
+        self._began_at = self._clock()
         self._committed_at, self._steps = 0.0, dict[int, int]()
         self._through = False
         self._refusal = ""
@@ -84,7 +86,7 @@ class LiveGeneration:
     def look_again_at(self) -> float | None:
         """When `look` must be called next, on the monotonic clock."""
         times = [at for at in (self._regroup.due, self._beats.due, self._follow_by) if at is not None]
-        return min(times, default=None)
+        return self._clock.at(min(times)) if times else None
 
     def resize(self, order: Order) -> None:
         """Carry an order out; one that comes while another is under way waits, one that comes too late ends there."""
@@ -99,7 +101,7 @@ class LiveGeneration:
             self._generation.renumber(order.generation)
             self._pending = order
             if not self._follows:
-                now = time.monotonic()
+                now = self._clock()
                 self._follow_by = max(now + _PATIENCE_SECONDS, self._began_at + _START_TIMES * self._beats.hang_seconds)
         else:
             self.lost = None
@@ -107,7 +109,7 @@ class LiveGeneration:
             self._numbers[change.generation] = {rank: seat.number for rank, seat in enumerate(change.seats)}
             for number in change.joiners.values():
                 self._beats.renew(number)
-            self._do(self._regroup.begin(change, time.monotonic()))
+            self._do(self._regroup.begin(change, self._clock()))
             self._watch_beats()
 
     def _refuse(self, order: Order, why: str) -> None:
@@ -120,7 +122,7 @@ class LiveGeneration:
         if what == "beat":
             self._heard(rest, value)
         else:
-            self._do(self._regroup.seen(key, value, time.monotonic()))
+            self._do(self._regroup.seen(key, value, self._clock()))
 
     def _heard(self, where: str, value: Any) -> None:
         generation, _, rank = where.partition("/")
@@ -128,7 +130,7 @@ class LiveGeneration:
         if number is None or not isinstance(value, Mapping):
             return
         was_through, self._refusal = self._is_through, str(value.get("refusal") or "")
-        self._beats.heard(number, value, time.monotonic())
+        self._beats.heard(number, value, self._clock())
         self._begin_to_follow()
         if self._is_through and self._regroup.phase in ("prepare", "move"):
             self.over()
@@ -149,11 +151,12 @@ class LiveGeneration:
     def ended(self, member: Member) -> bool:
         """A replica has ended; whether that is taken care of here."""
         code = member.code or 0
+        self._beats.drop(member.number)
         alone = not self._follows or self._refusal or self._is_through
         if alone or (code < 0 and self._generation.lacks_memory):
             actions = None
         else:
-            actions = self._regroup.ended(member.number, code, time.monotonic(), self._hung.pop(member.number, ""))
+            actions = self._regroup.ended(member.number, code, self._clock(), self._hung.pop(member.number, ""))
         if actions is None:
             # Replicas are through together.
             self._through = self._through or code == 0
@@ -195,13 +198,13 @@ class LiveGeneration:
 
     def look(self) -> None:
         """Act on what is due: replicas that are hung, phases that take too long."""
-        now = time.monotonic()
+        now = self._clock()
         if self._follow_by is not None and now >= self._follow_by and self._pending is not None:
             order, self._pending, self._follow_by = self._pending, None, None
             self._refuse(order, "no agent in its replicas gives a sign of life")
         for number in self._beats.silent(now):
             rank = self._regroup.ranks.get(number)
-            why = f"replica {rank} hung: no sign of life for {self._beats.hang_seconds:g} s"
+            why = f"replica {rank} hung: {self._beats.words.pop(number)}"
             self._hung[number] = f"{why}; {self._beats.false_alarms} false alarms before"
             self._generation.kill(number)
         self._do(self._regroup.tick(now))
@@ -225,7 +228,10 @@ class LiveGeneration:
                 case SetKey(key, value):
                     self._store.set(key, value)
                     if key == "committed":
-                        self._committed_at, self._steps = time.monotonic(), self._beats.steps()
+                        steps = self._beats.steps()
+                        self._committed_at = self._clock()
+                        # Those that join take none.
+                        self._steps = {number: step for number, step in steps.items() if number in self._regroup.ranks}
                 case Watch(keys):
                     self._store.watch("change", keys, _POLL_SECONDS)
                 case Kill(number):
@@ -265,7 +271,7 @@ class LiveGeneration:
     def _say_started(self, started: Started) -> None:
         self._generation.settle(self._regroup.ranks)
         self._numbers = {self._regroup.settled: self._by_rank()}
-        self._beats.settle(self._regroup.ranks, time.monotonic())
+        self._beats.settle(self._regroup.ranks, self._clock())
         self._watch_beats()
         first = started.pauses.get(0)
         self._tell(

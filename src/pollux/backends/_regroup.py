@@ -5,6 +5,7 @@ Pure: what happened goes in, with the time; what is to be done comes out. Proces
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,6 +31,9 @@ __all__ = [
 RESTART_EXIT_CODE = 75
 """What a replica ends with that cannot go on by itself: its job starts anew from the checkpoint."""
 
+# What a process does to itself is a crash of its job, unless it follows from the end of another: libraries abort then.
+_OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS}
+
 Phase = Literal["settled", "prepare", "move", "lost", "withdrawn", "over"]
 """`settled`: nothing changes; `prepare`: joiners build; `move`: replicas go over; `lost`: those left wait for a plan;
 
@@ -38,12 +42,12 @@ Phase = Literal["settled", "prepare", "move", "lost", "withdrawn", "over"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds: for joiners to be ready (`prepare`); until the first is at the boundary; between two signs of the
-    `move`; for leavers to end after it; for an `order` after a loss; for the others once one is `through` with the job.
+    """Seconds: for joiners to be ready (`prepare`); until the first that stays is at the boundary; between two signs of
+    the `move`; for leavers to end after it; for an `order` after a loss; for the others once one is `through`.
 
-    `boundary` is as long as the script's own code between two steps may take, an evaluation say: where steps go by,
-    their number decides. `move` is for the largest states; replicas that hang are known by their silence before.
-    `door`, `regroup` and `transfer` are told to replicas.
+    `boundary` is as long as those that join wait for the script's own code between two steps, an evaluation say: where
+    steps go by, their number decides. `move` is for the largest states; replicas that hang are known by their silence
+    before. `regroup` and `transfer` are told to replicas, and so is how long the door may be waited at.
     """
 
     prepare: float = 180.0
@@ -52,9 +56,13 @@ class Limits:
     leave: float = 10.0
     order: float = 5.0
     through: float = 3.0
-    door: float = 120.0
     regroup: float = 30.0
     transfer: float = 60.0
+
+    @property
+    def door(self) -> float:
+        """The longest that one who came first waits for the others: longer than anybody here waits for them."""
+        return self.boundary + self.move
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +171,13 @@ class Regroup:
     _ready: set[int] = field(default_factory=set)
     _done: dict[int, Any] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
+    _told: bool = False
     _came: bool = False
     _after_loss: bool = False
 
     @property
     def awaits_boundary(self) -> bool:
-        """Whether everybody is to go, and nobody has come."""
+        """Whether everybody is to go, and nobody of those that run has come."""
         return self.phase == "move" and not self._came
 
     @property
@@ -190,7 +199,7 @@ class Regroup:
         """Carry a change out; the ranks in its seats are those of `settled`."""
         self._after_loss = self.phase == "lost"
         self.change, self._ready, self._done, self._gone = change, set(), {}, set()
-        self._through = False
+        self._through = self._told = False
         # Numbers of the dead are given anew.
         self.ranks = {number: rank for number, rank in self.ranks.items() if number not in self.dead}
         self.dead = set()
@@ -218,7 +227,7 @@ class Regroup:
     def _commit(self, now: float) -> list[Action]:
         assert self.change is not None
         generation, size = self.change.generation, len(self.change.seats)
-        self.phase, self.due, self._came = "move", now + self.limits.boundary, False
+        self.phase, self.due, self._came, self._told = "move", now + self.limits.boundary, False, True
         keys = [f"{what}/{generation}/{rank}" for what in ("here", "done") for rank in range(size)]
         return [SetKey("committed", str(generation)), Watch((*keys, f"failed/{generation}"))]
 
@@ -235,6 +244,9 @@ class Regroup:
             self._ready.add(int(rank))
             return self._commit(now) if self._ready >= self.change.joiners.keys() else []
         if self.phase == "move" and self.due is not None and what in ("here", "done"):
+            if what == "here" and int(rank) in self.change.joiners and not self._came:
+                # Who joins is at the door at once, however far away the others' boundary is.
+                return []
             self._came = True
             self.due = self.due if self._through else now + self.limits.move
             if what == "done":
@@ -279,7 +291,7 @@ class Regroup:
         if code == 0 and self.phase == "move" and not self._through:
             # Through with the job before it saw that it should move: who was to join waits for nobody.
             self._through, self.due = True, now + self.limits.through
-        if code >= 0:
+        if code >= 0 or (-code in _OWN_SIGNALS and not hung and self.phase not in ("move", "lost")):
             return None
         if self.phase == "settled" and len(self.ranks) == 1 and not hung:
             return None
@@ -289,11 +301,15 @@ class Regroup:
     @property
     def _may_leave(self) -> bool:
         """Whether a leaver that ends does what it was told; before anybody is told it is through with the job."""
+        if self.phase == "withdrawn":
+            return self._told
         return self.phase in ("move", "lost") or (self.phase == "prepare" and self._after_loss)
 
     def _leaver_ended(self, number: int, now: float) -> list[Action]:
         self._gone.add(number)
-        if self.phase != "lost":
+        if self.phase not in ("lost", "withdrawn"):
+            if self.phase == "move" and not self._came:
+                self._came, self.due = True, now + self.limits.move
             return self._settle(now) if self.phase == "move" else []
         self.dead.add(number)
         self._lost.add(self.ranks[number])
@@ -316,18 +332,18 @@ class Regroup:
             return None
         return self._lose(f"joining replica {rank} ended, exit code {code}", now)
 
-    def _drop_joiners(self, why: str) -> list[Action]:
+    def _drop_joiners(self, why: str, withdrawn: bool = False) -> list[Action]:
         """Joiners hold nothing yet that others do not; those of a withdrawn change must not come later."""
         if self.change is None or self.phase not in ("prepare", "move"):
             return []
         actions: list[Action] = []
-        if self.phase == "prepare":
+        if withdrawn or self.phase == "prepare":
             actions.append(SetKey(f"withdrawn/{self.change.generation}", why))
         return actions + [Kill(number) for number in self.change.joiners.values() if number not in self.dead]
 
     def _withdraw(self, why: str) -> list[Action]:
         assert self.change is not None
-        actions = self._drop_joiners(why)
+        actions = self._drop_joiners(why, withdrawn=True)
         kept = self._kept()
         self.phase, self.due = "withdrawn", None
         lost = tuple(self.change.joiners)
@@ -341,11 +357,13 @@ class Regroup:
     def _lose(self, why: str, now: float) -> list[Action]:
         """Some are dead: those left go on without them, once somebody has said where."""
         kept = self._kept()
-        if not kept:
-            return self.give_up(f"{why}, and no other is left")
-        actions = self._drop_joiners(why)
         dead = {self.ranks[number] for number in self.dead if number in self.ranks}
         self._lost |= dead
+        if not kept:
+            # Those that were to leave are asked to end as well: the first of them must know that it is the first.
+            told = SetKey(f"lost/{self.settled}", sorted(self._lost))
+            return [told, *self.give_up(f"{why}, and no other is left")]
+        actions = self._drop_joiners(why)
         actions.append(SetKey(f"lost/{self.settled}", sorted(self._lost)))
         if self.change is None:
             gone = tuple(sorted(dead))
@@ -372,13 +390,19 @@ class Regroup:
             named = ", ".join(map(str, late))
             return self._withdraw(f"joining replicas {named} were not ready after {self.limits.prepare:g} s")
         if self.phase == "move":
-            return self.over() if self._through else self._late()
+            return self.over() if self._through else self._late(now)
         if self.phase == "lost":
             return self.give_up(f"nobody said within {self.limits.order:g} s how to go on after a loss")
         return []
 
-    def _late(self) -> list[Action]:
+    def _late(self, now: float) -> list[Action]:
         assert self.change is not None
+        if not self._came and not self._after_loss:
+            # All that run are well, and at something of their own, which must not be lost for a change.
+            if self.change.joiners:
+                return self._withdraw(f"no replica came to a step's end in {self.limits.boundary:g} s")
+            self.due = now + self.limits.boundary
+            return []
         missing = sorted(set(range(len(self.change.seats))) - self._done.keys())
         if missing:
             named = ", ".join(map(str, missing))

@@ -381,6 +381,8 @@ class Shim:
                 # What got the signal saves and ends, and the others with it: they go on elsewhere from there.
                 self._tell({"event": "leaving", "node": told.node, "why": told.why})
                 if not self._generation.told_to_stop:
+                    if self._live is not None:
+                        self._live.over()
                     self._generation.give_up(told.why)
             else:
                 self._far_exit(self._generation, told)

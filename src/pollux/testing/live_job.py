@@ -2,7 +2,8 @@
 
 Runs are told from each other by their folder. It is slow until the file `fast` is there. `POLLUX_FAIL_AT`, as in
 "transfer/0,1/9", has replicas of these ranks get that signal where they first come to a phase of a change. After pass
-`POLLUX_HOLD_AT`, or after all where that is their number, replicas do something of their own until `go` is there.
+`POLLUX_HOLD_AT`, or after all where that is their number, replicas do something of their own until `go` is there. While
+the file `stall` is there, data does not come to the replica that was started as number 1.
 """
 
 from __future__ import annotations
@@ -36,6 +37,23 @@ def _task() -> tuple[Any, Any, Any]:
     features = torch.randn(SAMPLES, 6, dtype=torch.float64)
     data = torch.utils.data.TensorDataset(features, torch.randint(0, 3, (SAMPLES,)))
     return model, torch.optim.AdamW(model.parameters(), lr=0.01), data
+
+
+class _Stalling:
+    """A dataset whose storage may stand still."""
+
+    def __init__(self, data: Any, folder: Path) -> None:
+        self._data, self._stall = data, folder / "stall"
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        while os.environ.get("RANK") == "1" and self._stall.exists():
+            (self._stall.parent / f"stalled-{os.getpid()}").touch()
+            # Without using the processor, as somebody does who waits for a disk.
+            time.sleep(0.5)
+        return self._data[index]
 
 
 def _numbers(model: Any) -> list[float]:
@@ -115,6 +133,7 @@ def main(folder: Path, epochs: int) -> None:
 
     _fail_at(folder, os.environ.get("POLLUX_FAIL_AT", ""))
     model, optimizer, data = _task()
+    data = _Stalling(data, folder)
     job = pollux.init(model, optimizer, data, BATCH, checkpoint_dir=folder / "checkpoints", checkpoint_every=0.3)
     began = job.step
     hold = int(os.environ.get("POLLUX_HOLD_AT", "-1"))

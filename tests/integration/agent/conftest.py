@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from pollux.testing.waiting import OutOfTime
+
 _TIMEOUT_SECONDS = 90.0
+_ENDS = {"": 0, "killed": -signal.SIGKILL, "stopped": 128 + signal.SIGTERM}
+_LATE = -1000 - signal.SIGKILL  # as `forked.py` gives it
 _ENVIRONMENT = {
     "MASTER_ADDR": "127.0.0.1",
     "TORCHELASTIC_RUN_ID": "test",
@@ -26,11 +30,11 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Run:
-    """One start of the job: on how many replicas, with what settings, and whether all of them end by SIGKILL."""
+    """One start of the job: on how many replicas, with what settings, and how all of them must end."""
 
     num_replicas: int
     settings: dict[str, Any]
-    killed: bool = False
+    end: str = ""
 
 
 Launch = Callable[[str, Sequence[tuple[Any, ...]]], list[list[Any]]]
@@ -46,11 +50,12 @@ def _free_port() -> int:
 def launch(tmp_path: Path) -> Launch:
     """`launch(script, [(num_replicas, settings), (num_replicas, settings, "killed"), ...])`, one run after another.
 
-    Returns what the replicas of each run answered. A run that is "killed" must end by SIGKILL on every replica.
+    Returns what the replicas of each run answered. A run that is "killed" must end by SIGKILL on every replica, a
+    "stopped" one with exit code 143.
     """
 
     def start(script: str, runs: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
-        asked = [Run(run[0], run[1], killed=len(run) > 2) for run in runs]
+        asked = [Run(*run) for run in runs]
         folders = [tmp_path / f"run-{number}" for number in range(len(asked))]
         for folder in folders:
             folder.mkdir()
@@ -86,7 +91,9 @@ def _serve(script: str, runs: list[Run], folders: list[Path]) -> None:
 def _answers(run: Run, folder: Path) -> list[Any]:
     codes = json.loads((folder / "codes.json").read_text())
     said = "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("output-*.txt")))
-    assert codes == [-signal.SIGKILL if run.killed else 0] * run.num_replicas, said
-    if run.killed:
+    if _LATE in codes and not {*codes} - {*_ENDS.values(), _LATE}:
+        raise OutOfTime(f"replicas were not through after {_TIMEOUT_SECONDS:g} s: {codes}\n{said}")
+    assert codes == [_ENDS[run.end]] * run.num_replicas, said
+    if run.end:
         return []
     return [json.loads((folder / f"answer-{replica}.json").read_text()) for replica in range(run.num_replicas)]

@@ -40,6 +40,8 @@ def _fork(main: Callable[[dict[str, Any], Path], None], run: dict[str, Any], rep
         os.environ.update({"LOCAL_WORLD_SIZE": str(run["num_replicas"]), "MASTER_PORT": str(run["port"])})
         main(run["settings"], folder / f"answer-{replica}.json")
         code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import regroup
+from pollux.agent import checkpoint, regroup
 from pollux.agent.order import pass_order
 from pollux.testing.live import LiveSupervisor
 
@@ -98,14 +99,20 @@ def train_with(
     scaled: bool = False,
     fails: tuple[str, list[int], int] | None = None,
     parts_at: int | None = None,
+    hangs_at: int | None = None,
+    saves_at: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     if fails is not None:
         fail_at(folder, *fails)
+    if saves_at is not None:
+        write_slowly(folder)
     model, optimizer, data = task(batchnorm, options.pop("optimizer", "adamw"))
     jobs: list[Any] = []
     if parts_at is not None:
         options["before_step"] = lambda: part_at(jobs[0], parts_at)
+    if hangs_at is not None:
+        options["before_step"] = lambda: hang_at(folder, jobs[0], hangs_at)
     if scaled:
         options["scaler"] = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=40)
     job = pollux.init(
@@ -126,9 +133,13 @@ def train_with(
         for x, y in job.batches():
             job.backward(F.cross_entropy((first if kept else job.model)(x), y))
             counter.seen += 1
+            if job.step == saves_at:
+                job.checkpoint(wait=False)
             if not (folder / "fast").exists():
                 # Slower in the second half: the end must not come before what the test does has happened.
                 time.sleep(pace if epoch < epochs // 2 else 8 * pace)
+        if job.is_first:
+            job.log(epoch=epoch)
         if epoch == hold and began == 0:
             (folder / "held").touch()
             while not (folder / "go").exists():
@@ -143,6 +154,7 @@ def train_with(
         "passes": passes,
         "events": events,
         "seen": int(counter.seen),
+        "logged": job.receipt.to_json()["metrics"].get("epoch", {}).get("value", []),
         "batch": job.batch_size,
         "exact": job.is_exact,
         "fds": len(os.listdir("/proc/self/fd")),
@@ -155,6 +167,26 @@ def part_at(job: Any, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if job.num_replicas == 3 and job.step == step and job.replica == 1:
         raise RuntimeError("/gloo/ as if a connection was closed by a peer")
+
+
+def hang_at(folder: Path, job: Any, step: int) -> None:
+    """Of several replicas the second comes to a dead lock in the script's own code, while all its threads live."""
+    if job.num_replicas > 1 and job.step == step and job.replica == 1:
+        (folder / f"hangs-{os.getpid()}").touch()
+        threading.Event().wait()
+
+
+def write_slowly(folder: Path) -> None:
+    """Files of checkpoints are written once `slow` is gone; `writing-PID` says that one would be."""
+    write = checkpoint.write_files
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        (folder / f"writing-{os.getpid()}").touch()
+        while (folder / "slow").exists():
+            time.sleep(0.005)
+        return write(*arguments, **options)
+
+    checkpoint.write_files = slowly
 
 
 def fail_at(folder: Path, phase: str, ranks: list[int], number: int) -> None:

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,18 @@ def test_killed_and_resumed_at_another_size_matches_plain_pytorch(launch, tmp_pa
             assert result["resumed_at"] == 10
 
 
+def test_asked_to_stop_it_saves_after_a_step_and_goes_on_at_another_size(launch, tmp_path):
+    """As the scheduler moves it: SIGTERM, here to one of two replicas, long before a checkpoint is due."""
+    job = {"folder": str(tmp_path / "saved"), "local": 3, "save_every": 10**6, "models": ["numbers"]}
+    _, answers = launch(__file__, [(2, {**job, "term_at": 6}, "stopped"), (3, job)])
+    regression = Regression()
+    plain(regression, Numbers())
+    for answer in answers:
+        assert furthest(answer["numbers"]["parameters"], flat(regression)) < 1e-12
+        assert answer["numbers"]["samples"] == EPOCHS * SAMPLES
+        assert answer["numbers"]["resumed_at"] >= 6, "no step that was trained is trained again"
+
+
 def test_noise_is_reported_and_accumulation_adapted_through_a_kill_and_a_resize(launch, tmp_path):
     samples = 210
     options = {"adapt_accumulation": True, "max_batch_size": 64}
@@ -236,6 +249,10 @@ def train(name: str, model: nn.Module, dataset: Any, settings: dict[str, Any]) -
             seen["measured"] = trainer.hosted.noise.num_measured
             if state.global_step == settings.get("kill_at") and name == "numbers":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if state.global_step == settings.get("term_at") and args.process_index == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if state.global_step >= settings.get("term_at", 10**9):
+                time.sleep(0.2)  # the others look for requests as often as this
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == settings.get("stop_at") and name == "sentences":

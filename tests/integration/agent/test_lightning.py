@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_killed_and_resumed_at_another_size_matches_plain_pytorch(launch, tmp_pa
     assert {answer["seen"][0][0] for answer in from_end} == {8}, "an epoch saved at its very end is not repeated"
 
 
+def test_asked_to_stop_it_saves_after_a_step_and_goes_on_at_another_size(launch, tmp_path):
+    """As the scheduler moves it: SIGTERM, here to one of two replicas, long before a checkpoint is due."""
+    job = {"folder": str(tmp_path / "saved"), "save_every": 10**6}
+    _, resumed = launch(__file__, [(2, {**job, "stop_at": 6}, "stopped"), (3, job)])
+    for answer in resumed:
+        assert furthest(answer["parameters"], plain()) < 1e-12
+        assert (answer["steps"], answer["samples"]) == (21, EPOCHS * SAMPLES)
+        assert answer["ledger"] == [SAMPLES, Ledger.of_range(SAMPLES).digest]
+    (first,) = {answer["seen"][0][0] for answer in resumed}
+    assert 7 <= first <= 21, "no step that was trained is trained again"
+
+
 def test_adaptive_run_is_the_same_through_a_kill_and_a_resize(launch, tmp_path):
     samples = 210
     options = {"max_batch_size": 64, "max_local_batch": 4}
@@ -171,6 +184,10 @@ def main(settings: dict[str, Any], answer: Path) -> None:
             self.used = used
             if trainer.global_step == settings.get("kill_at"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if trainer.global_step == settings.get("stop_at") and trainer.global_rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if trainer.global_step >= settings.get("stop_at", 10**9):
+                time.sleep(0.2)  # the others look for requests as often as this
 
     seen: list[list[Any]] = []
     if settings.get("scripted"):
@@ -192,9 +209,14 @@ def main(settings: dict[str, Any], answer: Path) -> None:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    found = sorted(Path(settings["folder"]).glob("*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+    last = "last" if settings["save_every"] > 1000 else None
+    found = (
+        []
+        if last
+        else sorted(Path(settings["folder"]).glob("*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+    )
     module = Module()
-    trainer.fit(module, loader, ckpt_path=str(found[-1]) if found else None)
+    trainer.fit(module, loader, ckpt_path=str(found[-1]) if found else last)
     state = loader.state_dict()
     ledger = loader.training.loader.ledger
     answer.write_text(

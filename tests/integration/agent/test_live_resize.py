@@ -20,10 +20,7 @@ def supervise(replica_server, tmp_path):
     made = []
 
     def start(num_replicas: int, function: str = "train", **arguments: Any) -> LiveSupervisor:
-        environment = {"POLLUX_TIMEOUT": "20"}
-        supervisor = LiveSupervisor(
-            replica_server, f"{SCRIPT}:{function}", {"folder": str(tmp_path), **arguments}, environment
-        )
+        supervisor = LiveSupervisor(replica_server, f"{SCRIPT}:{function}", {"folder": str(tmp_path), **arguments})
         made.append(supervisor)
         supervisor.start(num_replicas)
         supervisor._until(lambda: True if supervisor.step() >= 3 else None, "training goes on")
@@ -57,6 +54,8 @@ def test_replicas_move_at_the_same_size_and_replica_0_may_leave(supervise, tmp_p
     check_exact(values)
     assert [pause["kind"] for pause in supervisor.pauses] == ["move", "move", "shrink"]
     assert values[0]["events"].count("checkpointed") >= 3
+    # What only replica 0 knew is known to the one that took its place.
+    assert values[0]["logged"] == list(range(LIVE.EPOCHS))
     assert set(supervisor.close()) <= {0}
 
 

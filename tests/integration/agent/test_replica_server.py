@@ -11,6 +11,7 @@ import pytest
 
 from pollux.core.errors import InvalidInput
 from pollux.testing.training import ReplicaServer, load_module
+from pollux.testing.waiting import OutOfTime, wait_until
 
 HERE = str(Path(__file__))
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -69,16 +70,21 @@ def test_how_they_end_is_told(replica_server, how, code, error):
 
 
 def test_run_says_what_failed(replica_server):
-    with pytest.raises(AssertionError, match=r"(?s)replica 0 of 1: exit code 1.*no good"):
+    with pytest.raises(AssertionError, match=r"(?s)replica 0 of 1: exit code 1.*no good") as failed:
         replica_server.run(f"{HERE}:end", 1, {"how": "error"})
+    assert not isinstance(failed.value, OutOfTime)
+
+
+def test_run_tells_what_took_too_long_from_what_failed(replica_server, tmp_path):
+    with pytest.raises(OutOfTime, match=r"was not through after 0\.2 s"):
+        replica_server.run(f"{HERE}:end", 1, {"how": "hang"}, {"NOTE": str(tmp_path / "note")}, timeout=0.2)
 
 
 def test_one_that_hangs_is_killed_with_what_it_started(replica_server, tmp_path):
     note = tmp_path / "note"
     running = replica_server.start(f"{HERE}:end", 1, {"how": "hang"}, {"NOTE": str(note)})
+    wait_until("note", note.exists)
     deadline = time.monotonic() + 30.0
-    while not note.exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
     (result,) = running.wait(timeout=0.1)
     assert result.exit_code == -signal.SIGKILL
     for number in {int(word) for word in note.read_text().split()}:

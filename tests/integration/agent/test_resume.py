@@ -16,6 +16,7 @@ from torch import nn
 
 import pollux
 from pollux.agent.folder import CheckpointFolder
+from pollux.testing.waiting import wait_until
 
 HERE = str(Path(__file__))
 BATCH = 6
@@ -195,10 +196,7 @@ def stop_alone(folder: str, ready: str) -> None:
 
 
 def wait_for(paths: list[Path], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until("files of all", lambda: all(path.exists() for path in paths), seconds)
 
 
 def test_a_signal_from_outside_to_one_replica_stops_all_at_one_step(replica_server, tmp_path):

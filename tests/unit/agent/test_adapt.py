@@ -364,6 +364,10 @@ def test_measuring_goes_on_longer_where_the_noise_is_not_clear(made):
     one.estimate = known
     one._pace(0, 0.1, 0.02)
     assert one._every == 4
+    one._pace(0, 0.1, 0.31)
+    assert 0.31 / one._every <= 0.005, "the budget holds where a measured step costs a third more than others"
+    one._pace(0, 0.1, 5.0)
+    assert one._every == 64
     one._pace(0, 0.001, 5.0)
     assert one._every == 8, "short steps are measured more often than they should for what it costs"
     exact = made(BatchRange(16))

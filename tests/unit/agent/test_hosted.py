@@ -1,5 +1,8 @@
 """The agent's parts in a loop that is not ours: order of calls, epochs by progress, weights, noise, state."""
 
+import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,11 +13,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from pollux.agent import pass_order
+from pollux.agent import pass_order, reporting
+from pollux.agent.adapt import Adaptation
 from pollux.agent.environment import Environment
 from pollux.agent.hosted import HostedTraining
 from pollux.agent.hosted_steps import HostedOptions
 from pollux.agent.huggingface import PolluxTrainerMixin
+from pollux.agent.job import JobStopped
 from pollux.agent.ledger import Ledger
 from pollux.agent.lightning import PolluxCallback, PolluxDataLoader
 from pollux.agent.loader import LoaderOptions
@@ -277,3 +282,55 @@ def test_noise_by_tokens_counts_the_tokens_that_are_learned():
     filler = MicroBatch(0, 0, 1, 0, 4, True, (0, 4))
     assert PolluxTrainerMixin._noise_part(trainer, filler, inputs, torch.tensor(12)) == 0.0
     assert PolluxTrainerMixin._noise_part(trainer, micro, inputs, None) is None
+
+
+def test_the_limits_of_whoever_started_it_hold():
+    asked = HostedOptions(batch_size=8, max_batch_size=64, max_local_batch=16)
+    assert asked.within(Environment()) == asked
+    assert asked.within(Environment(max_local_batch=4)).max_local_batch == 4
+    assert asked.within(Environment(max_local_batch=32)).max_local_batch == 16
+    assert asked.within(Environment(adapts=False)).allowed.is_exact
+    assert HostedOptions(batch_size=8).within(Environment(max_batch_size=32)).max_batch_size == 32
+    assert HostedOptions(batch_size=8).within(Environment(max_batch_size=32), may_grow=False).max_batch_size is None
+
+
+def test_a_loader_of_lightning_takes_them(monkeypatch):
+    monkeypatch.setenv("POLLUX_ADAPT", "0")
+    monkeypatch.setenv("POLLUX_MAX_LOCAL_BATCH", "4")
+    options = PolluxDataLoader(data(), 8, max_batch_size=16).training.options
+    assert (options.max_batch_size, options.max_local_batch) == (None, 4)
+
+
+@pytest.mark.parametrize("ends", ["finish", "stop"])
+def test_it_reports_and_stops_as_a_job_does(monkeypatch, ends):
+    told: list[dict[str, Any]] = []
+
+    def post(address: Any, body: str) -> dict[str, Any]:
+        assert (address.url, address.job_id, address.token) == ("http://scheduler", "job", "token")
+        told.append(json.loads(body))
+        return {}
+
+    monkeypatch.setattr(reporting, "post_report", post)
+    monkeypatch.setattr(Adaptation, "is_round", lambda self, step: step % 2 == 0)
+    host = Host(HostedOptions(batch_size=4))
+    host.training.epochs_wanted = 3.0
+    there = Environment(job="job", url="http://scheduler", job_token="token", generation=5)
+    host.training.attach(host.optimizer, there, torch.device("cpu"))
+    before = signal.getsignal(signal.SIGTERM)
+    host.training.listen()
+    host.epoch(4)
+    assert not host.training.wants_stop()
+    if ends == "stop":
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert host.training.wants_stop()
+        with pytest.raises(JobStopped) as stopped:
+            host.training.stop()
+        assert stopped.value.code == 143
+    else:
+        host.training.finish()
+    host.training.detach()
+    assert signal.getsignal(signal.SIGTERM) is before
+    last = told[-1]
+    assert (last["generation"], last["step"], last["samples"], last["batch_size"]) == (5, 4, 16, 4)
+    assert (last["total_progress"], last["final"], last["exact"]) == (3.0 * SAMPLES, ends == "finish", True)
+    assert last["loss"] is not None

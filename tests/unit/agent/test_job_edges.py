@@ -4,6 +4,7 @@ import gc
 import json
 import signal
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent import start
+from pollux.agent.heartbeat import Heartbeat
 from pollux.agent.progress import Progress, Schedule
 from pollux.agent.tuner import Change
 from pollux.core.errors import NonFiniteValue, PolluxError
@@ -189,3 +191,79 @@ def test_after_a_roll_back_there_is_a_checkpoint_to_go_on_from(tmp_path):
                     assert [path.name[:15] for path in tmp_path.glob("step-*")] == ["step-0000000004"]
         assert len(done) == 2
         assert all(entry["samples"] == 64 for entry in job.receipt.to_json()["ledger"])
+
+
+class Beating:
+    """What of a supervised replica the loop tells of itself."""
+
+    def __init__(self) -> None:
+        self.beat: Any = Heartbeat()
+        self.refusal = ""
+
+    def rest(self, what: str) -> None:
+        self.beat.busy = what
+
+    def stepped(self, step: int) -> bool:
+        self.beat.step, self.beat.busy = step, ""
+        return False
+
+    def finish(self) -> None:
+        self.beat.busy = "finished"
+
+
+def supervised(job: Any) -> Any:
+    live = Beating()
+    job._parts.live, job._beat = live, live.beat
+    return live.beat
+
+
+class Noting(TensorDataset):
+    """A dataset that notes what the replica says of itself while it reads."""
+
+    beat: Any = None
+    seen: Any = None
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.beat is not None:
+            self.seen.append(self.beat.busy)
+        return super().__getitem__(index)
+
+
+def test_the_wait_for_data_is_announced_and_the_scripts_own_time_is_not():
+    model, optimizer, plain = parts()
+    data = Noting(*plain.tensors)
+    with pollux.init(model, optimizer, data, 8) as job:
+        beat = supervised(job)
+        data.beat, data.seen, own = beat, [], []
+        for _ in job.epochs(2):
+            for x, y in job.batches():
+                own.append(beat.busy)
+                job.backward(F.cross_entropy(job.model(x), y))
+    assert data.seen[0] == own[0] == "first step"
+    assert set(data.seen[8:]) == {"data"}
+    assert set(own[1:]) == {""}
+
+
+def test_a_save_that_a_script_asks_for_is_announced(tmp_path, monkeypatch):
+    with pollux.init(*parts(), 8, checkpoint_dir=tmp_path) as job:
+        beat, seen = supervised(job), []
+        save = job._parts.checkpointer.save
+
+        def noted(*arguments: Any, **named: Any) -> None:
+            seen.append(beat.busy)
+            save(*arguments, **named)
+
+        monkeypatch.setattr(job._parts.checkpointer, "save", noted)
+        for before in ("", "pass end", "regroup"):
+            beat.busy = before
+            job.checkpoint()
+            assert beat.busy == before
+    assert seen[:3] == ["checkpoint", "checkpoint", "regroup"]
+
+
+def test_who_leaves_ends_its_event_file():
+    closed = []
+    with pollux.init(*parts(), 8) as job:
+        job.attach_scalars(SimpleNamespace(close=lambda: closed.append("closed")))
+        job.prepare_to_leave()
+    assert closed[0] == "closed"

@@ -68,6 +68,21 @@ def test_replicas_go_to_the_newest_that_counts_from_where_they_are(store):
     assert mine.newest() is None, "never back"
 
 
+def test_a_plan_that_was_withdrawn_says_nothing(store):
+    mine: Any = Membership(store, 0, 1)
+    live = committed(store, plan(1, 0, 0, 1, None))
+    live.set("withdrawn/1", "nobody came")
+    assert mine.newest() is None
+    committed(store, plan(2, 0, 0, 1))
+    assert mine.newest().generation == 2
+
+
+def test_what_the_first_says_of_a_generation_holds(store):
+    one, other = Membership(store, 0, 0), Membership(store, 0, 1)
+    assert one.decide(1, "open") == other.decide(1, "shut") == "open"
+    assert other.decide(2, "shut") == one.decide(2, "open") == "shut"
+
+
 def test_keys_are_those_of_the_contract(store):
     mine = Membership(store, 2, 1)
     mine.tell("ready", 3, 1)

@@ -98,6 +98,140 @@ def test_a_newer_plan_is_followed_from_the_door(live):
     assert job.calls[-1] == "settle 1"
 
 
+def withdraw_at(live: Live, phase: str, generation: int = 1) -> Any:
+    def happens(now: str, rank: int) -> None:
+        if now == phase:
+            keys(live).set(f"withdrawn/{generation}", "nobody came")
+
+    return happens
+
+
+def test_a_change_that_is_withdrawn_before_all_are_at_the_door_leaves_replicas_where_they_are(live, monkeypatch):
+    job = Job()
+    publish(live, 1, 0, None)
+    monkeypatch.setattr(module, "at_phase", withdraw_at(live, "door"))
+    live.beat.busy = ""
+    live.resize(job, 1)
+    assert job.calls == ["part_in_peace"], "nobody has let go of anything"
+    assert live.membership.generation == 0
+    assert live.wanted() is None
+    assert live.beat.busy == ""
+    assert not live.stepped(4)
+    publish(live, 2, 0)
+    live.resize(job, 2)
+    assert live.membership.generation == 2
+
+
+def test_a_door_that_opened_stays_open_for_all(live, monkeypatch):
+    publish(live, 1, 0)
+    monkeypatch.setattr(module, "at_phase", withdraw_at(live, "door"))
+    live.resize(Job(), 1)
+    assert live.membership.generation == 1, "all were there"
+    assert keys(live).get("door/1") == b"open"
+
+
+def test_a_door_that_was_shut_stays_shut_for_who_comes_later(live):
+    publish(live, 1, 0)
+    keys(live).set("withdrawn/1", "nobody came")
+    keys(live).set("door/1", "shut")
+    live.resize(Job(), 1)
+    assert live.membership.generation == 0
+
+
+def test_who_was_to_leave_stays_where_the_change_is_withdrawn(live, monkeypatch):
+    job = Job()
+    publish(live, 1, None)
+    monkeypatch.setattr(module, "at_phase", withdraw_at(live, "leave"))
+    monkeypatch.setattr(module.os, "_exit", lambda code: pytest.fail("it left"))
+    live.resize(job, 1)
+    assert job.calls == ["part_in_peace"]
+
+
+def test_who_has_lost_others_on_the_way_out_cannot_stay(live, monkeypatch):
+    class Broken(Job):
+        def part_in_peace(self, same_size, first_leaves):
+            raise RuntimeError("/gloo/ closed by peer")
+
+    job: Any = Broken()
+    publish(live, 1, 0, None)
+    monkeypatch.setattr(module, "at_phase", withdraw_at(live, "door"))
+    with pytest.raises(JobLost):
+        live.resize(job, 1)
+    assert "save_alone" in job.calls
+
+
+def test_a_joiner_whose_change_is_withdrawn_at_the_door_ends_well(live, monkeypatch):
+    joiner = Live(Membership(live.membership.store, 1, 1), live._replicas, joins=True)
+    publish(live, 1, 0, None)
+    monkeypatch.setattr(module, "at_phase", withdraw_at(live, "door"))
+    with pytest.raises(NotNeeded):
+        joiner.join(Job())
+
+
+@pytest.mark.parametrize(("was", "leaves"), [((0, 1), False), ((1,), True)])
+def test_the_others_hear_that_replica_0_leaves(was, leaves):
+    asked = []
+
+    class Leaving(Job):
+        def part_in_peace(self, same_size, first_leaves):
+            asked.append((same_size, first_leaves))
+            raise ValueError("enough")
+
+    live = Live(Membership(dist.HashStore(), 0, 1), Replicas(Environment(), torch.device("cpu")), joins=False)
+    publish(live, 1, *was)
+    with pytest.raises(ValueError, match="enough"):
+        live.resize(Leaving(), 1)
+    assert asked == [(len(was) == 1, leaves)]
+
+
+class Ends:
+    """What is cut, noted."""
+
+    def __init__(self, monkeypatch, live: Live, count: int = 1):
+        self.cuts: list[frozenset[str]] = []
+        self.live = live
+        self.count = count
+        monkeypatch.setattr(module, "cut", self.cut)
+        monkeypatch.setattr(module, "_FREE_SECONDS", 0.0)
+        live._told_ends = (0, 2)
+        keys(live).set("ends/0/0", '["127.0.0.1 7"]')
+
+    def cut(self, ends: frozenset[str]) -> int:
+        self.cuts.append(ends)
+        return self.count
+
+    def look(self) -> None:
+        for _ in range(3):
+            self.live.free_from_lost()
+
+
+def test_who_is_lost_is_cut_off_once(live, monkeypatch):
+    ends = Ends(monkeypatch, live)
+    ends.look()
+    assert ends.cuts == []
+    keys(live).set("lost/0", "[1]")
+    ends.look()
+    assert ends.cuts == [frozenset({"127.0.0.1 7"})]
+
+
+def test_nothing_is_cut_any_more_where_the_training_thread_is_free(live, monkeypatch):
+    ends = Ends(monkeypatch, live)
+    keys(live).set("lost/0", "[1]")
+    monkeypatch.setattr(module, "at_phase", lambda phase, rank: ends.look() if phase in ("door", "transfer") else None)
+    publish(live, 1, 0)
+    live.recover(Job(), "gone")
+    assert ends.cuts == []
+
+
+@pytest.mark.parametrize(("possible", "says"), [(True, "is known here"), (False, "setdefaulttimeout")])
+def test_that_nothing_could_be_cut_is_told(live, monkeypatch, caplog, possible, says):
+    ends = Ends(monkeypatch, live, count=0)
+    monkeypatch.setattr(module, "is_possible", lambda: possible)
+    keys(live).set("lost/0", "[1]")
+    ends.look()
+    assert says in caplog.text
+
+
 def test_without_a_plan_after_a_loss_the_job_is_saved_and_restarted(live):
     job = Job()
     with pytest.raises(JobLost) as ended:
@@ -219,6 +353,9 @@ class Mover:
         self.target, self.can, self.asked = target, agrees, 0
 
     def tell_beat(self):
+        pass
+
+    def free_from_lost(self):
         pass
 
     def wanted(self):

@@ -173,3 +173,9 @@ def failing() -> str:
     del made
     replicas.close()
     return said
+
+
+def test_who_has_let_go_of_the_others_is_not_with_them():
+    made: Any = alone()
+    made.num_replicas = 2
+    assert not made.are_all_at(3, 10.0)

@@ -76,8 +76,17 @@ def live(clock):
     return made
 
 
-def beat(live, generation, rank, step=3, busy="", refusal=""):
-    live.found(f"beat/{generation}/{rank}", {"step": step, "at": 0.0, "busy": busy, "refusal": refusal})
+def beat(live, generation, rank, step=3, busy="", refusal="", **more):
+    live.found(f"beat/{generation}/{rank}", {"step": step, "at": 0.0, "busy": busy, "refusal": refusal, **more})
+
+
+def until(live, clock, end, *beating):
+    """Second by second to a time, while these ranks of generation 1 give signs of life."""
+    while clock.now < end:
+        clock.now = min(clock.now + 0.5, end)
+        for rank in beating:
+            beat(live, 1, rank, waiting=True)
+        live.look()
 
 
 def asked(live, name):
@@ -95,11 +104,9 @@ def test_an_order_that_waits_for_the_agent_is_noted_at_once(live, clock):
 def test_without_an_agent_an_order_is_refused_after_a_while(live, clock):
     clock.now = 2.0
     live.resize(Order(2))
-    clock.now = 6.9
-    live.look()
+    until(live, clock, 6.9)
     assert asked(live, "give_up") == []
-    clock.now = 7.0
-    live.look()
+    until(live, clock, 7.0)
     ((why,),) = asked(live, "give_up")
     assert "no agent" in why
 
@@ -151,19 +158,25 @@ def test_replicas_are_heard_in_the_generation_they_believe_to_be_in(live, clock)
     clock.now = 2.0
     beat(live, 2, 0, busy="first step")
     beat(live, 1, 1, busy="regroup")
-    clock.now = 5.0
-    live.look()
+    until(live, clock, 5.0)
     assert asked(live, "kill") == [], "it is heard elsewhere"
-    clock.now = 10.0
-    live.look()
+    while clock.now < 10.0:
+        clock.now += 1.0
+        beat(live, 2, 0, busy="first step")
+        live.look()
     assert asked(live, "kill") == [(1,)]
 
 
-def test_steps_that_go_by_give_a_change_up(live, clock):
+@pytest.mark.parametrize("places", [("0",), ("0", "1", "2")])
+def test_steps_that_go_by_give_a_change_up(live, clock, places):
     beat(live, 1, 0, step=3)
     beat(live, 1, 1, step=3)
-    live.resize(Order(2, ("0",)))
-    clock.now = 31.0
+    live.resize(Order(2, places))
+    if len(places) > 2:
+        beat(live, 2, 2, step=-1, busy="regroup")
+        live.found("ready/2/2", "")
+        live.found("here/2/2", "")
+    until(live, clock, 31.0, 0, 1)
     beat(live, 1, 0, step=100)
     beat(live, 1, 1, step=3, busy="pass end")
     live.look()
@@ -180,6 +193,50 @@ def test_a_hang_right_after_a_change_is_noticed(live, clock):
     for what, rank in itertools.product(("here", "done"), (0, 1)):
         live.found(f"{what}/2/{rank}", {"pause_seconds": 0.1, "kind": "move"})
     assert any(isinstance(told, dict) and told["event"] == "started" for told in live.generation.told)
-    clock.now = 3.0
+    while clock.now < 3.0:
+        clock.now += 1.0
+        beat(live, 2, 1)
+        live.look()
+    assert asked(live, "kill") == [(0,)]
+
+
+def test_who_hangs_is_ended_and_who_waits_for_it_is_not(live, clock):
+    beat(live, 1, 0)
+    until(live, clock, 2.9, 1)
+    assert asked(live, "kill") == []
+    until(live, clock, 3.5, 1)
+    assert asked(live, "kill") == [(0,)]
+
+
+def test_replicas_that_fall_silent_together_are_not_ended(live, clock):
+    until(live, clock, 2.0, 0, 1)
+    until(live, clock, 29.0)
+    assert asked(live, "kill") == []
+    until(live, clock, 33.0)
+    assert len(asked(live, "kill")) == 1, "one of them holds the state in the end"
+
+
+def test_after_a_freeze_of_everything_nobody_is_ended(live, clock):
+    """The machine, or all processes of the job with the shim, stood still for an hour; beats are old on thaw."""
+    until(live, clock, 2.0, 0, 1)
+    clock.now += 3600.0
     live.look()
-    assert {number for (number,) in asked(live, "kill")} == {0, 1}
+    assert asked(live, "kill") == asked(live, "give_up") == []
+    clock.now += 0.5
+    beat(live, 1, 0)
+    live.look()
+    until(live, clock, clock.now + 10.0, 0, 1)
+    assert asked(live, "kill") == []
+
+
+def test_a_freeze_while_a_change_prepares_ends_nothing(live, clock):
+    beat(live, 1, 0)
+    live.resize(Order(2, ("0", "1", "2")))
+    clock.now += 3600.0
+    live.look()
+    assert "withdrawn/2" not in live.store.keys
+
+
+def test_it_looks_often_enough_to_know_that_it_was_awake(live, clock):
+    beat(live, 1, 0)
+    assert live.look_again_at <= clock.now + 1.0

@@ -222,14 +222,74 @@ def test_a_refusal_gives_the_change_up():
     assert machine.ended(0, 143, 2.0) is None
 
 
-def test_who_never_reaches_the_boundary_gives_the_change_up():
+@pytest.mark.parametrize("at_the_door", [(), (2, 3)])
+def test_a_change_that_nobody_comes_to_is_withdrawn_and_those_that_run_are_left_alone(at_the_door):
     machine = running(0, 1)
     grow(machine)
     commit(machine, 1.0)
+    for rank in at_the_door:
+        # Who joins is there at once; the others may evaluate for long before they take another step.
+        assert machine.seen(f"here/2/{rank}", "", 1.1) == []
+    assert machine.awaits_boundary
     assert machine.tick(20.9) == []
     actions = machine.tick(21.0)
-    assert "replicas 0, 1, 2, 3 of generation 2" in only(actions, GiveUp)[0].why
+    assert not only(actions, GiveUp)
     assert only(actions, Kill) == [Kill(2), Kill(3)]
+    assert "withdrawn/2" in keys(actions)
+    lost = only(actions, Lost)[0]
+    assert (lost.ranks, lost.kept) == ((2, 3), (0, 1))
+    assert machine.takes_orders
+    plan = keys(machine.begin(to(3, (0, 0), (1, 1)), 22.0))["plan/3"]
+    assert (plan["before"], plan["why"]) == (1, "resize")
+
+
+def test_a_change_without_joiners_waits_as_long_as_those_that_run_need():
+    machine = running(0, 1)
+    machine.begin(to(2, (0, 0), leavers=(1,)), 0.0)
+    for now in (20.0, 40.0, 60.0):
+        assert machine.tick(now) == []
+    machine.seen("here/2/0", "", 61.0)
+    machine.seen("done/2/0", {}, 62.0)
+    assert only(machine.ended(1, 0, 62.5), Started)
+
+
+def test_after_a_loss_nobody_is_waited_for_in_vain():
+    machine = running(0, 1, 2)
+    machine.ended(2, KILLED, 1.0)
+    machine.begin(to(2, (0, 0), (1, 1)), 2.0)
+    assert "replicas 0, 1 of generation 2" in only(machine.tick(22.0), GiveUp)[0].why
+
+
+def test_a_leaver_that_has_gone_shows_that_the_others_are_there():
+    machine = running(0, 1)
+    machine.begin(to(2, (0, 0), (2, None), leavers=(1,)), 0.0)
+    machine.seen("ready/2/1", "", 1.0)
+    assert machine.ended(1, 0, 2.0) == []
+    assert not machine.awaits_boundary
+    assert only(machine.tick(7.0), GiveUp)
+
+
+def test_a_leaver_that_goes_just_as_its_change_is_withdrawn_is_not_through_with_the_job():
+    machine = running(0, 1)
+    machine.begin(to(2, (0, 0), (2, None), leavers=(1,)), 0.0)
+    machine.seen("ready/2/1", "", 1.0)
+    assert only(machine.tick(21.0), Lost)[0].kept == (0,)
+    assert keys(machine.ended(1, 0, 21.1)) == {"lost/1": [1]}
+    machine.begin(to(3, (0, 0)), 22.0)
+    assert machine.ranks == {0: 0}
+
+
+def test_those_at_the_door_wait_longer_than_anybody_here():
+    plan = keys(grow(running(0, 1)))["plan/2"]
+    assert plan["deadline_seconds"]["join"] >= LIMITS.boundary + LIMITS.move
+
+
+def test_who_was_to_leave_learns_that_it_is_the_first_left():
+    machine = running(0, 1)
+    machine.begin(to(2, (0, 0), (2, None), leavers=(1,)), 0.0)
+    actions = machine.ended(0, KILLED, 1.0)
+    assert keys(actions)["lost/1"] == [0]
+    assert isinstance(actions[-1], GiveUp)
 
 
 def test_every_sign_of_the_move_gives_it_more_time():

@@ -2,9 +2,12 @@
 
 import shutil
 import socket
+from types import SimpleNamespace
 
 import pytest
 
+from pollux.backends._far import FarNotice
+from pollux.backends._generation import Order
 from pollux.backends.protocol import ReplicasEnded
 from pollux.backends.shim import Shim
 
@@ -29,3 +32,27 @@ def test_a_shim_whose_folder_was_removed_ends(shim):
     shutil.rmtree(shim._folder)
     shim._write_end(ended)
     assert shim._is_done()
+
+
+def test_a_change_under_way_is_over_where_a_node_is_taken_back(shim):
+    """Else the end of a replica there would be told as a loss, and answered by an order for what is ending."""
+    told = []
+    notice = FarNotice("n0", "node 'n0' is taken back by its engine")
+    far = SimpleNamespace(look=lambda: None, told=[notice], false_alarms=[])
+    live = SimpleNamespace(over=lambda: told.append("over"))
+    generation = SimpleNamespace(told_to_stop=False, give_up=lambda why: told.append(why))
+    shim._far, shim._live, shim._generation = far, live, generation
+    shim._look_far()
+    assert told == ["over", notice.why]
+
+
+def test_an_order_of_a_newer_service_is_understood_without_what_it_adds(tmp_path):
+    """A service that was upgraded while jobs went on talks to shims of the version before."""
+    fleet = {"secret": "5a", "head": "h", "nodes": {"a": ["h", 7]}, "lease_seconds": 4.0, "lost_seconds": 5.0}
+    plain = {
+        "job_id": "job", "generation": 2, "argv": ["true"], "workdir": "/", "environ": {}, "replicas": [{}],
+        "cores": [[0]], "places": ["0"], "run_id": "r", "path_was_set": False, "grace_seconds": 1.0,
+        "memory_bytes": 0.0, "logs": str(tmp_path), "log_cap_bytes": 1000, "fleet": fleet,
+    }  # fmt: skip
+    assert Order.of({**plain, "new": 1, "fleet": {**fleet, "newer": 2}}) == Order.of(plain)
+    assert Order.of(plain).generation == 2
