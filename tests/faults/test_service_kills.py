@@ -23,6 +23,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from pollux.testing.waiting import OutOfTime
+
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "6"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20214"))
 MARK = "POLLUX_TEST_MARK"
@@ -52,6 +54,13 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say("done")
 """
 
+SLOW = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+"""
+
 
 class Service:
     """The service as a process of its own, started again after each kill."""
@@ -75,7 +84,7 @@ class Service:
             except (OSError, ValueError):
                 pass
             time.sleep(0.02)
-        raise AssertionError("the service did not start within a minute")
+        raise OutOfTime("no service within a minute")
 
     def kill(self) -> None:
         assert self.process is not None
@@ -116,7 +125,7 @@ class Service:
             if status:
                 return status, answer
             time.sleep(0.05)
-        raise AssertionError(f"{method} {path}: nobody answers\n{self.log()}")
+        raise OutOfTime(f"{method} {path}: nobody answers\n{self.log()}")
 
 
 class Clients:
@@ -247,8 +256,8 @@ def check_ledger(home: Path) -> None:
     assert len({entry["hash"] for entry in receipt["ledger"]}) == 1, "a pass had other samples than the rest"
 
 
-def train(folder: Path) -> dict[str, Any]:
-    quick = ["--copies", "1", "--step-wait", "0.02", "--sample-wait", "0.0005", "--epochs", str(EPOCHS)]
+def train(folder: Path, epochs: int = EPOCHS) -> dict[str, Any]:
+    quick = ["--copies", "1", "--step-wait", "0.02", "--sample-wait", "0.0005", "--epochs", str(epochs)]
     run = [sys.executable, str(TRAIN), *quick]
     return {"name": "training", "run": run, "gpus": "1..2", "workdir": str(folder), "grace": "20s", "retries": 5}
 
@@ -292,6 +301,65 @@ def test_kills_at_random_moments(tmp_path):
             service.process.wait(30)
 
 
+def replica_of(job: str, home: Path) -> int:
+    """The process of a job's first replica; 0 where there is none."""
+    wanted = {f"POLLUX_OUTPUT_DIR={home / 'receipts' / job}".encode(), b"RANK=0"}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and wanted <= {*(entry / "environ").read_bytes().split(b"\0")}:
+                return int(entry.name)
+        except OSError:
+            continue
+    return 0
+
+
+def test_a_kill_while_an_order_waits(tmp_path):
+    """The next service has the job change in its living processes, as was decided, and does not restart it."""
+    home, mark = tmp_path / "home", uuid.uuid4().hex
+    service = Service(home, mark)
+    clients = Clients(service, tmp_path, SEED)
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW)
+    service.start(warm=False)
+    try:
+        holder = clients.job("holder", 0.0, 2) | {"run": [sys.executable, str(slow), str(tmp_path / "leave")]}
+        clients.take("holder", {**holder, "grace": "10m"})
+        clients.take("training", {**train(tmp_path, epochs=500), "gpus": "1..3"})
+        wait_for(service, "training", lambda job: job["state"] == "running" and job["reported_at"] is not None)
+        first = replica_of("training", home)
+        assert first
+        # The place of the holder is given to the job that trains, and is not free yet.
+        assert service.answer("POST", "/v1/jobs/holder/cancel")[0] == 200
+        assert service.answer("POST", "/v1/jobs/training/resize", {"gpus": "3..3"})[0] == 200
+        waiting = wait_for(service, "training", lambda job: job["state"] == "resizing" and job["gpus"] == 3)
+        service.kill()
+        service.start(warm=False)
+        (tmp_path / "leave").touch()
+        moved = wait_for(service, "training", lambda job: job["state"] == "running")
+        assert (moved["generation"], moved["gpus"]) == (waiting["generation"], 3), service.log()
+        assert replica_of("training", home) == first, "it was restarted"
+        assert service.answer("POST", "/v1/jobs/training/cancel")[0] == 200
+        assert wait_for_all(service, ["training"])["training"] == "cancelled"
+        service.process.send_signal(signal.SIGTERM)
+        service.process.wait(120)
+    finally:
+        for pid in processes_with(mark):
+            os.kill(pid, signal.SIGKILL)
+        if service.process is not None:
+            service.process.wait(30)
+
+
+def wait_for(service: Service, name: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The job as it is once that is so."""
+    until = time.monotonic() + 180.0
+    while time.monotonic() < until:
+        job: dict[str, Any] = service.answer("GET", f"/v1/jobs/{name}")[1]["job"]
+        if is_so(job):
+            return job
+        time.sleep(0.1)
+    raise OutOfTime(f"{job}\n{service.log()}")
+
+
 def wait_for_all(service: Service, names: list[str]) -> dict[str, str]:
     states: dict[str, str] = {}
     until = time.monotonic() + 90.0 + 10.0 * len(names)
@@ -300,9 +368,9 @@ def wait_for_all(service: Service, names: list[str]) -> dict[str, str]:
         assert status == 200
         states = {job["id"]: job["state"] for job in answer["jobs"]}
         if set(names) <= set(states) and all(states[name] in ENDED for name in names):
-            break
+            return states
         time.sleep(0.2)
-    return states
+    raise OutOfTime(f"not all jobs ended: {states}\n{service.log()}")
 
 
 def serve_here(home: str, warm: bool) -> None:

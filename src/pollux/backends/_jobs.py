@@ -18,7 +18,7 @@ class Held:
 
     `stop_grace` is set once it was told to end, `stop_sent` is the last of it that the shim was told. `changes`: it is
     to come about in the living processes of the one before; while it does, `places` are those of both, `target` its
-    own. `kept`: after a loss, the places of those that can go on.
+    own. `kept`: after a loss, the places of those that can go on. `waits_since`: a change has found no places then.
     """
 
     generation: int
@@ -35,6 +35,7 @@ class Held:
     live: bool = False
     target: tuple[str, ...] = ()
     kept: tuple[str, ...] | None = None
+    waits_since: float | None = None
 
     @property
     def state(self) -> Literal["waiting", "running", "stopping", "ended"]:
@@ -76,6 +77,19 @@ class LocalJob:
         if now is None or now.ended is not None or now.stop_grace is not None or self.link is None:
             return False
         return now.live and now.sent and (now.started or now.kept is not None)
+
+    @property
+    def awaits_change(self) -> bool:
+        """Whether it runs, and waits for the places of a change."""
+        return self.next is not None and self.next.changes and self.can_change
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it is ending, starting or changing, and may leave places soon."""
+        now = self.now
+        if now is None or now.ended is not None or not now.sent:
+            return False
+        return now.stop_grace is not None or (not now.started and now.kept is None)
 
     def running(self) -> Running | None:
         """The newest generation, as `Backend.running` tells it; None for a job that was never given one."""

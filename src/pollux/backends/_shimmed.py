@@ -52,7 +52,7 @@ class ShimBackend(ABC):
 
         Those that stay keep their places. GPUs that are not free yet are waited for while the job goes on.
         """
-        self._check(launch)
+        self._check_change(launch)
         self._work.resize(launch)
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
@@ -82,8 +82,15 @@ class ShimBackend(ABC):
         """BackendFailed for a placement that cannot be."""
 
     def _check(self, launch: Launch) -> None:
-        check_job_id(launch.job_id)
+        self._check_words(launch)
         self._check_placement(launch)
+
+    def _check_change(self, launch: Launch) -> None:
+        """As `_check`, for a job that runs; where nodes go, one that is gone is no mistake of the caller's."""
+        self._check(launch)
+
+    def _check_words(self, launch: Launch) -> None:
+        check_job_id(launch.job_id)
         if not launch.argv or launch.generation < 1:
             raise InvalidInput(f"job '{launch.job_id}' needs a command and a generation of 1 or more")
         words = (*launch.argv, launch.workdir, *launch.env, *launch.env.values())

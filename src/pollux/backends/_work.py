@@ -53,6 +53,8 @@ _SWEEP_SECONDS = 0.05
 _RETRY_SECONDS = 0.05
 _MAX_ATTEMPTS = 3
 _MAX_NURSERIES = 5
+# So long changes wait for places that nobody seems to leave; an engine may take seconds to hand some over.
+_TANGLED_SECONDS = 5.0
 
 
 class Work(Loop):
@@ -268,7 +270,7 @@ class Work(Loop):
         for job in sorted(waiting, key=lambda job: job.next.order if job.next else 0):
             if job.is_free:
                 self._stumbles.step(partial(self._give_places, job))
-            elif job.next is not None and job.next.changes and job.can_change:
+            elif job.awaits_change:
                 self._stumbles.step(partial(self._change, job))
         for job in [*self._jobs.values()]:
             self._stumbles.step(partial(self._launch, job))
@@ -301,7 +303,7 @@ class Work(Loop):
             job.now, job.next = held, None
             held.places = places
         if why:
-            self._close(job, held, "lost", why)
+            self._close(job, held, "refused", why)
 
     def _change(self, job: LocalJob) -> None:
         """Send the order to change, once there are places for those that join, or it is known that none will be."""
@@ -314,10 +316,18 @@ class Work(Loop):
         placement = held.launch.placement
         # Who was to leave may still be there.
         leaving = tuple(place for place in now.places if now.target and place not in now.target)
-        target = self._ground.take(job.id, placement, kept, (*kept, *leaving))
+        target, why = self._ground.take(job.id, placement, kept, (*kept, *leaving)), ""
         if not target:
-            target = self._ground.refused(job.id, placement, kept)[1]
+            why, target = self._ground.refused(job.id, placement, kept)
+        elif (found := self._vet(held.launch, target, kept)) is None:
+            return
+        else:
+            why, target = found
         if not target:
+            self._untangle(job, now, held)
+            return
+        if why and now.kept is None and set(target) & set(kept):
+            self._refuse_change(job, why, target, kept)
             return
         if not set(target) & set(kept):
             # Nobody would be left to hand the state over: what runs saves it, and ends.
@@ -330,6 +340,38 @@ class Work(Loop):
         held.sent = True
         job.now, job.next = held, None
         job.link.send(op="resize", order=asdict(self._order(held.launch, held.target)))
+
+    def _untangle(self, job: LocalJob, now: Held, held: Held) -> None:
+        """Changes that wait for places of one another would do so for ever: the first saves, ends and starts anew."""
+        if held.waits_since is None:
+            held.waits_since = time.monotonic()
+            self._after(_TANGLED_SECONDS, lambda: None)
+        jobs = self._jobs.values()
+        if any(other.is_moving for other in jobs) or time.monotonic() < held.waits_since + _TANGLED_SECONDS:
+            return
+        if any(other.awaits_change for other in jobs if other is not job):
+            assert held.launch is not None
+            held.changes = False
+            now.ask_to_stop(held.launch.grace_seconds)
+            self._rouse()
+
+    def _vet(
+        self, launch: Launch, target: tuple[str, ...], kept: tuple[str, ...]
+    ) -> tuple[str, tuple[str, ...]] | None:
+        """Why places that were taken must not be used, and which are left then, as `Ground.refused` has it.
+
+        None: not known yet, and the thread is roused once it is.
+        """
+        return "", target
+
+    def _refuse_change(self, job: LocalJob, why: str, target: tuple[str, ...], kept: tuple[str, ...]) -> None:
+        """Those that were to join have no places: what runs goes on, and nobody in it hears of the change."""
+        assert job.next is not None
+        generation, job.next = job.next.generation, None
+        self._keep_places(job)
+        lacking = tuple(rank for rank, place in enumerate(target) if place not in kept)
+        remaining = self._ground.placement([place for place in target if place in kept])
+        self._events.append(ReplicasLost(time.time(), job.id, generation, lacking, remaining, why, refused=True))
 
     def _launch(self, job: LocalJob) -> None:
         held = job.now

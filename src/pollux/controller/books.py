@@ -14,9 +14,17 @@ from pollux.controller.records import JobRecord
 from pollux.core import NOWHERE, Cluster, Node, Placement, Queue, Reason, UnknownName
 from pollux.core.errors import Conflict
 
-__all__ = ["Books"]
+__all__ = ["Books", "time_up"]
 
 _MOST_NAMES = 50
+
+
+def time_up(record: JobRecord) -> float | None:
+    """When a job that runs has reached its time limit; None for one that has none, or does not run."""
+    limit = record.spec.time_limit_seconds
+    if limit is None or record.running_since is None:
+        return None
+    return record.running_since + max(limit - record.held_seconds, 0.0)
 
 
 class Books:
@@ -80,7 +88,9 @@ class Books:
         record.held_since = at
         record.placement = placement
         record.generation += 1
-        if placement:
+        if not placement:
+            record.capped_until = None
+        else:
             record.num_starts += 1
             record.largest_gpus = max(record.largest_gpus, placement.num_gpus)
             if record.started_at is None:
@@ -91,6 +101,8 @@ class Books:
     def run(self, record: JobRecord, at: float) -> None:
         """The replicas of a job's generation are all there."""
         record.running_since = at
+        if record.capped_until is None:
+            record.refusals = 0
         self.retime(record)
 
     def _halt(self, record: JobRecord, at: float) -> None:
@@ -135,7 +147,7 @@ class Books:
         after = step(record.spec.id, record.state, state, record.detail)
         self.place(record, NOWHERE, at)
         record.state, record.ended_at, record.detail = after, at, detail
-        record.eligible_at, record.waiting_for = None, ()
+        record.eligible_at, record.capped_until, record.waiting_for = None, None, ()
         record.because(at, reason)
         del self.active[record.spec.id]
         self._due.pop(record.spec.id, None)
@@ -166,10 +178,9 @@ class Books:
     # What is due
 
     def retime(self, record: JobRecord) -> None:
-        """Note when the job's pause after a crash, or its time limit, is over."""
-        due, limit = record.eligible_at, record.spec.time_limit_seconds
-        if due is None and limit is not None and record.running_since is not None:
-            due = record.running_since + max(limit - record.held_seconds, 0.0)
+        """Note when the job's pause after a crash, its cap after a refusal, or its time limit, is over."""
+        times = (record.eligible_at, record.capped_until, time_up(record))
+        due = min((at for at in times if at is not None), default=None)
         if due is None:
             self._due.pop(record.spec.id, None)
         else:

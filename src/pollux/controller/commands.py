@@ -32,13 +32,19 @@ class ResizeJob(Command):
     before: Placement
     placement: Placement
 
+    @property
+    def keeps_a_node(self) -> bool:
+        """Whether a replica can stay where it is; where none can, nobody is there to hand the state over."""
+        return any(self.placement.on(node) for node, _ in self.before.shares)
+
 
 @dataclass(frozen=True, slots=True)
 class StopJob(Command):
     """End a job's replicas, all generations below this one.
 
-    `reason` is `preempted`, `paused`, `cancelled`, `node-lost`, `lost` (too few replicas are left), `time-limit`,
-    `failed` (given up) or `finished` (it was through before it noticed that it had been placed anew).
+    `reason` is `preempted`, `paused`, `cancelled`, `node-lost`, `lost` (too few replicas are left), `refused` (what it
+    was given cannot be had), `time-limit`, `failed` (given up) or `finished` (it was through before it noticed that it
+    had been placed anew).
     """
 
     job_id: str

@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from pollux.controller import decisions, news, state
-from pollux.controller.books import Books
+from pollux.controller.books import Books, time_up
 from pollux.controller.commands import Command, Decide, ResizeJob, StartJob, StopJob
 from pollux.controller.events import (
     DecisionMade,
     Event,
     GenerationEnded,
+    GenerationOutcome,
     GenerationShrunk,
     JobCancelled,
     JobFinished,
@@ -56,6 +57,8 @@ from pollux.core import (
 )
 
 __all__ = ["Controller"]
+
+_NOBODY_STAYS = "moved by a restart: all its nodes are others, so that no replica stays to hand the state over"
 
 
 class Controller:
@@ -225,7 +228,7 @@ class Controller:
             record.goodput = event.goodput
         if event.remaining is not None:
             record.remaining = event.remaining
-        if event.live is not None and event.live != record.live:
+        if event.live is not None and event.live is not record.live:
             record.live = event.live
             if record.costs:
                 record.estimate_cost()
@@ -261,34 +264,47 @@ class Controller:
             return []
         if any(count > before.on(node) for node, count in after.shares):
             raise InvalidInput(f"job '{event.job_id}' shrank to '{after}', which is not within its '{before}'")
-        ended = GenerationEnded(event.at, event.job_id, event.generation, "lost", event.detail)
+        outcome: GenerationOutcome = "refused" if event.refused else "lost"
+        ended = GenerationEnded(event.at, event.job_id, event.generation, outcome, event.detail)
         verdict = judge(record, ended)
         if verdict.state is JobState.FAILED or after.num_gpus < record.spec.limits.min_gpus:
             commands = self._ended_badly(record, ended, in_place=False)
-            # Those that are left wait for a word.
-            return commands if verdict.state is JobState.FAILED else [*self._stop(record, before, "lost"), *commands]
-        self._note_loss(record, verdict.losses)
-        record.live = True
-        self._books.place(record, after, event.at)
-        record.state = step(event.job_id, record.state, JobState.RESIZING)
+            # Those that are left wait for a word; of who was refused, they are told by now.
+            told = verdict.state is JobState.FAILED or event.refused
+            return commands if told else [*self._stop(record, before, outcome), *commands]
         numbers = {"gpus_before": float(before.num_gpus), "gpus_after": float(after.num_gpus)}
-        record.detail = event.detail
-        record.because(event.at, Reason("replicas-lost", numbers))
-        return [ResizeJob(event.job_id, record.generation, before, after), *self._changed(event.at)]
+        if event.refused:
+            # It runs on; others need not be asked again at once for what it could not have.
+            record.refusals, record.capped_until = verdict.refusals, verdict.eligible_at
+            reason = Reason("refused", {**verdict.reason.numbers, **numbers})
+        else:
+            record.live = True
+            self._note_loss(record, verdict.losses, event.at)
+            reason = Reason("replicas-lost", numbers)
+        self._books.place(record, after, event.at)
+        return [self._resize(record, before, after, reason, event.detail, event.at), *self._changed(event.at)]
 
-    def _note_loss(self, record: JobRecord, losses: int) -> None:
+    def _resize(
+        self, record: JobRecord, before: Placement, after: Placement, reason: Reason, detail: str, at: float
+    ) -> Command:
+        """The job is placed where it is to go on, in its living processes; tell so."""
+        record.state = step(record.spec.id, record.state, JobState.RESIZING)
+        record.detail = detail
+        record.because(at, reason)
+        return ResizeJob(record.spec.id, record.generation, before, after)
+
+    def _note_loss(self, record: JobRecord, losses: int, at: float) -> None:
         record.losses, record.remaining_at_loss = losses, record.remaining
-        if record.state is JobState.RESIZING:
-            record.failed_moves += 1
-            record.estimate_cost()
+        if record.state is JobState.RESIZING and _tried_live(record):
+            record.note_failed_move(at)
 
     def _ended_badly(self, record: JobRecord, event: GenerationEnded, in_place: bool = True) -> list[Command]:
         """The replicas that hold the job's GPUs are gone, and it is not through."""
         verdict, before = judge(record, event), record.placement
         record.crashes, record.streak, record.losses = verdict.crashes, verdict.streak, verdict.losses
-        moved = event.outcome == "lost" and record.state is JobState.RESIZING and record.live
+        moved = event.outcome == "lost" and record.state is JobState.RESIZING and _tried_live(record)
         if event.outcome == "lost":
-            self._note_loss(record, verdict.losses)
+            self._note_loss(record, verdict.losses, event.at)
         if event.outcome == "out-of-memory":
             record.local_batch, record.local_batch_max = None, verdict.local_batch_max
             record.goodput = limited(record.goodput, verdict.local_batch_max)
@@ -301,10 +317,14 @@ class Controller:
         if moved and in_place:
             # A change in living processes that did not come about: where it was to be, from the checkpoint.
             self._books.renew(record, event.at)
-            record.because(event.at, verdict.reason)
+            record.because(event.at, Reason("fell-back", _held(before)))
             return [StartJob(event.job_id, record.generation, record.placement)]
         self._books.requeue(record, event.at, verdict.reason)
-        return self._changed(event.at)
+        if event.outcome != "refused":
+            return self._changed(event.at)
+        record.refusals = verdict.refusals
+        # An earlier generation of it may still be there.
+        return [*self._stop(record, before, "refused"), *self._changed(event.at)]
 
     def _finished(self, event: JobFinished) -> list[Command]:
         record = self._books.record(event.job_id)
@@ -355,7 +375,16 @@ class Controller:
     def _node_removed(self, event: NodeRemoved) -> list[Command]:
         commands: list[Command] = []
         for record in self._books.remove_node(event.node_id):
-            before = self._books.requeue(record, event.at, Reason("node-lost", _held(record.placement)))
+            before = record.placement
+            after = Placement(tuple(share for share in before.shares if share[0] != event.node_id))
+            if record.moves_live and not record.spec.limits.pinned and after.num_gpus >= record.spec.limits.min_gpus:
+                # What it has elsewhere holds its state, and goes on without those here.
+                numbers = {"gpus_before": float(before.num_gpus), "gpus_after": float(after.num_gpus)}
+                self._books.place(record, after, event.at)
+                detail = f"node '{event.node_id}' is leaving, or gone"
+                commands.append(self._resize(record, before, after, Reason("left-node", numbers), detail, event.at))
+                continue
+            self._books.requeue(record, event.at, Reason("node-lost", _held(before)))
             commands += self._stop(record, before, "node-lost")
         return commands + self._changed(event.at)
 
@@ -367,11 +396,16 @@ class Controller:
         commands: list[Command] = []
         due = self._books.due(event.at)
         for record in due:
-            if record.eligible_at is not None:
-                record.eligible_at = None
-                self._books.retime(record)
-            elif record.placement:
+            limit = time_up(record)
+            if limit is not None and limit <= event.at:
                 commands += self._time_is_up(record, event.at)
+                continue
+            if record.eligible_at is not None and record.eligible_at <= event.at:
+                record.eligible_at = None
+            if record.capped_until is not None and record.capped_until <= event.at:
+                record.capped_until = None
+                record.forget_view()
+            self._books.retime(record)
         return [*commands, *self._changed(event.at)] if due else []
 
     def _time_is_up(self, record: JobRecord, at: float) -> list[Command]:
@@ -413,6 +447,7 @@ class Controller:
     def _carry_out(self, change: Change, decision: Decision, at: float) -> Command:
         job_id, record = change.job_id, self.jobs[change.job_id]
         self._books.place(record, change.after, at)
+        record.forgive_moves(at)
         record.because(at, decision.reasons.get(job_id) or decisions.fallback_reason(change))
         if change.kind == "stop":
             record.state = step(job_id, record.state, JobState.QUEUED)
@@ -421,7 +456,10 @@ class Controller:
             record.state = step(job_id, record.state, JobState.STARTING)
             return StartJob(job_id, record.generation, change.after)
         record.state = step(job_id, record.state, JobState.RESIZING)
-        return ResizeJob(job_id, record.generation, change.before, change.after)
+        command = ResizeJob(job_id, record.generation, change.before, change.after)
+        if record.moves_live and not command.keeps_a_node:
+            record.detail = _NOBODY_STAYS
+        return command
 
     def _changed(self, at: float) -> list[Command]:
         """Something that can change the answer happened: under `events`, a decision is due."""
@@ -439,6 +477,12 @@ class Controller:
 
     def _stop(self, record: JobRecord, before: Placement, reason: str) -> list[Command]:
         return [StopJob(record.spec.id, record.generation, before, reason)] if before else []
+
+
+def _tried_live(record: JobRecord) -> bool:
+    """Whether the change that a job was in was tried in living processes: it may be, and nobody said that it cannot."""
+    request = record.spec.request
+    return bool(record.live) if request is None else request.is_live and record.live is not False
 
 
 def _held(placement: Placement) -> dict[str, float]:

@@ -29,13 +29,15 @@ def medians(costs: Costs) -> dict[str, float]:
     return {kind: statistics.median(pauses) for kind, pauses in costs.items() if pauses}
 
 
-def likely_seconds(costs: Costs, live: bool, estimate: float) -> float:
+def likely_seconds(costs: Costs, live: bool, estimate: float, failed: float = 0.0) -> float:
     """What the next change costs: the dearest planned kind in living processes, or a restart; else the estimate.
 
     max over grow, shrink, move of the median of the last five; a recovery counts only where none of these is known.
+    Where such changes have become restarts of late, x of the most that are tried: live + x (restart - live).
     """
     known = medians(costs)
     if not live:
         return known.get(RESTART, estimate)
     planned = [known[kind] for kind in ("grow", "shrink", "move") if kind in known]
-    return max(planned) if planned else known.get("recover", estimate)
+    cost = max(planned) if planned else known.get("recover", estimate)
+    return cost + failed * max(known.get(RESTART, cost) - cost, 0.0)

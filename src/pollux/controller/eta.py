@@ -128,7 +128,7 @@ def _largest_nodes(snapshot: Snapshot, limits: JobLimits) -> dict[str, int]:
     for node in snapshot.cluster.nodes:
         if node.num_gpus > largest.get(node.gpu_type, 0):
             largest[node.gpu_type] = node.num_gpus
-    return {kind: gpus for kind, gpus in largest.items() if not limits.gpu_types or kind in limits.gpu_types}
+    return {kind: gpus for kind, gpus in largest.items() if limits.takes_type(kind)}
 
 
 def _packed(model: GoodputFunction, count: int, largest: Mapping[str, int]) -> float:

@@ -30,8 +30,10 @@ __all__ = [
     "TimerFired",
 ]
 
-GenerationOutcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost"]
-"""How the replicas of a generation ended; only the middle two count against a job's retries."""
+GenerationOutcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost", "refused"]
+"""How the replicas of a generation ended; `crashed` and `out-of-memory` count against a job's retries.
+
+`refused`: none was ever started, since the backend could not have the places; it never counts as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,16 @@ class JobReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class GenerationShrunk(Event):
-    """Some replicas of this generation are gone, or never came; the others hold the state and wait at `placement`."""
+    """Some replicas of this generation are gone, or never came; the others hold the state and wait at `placement`.
+
+    `refused`: nobody is lost; those that were to join have no places, and were never started.
+    """
 
     job_id: str
     generation: int
     placement: Placement
     detail: str = ""
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

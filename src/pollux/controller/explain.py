@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from pollux.controller.costs import RESTART, medians
 from pollux.controller.forecast import PlanNumbers
 from pollux.controller.records import JobRecord
 from pollux.core import Reason
@@ -84,6 +85,9 @@ class _Story:
 
 _Teller = Callable[[_Story], tuple[str, str]]
 
+# Reasons whose cause is a sentence of somebody else's, which the job's detail has.
+_WITH_DETAIL = ("refused", "fell-back", "left-node")
+
 
 def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
     """What happened to the job and why, and the command that helps next; None: nobody has decided about it yet."""
@@ -92,7 +96,8 @@ def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
         return "waits for the next decision", f"pollux show {job_id}"
     story = _Story(reason, job_id)
     text, next_step = CODES.get(reason.code, _unknown(reason.code))(story)
-    return text + story.rest(), next_step
+    told = job.detail if isinstance(job, JobRecord) and reason is job.reason and reason.code in _WITH_DETAIL else ""
+    return text + story.rest() + (f": {told}" if told else ""), next_step
 
 
 def explain_cost(job: JobRecord) -> str:
@@ -100,7 +105,10 @@ def explain_cost(job: JobRecord) -> str:
     if not job.costs or not job.placement:
         return ""
     how = "in its living processes" if job.moves_live else "by a restart"
-    return f"as of now, a change of its GPUs costs it about {job.resize_cost_seconds:.2g} s, {how}"
+    text = f"as of now, a change of its GPUs costs it about {job.resize_cost_seconds:.2g} s, {how}"
+    if job.moves_live and (restart := medians(job.costs).get(RESTART)) is not None:
+        text += f"; one that became a restart cost {restart:.2g} s"
+    return text
 
 
 def explain_plan(plan: PlanNumbers) -> str:
@@ -356,6 +364,25 @@ def _replicas_lost(story: _Story) -> tuple[str, str]:
     return text, f"pollux logs {story.job_id}"
 
 
+def _refused(story: _Story) -> tuple[str, str]:
+    times = f"{story.say('refusals')} {'time' if story.get('refusals') == 1 else 'times'} in a row"
+    again = f"after a pause of {story.say('backoff_seconds')} s"
+    if story.has("gpus_before", "gpus_after"):
+        kept = f"goes on with {story.say('gpus_after')} of the {story.gpus('gpus_before')} that it was given"
+        return f"{kept}: the others could not be had ({times}); more is tried {again}", "pollux top"
+    return f"waits: the GPUs that it was given could not be had ({times}); tried again {again}", "pollux top"
+
+
+def _fell_back(story: _Story) -> tuple[str, str]:
+    text = f"could not change in its living processes; started anew from its checkpoint on {story.gpus('gpus_before')}"
+    return text, f"pollux logs {story.job_id}"
+
+
+def _left_node(story: _Story) -> tuple[str, str]:
+    text = f"left a node that goes, {story.say('gpus_before')}→{story.say('gpus_after')}, and goes on from memory"
+    return text, "pollux top"
+
+
 def _gave_up(story: _Story, text: str, step: str) -> tuple[str, str]:
     held = story.get("gpus_before", 0.0)
     story.implied(0.0, "gpus_before")
@@ -426,6 +453,9 @@ CODES: Mapping[str, _Teller] = {
     "out-of-memory": _out_of_memory,
     "lost": _lost,
     "replicas-lost": _replicas_lost,
+    "refused": _refused,
+    "fell-back": _fell_back,
+    "left-node": _left_node,
     "stopped": _stopped,
     "node-lost": _node_lost,
     "paused": _paused,

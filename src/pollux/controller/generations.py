@@ -12,10 +12,13 @@ from pollux.controller.lifecycle import JobState
 from pollux.controller.records import JobRecord
 from pollux.core import Reason
 
-__all__ = ["MOST_LOSSES", "Verdict", "backoff_seconds", "judge"]
+__all__ = ["MOST_LOSSES", "Verdict", "backoff_seconds", "judge", "refusal_seconds"]
 
 _FIRST_BACKOFF_SECONDS = 2.0
 _LONGEST_BACKOFF_SECONDS = 300.0
+# An engine that lends nothing now may do so any moment, and must not be asked without end.
+_FIRST_REFUSAL_SECONDS = 1.0
+_LONGEST_REFUSAL_SECONDS = 60.0
 # Who ran this long was not broken from the start: its next pause is a short one again.
 _STEADY_SECONDS = 600.0
 
@@ -27,6 +30,12 @@ def backoff_seconds(streak: int) -> float:
     """The pause after the crash of this number in a row: 2 s, doubled each time, at most 300 s."""
     exponent = min(max(streak - 1, 0), 30)
     return float(min(_FIRST_BACKOFF_SECONDS * 2.0**exponent, _LONGEST_BACKOFF_SECONDS))
+
+
+def refusal_seconds(refusals: int) -> float:
+    """The pause after the refusal of this number in a row: 1 s, doubled each time, at most 60 s."""
+    exponent = min(max(refusals - 1, 0), 30)
+    return float(min(_FIRST_REFUSAL_SECONDS * 2.0**exponent, _LONGEST_REFUSAL_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,7 @@ class Verdict:
     losses: int
     eligible_at: float | None = None
     local_batch_max: int | None = None
+    refusals: int = 0
 
 
 def judge(record: JobRecord, event: GenerationEnded) -> Verdict:
@@ -49,6 +59,8 @@ def judge(record: JobRecord, event: GenerationEnded) -> Verdict:
         return _crashed(record, event)
     if event.outcome == "lost":
         return _lost(record, event)
+    if event.outcome == "refused":
+        return _refused(record, event)
     # Replicas that were stopped though nobody said so here, such as by a service that went down: start them again.
     reason = Reason("stopped", {"gpus_before": float(record.placement.num_gpus)})
     return Verdict(
@@ -93,6 +105,17 @@ def _lost(record: JobRecord, event: GenerationEnded) -> Verdict:
     return Verdict(
         state, Reason("lost", numbers), detail, record.crashes, record.streak, losses,
         local_batch_max=record.local_batch_max,
+    )  # fmt: skip
+
+
+def _refused(record: JobRecord, event: GenerationEnded) -> Verdict:
+    """Nothing was started, so nothing failed: it waits, however often that happens."""
+    refusals = record.refusals + 1
+    pause = refusal_seconds(refusals)
+    numbers = {"refusals": float(refusals), "backoff_seconds": pause}
+    return Verdict(
+        JobState.QUEUED, Reason("refused", numbers), event.detail, record.crashes, record.streak, record.losses,
+        eligible_at=event.at + pause, local_batch_max=record.local_batch_max, refusals=refusals,
     )  # fmt: skip
 
 

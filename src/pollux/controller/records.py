@@ -8,12 +8,15 @@ from typing import Any
 from pollux.controller.costs import RESTART, Costs, likely_seconds, noted
 from pollux.controller.events import JobSpec
 from pollux.controller.lifecycle import JobState
-from pollux.core import NOWHERE, GoodputFunction, JobView, Placement, Reason
+from pollux.core import NOWHERE, GoodputFunction, JobLimits, JobView, Placement, Reason
 
-__all__ = ["MOST_FAILED_MOVES", "JobRecord"]
+__all__ = ["FORGIVEN_AFTER_SECONDS", "MOST_FAILED_MOVES", "JobRecord"]
 
 MOST_FAILED_MOVES = 3
 """After so many changes in living processes that did not come about, a job is moved by restarts."""
+
+FORGIVEN_AFTER_SECONDS = 3600.0
+"""So long after the last of them, a change in living processes is tried again."""
 
 
 @dataclass(slots=True)
@@ -25,10 +28,12 @@ class JobRecord:
     its generation were all there, None while they are not; `held_seconds` how long they ran before. `crashes` count
     against `spec.retries`; `streak` are those since it last ran well, and `losses` the times that its replicas vanished
     without progress in between. Until `eligible_at`, or while jobs of `waiting_for` have not succeeded, no policy is
-    shown it. `local_batch` is the last one reported, `local_batch_max` what running out of memory has taught. `live`:
-    its agent can follow a change in living processes; `failed_moves` are those that did not come about since the last
-    that did. `costs` are its pauses by kind, `last_pause` the newest. `reason` says why it has what it has, since
-    `reason_at`. `seen` and `written` are the last view and parts of the last state.
+    shown it. `refusals` are the times in a row that places given to it could not be had; until `capped_until`, policies
+    are shown that it may hold no more than it does. `local_batch` is the last one reported, `local_batch_max` what
+    running out of memory has taught. `live`: whether its agent can follow a change in living processes, None while
+    nobody has said; `failed_moves` are those that did not come about since the last that did, the newest at
+    `failed_move_at`. `costs` are its pauses by kind, `last_pause` the newest. `reason` says why it has what it has,
+    since `reason_at`. `seen` and `written` are the last view and parts of the last state.
     """
 
     spec: JobSpec
@@ -54,11 +59,14 @@ class JobRecord:
     losses: int = 0
     remaining_at_loss: float | None = None
     eligible_at: float | None = None
+    refusals: int = 0
+    capped_until: float | None = None
     local_batch: int | None = None
     local_batch_max: int | None = None
     waiting_for: tuple[str, ...] = ()
-    live: bool = False
+    live: bool | None = None
     failed_moves: int = 0
+    failed_move_at: float | None = None
     costs: Costs = field(default_factory=dict)
     last_pause: tuple[str, float] | None = None
     reason: Reason | None = None
@@ -82,9 +90,13 @@ class JobRecord:
 
     @property
     def moves_live(self) -> bool:
-        """Whether its next change is tried in living processes: it may, it can, and that has not failed too often."""
+        """Whether its next change is tried in living processes: it may, it can, and that has not failed too often.
+
+        Who has not said yet whether it can is taken to: its supervisor finds out, and restarts it where it cannot.
+        """
         request = self.spec.request
-        return self.live and self.failed_moves < MOST_FAILED_MOVES and (request is None or request.is_live)
+        able = bool(self.live) if request is None else request.is_live and self.live is not False
+        return able and self.failed_moves < MOST_FAILED_MOVES
 
     @property
     def likely_kind(self) -> str:
@@ -100,12 +112,26 @@ class JobRecord:
             self.last_pause = kind, seconds
             self.costs = noted(self.costs, kind, seconds)
             if kind != RESTART:
-                self.failed_moves = 0
+                self.live, self.failed_moves = True, 0
         self.estimate_cost()
+
+    def note_failed_move(self, at: float) -> None:
+        """A change in living processes did not come about. Who never said that it can, cannot."""
+        self.failed_moves, self.failed_move_at = self.failed_moves + 1, at
+        self.live = bool(self.live)
+        self.estimate_cost()
+
+    def forgive_moves(self, at: float) -> None:
+        """Try changes in living processes again where the last that failed is long ago."""
+        since = self.failed_move_at
+        if self.failed_moves >= MOST_FAILED_MOVES and (since is None or at - since >= FORGIVEN_AFTER_SECONDS):
+            self.failed_moves = 0
+            self.estimate_cost()
 
     def estimate_cost(self) -> None:
         """What the next change will cost, by what is known now."""
-        self.resize_cost_seconds = likely_seconds(self.costs, self.moves_live, self.spec.resize_cost_seconds)
+        failed = self.failed_moves / MOST_FAILED_MOVES
+        self.resize_cost_seconds = likely_seconds(self.costs, self.moves_live, self.spec.resize_cost_seconds, failed)
         self.forget_view()
 
     def attained(self, now: float) -> float:
@@ -128,7 +154,7 @@ class JobRecord:
         if view is None:
             spec = self.spec
             view = JobView(
-                id=spec.id, submitted_at=self.submitted_at, limits=spec.limits,
+                id=spec.id, submitted_at=self.submitted_at, limits=self._shown_limits(),
                 requested_gpus=spec.requested_gpus, weight=spec.weight, queue=spec.queue,
                 attained_gpu_seconds=attained, num_restarts=self.num_restarts,
                 largest_gpus=self.largest_gpus, resize_cost_seconds=self.resize_cost_seconds,
@@ -138,6 +164,12 @@ class JobRecord:
             view = replace(view, attained_gpu_seconds=attained)
         self.seen = view
         return view
+
+    def _shown_limits(self) -> JobLimits:
+        limits, held = self.spec.limits, self.placement.num_gpus
+        if self.capped_until is None or not limits.min_gpus <= held < limits.max_gpus:
+            return limits
+        return replace(limits, max_gpus=held)
 
     def forget_view(self) -> None:
         """Something that a policy sees has changed."""

@@ -14,10 +14,17 @@ if TYPE_CHECKING:
 __all__ = ["limited", "model_from"]
 
 _NUM_PARAMETERS = 7
+_MOST_TYPES = 16
 
 
-def model_from(report: ModelReport, local_batch_max: int | None = None) -> GoodputModel:
-    """The reported model; one GPU takes at most `local_batch_max` samples at once where that is known."""
+def model_from(
+    report: ModelReport, local_batch_max: int | None = None, before: GoodputFunction | None = None
+) -> GoodputModel:
+    """The reported model; one GPU takes at most `local_batch_max` samples at once where that is known.
+
+    Its throughput is that of the GPU type it was measured on; what `before` knew of other types stays. Types that were
+    never measured are taken for like the newest.
+    """
     # Imported here because it brings numpy, which those who only keep facts do without.
     from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
 
@@ -29,7 +36,13 @@ def model_from(report: ModelReport, local_batch_max: int | None = None) -> Goodp
         report.initial_batch, report.max_batch, report.local_batch_min, report.local_batch_max, report.accumulation
     )
     efficiency = Efficiency.from_estimates(report.initial_batch, report.grad_sqr, report.grad_var)
-    model = GoodputModel(PublishedThroughput(*report.parameters), efficiency, limits)
+    throughput = PublishedThroughput(*report.parameters)
+    by_type = {} if not isinstance(before, GoodputModel) else dict(before.by_type)
+    if report.gpu_type:
+        # The newest last: where there are too many, the oldest go.
+        by_type.pop(report.gpu_type, None)
+        by_type = dict([*by_type.items(), (report.gpu_type, throughput)][-_MOST_TYPES:])
+    model = GoodputModel(throughput, efficiency, limits, by_type)
     found = limited(model, local_batch_max)
     assert isinstance(found, GoodputModel)
     return found

@@ -20,6 +20,7 @@ def limits_from(request: JobRequest) -> JobLimits:
         min_gpus=request.min_gpus,
         max_gpus=request.max_gpus,
         gpu_types=request.resources.gpu_types,
+        mixed_types=request.resources.mixed_types,
         cpus_per_gpu=request.resources.cpus,
         memory_bytes_per_gpu=request.resources.memory_bytes,
         preemptible=request.is_preemptible,

@@ -23,7 +23,9 @@ _PLAIN = (
 )  # fmt: skip
 """Fields of a record that are numbers, text or None."""
 
-_NEWER = {"live": False, "failed_moves": 0, "running_since": None}
+_NEWER = {
+    "live": None, "failed_moves": 0, "failed_move_at": None, "running_since": None, "refusals": 0, "capped_until": None,
+}  # fmt: skip
 """Such fields that older states do not have, and what they are there."""
 
 

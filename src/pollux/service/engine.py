@@ -51,6 +51,7 @@ __all__ = ["Engine"]
 
 _KEPT_KEYS = 256
 _NAMED_REPLICAS = 10
+_JOB_FOLDERS = ("checkpoints", "logs", "receipts")
 
 
 class Engine(EngineLoop):
@@ -148,11 +149,14 @@ class Engine(EngineLoop):
         return OrderedDict((key, (job_id, digest)) for key, (job_id, digest) in kept.items())
 
     def _free_id(self, name: str) -> str:
-        """The name, or the name with a number where jobs of it have ended; Conflict with one that has not."""
+        """The name, or the name with a number where jobs of it have ended; Conflict with one that has not.
+
+        A job that was forgotten may have left checkpoints, from which a new one would go on as if they were its own.
+        """
         jobs = self.runner.controller.jobs
         job_id, number = name, 1
-        while (record := jobs.get(job_id)) is not None:
-            if record.state not in ENDED:
+        while (record := jobs.get(job_id)) is not None or self._left_folders(job_id):
+            if record is not None and record.state not in ENDED:
                 raise Conflict(
                     f"job '{job_id}' is there and {record.state}; cancel it with 'pollux cancel {job_id}', "
                     "or give the new one another name"
@@ -160,6 +164,11 @@ class Engine(EngineLoop):
             number += 1
             job_id = f"{name}-{number}"
         return job_id
+
+    def _left_folders(self, job_id: str) -> bool:
+        """Whether something of an earlier job is there; who keeps no past (`pollux run --home`) goes on from it."""
+        home = self.settings.home
+        return self.settings.store != "memory" and any((home / kind / job_id).exists() for kind in _JOB_FOLDERS)
 
     def _steer(self, job_id: str, event: Callable[[float, JobRecord], Event]) -> Future[JobStatus]:
         def facts(at: float) -> Facts:
@@ -359,6 +368,16 @@ class Engine(EngineLoop):
         from pollux.store.history import export
 
         return export(self.store, self.telemetry)
+
+    def note_on(self, request: JobRequest) -> str:
+        """What a submitter should know of a job here, and is no reason to refuse it; empty where there is nothing."""
+        notice: float | None = getattr(self.backend, "notice_seconds", None)
+        if notice is None or request.grace_seconds <= notice:
+            return ""
+        return (
+            f"grace is {request.grace_seconds:g} s, and nodes here are left {notice:g} s before they go: what it has "
+            "not saved by then is lost; give a shorter grace, or start the service with a larger margin_seconds"
+        )
 
     def check(self, request: JobRequest) -> None:
         """Refuse a job whose folder or command is not on this machine."""

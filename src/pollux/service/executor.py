@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from pollux.backends.protocol import Backend, ReplicasEnded, Running
-from pollux.controller import ENDED, HOLDING, Command, JobRecord, ResizeJob, StartJob, StopJob
+from pollux.controller import ENDED, HOLDING, Command, JobRecord, JobState, ResizeJob, StartJob, StopJob
 from pollux.core import BatchMode, Placement
 from pollux.core.errors import PolluxError
 from pollux.service.launching import environment, launch_for, request_of
 from pollux.service.settings import ServiceSettings
 from pollux.service.tokens import Tokens
 
-__all__ = ["Executor", "Reconciliation", "reconcile", "waits_to_leave"]
+__all__ = ["Executor", "Reconciliation", "Refused", "reconcile", "stopped_at", "waits_to_leave"]
 
 _log = logging.getLogger("pollux.service")
 
-Refused = Callable[[str, int, str], None]
-"""Told (job id, generation, why) when a backend does not take a launch."""
+Refused = Callable[[str, int, str, bool], None]
+"""Told (job id, generation, why, whether it is the job's own fault) when a backend does not take a launch."""
 
 
 class Executor:
@@ -61,10 +61,11 @@ class Executor:
 
     def _come(self, command: Command, jobs: Mapping[str, JobRecord], live: bool, now: float) -> None:
         if isinstance(command, StartJob):
-            self.start(jobs[command.job_id], command.generation, command.placement)
+            record = jobs[command.job_id]
+            self.start(record, command.generation, command.placement, stopped_at=stopped_at(record, now))
         elif isinstance(command, ResizeJob):
-            record, stopped_at = jobs[command.job_id], None if live else now
-            self.start(record, command.generation, command.placement, stopped_at=stopped_at, live=live)
+            since = None if live else now
+            self.start(jobs[command.job_id], command.generation, command.placement, stopped_at=since, live=live)
 
     def start(
         self,
@@ -77,9 +78,10 @@ class Executor:
         """Launch a generation, or (`live`) have what runs become it; a refusal is told, never raised."""
         job_id = record.spec.id
         try:
+            url = self._settings.agents_url or self._settings.url
             variables = environment(
-                record, self._settings.home, self._batch, self._settings.url, self._tokens.for_job(job_id),
-                generation, stopped_at,
+                record, self._settings.home, self._batch, url, self._tokens.for_job(job_id), generation, stopped_at,
+                self._settings.agents_ca,
             )  # fmt: skip
             launch = launch_for(record, generation, placement, variables)
             if live:
@@ -87,7 +89,12 @@ class Executor:
             else:
                 self._backend.submit(launch)
         except PolluxError as error:
-            self._refused(job_id, generation, str(error))
+            self._refused(job_id, generation, str(error), self._is_there(placement))
+
+    def _is_there(self, placement: Placement) -> bool:
+        """Whether the backend has these nodes; one may have gone since it was decided, which is no fault of a job's."""
+        sizes = {node.id: node.num_gpus for node in self._backend.inventory()}
+        return all(count <= sizes.get(node, 0) for node, count in placement)
 
     def stop(self, record: JobRecord, generation: int) -> None:
         """End a job's replicas up to a generation, with the grace that its user gave."""
@@ -96,7 +103,15 @@ class Executor:
 
 def _is_live(command: ResizeJob, jobs: Mapping[str, JobRecord]) -> bool:
     record = jobs[command.job_id]
-    return record.moves_live and record.spec.request is not None
+    return record.moves_live and record.spec.request is not None and command.keeps_a_node
+
+
+def stopped_at(record: JobRecord, now: float) -> float | None:
+    """From when on a start counts as a pause, whose length its agent reports; None for a job that never ran before.
+
+    What a job waited without GPUs is no part of it: from now on it would run if starting took no time.
+    """
+    return now if record.held_seconds > 0 else None
 
 
 def waits_to_leave(job_id: str, running: Iterable[Running], is_resizing: Callable[[str], bool]) -> str:
@@ -122,6 +137,7 @@ class Reconciliation:
     """What must be done for the backend to hold what the log says."""
 
     start: tuple[JobRecord, ...] = ()
+    change: tuple[JobRecord, ...] = ()
     ended: tuple[ReplicasEnded, ...] = ()
     stop: tuple[tuple[str, int], ...] = ()
     forget: tuple[str, ...] = ()
@@ -132,8 +148,10 @@ def reconcile(jobs: Mapping[str, JobRecord], running: Iterable[Running]) -> Reco
 
     A job that holds GPUs and whose generation the backend does not know starts again, under the same generation;
     one that ended meanwhile is told; what the log does not hold is stopped, and forgotten once its job has ended.
+    An order to change living processes that the backend did not get any more is given again, and nothing is stopped.
     """
     start: list[JobRecord] = []
+    change: list[JobRecord] = []
     ended: list[ReplicasEnded] = []
     stop: list[tuple[str, int]] = []
     forget: list[str] = []
@@ -141,7 +159,7 @@ def reconcile(jobs: Mapping[str, JobRecord], running: Iterable[Running]) -> Reco
     for job_id, record in jobs.items():
         entry = there.get(job_id)
         if record.state in HOLDING and (entry is None or entry.generation < record.generation):
-            start.append(record)
+            (change if _is_to_change(record, entry) else start).append(record)
     for job_id, entry in there.items():
         known = jobs.get(job_id)
         over = known is None or known.state in ENDED
@@ -150,6 +168,20 @@ def reconcile(jobs: Mapping[str, JobRecord], running: Iterable[Running]) -> Reco
                 ended.append(entry.ended)
             elif over:
                 forget.append(job_id)
-        elif known is None or known.state not in HOLDING or entry.generation != known.generation:
+        elif not _is_wanted(known, entry):
             stop.append((job_id, entry.generation))
-    return Reconciliation(tuple(start), tuple(ended), tuple(stop), tuple(forget))
+    return Reconciliation(tuple(start), tuple(change), tuple(ended), tuple(stop), tuple(forget))
+
+
+def _is_wanted(record: JobRecord | None, entry: Running) -> bool:
+    """Whether what runs is what the log holds, or is to become it."""
+    if record is None or record.state not in HOLDING:
+        return False
+    return entry.generation == record.generation or _is_to_change(record, entry)
+
+
+def _is_to_change(record: JobRecord, entry: Running | None) -> bool:
+    """Whether what runs is an earlier generation that was to become the one that the log has, in living processes."""
+    if entry is None or entry.state not in ("running", "waiting") or entry.generation >= record.generation:
+        return False
+    return record.state is JobState.RESIZING and record.moves_live and record.spec.request is not None

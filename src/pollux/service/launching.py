@@ -74,14 +74,17 @@ def environment(
     token: str,
     generation: int,
     stopped_at: float | None = None,
+    ca: str | None = None,
 ) -> dict[str, str]:
     """The `POLLUX_*` variables of a job's processes; see `pollux.wire.environment` for what they mean.
 
     Under a policy that keeps batches fixed jobs train in exact mode, whatever ceiling their script or file names.
+    `ca`: the certificate to trust, as text, for replicas that may not see the file of it at `home`.
     """
     request, job_id = request_of(record), record.spec.id
     folder = request.checkpoint.dir
     checkpoints = os.path.join(request.workdir, folder) if folder else str(home / "checkpoints" / job_id)
+    encrypted = url is not None and url.startswith("https:")
     sizes = request.batch_size
     caps = [cap for cap in (sizes.per_gpu_max, record.local_batch_max) if cap is not None]
     values: dict[str, object | None] = {
@@ -90,7 +93,8 @@ def environment(
         "POLLUX_GENERATION": generation,
         "POLLUX_URL": url,
         "POLLUX_JOB_TOKEN": token if url else None,
-        "POLLUX_CA_FILE": ca_file(home) if url and url.startswith("https:") else None,
+        "POLLUX_CA": ca if encrypted else None,
+        "POLLUX_CA_FILE": ca_file(home) if encrypted and ca is None else None,
         "POLLUX_CHECKPOINT_DIR": checkpoints,
         "POLLUX_CHECKPOINT_EVERY": request.checkpoint.every_seconds,
         "POLLUX_CHECKPOINT_KEEP": request.checkpoint.keep,

@@ -38,6 +38,7 @@ _ANSWER_SECONDS = 120.0
 _BEYOND_GRACE_SECONDS = 15.0
 # After stumbling again and again, this long at most until the next attempt; and until a backend is asked again.
 _LONGEST_PAUSE_SECONDS = 5.0
+_WORTH_SAYING_SECONDS = 2.0
 
 T = TypeVar("T")
 
@@ -94,8 +95,20 @@ class EngineLoop:
         self._reconcile_after = -math.inf
         self._going_down = self._wound_down = False
         self.runner = Runner(policy, backend, store, telemetry, settings, self.tokens, self._clock.now, self._refused)
+        self._begin_after_the_last_fact()
         self._thinker = Thinker(policy, self.runner.desk.board.records)
         self.started_at = self._clock.now()
+
+    def _begin_after_the_last_fact(self) -> None:
+        """Where the machine's clock was put back, time goes on from what the log has: it must not stand still."""
+        if isinstance(self._clock, SystemClock):
+            behind = self._clock.begin_at(self.runner.newest_at)
+            if behind > _WORTH_SAYING_SECONDS:
+                _log.warning(
+                    "the log has facts of %.0f s from now: the machine's clock was put back, or was wrong then. "
+                    "Times shown are ahead by as much",
+                    behind,
+                )
 
     # Life
 
@@ -228,14 +241,14 @@ class EngineLoop:
         ask.future.add_done_callback(done)
         self._queue.put(ask)
 
-    def _refused(self, job_id: str, generation: int, why: str) -> None:
+    def _refused(self, job_id: str, generation: int, why: str, own_fault: bool) -> None:
         _log.warning("job '%s' generation %d could not be started: %s", job_id, generation, why)
 
         def facts(at: float) -> Facts:
             record = self.runner.controller.jobs.get(job_id)
             if record is None or record.state not in HOLDING or record.generation != generation:
                 return Facts()
-            return Facts(GenerationEnded(at, job_id, generation, "crashed", why))
+            return Facts(GenerationEnded(at, job_id, generation, "crashed" if own_fault else "refused", why))
 
         self._tell(facts)
 

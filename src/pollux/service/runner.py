@@ -43,7 +43,7 @@ from pollux.controller.costs import LIVE_KINDS
 from pollux.core import Cluster, Decision, Policy, Snapshot
 from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service.desk import Desk
-from pollux.service.executor import Executor, reconcile
+from pollux.service.executor import Executor, Refused, reconcile, stopped_at
 from pollux.service.settings import ServiceSettings
 from pollux.service.story import Feed
 from pollux.service.tokens import Tokens
@@ -120,7 +120,7 @@ class Runner:
         settings: ServiceSettings,
         tokens: Tokens,
         now: Callable[[], float],
-        refused: Callable[[str, int, str], None],
+        refused: Refused,
     ) -> None:
         self.policy = policy
         self.backend = backend
@@ -198,7 +198,9 @@ class Runner:
         for job_id in todo.forget:
             self.backend.forget(job_id)
         for record in todo.start if not self.stopping else ():
-            self._executor.start(record, record.generation, record.placement)
+            self._executor.start(record, record.generation, record.placement, stopped_at=stopped_at(record, self.now()))
+        for record in todo.change if not self.stopping else ():
+            self._executor.start(record, record.generation, record.placement, live=True)
         self.desk.show_all(self.controller, self.now())
 
     def _take_inventory(self) -> None:
@@ -216,6 +218,11 @@ class Runner:
             self.take([Ask(lambda at: Facts(event), lambda: None)])
 
     # The life of a fact
+
+    @property
+    def newest_at(self) -> float:
+        """When the newest fact happened; 0 where there is none."""
+        return self._last_at
 
     def now(self) -> float:
         """The clock, never going back: facts are in the order of their times."""
@@ -350,7 +357,8 @@ class Runner:
             return JobRunning(at, told.job_id, told.generation, *_pause(told)) if starts else None
         if isinstance(told, ReplicasLost):
             lost = current and record.state in HOLDING and told.remaining != record.placement
-            return GenerationShrunk(at, told.job_id, told.generation, told.remaining, told.detail) if lost else None
+            facts = (told.job_id, told.generation, told.remaining, told.detail, told.refused)
+            return GenerationShrunk(at, *facts) if lost else None
         outcome = "succeeded" if self._was_through(told) else told.outcome
         if current or outcome == "succeeded":
             return GenerationEnded(at, told.job_id, told.generation, outcome, told.detail)

@@ -1,6 +1,8 @@
 """Six applications and a workload that come with the package: something to simulate without any file.
 
-The parameters are made up: round numbers for a recent data-centre GPU, four to a node, on a fast network.
+The parameters are made up: round numbers for a recent data-centre GPU, four to a node, on a fast network. State is that
+of models of the kind: from 11 million (a small classifier) to 300 million parameters (a large vision model), 8 or 12
+bytes each.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ def _recsys() -> ModelledApplication:
         limits=BatchLimits(initial=2_048, maximum=65_536, local_min=256, local_max=32_768),
         epochs=10,
         steps_per_epoch=12_000,
+        state_bytes=2.4e9,
     )
 
 
@@ -51,6 +54,7 @@ def _resnet_small() -> ModelledApplication:
         limits=BatchLimits(initial=128, maximum=8_192, local_min=16, local_max=1_024),
         epochs=30,
         steps_per_epoch=2_000,
+        state_bytes=9e7,
     )
 
 
@@ -71,6 +75,7 @@ def _bert_tune() -> ModelledApplication:
         limits=BatchLimits(initial=16, maximum=512, local_min=2, local_max=32),
         epochs=4,
         steps_per_epoch=16_000,
+        state_bytes=1.3e9,
     )
 
 
@@ -91,6 +96,7 @@ def _speech() -> ModelledApplication:
         limits=BatchLimits(initial=32, maximum=1_024, local_min=4, local_max=64),
         epochs=25,
         steps_per_epoch=4_000,
+        state_bytes=4.8e8,
     )
 
 
@@ -111,6 +117,7 @@ def _detector() -> ModelledApplication:
         limits=BatchLimits(initial=16, maximum=512, local_min=2, local_max=16),
         epochs=24,
         steps_per_epoch=8_000,
+        state_bytes=5e8,
     )
 
 
@@ -132,4 +139,5 @@ def _vit_large() -> ModelledApplication:
         limits=BatchLimits(initial=256, maximum=16_384, local_min=8, local_max=128),
         epochs=30,
         steps_per_epoch=15_000,
+        state_bytes=3.6e9,
     )

@@ -318,7 +318,7 @@ def _model(life: _Life) -> GoodputModel | None:
         if isinstance(row.get("model"), dict):
             # A measurement that cannot be read is worth no more than one that is not there.
             with contextlib.suppress(PolluxError):
-                found = model_from(codec.decode(ModelReport, row["model"]))
+                found = model_from(codec.decode(ModelReport, row["model"]), before=life.record.goodput)
                 break
     found = limited(found, life.record.local_batch_max)
     return found if isinstance(found, GoodputModel) else None

@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pollux.testing.waiting import OutOfTime, wait_until
 
 SERVE = """
 import sys
@@ -34,11 +35,12 @@ class Running:
         self.home = home
         command = [sys.executable, "-c", SERVE, str(home), str(port)]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        until = time.monotonic() + 60.0
-        while not (home / "service.json").exists():
-            if self.process.poll() is not None or time.monotonic() > until:
-                return
-            time.sleep(0.02)
+        # One that is refused ends instead.
+        try:
+            wait_until("service", lambda: (home / "service.json").exists() or self.process.poll() is not None)
+        except OutOfTime:
+            self.process.kill()
+            raise
 
     @property
     def address(self) -> str:
@@ -61,10 +63,7 @@ class Running:
         return state
 
     def wait_for(self, job: str, *states: str) -> str:
-        until = time.monotonic() + 60.0
-        while (state := self.state(job)) not in states and time.monotonic() < until:
-            time.sleep(0.05)
-        return state
+        return wait_until(f"{states}", lambda: state if (state := self.state(job)) in states else "", 60.0, 0.05)
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         if self.process.poll() is None:
@@ -101,9 +100,7 @@ def test_a_job_that_is_stopped_with_the_service_goes_on_with_the_next(service, t
         "time.sleep(0 if len(p.read_text()) > 1 else 120)\n"
     )
     service.ask("POST", "/v1/jobs", job(tmp_path, code, retries=0))
-    until = time.monotonic() + 30.0
-    while not (tmp_path / "runs").exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until("start", (tmp_path / "runs").exists)
     assert service.ask("POST", "/v1/shutdown", {"jobs": "stop"})[0] == 202
     assert service.end()[0] == 0
     again = Running(service.home)
@@ -146,18 +143,15 @@ time.sleep(120)
 @pytest.mark.parametrize("how", ["request", "signal"])
 def test_while_jobs_stop_the_service_answers_and_takes_no_new_ones(service, tmp_path, how):
     service.ask("POST", "/v1/jobs", job(tmp_path, LINGERS, grace="30s"))
-    until = time.monotonic() + 30.0
-    while not (tmp_path / "started").exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until("start", (tmp_path / "started").exists)
     assert service.ask("GET", "/readyz")[0] == 200
     if how == "request":
         assert service.ask("POST", "/v1/shutdown", {}) == (202, {"status": "stopping", "seconds": 45.0})
         assert service.ask("POST", "/v1/shutdown", {})[0] == 202, "once more changes nothing"
     else:
         service.process.send_signal(signal.SIGTERM)
-    while (ready := service.ask("GET", "/readyz"))[0] == 200 and time.monotonic() < until:
-        time.sleep(0.02)
-    assert ready[0] == 503
+    wait_until("stop", lambda: service.ask("GET", "/readyz")[0] != 200)
+    assert service.ask("GET", "/readyz")[0] == 503
     assert service.ask("GET", "/healthz")[0] == 200
     assert service.state("j") == "running"
     status, refused = service.ask("POST", "/v1/jobs", job(tmp_path, "pass", name="k"))

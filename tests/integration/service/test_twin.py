@@ -226,11 +226,17 @@ class Direct:
         for command in commands:
             if isinstance(command, StopJob):
                 self.machines.stop(self.now, command.job_id, command.generation)
-            elif isinstance(command, ResizeJob):
+            elif isinstance(command, ResizeJob) and not self._is_live(command):
                 self.machines.stop(self.now, command.job_id, command.generation - 1)
         for command in commands:
+            if isinstance(command, ResizeJob) and self._is_live(command):
+                # An order to the backend, like a start; these machines know no other way than to restart.
+                self.machines.stop(self.now, command.job_id, command.generation - 1)
             if isinstance(command, StartJob | ResizeJob):
                 self.machines.start(self.now, command.job_id, command.generation, command.placement)
+
+    def _is_live(self, command: ResizeJob) -> bool:
+        return self.controller.jobs[command.job_id].moves_live and command.keeps_a_node
 
     def at(self, now: float) -> None:
         self.now = now
@@ -282,7 +288,7 @@ class Direct:
             report = more[0]
             model = model_from(report.model, record.local_batch_max)
             left = report.total_progress - report.progress
-            fact = JobReported(self.now, job, model, left, report.resize_seconds, report.local_batch)
+            fact = JobReported(self.now, job, model, left, report.resize_seconds, report.local_batch, live=report.live)
             if current and self.controller.is_news(fact):
                 self.apply(fact)
         elif record.state not in ENDED and (current or more[0] == "succeeded"):

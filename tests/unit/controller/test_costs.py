@@ -94,3 +94,10 @@ def test_people_are_told_what_a_change_would_cost_now_apart_from_the_past_decisi
     told(desk, 71, 6.0, "restart", live=False)
     assert explain_cost(record) == "as of now, a change of its GPUs costs it about 6 s, by a restart"
     assert explain(reason, record) == before
+
+
+def test_changes_that_became_restarts_make_the_next_one_dearer():
+    costs = {"grow": (1.0,), "restart": (10.0,)}
+    assert [likely_seconds(costs, True, 5.0, failed) for failed in (0.0, 1 / 3, 1.0)] == [1.0, 4.0, 10.0]
+    assert likely_seconds({"grow": (1.0,)}, True, 5.0, 1.0) == 1.0, "no restart was measured"
+    assert likely_seconds({"grow": (9.0,), "restart": (2.0,)}, True, 5.0, 1.0) == 9.0

@@ -92,6 +92,12 @@ SAMPLES = {
     "crashed": Reason("crashed", {"crashes": 4.0, "retries": 3.0}),
     "out-of-memory": Reason("out-of-memory", {"crashes": 4.0, "retries": 3.0, "local_batch_max": 8.0}),
     "lost": Reason("lost", {"losses": 2.0, "most_losses": 10.0}),
+    "refused": Reason("refused", {"refusals": 3.0, "backoff_seconds": 4.0}),
+    "refused, while it runs": Reason(
+        "refused", {"refusals": 1.0, "backoff_seconds": 1.0, "gpus_before": 4.0, "gpus_after": 2.0}
+    ),
+    "fell-back": Reason("fell-back", {"gpus_before": 2.0}),
+    "left-node": Reason("left-node", {"gpus_before": 4.0, "gpus_after": 2.0}),
     "replicas-lost": Reason("replicas-lost", {"gpus_before": 4.0, "gpus_after": 3.0}),
     "stopped": Reason("stopped", {"gpus_before": 2.0}),
     "node-lost": Reason("node-lost", {"gpus_before": 2.0}),

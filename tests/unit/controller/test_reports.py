@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pollux.controller import model_from
+from pollux.controller.codec import decode_model, encode_model
 from pollux.controller.reports import limited
 from pollux.core import InvalidInput
 from pollux.goodput import BatchLimits, Efficiency, PublishedThroughput
@@ -19,6 +20,28 @@ def test_a_report_is_its_model():
     assert model.throughput == PublishedThroughput(0.01, 0.002, 0.1, 0.01, 0.05, 0.005, 2.0)
     assert model.efficiency == Efficiency(128, 1.5, 3.0)
     assert model.limits == BatchLimits(128, 4096, 16, 256)
+
+
+def test_each_gpu_type_keeps_what_was_measured_on_it():
+    slow, fast = (0.1, 0.02, 0.1, 0.01, 0.05, 0.005, 2.0), REPORT.parameters
+    first = model_from(replace(REPORT, gpu_type="Tesla T4", parameters=slow))
+    assert first.goodput(1, 4, "T4") == first.goodput(1, 4, "NVIDIA H100 80GB HBM3")
+    both = model_from(replace(REPORT, gpu_type="NVIDIA H100 80GB HBM3"), before=first)
+    assert both.throughput_on("Tesla T4") == PublishedThroughput(*slow)
+    assert both.throughput_on("NVIDIA H100 80GB HBM3") == PublishedThroughput(*fast)
+    # By the shorter names of Ray and Slurm, too; and what nobody measured is like the newest.
+    assert both.throughput_on("t4") == both.throughput_on("Tesla T4")
+    assert both.throughput_on("H100") == both.throughput_on("A100") == PublishedThroughput(*fast)
+    assert both.goodput(1, 4, "T4") < both.goodput(1, 4, "H100")
+    assert decode_model(encode_model(both)) == both
+
+
+def test_not_every_name_is_kept_for_ever():
+    model = None
+    for number in range(40):
+        model = model_from(replace(REPORT, gpu_type=f"type {number}"), before=model)
+    assert [*model.by_type] == [f"type {number}" for number in range(24, 40)]
+    assert model_from(replace(REPORT, gpu_type="")).by_type == {}
 
 
 @pytest.mark.parametrize(("learned", "most", "least"), [(None, 256, 16), (512, 256, 16), (64, 64, 16), (8, 8, 8)])

@@ -11,6 +11,7 @@ from pollux.controller import (
     JobReported,
     JobRunning,
     JobState,
+    NodeRemoved,
     ResizeJob,
     StartJob,
     StopJob,
@@ -108,6 +109,19 @@ def test_after_three_it_is_moved_by_restarts(running):
     assert not record.moves_live
 
 
+def test_an_hour_later_living_processes_are_tried_again(running):
+    record = running.controller.jobs["a"]
+    for number in range(3):
+        running.decide(120 + 10 * number, a=f"n0:{2 + number}")
+        running(GenerationEnded(125 + 10 * number, "a", record.generation, "lost"))
+        running(JobRunning(126 + 10 * number, "a", record.generation))
+    running.decide(145 + 3590, a="n0:2")
+    assert not record.moves_live
+    running(JobRunning(3750, "a", record.generation))
+    running.decide(145 + 3600, a="n0:4")
+    assert (record.moves_live, record.failed_moves) == (True, 0)
+
+
 def test_without_a_live_agent_a_loss_waits_for_a_decision(running):
     running(JobReported(110, "a", live=False))
     running.decide(120, a="n0:2")
@@ -122,11 +136,47 @@ def test_all_of_it_is_in_the_saved_state_and_the_log(running):
     restored = Controller.restored(saved, running.controller.settings)
     assert restored.jobs["a"] == running.controller.jobs["a"]
     for job in saved["jobs"]:
-        for name in ("live", "failed_moves", "costs", "last_pause"):
+        for name in ("live", "failed_moves", "costs", "last_pause", "refusals", "capped_until", "failed_move_at"):
             del job[name]
     older = Controller.restored(saved, running.controller.settings).jobs["a"]
-    assert (older.live, older.failed_moves, older.costs, older.last_pause) == (False, 0, {}, None)
+    assert (older.live, older.failed_moves, older.costs, older.last_pause) == (None, 0, {}, None)
+    assert (older.refusals, older.capped_until, older.failed_move_at) == (0, None, None)
     again = running.fresh()
     for event in running.events:
         again(event)
     assert again.commands == running.commands
+
+
+# Nodes that leave
+
+
+@pytest.fixture
+def spread(running):
+    """Job a on three GPUs of the first node and one of the second, generation 2."""
+    running.decide(70, a="n0:3 n1:1")
+    running(JobRunning(71, "a", 2))
+    return running
+
+
+def test_a_live_job_leaves_a_node_that_goes_and_runs_on_elsewhere(spread):
+    commands = spread(NodeRemoved(100, "n1"))
+    assert commands == [ResizeJob("a", 3, place("n0:3 n1:1"), place("n0:3"))]
+    record = spread.controller.jobs["a"]
+    assert (record.state, record.placement, record.reason.code) == (JobState.RESIZING, place("n0:3"), "left-node")
+    assert "'n1'" in record.detail
+    assert (record.losses, record.failed_moves) == (0, 0)
+
+
+def test_a_loss_that_was_told_before_its_node_is_not_told_twice(spread):
+    shrunk(spread, 100, "n0:3")
+    assert spread(NodeRemoved(101, "n1")) == []
+
+
+def test_too_few_elsewhere_are_stopped_with_the_rest(spread):
+    assert spread(NodeRemoved(100, "n0"))[0] == StopJob("a", 3, place("n0:3 n1:1"), "node-lost")
+    assert spread.controller.jobs["a"].state is JobState.QUEUED
+
+
+def test_who_cannot_change_while_it_runs_is_stopped(spread):
+    spread(JobReported(90, "a", live=False))
+    assert isinstance(spread(NodeRemoved(100, "n1"))[0], StopJob)

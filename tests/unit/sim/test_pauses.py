@@ -8,6 +8,7 @@ import pytest
 from pollux.core import InvalidInput, Policy
 from pollux.goodput import BatchLimits, PublishedThroughput
 from pollux.sim import SimulationSettings, simulate
+from pollux.sim.builtin import builtin_applications
 from pollux.sim.metrics import configuration, describe_world
 from pollux.sim.modelled import ModelledApplication, NoiseSchedule
 from pollux.sim.pauses import AUTO, DEFAULT_STATE_BYTES, PauseModel, Pauses
@@ -49,6 +50,13 @@ def test_auto_tells_changes_from_starts():
 def test_state_is_a_number_of_bytes(wrong):
     with pytest.raises(InvalidInput, match="state_bytes"):
         replace(APPLICATION, state_bytes=wrong)
+
+
+def test_built_in_applications_have_states_of_their_own():
+    pauses = Pauses(AUTO)
+    costs = {name: pauses.change(each) for name, each in builtin_applications().items()}
+    assert len(set(costs.values())) == len(costs)
+    assert costs["resnet-small"] < costs["bert-tune"] < costs["vit-large"]
 
 
 class Scripted(Policy):

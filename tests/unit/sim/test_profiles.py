@@ -114,6 +114,13 @@ def test_published_applications_have_their_published_limits(folder):
     ncf = load_profiles(folder)["ncf"]
     assert (ncf.limits.initial, ncf.limits.maximum) == (256, 32768)
     assert ncf.fixed == FixedConfiguration(1, 32768)
+    assert ncf.state_bytes == 20_000_000
+
+
+def test_the_state_may_be_said_beside_the_profiles(folder):
+    assert load_profiles(folder)["net"].state_bytes is None
+    (folder / "applications.json").write_text('{"net": {"state_bytes": 700}}')
+    assert load_profiles(folder)["net"].state_bytes == 700
 
 
 def test_a_file_beside_the_profiles_overrides_limits(folder):
@@ -137,6 +144,7 @@ def test_a_file_beside_the_profiles_overrides_limits(folder):
         ('{"net": {"initial": 0}}', "field 'initial': 0: give a whole number"),
         ('{"net": {"initial": 1e400}}', "field 'initial': inf: give a whole number"),
         ('{"net": {"fixed": {"num_gpus": "1", "batch_size": 8}}}', "field 'num_gpus': '1': give a whole number"),
+        ('{"net": {"state_bytes": -1}}', "field 'state_bytes': -1: give a whole number"),
         ('{"nett": {}}', "did you mean 'net'"),
     ],
 )
