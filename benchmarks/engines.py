@@ -1,11 +1,14 @@
 """What engines cost: a round over 1,000 nodes' worth of recorded inventory, and the start of a replica on a lent node.
 
-    python benchmarks/engines.py [--quick] [--nodes N]
+    python benchmarks/engines.py [--quick] [--nodes N] [--repeats N] [--only slurm|ray]
 
-A round is all that an adapter does in the steady state: commands run (played by scripts that print what was recorded),
-output read, nodes offered, pilots counted. The start is measured on a real Slurm cluster of this machine where its
-daemons are installed: from the launch of a job whose host is up until its first training step, against a plain `srun`
-step that imports PyTorch, in the same run.
+A round is all that an adapter does in the steady state with a job on every second node: commands run (played by scripts
+that print what was recorded), what Ray's driver tells read, nodes offered, pilots and places counted, every job asked
+after. What is asked of the engine meanwhile is counted.
+
+The start is measured on a real Slurm and a real Ray cluster of this machine where they are installed, with a real
+service: from the decision, by the service's own record of it, to the end of the first training step on a node whose
+host is up. Beside it, in turns: a plain `srun` step that imports PyTorch, and a plain actor.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ import json
 import logging
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,9 +36,8 @@ from pollux.backends._ray_nodes import seen_nodes
 from pollux.backends._slurm_calls import SlurmCalls
 from pollux.backends._slurm_lender import SlurmLender
 from pollux.backends._slurm_script import PilotOptions
-from pollux.backends.protocol import Launch
-from pollux.backends.slurm import SlurmBackend
-from pollux.core import Placement
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
 
 def recorded(folder: Path, nodes: int, changed: int) -> None:
@@ -60,7 +64,7 @@ def announce(folder: Path, nodes: int) -> None:
 
 @contextmanager
 def played_slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """An environment whose Slurm commands print what was recorded."""
+    """An environment whose Slurm commands print what was recorded, and note that they were run."""
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     for name, text in (
@@ -70,7 +74,7 @@ def played_slurm(folder: Path) -> Iterator[dict[str, str]]:
         ("sbatch", "echo 9"),
     ):
         path = bin_folder / name
-        path.write_text(f"#!/bin/sh\ncd {folder}\n{text}\n")
+        path.write_text(f"#!/bin/sh\ncd {folder}\necho {name} >> commands.txt\n{text}\n")
         path.chmod(0o755)
     before = os.environ["PATH"]
     os.environ["PATH"] = f"{bin_folder}:{before}"
@@ -78,6 +82,24 @@ def played_slurm(folder: Path) -> Iterator[dict[str, str]]:
         yield dict(os.environ)
     finally:
         os.environ["PATH"] = before
+
+
+def jobs_of(nodes: list[str]) -> dict[str, dict[str, int]]:
+    """A job with eight GPUs on every second node, every tenth of them on the node beside it as well."""
+    wanted = {}
+    for number in range(0, len(nodes) - 1, 2):
+        places = {nodes[number]: 8}
+        wanted[f"job-{number}"] = places if number % 20 else {**places, nodes[number + 1]: 8}
+    return wanted
+
+
+def ask_after(lender: Any, jobs: dict[str, dict[str, int]]) -> None:
+    """What the service asks of its lender in a round: who holds what, who is refused, what there is."""
+    for job in jobs:
+        lender.held(job)
+        lender.refusal(job)
+    lender.hosts()
+    lender.warnings()
 
 
 def slurm_rounds(nodes: int, repeats: int) -> dict[str, Any]:
@@ -92,24 +114,45 @@ def slurm_rounds(nodes: int, repeats: int) -> dict[str, Any]:
             recorded(folder, nodes, 0)
             first = timed(lender.turn)
             assert len(lender.hosts()) == nodes
-            for job in range(nodes // 2):
-                lender.ask(f"job-{job}", {f"node{job}": 8})
-            began = time.process_time()
-            steady = [timed(lender.turn) for _ in range(repeats)]
-            cpu = (time.process_time() - began) / repeats
+            jobs = jobs_of([f"node{number}" for number in range(nodes)])
+            for job, places in jobs.items():
+                lender.ask(job, places)
+            assert all(len(lender.held(job)) == len(places) for job, places in jobs.items())
+
+            def turn() -> None:
+                lender.turn()
+                ask_after(lender, jobs)
+
+            commands = folder / "commands.txt"
+            commands.unlink()
+            steady = [timed(turn) for _ in range(repeats)]
+            run = len(commands.read_text().splitlines())
             recorded(folder, nodes, nodes // 20)
-            changed = timed(lender.turn)
+            changed = timed(turn)
             assert len(lender.leaving()) == nodes // 20
     return {
         "slurm_first_round_seconds": round(first, 4),
         "slurm_round_seconds": round(statistics.median(steady), 4),
-        "slurm_round_cpu_seconds": round(cpu, 4),
         "slurm_changed_round_seconds": round(changed, 4),
+        "slurm_commands_per_round": run / repeats,
     }
 
 
+class PlayedLink:
+    """In place of the driver: keeps what it is told."""
+
+    is_connected, trouble = True, ""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def send(self, order: dict[str, Any]) -> None:
+        """One line to the driver."""
+        self.told.append(order)
+
+
 def ray_rounds(nodes: int, repeats: int) -> dict[str, Any]:
-    """Seconds of a round over what `ray.nodes()` returns: read, told to the lender, offered; then with fewer nodes."""
+    """As for Slurm, over what `ray.nodes()` returns; every replica has its placement group."""
     rows = [
         {
             "NodeID": f"{number:06x}" * 9,
@@ -122,7 +165,8 @@ def ray_rounds(nodes: int, repeats: int) -> dict[str, Any]:
         for number in range(nodes)
     ]
     with tempfile.TemporaryDirectory(prefix="pollux-engines-") as name:
-        lender = RayLender(Path(name))
+        lender, link = RayLender(Path(name)), PlayedLink()
+        lender._link = link  # type: ignore[assignment]
 
         def look(rows: list[dict[str, Any]]) -> None:
             seen = [node.described() for node in seen_nodes(rows, None, True)]
@@ -132,14 +176,29 @@ def ray_rounds(nodes: int, repeats: int) -> dict[str, Any]:
         first = timed(lambda: look(rows))
         for node in seen_nodes(rows, None, True):
             lender._hear({"kind": "host", "node": node.name, "address": [node.address, 4000], "gpus": list(range(8))})
-        steady = [timed(lambda: look(rows)) for _ in range(repeats)]
+        jobs = jobs_of([hosted.node.id for hosted in lender.hosts()])
+        for job, places in jobs.items():
+            lender.ask(job, places)
+        for order in [*link.told]:
+            for number, claim in enumerate(order.get("claims", ())):
+                lender._hear({"kind": "granted", "claim": claim, "gpu": str(number % 8)})
+        assert all(len(lender.held(job)) == len(places) for job, places in jobs.items())
+
+        def turn(rows: list[dict[str, Any]]) -> None:
+            look(rows)
+            ask_after(lender, jobs)
+
+        link.told.clear()
+        steady = [timed(lambda: turn(rows)) for _ in range(repeats)]
+        orders = len(link.told)
         assert len(lender.hosts()) == nodes
-        changed = timed(lambda: look(rows[nodes // 20 :]))
+        changed = timed(lambda: turn(rows[nodes // 20 :]))
         assert len(lender.hosts()) == nodes - nodes // 20
     return {
         "ray_first_round_seconds": round(first, 4),
         "ray_round_seconds": round(statistics.median(steady), 4),
         "ray_changed_round_seconds": round(changed, 4),
+        "ray_orders_per_round": orders / repeats,
     }
 
 
@@ -156,8 +215,84 @@ os.rename(sys.argv[1] + ".part", sys.argv[1])
 """
 
 
+class Served:
+    """A real service with these words for `pollux up`, in a folder of its own, once it has a node."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        folder.mkdir()
+        self._folder = folder
+        (folder / "step.py").write_text(STEP)
+        self._pollux("up", "--detach", "--port", "0", *words)
+        self._url = json.loads((folder / "service.json").read_text())["url"]
+        self._token = (folder / "token").read_text().strip()
+        self._until(lambda: self._call("/v1/status")["nodes"])
+
+    def first_step(self, turn: int) -> float:
+        """Seconds from the decision to start a job until its first step is done."""
+        name, done = f"job-{turn}", self._folder / f"done-{turn}"
+        run = [sys.executable, "step.py", str(done)]
+        self._call("/v1/jobs", {"name": name, "run": run, "gpus": "1", "workdir": str(self._folder)})
+        self._until(done.exists)
+        self._until(lambda: self._call(f"/v1/jobs/{name}")["job"]["state"] == "succeeded")
+        events = self._call(f"/v1/jobs/{name}")["events"]
+        (decided,) = [event["at"] for event in events if event["kind"] == "placed"]
+        return float(done.read_text()) - float(decided)
+
+    def down(self) -> None:
+        """End it."""
+        self._pollux("down")
+
+    def _pollux(self, *words: str) -> None:
+        environ = {**os.environ, "POLLUX_HOME": str(self._folder), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pollux", *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode:
+            raise SystemExit(f"'pollux {words[0]}' failed: {done.stderr}")
+
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(self._url + path, data, headers), timeout=60) as answer:
+            return json.load(answer)
+
+    def _until(self, is_so: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 300.0
+        while not is_so():
+            if time.monotonic() > deadline:
+                log = self._folder / "service.log"
+                raise SystemExit(f"nothing came in 300 s: {log.read_text()[-2000:] if log.exists() else ''}")
+            time.sleep(0.02)
+
+
+def in_turns(plain: Callable[[], float], folder: Path, words: list[str], cold: list[str], repeats: int) -> list[float]:
+    """Medians of plain, warm and cold starts; in turns, so that what else the machine does meets all of them alike."""
+    services: list[Served] = []
+    try:
+        services.append(Served(folder / "warm", words))
+        services.append(Served(folder / "cold", [*words, *cold]))
+        times = []
+        for turn in range(repeats):
+            times.append((plain(), *(service.first_step(turn) for service in services)))
+            print("plain {:.2f} s, warm {:.2f} s, cold {:.2f} s".format(*times[-1]), flush=True)
+    finally:
+        for service in services:
+            service.down()
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def starts(engine: str, plain_name: str, medians: list[float]) -> dict[str, float]:
+    plain, warm, cold = medians
+    return {
+        f"{engine}_plain_{plain_name}_seconds": round(plain, 3),
+        f"{engine}_warm_start_seconds": round(warm, 3),
+        f"{engine}_cold_start_seconds": round(cold, 3),
+        f"{engine}_warm_start_ratio": round(warm / plain, 3),
+        f"{engine}_cold_start_ratio": round(cold / plain, 3),
+    }
+
+
 def slurm_starts(repeats: int) -> dict[str, Any]:
-    """Seconds from a launch to the end of its first training step, on a node whose host is up; and of a plain step."""
+    """Seconds from decisions to first steps on a real Slurm cluster, and of a plain step."""
     tool = load_tool()
     wrong = tool.missing()
     if wrong:
@@ -168,28 +303,22 @@ def slurm_starts(repeats: int) -> dict[str, Any]:
         cluster = tool.SlurmCluster(Path(name) / "lab", nodes=2, with_parent=True)
         before = dict(os.environ)
         os.environ.update(cluster.environ)
+        given = {"gpus_per_node": 4, "cpus_per_node": 4, "time_limit": "60:00", "poll_seconds": 1, "head": "127.0.0.1"}
+        words = ["--backend", "slurm", "--slots", "1"]
+        words += [word for option, value in given.items() for word in ("--option", f"{option}={value}")]
+        os.environ["HOME"] = name
         try:
             cluster.start()
-            # In turns: what else the machine does meets all of them alike.
-            with lent(cluster, Path(name) / "warm", True) as warm, lent(cluster, Path(name) / "cold", False) as cold:
-                times = [(plain(cluster), warm.first_step(turn), cold.first_step(turn)) for turn in range(repeats)]
+            medians = in_turns(lambda: plain(cluster), Path(name), words, ["--option", "warm=no"], repeats)
         finally:
             cluster.stop()
             os.environ.clear()
             os.environ.update(before)
-    plain_seconds, warm_seconds, cold_seconds = (statistics.median(column) for column in zip(*times, strict=True))
-    return {
-        "slurm_plain_step_seconds": round(plain_seconds, 3),
-        "slurm_warm_start_seconds": round(warm_seconds, 3),
-        "slurm_cold_start_seconds": round(cold_seconds, 3),
-        "slurm_warm_start_ratio": round(warm_seconds / plain_seconds, 3),
-        "slurm_cold_start_ratio": round(cold_seconds / plain_seconds, 3),
-    }
+    return starts("slurm", "step", medians)
 
 
 def load_tool() -> Any:
-    path = Path(__file__).resolve().parents[1] / "tools" / "slurm" / "cluster.py"
-    specification = importlib.util.spec_from_file_location("slurm_cluster", path)
+    specification = importlib.util.spec_from_file_location("slurm_cluster", TOOLS / "slurm" / "cluster.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -205,51 +334,52 @@ def plain(cluster: Any) -> float:
     return timed(lambda: cluster.run(*words, timeout=300.0))
 
 
-class Lent:
-    """A backend with one node whose host is up."""
-
-    def __init__(self, backend: SlurmBackend, folder: Path) -> None:
-        self._backend = backend
-        self._folder = folder
-        (folder / "step.py").write_text(STEP)
-        backend.start(lambda event: None)
-        self._until(backend.inventory)
-        self._node = backend.inventory()[0].id
-
-    def first_step(self, turn: int) -> float:
-        """Seconds from a launch until its first step is done."""
-        done = self._folder / f"done-{turn}"
-        placement = Placement.of({self._node: 1})
-        began = time.time()
-        self._backend.submit(Launch(f"job-{turn}", 1, placement, ("python", "step.py", str(done)), str(self._folder)))
-        self._until(done.exists)
-        return float(done.read_text()) - began
-
-    def _until(self, is_so: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 300.0
-        while not is_so():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"nothing came in 300 s: {self._backend.warnings()}")
-            time.sleep(0.005)
+def ray_starts(repeats: int) -> dict[str, Any]:
+    """As for Slurm, on a real Ray cluster in a namespace of its own, beside plain actors with a GPU."""
+    if importlib.util.find_spec("ray") is None:
+        print("ray, start of a replica: not measured (Ray is not installed)", flush=True)
+        return {}
+    words = [str(TOOLS / "ray" / "inside.sh"), sys.executable, __file__, "--only", "ray", "--repeats", str(repeats)]
+    with subprocess.Popen([*words, "--inside"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if not line.startswith("{"):
+                print(line, end="", flush=True)
+    if process.returncode:
+        print(f"ray, start of a replica: not measured (exit code {process.returncode})", flush=True)
+        return {}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
 
 
-@contextmanager
-def lent(cluster: Any, folder: Path, warm: bool) -> Iterator[Lent]:
-    folder.mkdir()
-    backend = SlurmBackend(
-        folder, gpus_per_node=4, slots=1, cpus_per_node=4, time_limit="60:00", poll_seconds=1.0, warm=warm,
-        head="127.0.0.1", pool=folder / "pool",
-    )  # fmt: skip
-    try:
-        yield Lent(backend, folder)
-    finally:
-        for each in backend.running():
-            backend.stop(each.job_id, each.generation, 0.0)
-            backend.forget(each.job_id)
-        backend.close()
+def ray_starts_inside(repeats: int) -> dict[str, Any]:
+    """The same, once there is a namespace."""
+    words = [sys.executable, str(TOOLS / "ray" / "cluster.py"), "--nodes", "2"]
+    with (
+        tempfile.TemporaryDirectory(prefix="pollux-engines-", ignore_cleanup_errors=True) as name,
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster,
+    ):
+        source, sink = cluster.stdout, cluster.stdin
+        assert source is not None
+        assert sink is not None
+        address = json.loads(source.readline())["address"]
+
+        def ask(**order: Any) -> Any:
+            sink.write(json.dumps(order) + "\n")
+            sink.flush()
+            return json.loads(source.readline())
+
+        node = next(row["NodeID"] for row in ask(do="nodes") if row["Resources"].get("GPU"))
+        given = ["--backend", "ray", "--address", address]
+        cold = ["--option", "warm=no"]
+        medians = in_turns(lambda: float(ask(do="actor", node=node)), Path(name), given, cold, repeats)
+        sink.close()
+    return starts("ray", "actor", medians)
 
 
-def timed(call: Any) -> float:
+def timed(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
@@ -259,14 +389,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, and no real cluster")
     parser.add_argument("--nodes", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=7, help="starts of each kind")
+    parser.add_argument("--only", choices=("slurm", "ray"), help="one engine; nothing is kept")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help="unused: nothing here is drawn")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
+    if arguments.inside:
+        print(json.dumps(ray_starts_inside(arguments.repeats)), flush=True)
+        return
     figures: dict[str, Any] = {"nodes": arguments.nodes}
     repeats = 3 if arguments.quick else 10
-    figures |= slurm_rounds(arguments.nodes, repeats) | ray_rounds(arguments.nodes, repeats)
-    for engine in ("slurm", "ray"):
+    engines = (arguments.only,) if arguments.only else ("slurm", "ray")
+    for engine in engines:
+        figures |= (slurm_rounds if engine == "slurm" else ray_rounds)(arguments.nodes, repeats)
         first, steady, changed = (figures[f"{engine}_{kind}round_seconds"] for kind in ("first_", "", "changed_"))
         print(
             f"{engine}, {arguments.nodes} nodes: first round {first:.3f} s, steady {steady:.3f} s, "
@@ -274,9 +410,9 @@ def main() -> None:
             flush=True,
         )
     if not arguments.quick:
-        figures |= slurm_starts(arguments.repeats)
-        print(json.dumps({name: value for name, value in figures.items() if "start" in name or "plain" in name}))
-    finish("engines", figures, arguments.quick)
+        for engine in engines:
+            figures |= (slurm_starts if engine == "slurm" else ray_starts)(arguments.repeats)
+    finish("engines", figures, arguments.quick or arguments.only is not None)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ SlurmdTimeout=15
 KillWait=3
 OverTimeLimit=0
 MinJobAge=60
-SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,preempt_send_user_signal
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 {nodes}
 PartitionName=main Nodes=node[1-{count}] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} MaxTime=1-0
 PartitionName=high Nodes=node[1-{count}] PriorityTier=10 PreemptMode=OFF MaxTime=1-0
@@ -148,7 +148,7 @@ class SlurmCluster:
         return dict(line.split(maxsplit=1) for line in lines)
 
     def wait_for(self, is_so: object, what: str, seconds: float = READY_SECONDS) -> None:
-        """Return once `is_so()` holds; RuntimeError after `seconds`."""
+        """Return once `is_so()` holds; TimeoutError after `seconds`."""
         assert callable(is_so)
         deadline = time.monotonic() + seconds
         while True:
@@ -156,7 +156,7 @@ class SlurmCluster:
                 if is_so():
                     return
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no {what} after {seconds:g} s; see {self.folder}/log")
+                raise TimeoutError(f"no {what} after {seconds:g} s; see {self.folder}/log")
             time.sleep(0.05)
 
     # Daemons

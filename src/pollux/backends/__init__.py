@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any, cast
@@ -12,7 +11,7 @@ from typing import Any, cast
 from pollux.backends.protocol import Backend
 from pollux.core.errors import InvalidInput, UnknownName, choices
 
-__all__ = ["available", "create", "load", "names", "option_kinds", "options", "summary"]
+__all__ = ["available", "create", "head_of", "load", "names", "option_kinds", "options", "summary"]
 
 _REGISTRY: Mapping[str, str] = {
     "local": "pollux.backends.local:LocalBackend",
@@ -58,6 +57,15 @@ def create(name: str, **given: object) -> Backend:
     return cast(Backend, load(name)(**given))
 
 
+def head_of(name: str, given: Mapping[str, object]) -> str | None:
+    """The address by which nodes of a backend with these options reach this machine; None: its nodes are this one."""
+    if "head" not in options(name):
+        return None
+    from pollux.backends.fleet import own_address
+
+    return str(given.get("head") or own_address())
+
+
 def summary(name: str) -> str:
     """The first line of what a backend's module says of itself."""
     _check(name)
@@ -70,21 +78,9 @@ def available(name: str) -> str | None:
     _check(name)
     if name == "local" and not sys.platform.startswith("linux"):
         return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"
-    if name == "slurm":
-        return _without_slurm()
-    if name == "ray":
-        return str(said) if (said := importlib.import_module("pollux.backends.ray").missing()) else None
+    if name in ("ray", "slurm"):
+        return str(said) if (said := importlib.import_module(f"pollux.backends.{name}").missing()) else None
     return None
-
-
-def _without_slurm() -> str | None:
-    absent = [command for command in ("sbatch", "squeue", "sinfo", "scancel") if shutil.which(command) is None]
-    if not absent:
-        return None
-    return (
-        f"Slurm's commands are not here (no {', '.join(absent)} in PATH): run the service on a login node of the "
-        "cluster, or install its client packages (Debian: slurm-client)"
-    )
 
 
 def _check(name: str) -> None:

@@ -263,6 +263,9 @@ class FarHands:
         link = self._links.get(node)
         if link is not None:
             self._lose(link, why)
+            if link.stage == "open":
+                # An engine may err, and what runs there must not go on beside what takes its place.
+                link.channel.send(op="end")
             self._leave(link)
 
     def _lose(self, link: _Link, why: str, silent: bool = False) -> None:

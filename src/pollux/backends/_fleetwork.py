@@ -6,9 +6,10 @@ A node's end is told only after the losses of the jobs that ran there, so that t
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,26 @@ from pollux.backends._asking import ask_host
 from pollux.backends._grounds import FleetGround
 from pollux.backends._jobs import LocalJob
 from pollux.backends._records import read_record, write_record
+from pollux.backends._shared import SharedFolders, Verdict
 from pollux.backends._variables import node_of
 from pollux.backends._work import Work
 from pollux.backends.lender import HostedNode, Lender
-from pollux.backends.protocol import NodeDown, NodeUp
+from pollux.backends.protocol import Launch, NodeDown, NodeUp
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
 
 __all__ = ["FleetWork"]
 
 _log = logging.getLogger("pollux.backends")
+# Texts that differ in numbers only, such as how long, are the same news.
+_NUMBER = re.compile(r"(?<![\w.-])\d+(\.\d+)?(?![\w.-])")
 
 # So long after its node is gone a job may take to say what it lost.
 _LOSS_SECONDS = 5.0
 # So long after a start a lender may take to find the nodes there were.
 _RETURN_SECONDS = 60.0
 _PROBE_SECONDS = 1.0
+_LOG_SECONDS = 5.0
 
 
 class FleetWork(Work):
@@ -46,8 +51,10 @@ class FleetWork(Work):
         warm: bool,
         log_cap_bytes: int,
         hang_seconds: float,
+        shared: SharedFolders | None = None,
     ) -> None:
         super().__init__(home, ground, environ, warm, log_cap_bytes, hang_seconds)
+        self._shared = SharedFolders(ground.secret) if shared is None else shared
         self.false_alarms = 0
         self._fleet = ground
         self._lender = lender
@@ -56,6 +63,7 @@ class FleetWork(Work):
         self._leaving: dict[str, float] = {}
         self._suspects: dict[str, str] = {}
         self._prober: threading.Thread | None = None
+        self._logged: set[str] = set()
 
     @property
     def suspects(self) -> Mapping[str, str]:
@@ -168,6 +176,54 @@ class FleetWork(Work):
                 changed = True
         if changed:
             self._note_nodes()
+
+    # Folders
+
+    def _launch(self, job: LocalJob) -> None:
+        """Only where the nodes see the job's folders: some were not there yet when it was submitted."""
+        held = job.now
+        if held is not None and held.launch is not None and not held.sent and held.ended is None:
+            found = self._look_for_folders(held.launch, held.places)
+            if found is None:
+                return
+            if found.why:
+                # Where no node sees them it is the job's own fault, else that of a node.
+                self._close(job, held, "refused" if found.elsewhere else "crashed", found.why)
+                return
+        super()._launch(job)
+
+    def _vet(
+        self, launch: Launch, target: tuple[str, ...], kept: tuple[str, ...]
+    ) -> tuple[str, tuple[str, ...]] | None:
+        found = self._look_for_folders(launch, [place for place in target if place not in kept])
+        if found is None:
+            return None
+        if not found.why:
+            return "", target
+        return found.why, tuple(place if place in kept else self._fleet.gone(place) for place in target)
+
+    def _look_for_folders(self, launch: Launch, places: Sequence[str]) -> Verdict | None:
+        """Whether the nodes of these places share the job's folders with this machine; None: not known yet."""
+        hosts = self._fleet.hosts
+        nodes = [hosts[node] for node in dict.fromkeys(map(node_of, places)) if node in hosts]
+        written = launch.env.get("POLLUX_CHECKPOINT_DIR")
+        found = self._shared.verdict([launch.workdir, *([written] if written else [])], nodes, self._rouse)
+        if found is not None and found.silent:
+            self._suspect(found.silent, found.why)
+        return found
+
+    # Warnings
+
+    def log(self, warnings: Callable[[], Sequence[str]]) -> None:
+        """From the start on, write what is degraded into the log too, once for as long as it lasts."""
+        self._after(0.0, lambda: self._log_warnings(warnings))
+
+    def _log_warnings(self, warnings: Callable[[], Sequence[str]]) -> None:
+        there = {_NUMBER.sub("#", text): text for text in warnings()}
+        for shape in there.keys() - self._logged:
+            _log.warning("degraded: %s", there[shape])
+        self._logged = {*there}
+        self._after(_LOG_SECONDS, lambda: self._log_warnings(warnings))
 
     # Silent nodes
 

@@ -21,7 +21,7 @@ from pollux.backends.lender import HostedNode, Lender
 from pollux.backends.protocol import Launch
 from pollux.core import Node, Placement
 
-__all__ = ["FleetGround", "Ground", "LocalGround"]
+__all__ = ["FleetGround", "Ground", "LocalGround", "is_loopback"]
 
 _GONE = "gone:"
 
@@ -125,9 +125,11 @@ class LocalGround:
         if record.get("boot") != _processes.boot_id():
             return True
         replicas = record.get("replicas", [])
+        # Numbers are used again: where another process has one now, its session is a stranger's.
+        sessions = {int(pid) for pid, start, _ in replicas if _processes.start_time(int(pid)) in (None, start)}
         left = _processes.members(
             f"TORCHELASTIC_RUN_ID={record.get('run_id')}",
-            {int(pid) for pid, _, _ in replicas},
+            sessions,
             {pipe for _, _, pipe in replicas if pipe},
         )
         _processes.kill_all(left)
@@ -227,6 +229,10 @@ class FleetGround:
         )
         return why, (*first, *others)
 
+    def gone(self, place: str) -> str:
+        """What a place that must not be used is called."""
+        return place if place.startswith(_GONE) else f"{_GONE}{place}"
+
     def placement(self, places: Iterable[str]) -> Placement:
         """By node, in the order in which they come first."""
         counts: dict[str, int] = {}
@@ -242,7 +248,7 @@ class FleetGround:
         found = {place: devices.get(node_of(place), {}).get(int(place.rpartition("/")[2])) for place in places}
         gpus = {place: device for place, device in found.items() if device is not None}
         nodes = {hosted.node.id: hosted.address for hosted in there}
-        loopback = _is_loopback(self.head) and all(_is_loopback(address) for address, _ in nodes.values())
+        loopback = is_loopback(self.head) and all(is_loopback(address) for address, _ in nodes.values())
         threads = None if gpus else min((_share(hosted.node) for hosted in there), default=1)
         fleet = Fleet(self.secret.hex(), self.head, nodes, self._lease_seconds, self._lost_seconds)
         return {
@@ -268,8 +274,9 @@ def _share(node: Node) -> int:
     return int(node.num_cpus // max(1, node.num_gpus)) if math.isfinite(node.num_cpus) else 1
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address is reached from its own machine only."""
     try:
-        return ipaddress.ip_address(address).is_loopback
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
         return address == "localhost"

@@ -21,9 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pollux.wire.job import BARE_PYTHON
+
 __all__ = ["PythonCall", "leave", "make_like_fresh", "python_call", "resolved", "run_python"]
 
-_BARE = frozenset({"python", "python3", f"python3.{sys.version_info.minor}"})
 # What interpreter, C library and PyTorch read once, when they are loaded: a forked process comes too late for it.
 _READ_ONCE = (
     "PYTHON", "LD_", "LANG", "LC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH_",
@@ -51,7 +52,7 @@ def resolved(command: str, environ: Mapping[str, str], path_was_set: bool) -> st
 
     `python` alone is the interpreter of Pollux, unless the job sets a PATH of its own.
     """
-    if command in _BARE and not path_was_set:
+    if command in BARE_PYTHON and not path_was_set:
         return sys.executable
     if os.path.dirname(command):
         return command
@@ -145,12 +146,12 @@ def run_python(call: PythonCall) -> int:
     except SystemExit as stop:
         return _exit_code(stop)
     except KeyboardInterrupt as error:
-        _show(error)
+        _fail(error)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         return 130
     except BaseException as error:
-        _show(error)
+        _fail(error)
         return 1
     return 0
 
@@ -195,6 +196,15 @@ def _run_script(script: str, main: types.ModuleType) -> None:
     with io.open_code(script) as source:
         code = compile(source.read(), script, "exec", dont_inherit=True)
     exec(code, main.__dict__)
+
+
+def _fail(error: BaseException) -> None:
+    """What an interpreter does with an error that nobody caught: exit handlers can tell it from an end."""
+    sys.last_type, sys.last_value = type(error), error
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    _show(error)
+    sys.last_traceback = error.__traceback__
 
 
 def _show(error: BaseException) -> None:

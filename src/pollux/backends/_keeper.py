@@ -31,6 +31,8 @@ _DRAIN_READS = 1024
 _MEMORY_SECONDS = 0.25
 _MEMORY_SHARE = 20.0
 _SWEEP_SECONDS = 0.01
+# An engine signals one process after another: that of a replica may come so long before ours.
+_NOTICE_SECONDS = 0.2
 
 
 class Keeper:
@@ -78,6 +80,7 @@ class Keeper:
         while not (self._ending and self._hands.is_clear(kill=True)):
             for key, _ in self._selector.select(self._timeout()):
                 key.data()
+            self._pass_on_notice()
             self._reap()
             self._look()
 
@@ -92,6 +95,19 @@ class Keeper:
 
     def _notice(self) -> None:
         self._noticed = True
+
+    def _await_notice(self) -> None:
+        """A replica was ended by a signal that we did not send: where the engine did, it comes here as well."""
+        until = time.monotonic() + _NOTICE_SECONDS
+        while not self._noticed and time.monotonic() < until:
+            time.sleep(_SWEEP_SECONDS)
+
+    def _pass_on_notice(self) -> None:
+        """Once, before the ends that it causes: what runs here has been asked to end, by the engine."""
+        if self._noticed and not self._notice_sent:
+            self._notice_sent = True
+            self._asked.update(self._bodies.keys() - self._codes.keys())
+            self._channel.send(event="leaving")
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -273,7 +289,11 @@ class Keeper:
             for key, body in [*self._bodies.items()]:
                 # One that ends because its lease is over has not failed: that nobody answers tells more.
                 if body.pid == pid and key not in self._codes and not self._ending:
-                    self._codes[key] = os.waitstatus_to_exitcode(status)
+                    code = os.waitstatus_to_exitcode(status)
+                    if code == -signal.SIGTERM and key not in self._asked:
+                        self._await_notice()
+                    self._pass_on_notice()
+                    self._codes[key] = code
                     self._drain(key, body)
                     told = {"code": self._codes[key], "asked": key in self._asked, "oom": self._hands.lacks_memory}
                     self._channel.send(event="exit", k=key, **told)
@@ -283,9 +303,7 @@ class Keeper:
             self._ending = True
         if self._ending:
             return
-        if self._noticed and not self._notice_sent:
-            self._notice_sent = True
-            self._channel.send(event="leaving")
+        self._pass_on_notice()
         if self._clear is not None and self._hands.is_clear(self._clear[1]):
             for key, body in [*self._bodies.items()]:
                 self._drain(key, body)

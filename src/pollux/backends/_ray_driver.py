@@ -20,6 +20,7 @@ from typing import Any
 
 from pollux.backends._ray_host import NodeHost, found_gpus, secret_digest
 from pollux.backends._ray_nodes import SeenNode, seen_nodes
+from pollux.core.errors import BackendFailed
 
 __all__ = ["Driver", "main"]
 
@@ -28,7 +29,11 @@ _POLL_SECONDS = 0.03
 _PATIENCE_SECONDS = 5.0
 _AGAIN_SECONDS = 15.0
 _CONNECT_CODE = 3
+_OURS = f"{BackendFailed.__module__}.{BackendFailed.__qualname__}: "
 _REACH_SECONDS = 10.0
+# Less than the other side waits for the end.
+_PART_SECONDS = 2.0
+_LAST_SECONDS = 4.0
 
 
 @dataclass(slots=True)
@@ -53,8 +58,8 @@ class Driver:
     """One connection to Ray, worked through by one thread; what Ray's own threads have to say comes as events.
 
     `order` is the first line of the input: `service` and `secret`, `slots` (CPU slots of each node instead of its GPUs,
-    or None), `with_gpus` (whether what Ray calls GPUs are any), `warm` (whether hosts import everything beforehand) and
-    `claims` (node by name of the placement group).
+    or None), `with_gpus` (whether what Ray calls GPUs are any), `warm` (whether hosts import everything beforehand),
+    `claims` (node by name of the placement group) and `desired` (nodes to wish for from the autoscaler, or None).
     """
 
     def __init__(self, ray: Any, order: Mapping[str, Any], tell: Callable[..., None]) -> None:
@@ -62,6 +67,10 @@ class Driver:
         self._secret, self._slots, self._with_gpus = order["secret"], order["slots"], order["with_gpus"]
         self._prefix, self._warm = order["prefix"], order["warm"]
         self._claims: dict[str, str] = dict(order["claims"])
+        self._desired: int | None = order["desired"]
+        self._wished: list[dict[str, int]] | None = None
+        self._largest = 1
+        self._failed_at: dict[str, float] = {}
         self._groups: dict[str, _Group] = {}
         self._seats: dict[str, _Seat] = {}
         self._by_name: dict[str, SeenNode] = {}
@@ -86,6 +95,7 @@ class Driver:
                 self._see_groups(self._pending())
             if time.monotonic() >= next_look:
                 self._look()
+                self._take_again()
                 self._see_groups([name for name, known in self._groups.items() if not known.granted])
                 next_look = time.monotonic() + _LOOK_SECONDS
 
@@ -101,13 +111,17 @@ class Driver:
         elif order["do"] == "free":
             for name in order["names"]:
                 self._claims.pop(name, None)
+                self._failed_at.pop(name, None)
                 self._free(name)
         elif order["do"] == "wait anew":
             for name in order["names"]:
                 if name in self._groups:
                     self._groups[name].waits_since = time.monotonic()
         elif order["do"] == "desire":
-            self._desire(int(order["nodes"]))
+            self._desired = int(order["nodes"])
+            self._wish()
+        elif order["do"] == "part":
+            self._part()
 
     # Nodes and their actors
 
@@ -130,6 +144,7 @@ class Driver:
         else:
             self._told = described
             self._tell("nodes", nodes=described)
+        self._wish()
 
     def _sit(self, seat: _Seat) -> None:
         """Find the actor of a node, or start one; then wait for what its host says of itself."""
@@ -153,6 +168,8 @@ class Driver:
         if seat is None or seat.actor is not actor:
             return
         if said is None:
+            # What failed once is not asked again: the next try has an actor of its own.
+            self._ray.kill(actor)
             self._unseat(seat, f"node '{seat.node.name}' cannot be used: {_plain(error)}")
         elif said["secret"] != secret_digest(self._secret):
             self._ray.kill(actor)
@@ -210,6 +227,13 @@ class Driver:
         )
         self._follow(name, group)
 
+    def _take_again(self) -> None:
+        """Claims that have no group: Ray failed to give one, or had not seen their node."""
+        late = time.monotonic() - _AGAIN_SECONDS
+        for name in self._claims.keys() - self._groups.keys():
+            if self._failed_at.get(name, late) <= late:
+                self._take(name)
+
     def _follow(self, name: str, group: Any) -> None:
         """Wait for a group; where it matters, by asking from inside its bundle which GPU is behind it."""
         self._groups[name] = _Group(group, time.monotonic())
@@ -225,6 +249,8 @@ class Driver:
             return
         if gpus is None:
             self._free(name)
+            # Where it is somebody's already, it is claimed anew after a while.
+            self._failed_at[name] = time.monotonic()
             self._tell("failed", claim=name, why=_plain(error))
             return
         known.waits_since, known.granted = None, True
@@ -250,11 +276,30 @@ class Driver:
                 known.waits_since = None
                 self._tell("waits", claim=name)
 
-    def _desire(self, num_nodes: int) -> None:
-        """Ask the autoscaler for so many nodes of the size of the largest; 0 takes the wish back."""
-        sizes = [seat.node.places for seat in self._seats.values()]
-        bundle = {"CPU": self._slots} if self._slots is not None else {"GPU": max(sizes, default=1)}
-        importlib.import_module("ray.autoscaler.sdk").request_resources(bundles=[bundle] * num_nodes)
+    # The end, and the autoscaler
+
+    def _wish(self) -> None:
+        """Have the autoscaler know how many nodes are desired, of the size of the largest; once for each such wish.
+
+        Ray keeps a wish when whoever had it is gone; 0 takes it back.
+        """
+        if self._desired is None:
+            return
+        self._largest = max(self._largest, *(seat.node.places for seat in self._seats.values()), 1)
+        bundle = {"CPU": self._slots} if self._slots is not None else {"GPU": self._largest}
+        wished = [bundle] * self._desired
+        if wished != self._wished:
+            self._wished = wished
+            importlib.import_module("ray.autoscaler.sdk").request_resources(bundles=wished)
+
+    def _part(self) -> None:
+        """The service ends with nothing running: no nodes are wished for, and hosts need not wait long."""
+        if self._desired is not None:
+            self._desired = 0
+            self._wish()
+        told = [seat.actor.part.remote() for seat in self._seats.values() if seat.actor is not None]
+        if told:
+            self._ray.wait(told, num_returns=len(told), timeout=_PART_SECONDS)
 
     def _then(self, ref: Any, handle: Callable[..., None], *given: Any) -> None:
         """Have the result of a call, or its error, handled by this thread once it is there."""
@@ -267,9 +312,9 @@ class Driver:
 
 
 def _plain(error: Exception | None) -> str:
-    """The last line that says something, of what may be many."""
+    """The last line that says something, of what may be many; what is ours needs no class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:300]
+    return (lines[-1].removeprefix(_OURS) if lines else type(error).__name__)[:300]
 
 
 def main() -> None:
@@ -312,7 +357,9 @@ def _reach(address: str) -> None:
 def _listen(driver: Driver) -> None:
     for line in sys.stdin:
         driver.events.put((driver.obey, (json.loads(line),)))
-    # The service is gone: nothing here is worth an orderly end, and Ray's may take its time.
+    # The service is gone: what it has ordered is done, but no more; Ray's own end may take its time.
+    driver.events.put((os._exit, (0,)))
+    time.sleep(_LAST_SECONDS)
     os._exit(0)
 
 

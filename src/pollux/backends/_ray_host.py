@@ -15,10 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from pollux.backends._devices import find_devices
 from pollux.core.errors import BackendFailed
 
 __all__ = ["NodeHost", "found_gpus", "secret_digest"]
@@ -27,6 +29,10 @@ _START_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 _WATCH_SECONDS = 300.0
 _WATCH_POLL_SECONDS = 0.1
+# A driver asks again every `_WATCH_SECONDS`. One that said goodbye is not waited for as long as one that may be back.
+_ORPHAN_SECONDS = 900.0
+_PARTED_SECONDS = 60.0
+_MIND_SECONDS = 5.0
 
 
 def secret_digest(secret: str) -> str:
@@ -51,19 +57,45 @@ def _visible() -> list[int] | None:
     return [int(word) for word in words] if words and all(word.isdigit() for word in words) else None
 
 
+def _compare(gpus: list[int]) -> None:
+    """BackendFailed where the driver of the GPUs does not show all that Ray lends; it may not be there to ask."""
+    found = find_devices(None, {})
+    if not found.is_cpu and not set(gpus) <= set(found.gpus):
+        raise BackendFailed(
+            f"Ray lends the GPUs {', '.join(map(str, gpus))} there, and the driver shows "
+            f"{', '.join(map(str, found.gpus))}: start Ray on it with --num-gpus={len(found.gpus)}"
+        )
+
+
+def _has_work(pid: int) -> bool:
+    """Whether a host runs replicas: it has no other children."""
+    try:
+        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().strip())
+    except OSError:
+        return True
+
+
+def _end_actor() -> None:
+    ray: Any = importlib.import_module("ray")
+    ray.kill(ray.get_runtime_context().current_actor)
+
+
 class NodeHost:
     """Starts the host of its node as a child and keeps it: the host ends with this actor, whatever ends that.
 
     `with_gpus` False: the places are CPU slots, whatever Ray calls them. `warm`: with everything imported beforehand.
+    Without work, and without anybody who asks after it, both end after a while.
     """
 
     def __init__(self, node_id: str, places: int, listen: str, secret: str, with_gpus: bool, warm: bool) -> None:
         self._secret = secret_digest(secret)
-        self._folder = Path(tempfile.mkdtemp(prefix="pollux-host-"))
-        self._announce = self._folder / "announce.json"
         visible = _visible()
         gpus = (visible if visible is not None and len(visible) >= places else list(range(places)))[:places]
         self._gpus = gpus if with_gpus else []
+        if self._gpus:
+            _compare(self._gpus)
+        self._folder = Path(tempfile.mkdtemp(prefix="pollux-host-"))
+        self._announce = self._folder / "announce.json"
         words = [sys.executable, "-P", "-m", "pollux.backends.host", "--node", node_id, "--places", str(places)]
         words += ["--listen", listen, "--announce", str(self._announce), "--with-parent"]
         if not warm:
@@ -78,9 +110,35 @@ class NodeHost:
         # Ray's workers are nice to everybody else (RAY_worker_niceness); only root may undo that for what they start.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
+        self._asked(_ORPHAN_SECONDS)
+        threading.Thread(target=self._mind, daemon=True, name="pollux-mind").start()
+
+    def _asked(self, patience_seconds: float) -> None:
+        self._patience, self._asked_at = patience_seconds, time.monotonic()
+
+    def _mind(self) -> None:
+        """End host and actor once there was neither work nor a question for too long."""
+        while time.monotonic() - self._asked_at <= self._patience:
+            time.sleep(_MIND_SECONDS)
+            if self._process.poll() is None and _has_work(self._process.pid):
+                self._asked_at = time.monotonic()
+        self._clear()
+        self._process.wait()
+        _end_actor()
+
+    def _clear(self) -> None:
+        """The end of its input is that of the host, if it is still there."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def part(self) -> None:
+        """The service ends with nothing running: this node is not needed for now."""
+        self._asked(_PARTED_SECONDS)
 
     async def report(self) -> dict[str, Any]:
         """Where the host listens, once it does; BackendFailed where it does not come up."""
+        self._asked(_ORPHAN_SECONDS)
         deadline = time.monotonic() + _START_SECONDS
         while not self._announce.exists():
             code = self._process.poll()
@@ -97,12 +155,11 @@ class NodeHost:
 
         Whoever asked may be gone by then, and Ray does not take the question back: it must not be asked for ever.
         """
+        self._asked(_ORPHAN_SECONDS)
         deadline = time.monotonic() + _WATCH_SECONDS
         while (code := self._process.poll()) is None:
             if time.monotonic() > deadline:
                 return None
             await asyncio.sleep(_WATCH_POLL_SECONDS)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._clear()
         return code

@@ -6,11 +6,13 @@ Nothing here calls Ray: a driver that loses its cluster may hang or end its proc
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ __all__ = ["RayLender"]
 _log = logging.getLogger("pollux.backends")
 
 _SAVE_SECONDS = 0.05
+# A node where Ray failed to give a place is asked for another one after so long.
+_BARRED_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,12 @@ class RayLender:
         self._warm = warm
         self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
+        self._described: dict[str, dict[str, Any]] = {}
         self._reports: dict[str, _Report] = {}
         self._troubles: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
+        self._refusals: dict[str, str] = {}
+        self._barred: dict[str, float] = {}
         self._limits: dict[str, int] = {}
         self._feelers: dict[str, str] = {}
         self._hosts: tuple[HostedNode, ...] = ()
@@ -82,15 +90,34 @@ class RayLender:
         service = str(record.get("service") or secrets.token_hex(4))
         self._book = ClaimBook(f"pollux:{service}:")
         self._book.restore(record)
+        self._remember(record.get("nodes", ()))
         self._service, self._secret, self._changed = service, secret.hex(), changed
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._write()
         self._writer.start()
         self._link.start()
 
+    def _remember(self, nodes: Iterable[Mapping[str, Any]]) -> None:
+        """Nodes of before on which places are claimed are there until Ray says otherwise, or jobs hear no more of them.
+
+        Ray may be away for long, and what runs there does not need it.
+        """
+        used = {claim.node_id for claim in self._book.claims.values()}
+        for each in nodes:
+            with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
+                node, report = node_from(each["described"]), _report(each)
+                if node.id in used:
+                    self._described[node.id] = dict(each["described"])
+                    self._nodes[node.id], self._reports[node.id] = node, report
+        self._stale = True
+
     def hosts(self) -> tuple[HostedNode, ...]:
         """Nodes whose host is up; fewer places than Ray has where other Ray jobs hold some."""
         with self._lock:
+            for node_id in [node_id for node_id, until in self._barred.items() if time.monotonic() >= until]:
+                del self._barred[node_id]
+                self._failures.pop(node_id, None)
+                self._stale = True
             if self._stale:
                 offered, self._stale = self._offered(), False
                 if offered != self._hosts:
@@ -100,6 +127,7 @@ class RayLender:
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
         """A placement group of one bundle on the named node for every place that is missing."""
         with self._lock:
+            self._refusals.pop(job_id, None)
             taken, freed = self._book.ask(job_id, wanted)
             if taken or freed:
                 self._save()
@@ -121,13 +149,14 @@ class RayLender:
             return self._book.held(job_id)
 
     def refusal(self, job_id: str) -> str:
-        """That other Ray jobs hold what was asked for, once Ray had nothing to give for some seconds."""
+        """That Ray failed to give it, or that other Ray jobs hold it, once Ray had nothing to give for some seconds."""
         with self._lock:
-            return self._book.refusal(job_id, self._limits)
+            return self._refusals.get(job_id) or self._book.refusal(job_id, self._limits)
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
         """Remove their placement groups."""
         with self._lock:
+            self._refusals.pop(job_id, None)
             freed = self._book.drop(job_id, places)
             if freed:
                 self._save()
@@ -153,10 +182,18 @@ class RayLender:
             if not said and not self._nodes and self._link.is_connected:
                 what = "CPUs" if self._slots is not None else "GPUs"
                 said.append(f"the Ray cluster has no node with {what}: add one, or give --slots for CPU slots")
-            return (*said, *(self._troubles[name] for name in sorted(self._troubles)))
+            return (*said, *(texts[name] for texts in (self._troubles, self._failures) for name in sorted(texts)))
 
     def close(self) -> None:
-        """End the driver; actors and placement groups stay in Ray, and the next object finds them."""
+        """End the driver; actors and placement groups stay in Ray, and the next object finds them.
+
+        Where no job holds anything, no nodes are wished for any more, and hosts end by themselves after a while.
+        """
+        with self._lock:
+            if self._feelers:
+                self._link.send({"do": "free", "names": [*self._feelers.values()]})
+            if not self._book.claims:
+                self._link.send({"do": "part"})
         self._link.close()
         self._closing = True
         self._unsaved.set()
@@ -178,6 +215,7 @@ class RayLender:
                 "slots": self._slots,
                 "with_gpus": self._with_gpus,
                 "warm": self._warm,
+                "desired": self._desired,
                 "claims": wanted | {name: node_id for node_id, name in self._feelers.items()},
             }
 
@@ -189,46 +227,44 @@ class RayLender:
             if kind == "nodes":
                 self._see(said["nodes"])
             elif kind == "host":
-                address = (str(said["address"][0]), int(said["address"][1]))
-                self._reports[said["node"]] = _Report(address, tuple(map(int, said["gpus"])))
+                self._reports[said["node"]] = _report(said)
                 self._troubles.pop(said["node"], None)
+                self._save()
             elif kind == "gone":
                 self._reports.pop(said["node"], None)
-                self._troubles[said["node"]] = said["why"]
+                _note(self._troubles, said["node"], said["why"])
+                self._save()
             elif kind == "granted":
                 self._grant(said["claim"], said["gpu"])
             elif kind == "waits":
                 self._limit(said["claim"])
             elif kind == "failed":
-                self._troubles[said["claim"]] = f"Ray did not give a place ({said['why']})"
-                self._book.remove(said["claim"])
+                self._fail(said["claim"], said["why"])
         self._changed()
 
     def _see(self, described: list[dict[str, Any]]) -> None:
+        self._described = {str(each["name"]): each for each in described}
         self._nodes = {node.id: node for node in map(node_from, described)}
-        tables: tuple[dict[str, Any], ...] = (self._reports, self._troubles, self._limits, self._feelers)
+        tables: tuple[dict[str, Any], ...] = (
+            self._reports, self._troubles, self._failures, self._barred, self._limits, self._feelers,
+        )  # fmt: skip
         for table in tables:
             for name in table.keys() - self._nodes.keys():
                 del table[name]
         gone = self._book.drop_nodes(self._nodes)
+        self._save()
         if gone:
-            self._save()
             self._link.send({"do": "free", "names": [claim.name for claim in gone]})
 
     def _grant(self, name: str, gpu: str | None) -> None:
-        if name in self._feelers.values():
-            node_id = next(node_id for node_id, feeler in self._feelers.items() if feeler == name)
-            del self._feelers[node_id]
-            self._limits.pop(node_id, None)
-            self._link.send({"do": "free", "names": [name]})
+        if self._end_feeler(name):
             return
         claim = self._book.claims.get(name)
         if claim is None:
             return
         if gpu is not None and not gpu.isdigit():
-            self._troubles[claim.node_id] = f"node '{claim.node_id}' lends GPU '{gpu}', which is no whole GPU: not used"
-            self._book.remove(name)
-            self._link.send({"do": "free", "names": [name]})
+            why = f"node '{claim.node_id}' lends GPU '{gpu}', which is no whole GPU: it is not used"
+            self._bar(claim, why, math.inf)
             return
         report = self._reports.get(claim.node_id)
         place = claim.place
@@ -237,6 +273,38 @@ class RayLender:
             place = report.gpus.index(number) if report is not None and number in report.gpus else number
         self._book.grant(name, place)
         self._limits.pop(claim.node_id, None)
+        if claim.node_id not in self._barred:
+            self._failures.pop(claim.node_id, None)
+        self._save()
+
+    def _end_feeler(self, name: str) -> bool:
+        """Whether this is one: its node has something to give, as far as is known, and it is not needed any more."""
+        node_id = next((node_id for node_id, feeler in self._feelers.items() if feeler == name), None)
+        if node_id is None:
+            return False
+        del self._feelers[node_id]
+        self._limits.pop(node_id, None)
+        self._link.send({"do": "free", "names": [name]})
+        return True
+
+    def _fail(self, name: str, why: str) -> None:
+        """Ray could not make a group, or lost it. The driver claims anew what a job uses already."""
+        claim = self._book.claims.get(name)
+        if self._end_feeler(name) or claim is None:
+            return
+        text = f"Ray failed to give a place on node '{claim.node_id}' ({why}): see 'ray list placement-groups'"
+        if claim.place is None:
+            self._bar(claim, text, _BARRED_SECONDS)
+        else:
+            _note(self._failures, claim.node_id, text)
+
+    def _bar(self, claim: Claim, why: str, seconds: float) -> None:
+        """What came is of no use: the job hears why, and its node has nothing more to offer for so long."""
+        _note(self._failures, claim.node_id, why)
+        self._refusals[claim.job_id] = why
+        self._barred[claim.node_id] = time.monotonic() + seconds
+        self._book.remove(claim.name)
+        self._link.send({"do": "free", "names": [claim.name]})
         self._save()
 
     def _limit(self, name: str) -> None:
@@ -266,7 +334,8 @@ class RayLender:
         for node_id, report in sorted(self._reports.items()):
             node = self._nodes.get(node_id)
             if node is not None:
-                limit = max(self._limits.get(node_id, node.num_gpus), self._book.granted_on(node_id))
+                most = 0 if node_id in self._barred else self._limits.get(node_id, node.num_gpus)
+                limit = max(most, self._book.granted_on(node_id))
                 found.append(HostedNode(replace(node, num_gpus=limit), report.address, report.gpus))
         return tuple(found)
 
@@ -284,11 +353,27 @@ class RayLender:
 
     def _write(self) -> None:
         with self._lock:
-            record = {"service": self._service, **self._book.record()}
+            nodes = [
+                {"described": self._described[name], "address": list(report.address), "gpus": list(report.gpus)}
+                for name, report in self._reports.items()
+                if name in self._described
+            ]
+            record = {"service": self._service, **self._book.record(), "nodes": nodes}
         try:
             write_record(self._file, record)
         except BackendFailed as error:
             _log.warning("the claims on Ray's GPUs could not be noted: %s", error)
+
+
+def _report(said: Mapping[str, Any]) -> _Report:
+    return _Report((str(said["address"][0]), int(said["address"][1])), tuple(map(int, said["gpus"])))
+
+
+def _note(texts: dict[str, str], node_id: str, why: str) -> None:
+    """Keep what is wrong with a node, and log it where that is news."""
+    if texts.get(node_id) != why:
+        _log.warning("%s", why)
+    texts[node_id] = why
 
 
 def _nothing() -> None:

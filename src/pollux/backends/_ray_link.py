@@ -96,6 +96,7 @@ class DriverLink:
             went = "lost the connection to Ray" if self._reached_once else "Ray cannot be reached"
             self.trouble = f"{went} ({why or self._last_words()}): check 'ray status' and --address; trying again"
         if self.trouble != before:
+            _log.warning("%s", self.trouble)
             self._hear({"kind": "trouble"})
 
     def _run_once(self) -> None:
@@ -152,6 +153,7 @@ class DriverLink:
             self._complain(str(said["why"]))
         elif kind == "well":
             if self.trouble:
+                _log.info("Ray answers again")
                 self.trouble = ""
                 self._hear({"kind": "trouble"})
         else:

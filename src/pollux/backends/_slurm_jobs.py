@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from pollux.backends._slurm_lender import SlurmLender
 from pollux.backends._slurm_pool import look
-from pollux.backends._slurm_script import batch_script
+from pollux.backends._slurm_script import PilotOptions, batch_script
 from pollux.backends._slurm_text import NodeRow, PilotRow, expand_nodes, fold_nodes, gres_count, gres_type, read_nodes
 from pollux.backends.lender import HostedNode
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
 
-__all__ = ["SlurmJobLender", "host_port"]
+__all__ = ["SlurmJobLender", "host_port", "job_script"]
 
 _log = logging.getLogger("pollux.backends")
 
@@ -36,6 +37,13 @@ def host_port(pool: str, node: str) -> int:
     """Where a node's host listens in the pool of this folder: below the ports that systems hand out by themselves."""
     digest = hashlib.sha256(f"{pool}\0{node}".encode()).digest()
     return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS
+
+
+def job_script(options: PilotOptions, folder: Path, head: str, job_id: str, nodes: Collection[str]) -> str:
+    """The batch job that asks for these nodes for a job."""
+    listed = fold_nodes(nodes)
+    ports = {name: host_port(str(folder), name) for name in nodes}
+    return batch_script(options, folder, head, f"{job_id}@{listed}", listed, len(nodes), ports)
 
 
 class SlurmJobLender(SlurmLender):
@@ -56,15 +64,11 @@ class SlurmJobLender(SlurmLender):
 
     def refusal(self, job_id: str) -> str:
         """What Slurm said to the batch job that was asked for."""
-        return super().refusal(job_id) or self._refused.get(job_id, "")
+        return self._refused.get(job_id, "") or super().refusal(job_id)
 
-    def _serve(self, job_id: str) -> bool:
-        """Only nodes whose host is up can give anything."""
-        every, self._hosts = self._hosts, tuple(host for host in self._hosts if host.node.id in self._up)
-        try:
-            return super()._serve(job_id)
-        finally:
-            self._hosts = every
+    def _giving(self) -> Container[str]:
+        """Only those whose host is up."""
+        return self._up.keys() & self._sizes.keys()
 
     # Looking
 
@@ -98,14 +102,27 @@ class SlurmJobLender(SlurmLender):
                 self._changed()
 
     def _offered(self, rows: list[PilotRow], now: float) -> tuple[HostedNode, ...]:
-        ours = {name for row in rows for name in row.nodes}
+        lent = {name for row in rows for name in row.nodes}
+        asked = {name for row in rows if row.is_waiting for name in _nodes_of(row)}
+        # What Slurm would not lend now is not to be placed on: jobs wait for it without being sent there in vain.
+        may_ask = now >= self._submit_after
         names = [
             row.name
             for row in self._states.values()
-            if row.name in ours or (row.verdict == "well" and not row.state.rstrip("*").startswith(_BUSY))
+            if row.name in lent
+            or (row.verdict == "well" and (row.name in asked or (may_ask and self._could_lend(row))))
         ]
         rested = [name for name in names if self._resting.get(name, 0.0) <= now or name in self._up]
         return tuple(self._host(self._states[name]) for name in rested)
+
+    def _could_lend(self, row: NodeRow) -> bool:
+        """Whether it is not taken, and has all that a batch job asks for on each of its nodes."""
+        asked, kind = self.options.request, gres_type(self.options.request)
+        return (
+            not row.state.rstrip("*").startswith(_BUSY)
+            and gres_count(row.gres, kind) >= gres_count(asked)
+            and (not row.cpus or row.cpus >= self.options.cpus_per_node)
+        )
 
     def _host(self, row: NodeRow) -> HostedNode:
         """The node as it is or would be lent; its address is the same, whether the host is there or not."""
@@ -114,7 +131,7 @@ class SlurmJobLender(SlurmLender):
         if known is not None:
             return HostedNode(known.node, address, known.gpus)
         kind = "cpu" if self.options.slots else gres_type(row.gres) or "gpu"
-        places = self.options.slots or min(self.options.gpus_per_node, gres_count(row.gres))
+        places = self.options.slots or self.options.gpus_per_node
         node = Node(row.name, places, kind, row.cpus or math.inf, preemptible=self.options.preemptible)
         return HostedNode(node, address)
 
@@ -133,25 +150,25 @@ class SlurmJobLender(SlurmLender):
         if idle:
             self._cancel(tuple(idle))
         there = set().union(*asked.values())
-        if self._sure and self._clock() >= self._submit_after and not self._halt.is_set():
+        if self._sure and not self._halt.is_set():
             for job_id, nodes in wanted.items():
                 lacking = nodes - there
-                if lacking and job_id not in self._refused:
+                if lacking and job_id not in self._refused and now >= self._submit_after:
                     self._submit_for(job_id, lacking)
                     there |= lacking
 
     def _submit_for(self, job_id: str, nodes: set[str]) -> None:
         listed = fold_nodes(nodes)
-        port = {name: host_port(str(self._folder.path), name) for name in nodes}
-        script = batch_script(
-            self.options, self._folder.path, self.head, f"{job_id}@{listed}", listed, len(nodes), ports=port
-        )
         try:
-            array = self._calls.submit(script, 1)
+            array = self._calls.submit(job_script(self.options, self._folder.path, self.head, job_id, nodes), 1)
         except BackendFailed as error:
             self._refused[job_id] = f"Slurm does not lend {listed}: {error}"
+            pause = self._pause()
+            self._say("submit", f"{self._refused[job_id]}; Slurm is asked again in {pause:.0f} s")
+            self._glance()
             self._changed()
             return
+        self._say("submit", "")
         row = PilotRow(f"{array}_0", "PENDING", None, None, (), f"{job_id}@{listed}", "just submitted")
         self._rows[row.id] = row
         _log.info("asked Slurm for %s, for job '%s': %s", listed, job_id, array)

@@ -16,7 +16,7 @@ from pathlib import Path
 from pollux.backends._slurm_calls import SlurmCalls
 from pollux.backends._slurm_folder import PoolFolder
 from pollux.backends._slurm_node import CLOSED
-from pollux.backends._slurm_pool import Picture, look, plan
+from pollux.backends._slurm_pool import ANNOUNCE_SECONDS, Picture, look, plan
 from pollux.backends._slurm_script import PILOT_COMMENT, PilotOptions, batch_script, pool_name
 from pollux.backends._slurm_text import NodeRow, PilotRow, read_nodes, read_pilots
 from pollux.backends.lender import PooledLender
@@ -143,9 +143,12 @@ class SlurmLender(PooledLender):
     @property
     def _expects(self) -> bool:
         """Whether a node may announce itself, or its end, any moment."""
-        return self._clock() < self._alert_until or any(
-            row.is_running and row.id not in self._picture.of.values() for row in self._rows.values()
-        )
+        now = self._clock()
+        if now < self._alert_until:
+            return True
+        here = set(self._picture.of.values())
+        fresh = {pilot for pilot, since in self._since.items() if now - since < ANNOUNCE_SECONDS}
+        return any(row.is_running and row.id in fresh - here for row in self._rows.values())
 
     def turn(self, full: bool = True) -> None:
         """One round; `full`: with a look at Slurm's books, else only at what nodes wrote."""
@@ -249,13 +252,18 @@ class SlurmLender(PooledLender):
         """A pilot is over: remember whether it ever was of use, and ask for no other at once if not."""
         since = self._since.pop(row.id, self._clock())
         if before is not None and row.id not in self._cancelled and self._clock() - since < _QUICK_SECONDS:
-            self._failures += 1
-            pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE_SECONDS)
-            self._submit_after = self._clock() + pause
+            pause = self._pause()
             words = self._folder.last_words(row.id)
             why = "; ".join(each for each in (row.reason, words) if each)
             self._say("pilot", f"pilot {row.id} ended early as {row.state}{' (' + why + ')' if why else ''}; the next "
                       f"is asked for in {pause:.0f} s")  # fmt: skip
+
+    def _pause(self) -> float:
+        """Nothing is asked of Slurm for a while, the longer the more often it was in vain; the seconds."""
+        self._failures += 1
+        pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE_SECONDS)
+        self._submit_after = self._clock() + pause
+        return pause
 
     # Acting
 

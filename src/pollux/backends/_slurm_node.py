@@ -77,7 +77,7 @@ def address_towards(head: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise BackendFailed(
-            f"the service's machine '{head}' has no address seen from here ({error.strerror}); set POLLUX_HEAD"
+            f"the service's machine '{head}' has no address seen from here ({error.strerror}); give head=ADDRESS"
         ) from None
 
 

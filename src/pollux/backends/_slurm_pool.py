@@ -12,9 +12,11 @@ from pollux.backends._slurm_text import NodeRow, PilotRow, gres_type
 from pollux.backends.lender import HostedNode
 from pollux.core import Node
 
-__all__ = ["Note", "Picture", "Plan", "look", "plan"]
+__all__ = ["ANNOUNCE_SECONDS", "Note", "Picture", "Plan", "look", "plan"]
 
-_ANNOUNCE_SECONDS = 90.0
+ANNOUNCE_SECONDS = 90.0
+"""A host that has not announced itself so long after its pilot began is not likely to."""
+
 _MOST_AT_ONCE = 1000
 _FROZEN = ("SUSPENDED", "STOPPED")
 # A partition may grant less than the margins that were thought of: then a part of what it grants is kept free.
@@ -136,7 +138,7 @@ class _Looking:
 
     def picture(self, running_seconds: Mapping[str, float]) -> Picture:
         """All of it."""
-        silent = [row for row in self._silent if running_seconds.get(row.id, 0.0) > _ANNOUNCE_SECONDS]
+        silent = [row for row in self._silent if running_seconds.get(row.id, 0.0) > ANNOUNCE_SECONDS]
         said = [*self._faulty.values(), *_silences(silent, running_seconds), *_queue(self._waiting)]
         return Picture(
             tuple(sorted(self._hosts, key=lambda hosted: _natural(hosted.node.id))),

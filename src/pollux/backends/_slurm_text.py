@@ -244,7 +244,7 @@ def gres_type(gres: str) -> str:
     return found.group(1) if found else ""
 
 
-def gres_count(gres: str) -> int:
-    """How many GPUs `gpu:a100:4(S:0-1)` has, over all types; 0 for none."""
-    counts = re.findall(r"(?:^|,)gpu(?::[A-Za-z][^:,(]*)?:(\d+)", gres)
-    return sum(int(count) for count in counts)
+def gres_count(gres: str, kind: str = "") -> int:
+    """How many GPUs `gpu:a100:4(S:0-1)` has, of that type, or over all types; 0 for none."""
+    counts = re.findall(r"(?:^|,)gpu(?::([A-Za-z][^:,(]*))?:(\d+)", gres)
+    return sum(int(count) for name, count in counts if not kind or name == kind)

@@ -14,10 +14,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pollux.backends import _shimmed, _variables
 from pollux.backends._fleetwork import FleetWork
-from pollux.backends._grounds import FleetGround
+from pollux.backends._grounds import FleetGround, is_loopback
 from pollux.backends._logfile import DEFAULT_CAP_BYTES
 from pollux.backends._shared import SharedFolders
 from pollux.backends._shimmed import ShimBackend, seconds_from
@@ -68,8 +69,10 @@ class FleetBackend(ShimBackend):
         self._shared = SharedFolders(self._ground.secret)
         can_warm = warm and importlib.util.find_spec("torch") is not None
         environ, hang = _variables.inherited(os.environ), _shimmed.hang_seconds(hang_seconds)
-        self._fleet = FleetWork(home, self._ground, lender, environ, can_warm, log_cap_bytes, hang)
+        self._reports_to = ""
+        self._fleet = FleetWork(home, self._ground, lender, environ, can_warm, log_cap_bytes, hang, self._shared)
         super().__init__(home, self._fleet)
+        self._fleet.log(self.warnings)
 
     @property
     def secret(self) -> bytes:
@@ -80,6 +83,10 @@ class FleetBackend(ShimBackend):
     def head(self) -> str:
         """The address by which nodes reach this machine."""
         return self._ground.head
+
+    def reports_go_to(self, url: str) -> None:
+        """What agents are told to report to; warned of where nodes there are cannot reach it."""
+        self._reports_to = url
 
     @property
     def false_alarms(self) -> int:
@@ -95,7 +102,24 @@ class FleetBackend(ShimBackend):
         silent = tuple(f"{why}; it is not used until it answers" for why in self._fleet.suspects.values())
         alarms = self.false_alarms
         told = (f"{alarms} nodes were given up and answered later; raise POLLUX_LOST_SECONDS",) if alarms else ()
-        return (*silent, *told, *self._lender.warnings())
+        return (*silent, *told, *self._deaf(), *self._lender.warnings())
+
+    def _deaf(self) -> tuple[str, ...]:
+        """What is wrong where agents on other machines are told to report to their own."""
+        if not is_loopback(urlsplit(self._reports_to).hostname or ""):
+            return ()
+        far = [
+            f"'{hosted.node.id}' ({hosted.address[0]})"
+            for hosted in self._ground.hosts.values()
+            if not is_loopback(hosted.address[0]) and hosted.address[0] not in (self.head, own_address())
+        ]
+        if not far:
+            return ()
+        return (
+            f"jobs on node {far[0]}{f' and {len(far) - 1} more' if len(far) > 1 else ''} cannot report, so they train "
+            f"but do not adapt: the service listens at {self._reports_to}, for this machine only; start it with --host "
+            f"{self.head}, and --tls-cert and --tls-key or --insecure-bind",
+        )
 
     def refuses(self, folders: Sequence[str]) -> str:
         """Why a job with these folders cannot run on the nodes there are: one that is not shared with them."""
@@ -125,6 +149,12 @@ class FleetBackend(ShimBackend):
             "memory_bytes_per_gpu": launch.memory_bytes_per_gpu,
             "replicas": [{**details["environ"], **replica, **unknown} for replica in details["replicas"]],
         }
+
+    def _check_change(self, launch: Launch) -> None:
+        """A node that has just gone is no reason to leave what runs without a word: the change is told as refused."""
+        if not launch.placement:
+            self._check_placement(launch)
+        self._check_words(launch)
 
     def _check_placement(self, launch: Launch) -> None:
         nodes = {node.id: node for node in self._ground.nodes()}

@@ -291,6 +291,9 @@ def _warm(cold: bool) -> dict[str, str] | None:
 def main(words: Sequence[str]) -> int:
     """Be the host of a node; returns an exit code, a replica's in what became one."""
     given = _arguments(words)
+    if given.patient:
+        # From the first moment on: imports take seconds, and whoever reads the announcement may be quick.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     address, _, port = given.listen.rpartition(":") if ":" in given.listen else (given.listen, "", "0")
     secret = _secret(given.secret_file)
     warm = _warm(given.cold)

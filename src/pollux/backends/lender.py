@@ -6,7 +6,7 @@ What runs on lent nodes is started by jobs' shims through the nodes' hosts (`hos
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +80,7 @@ class PooledLender:
     def __init__(self) -> None:
         self._books = threading.RLock()
         self._hosts: tuple[HostedNode, ...] = ()
+        self._sizes: dict[str, int] = {}
         self._tables: dict[str, PlaceTable] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
         self._wanted: dict[str, dict[str, int]] = {}
@@ -98,6 +99,7 @@ class PooledLender:
             if new == self._hosts:
                 return
             self._hosts = new
+            self._sizes = {hosted.node.id: hosted.node.num_gpus for hosted in new}
             for hosted in new:
                 table = self._tables.setdefault(hosted.node.id, PlaceTable(hosted.node.num_gpus))
                 table.count = hosted.node.num_gpus
@@ -134,12 +136,11 @@ class PooledLender:
     def refusal(self, job_id: str) -> str:
         """A node that is not there, or is too small, cannot give anything."""
         with self._books:
-            sizes = {hosted.node.id: hosted.node.num_gpus for hosted in self._hosts}
             for node, number in self._wanted.get(job_id, {}).items():
-                if node not in sizes:
+                if node not in self._sizes:
                     return f"node '{node}' is gone"
-                if number > sizes[node]:
-                    return f"node '{node}' has {sizes[node]} places, fewer than the {number} asked for"
+                if number > self._sizes[node]:
+                    return f"node '{node}' has {self._sizes[node]} places, fewer than the {number} asked for"
         return ""
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
@@ -177,9 +178,13 @@ class PooledLender:
     def close(self) -> None:
         """Let go."""
 
+    def _giving(self) -> Container[str]:
+        """The nodes that can give something now."""
+        return self._sizes
+
     def _serve(self, job_id: str) -> bool:
         """Give a job what is free of what it wants."""
-        there = {hosted.node.id for hosted in self._hosts}
+        there = self._giving()
         held = self._held.setdefault(job_id, {})
         changed = False
         for node, number in self._wanted.get(job_id, {}).items():

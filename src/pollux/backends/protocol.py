@@ -13,6 +13,7 @@ __all__ = [
     "BackendEvent",
     "ChecksFolders",
     "Exit",
+    "HasFarNodes",
     "Launch",
     "Listener",
     "LogChunk",
@@ -26,8 +27,10 @@ __all__ = [
     "Warns",
 ]
 
-Outcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost"]
-"""How a generation ended: by itself, well or not; for lack of memory; because it was told to; with its node or shim."""
+Outcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost", "refused"]
+"""How a generation ended: by itself, well or not; for lack of memory; because it was told to; with its node or shim.
+
+`refused`: it never began, since its places cannot be had: an engine lends them to others, or a node has just gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class ReplicasLost(BackendEvent):
     """These replicas of a generation are gone, or never came; the others wait to go on at `remaining` without them.
 
     Answered by a `resize` to that placement or by a `stop`; without an answer within seconds the generation ends.
+    `refused`: nobody is gone, the others train on and wait for nobody; those that were to join have no places.
     """
 
     job_id: str
@@ -93,6 +97,7 @@ class ReplicasLost(BackendEvent):
     replicas: tuple[int, ...]
     remaining: Placement
     detail: str = ""
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,22 @@ class ChecksFolders(Protocol):
     """A backend whose nodes may not see what this machine sees."""
 
     def refuses(self, folders: Sequence[str]) -> str:
-        """Why a job with these folders cannot run there, with the remedy; empty where it can. May take seconds."""
+        """Why a job with these folders cannot run there, with the remedy; empty where it can, or that is not known yet.
+
+        The first is only read, the others are written to. May take seconds.
+        """
+
+
+@runtime_checkable
+class HasFarNodes(Protocol):
+    """A backend whose nodes may be other machines, which reach the service over the network."""
+
+    @property
+    def head(self) -> str:
+        """The address by which nodes reach this machine."""
+
+    def reports_go_to(self, url: str) -> None:
+        """What agents on the nodes are told to report to, for warnings about nodes that cannot."""
 
 
 @runtime_checkable

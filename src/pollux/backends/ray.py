@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 from pollux.backends._ray_lender import RayLender
 from pollux.backends.fleet import FleetBackend
@@ -49,6 +50,22 @@ class RayBackend(FleetBackend):
             home, lender, "ray", head, warm=warm, hang_seconds=hang_seconds, lease_seconds=lease_seconds,
             lost_seconds=lost_seconds,
         )  # fmt: skip
+
+    @classmethod
+    def preview(cls, home: Path, **given: Any) -> str:
+        """What Ray will be asked for, in words: how much depends on its nodes and on the jobs."""
+        address, slots = _checked(str(given.get("address", "auto"))), given.get("slots")
+        place = "{'CPU': 1}" if slots is not None else "{'GPU': 1}"
+        lines = [
+            f"of the Ray cluster at {address}, by its public interface:",
+            f"  on each node with {'CPUs' if slots is not None else 'GPUs'}: one detached actor as host, num_cpus=0",
+            f"  for each replica of a job: a detached placement group of one bundle {place} on the node decided for it",
+        ]
+        if slots is not None:
+            lines.append(f"  of each node at most {slots} of its CPUs")
+        if given.get("autoscale"):
+            lines.append("  of its autoscaler: as many nodes as jobs could use")
+        return "\n".join(lines) + "\n"
 
 
 def missing() -> str | None:

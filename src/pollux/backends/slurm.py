@@ -6,7 +6,11 @@ lent ones (`fleet`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -14,14 +18,37 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pollux.backends._slurm_jobs import SlurmJobLender
+from pollux.backends._slurm_calls import SlurmCalls
+from pollux.backends._slurm_jobs import SlurmJobLender, job_script
 from pollux.backends._slurm_lender import SlurmLender
 from pollux.backends._slurm_script import JOB_MODE, PilotOptions, array_words, batch_script
 from pollux.backends.fleet import FleetBackend, own_address
 from pollux.backends.protocol import BackendEvent, Listener, NodeDown, NodeUp
 from pollux.core import Node
+from pollux.core.errors import BackendFailed
 
-__all__ = ["SlurmBackend"]
+__all__ = ["SlurmBackend", "missing"]
+
+_COMMANDS = ("sbatch", "squeue", "sinfo", "scancel")
+# The first with `srun --overlap`, which runs hosts beside the batch script.
+_OLDEST = (20, 11)
+_VERSION_SECONDS = 10.0
+
+
+def missing() -> str:
+    """What keeps this machine from using Slurm, and the remedy; empty where nothing does."""
+    absent = [command for command in _COMMANDS if shutil.which(command) is None]
+    if absent:
+        return (
+            f"Slurm's commands are not here (no {', '.join(absent)} in PATH): run the service on a login node of the "
+            "cluster, or install its client packages (Debian: slurm-client)"
+        )
+    # One that cannot tell its version may work all the same: what is wrong with it shows in the first round.
+    with contextlib.suppress(BackendFailed):
+        found = re.search(r"\b(\d+)\.(\d+)\S*", SlurmCalls(os.environ, _VERSION_SECONDS).run(["sbatch", "--version"]))
+        if found is not None and (int(found.group(1)), int(found.group(2))) < _OLDEST:
+            return f"Slurm {found.group()} is here, and 20.11 or newer is needed: have an administrator update it"
+    return ""
 
 
 class SlurmBackend(FleetBackend):
@@ -83,6 +110,11 @@ class SlurmBackend(FleetBackend):
         self._tell = listener
         super().start(self._hear)
 
+    @property
+    def notice_seconds(self) -> float:
+        """So long before a pilot's limit its nodes are left: jobs have that time to save."""
+        return self._slurm.options.margin_seconds
+
     def inventory(self) -> tuple[Node, ...]:
         """Nodes that are lent and not about to go."""
         leaving = self._slurm.leaving()
@@ -90,13 +122,16 @@ class SlurmBackend(FleetBackend):
 
     @classmethod
     def preview(cls, home: Path, **given: Any) -> str:
-        """The command that asks for the fewest nodes to hold, and its script, exactly as they would be sent."""
+        """The command that asks for the fewest nodes to hold, and its script, exactly as they would be sent.
+
+        Without pilots: what a decision to run a job named JOB on a node named NODE would send.
+        """
         known = {field.name for field in fields(PilotOptions)}
         options = PilotOptions(**{name: value for name, value in given.items() if name in known})
         pool, head = _pool(home, given.get("pool")), given.get("head") or own_address()
         if options.mode == JOB_MODE:
             words = " ".join(array_words(1))
-            script = batch_script(options, pool, head, "JOB@NODES", "NODES")
+            script = job_script(options, pool, head, "JOB", ["NODE"])
         else:
             words = " ".join(array_words(max(options.least_nodes, 1)))
             script = batch_script(options, pool, head)

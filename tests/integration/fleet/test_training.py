@@ -52,8 +52,13 @@ def test_a_job_changes_over_nodes_and_loses_some(make_run, nodes):
     run.settled()
     assert nodes.hosts.add_node() == "n0"
     run.until("their return", lambda: len(run.backend.inventory()) == 3)
-    ups = [event for event in told(run, NodeUp) if run.told.index(event) > run.told.index(lost)]
-    assert {event.node.id for event in ups} == {"n0", "n1"}
+
+    def returned():
+        ups = [event for event in told(run, NodeUp) if run.told.index(event) > run.told.index(lost)]
+        return {event.node.id for event in ups} == {"n0", "n1"}
+
+    # Told by another thread, a moment after they are there.
+    run.until("word of it", returned)
     holds(run.finish())
 
 

@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from pollux.testing.waiting import wait_until
 
 collect_ignore_glob = [] if os.environ.get("POLLUX_TEST_NAMESPACE") else ["test_*.py"]
 
@@ -56,11 +57,7 @@ class Cluster:
 
 def wait(what, is_so, seconds=120.0):
     """Whatever `is_so` gives, once it gives something."""
-    deadline = time.monotonic() + seconds
-    while not (found := is_so()):
-        assert time.monotonic() < deadline, f"no {what} after {seconds:g} s"
-        time.sleep(0.02)
-    return found
+    return wait_until(what, is_so, seconds)
 
 
 @pytest.fixture(scope="session")

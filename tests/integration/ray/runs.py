@@ -23,9 +23,10 @@ def backend_at(home: Path, address: str, service: str, **more) -> RayBackend:
 class RayRun(EventRun):
     """A training job of the service `training`; `service` another's."""
 
-    def __init__(self, address, folder, epochs=12, service="training", nodes=3):
+    def __init__(self, address, folder, epochs=12, service="training", nodes=3, **more):
         self.service = service
-        super().__init__(lambda: backend_at(folder / "home", address, service), folder, epochs, job_id=f"job-{service}")
+        name = f"job-{service}"
+        super().__init__(lambda: backend_at(folder / "home", address, service, **more), folder, epochs, job_id=name)
         self.until("nodes", lambda: len(self.backend.inventory()) >= nodes)
 
     @property

@@ -80,7 +80,7 @@ def test_gpus_of_a_foreign_job_are_not_for_us(cluster, at):
     try:
         service.submit("wide", {node: 2}, "print('never')")
         ended = service.end("wide")
-        assert ended.outcome == "lost"
+        assert ended.outcome == "refused"
         assert f"1 on {node}" in ended.detail
         assert "other Ray jobs" in ended.detail
 

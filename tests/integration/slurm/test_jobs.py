@@ -10,7 +10,8 @@ WAITS = """
     import os, time
     from pathlib import Path
     me, generation = os.environ["POLLUX_JOB"], os.environ["POLLUX_GENERATION"]
-    Path(f"{me}.up-{generation}-{os.environ['RANK']}").write_text(os.environ["WORLD_SIZE"] + "\\n")
+    seen = os.environ["WORLD_SIZE"] + " " + os.environ["CUDA_VISIBLE_DEVICES"]
+    Path(f"{me}.up-{generation}-{os.environ['RANK']}").write_text(seen + "\\n")
     while not Path(f"{me}.go-{generation}").exists():
         time.sleep(0.01)
 """
@@ -20,7 +21,7 @@ WAITS = """
 def bench(slurm, tmp_path):
     def new(home):
         return SlurmBackend(
-            home, mode="job", gpus_per_node=4, slots=2, cpus_per_node=8, partition="main", time_limit="30:00",
+            home, mode="job", gpus_per_node=4, cpus_per_node=8, partition="main", time_limit="30:00",
             poll_seconds=0.5, head="127.0.0.1", warm=False, pool=tmp_path / "pool",
         )  # fmt: skip
 
@@ -43,8 +44,10 @@ def start(bench, generation, **places):
     launch = bench.launch("train", WAITS, generation, 1, env=variables)
     object.__setattr__(launch, "placement", Placement.of(places))
     bench.backend.submit(launch)
-    for rank in range(sum(places.values())):
-        assert bench.file(f"train.up-{generation}-{rank}") == f"{sum(places.values())}\n"
+    # Each sees those of its job on its node, as with other launchers.
+    devices = [",".join(map(str, range(count))) for count in places.values() for _ in range(count)]
+    for rank, listed in enumerate(devices):
+        assert bench.file(f"train.up-{generation}-{rank}") == f"{len(devices)} {listed}\n"
 
 
 def test_each_generation_asks_for_its_nodes_and_gives_them_back(bench, slurm):

@@ -67,7 +67,8 @@ def warned(bench, words):
 def works(bench, job):
     """A small job runs to its end on the one node."""
     bench.submit(job, "print('ran')")
-    assert bench.end(job).outcome == "succeeded"
+    end = bench.end(job)
+    assert (end.outcome, end.detail) == ("succeeded", "")
     bench.backend.forget(job)
 
 
@@ -138,18 +139,22 @@ def test_a_pilot_is_left_before_its_time_limit(bench, slurm):
     comes_again(bench, slurm, pilot, after)
 
 
-def test_a_preempted_pilot_is_no_crash_of_the_job(bench, slurm):
+def test_a_preempted_pilot_is_no_crash_of_its_jobs(bench, slurm):
     pilot, node = runs(bench, slurm, "preempted")
+    bench.submit("plain", "import pathlib, time; pathlib.Path('plain.up').write_text('yes\\n'); time.sleep(600)")
+    bench.file("plain.up")
     after = len(bench.told)
     slurm.run(
         "sbatch", "-p", "high", "-w", node, "--gres=gpu:4", "-J", "urgent", "-o", "/dev/null", "--wrap", "sleep 600"
     )
     try:
-        end = bench.end("preempted")
-        assert (end.outcome, end.detail) == ("lost", f"node '{node}' is taken back by its engine")
+        for job in ("preempted", "plain"):
+            end = bench.end(job)
+            assert (end.outcome, end.detail) == ("lost", f"node '{node}' is taken back by its engine")
         assert bench.file("preempted.saved") == "yes\n"
         bench.wait("notice", lambda: node in told(bench, NodeDown, after))
-        bench.backend.forget("preempted")
+        for job in ("preempted", "plain"):
+            bench.backend.forget(job)
         slurm.wait_for(lambda: slurm.run("squeue", "-h", "-n", "urgent", "-t", "RUNNING"), "job of higher priority")
         comes_again(bench, slurm, pilot, after)
     finally:

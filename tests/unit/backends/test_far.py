@@ -230,6 +230,39 @@ def test_what_a_node_hears_of_its_end_is_passed_on_once(make_shim):
     assert len(shim.told) == 2
 
 
+def test_an_end_by_the_engines_signal_comes_after_its_notice(make_shim):
+    """It signals one process after another, and one without a handler is gone before its keeper hears of it."""
+    shim = make_shim()
+    body = shim.start("import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body).endswith("\n"))
+    for pid in map(int, shim.text(body).split()):
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(0.02)
+    exit_ = shim.ended(body)
+    assert [type(each) for each in shim.told] == [FarNotice, FarExit]
+    assert (exit_.code, exit_.asked) == (-signal.SIGTERM, True)
+
+
+def test_an_end_by_a_signal_of_nobody_is_told_without_a_notice(make_shim):
+    shim = make_shim()
+    body = shim.start("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    exit_ = shim.ended(body)
+    assert (exit_.code, exit_.asked, len(shim.told)) == (-signal.SIGTERM, False, 1)
+
+
+def test_who_ends_well_at_the_engines_signal_was_asked_to(make_shim):
+    """Otherwise it would seem to be done."""
+    shim = make_shim()
+    saves = "import os, signal, time; signal.signal(15, lambda *_: os._exit(0))"
+    body = shim.start(f"{saves}; print(os.getppid(), os.getpid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body).endswith("\n"))
+    for pid in map(int, shim.text(body).split()):
+        os.kill(pid, signal.SIGTERM)
+    exit_ = shim.ended(body)
+    assert [type(each) for each in shim.told] == [FarNotice, FarExit]
+    assert (exit_.code, exit_.asked) == (0, True)
+
+
 def test_a_patient_host_leaves_the_signal_to_those_it_was_meant_for(tmp_path):
     announced = tmp_path / "n0.json"
     words = ["--node", "n0", "--places", "1", "--announce", str(announced), "--cold", "--with-parent", "--patient"]
@@ -244,8 +277,8 @@ def test_a_patient_host_leaves_the_signal_to_those_it_was_meant_for(tmp_path):
         assert host.wait(WAIT_SECONDS) == 0
 
 
-def test_an_engine_may_say_that_a_node_is_gone(make_shim):
-    shim = make_shim(lease=3.0, lost=50.0)
+def test_an_engine_may_say_that_a_node_is_gone_and_what_runs_there_ends_at_once(make_shim):
+    shim = make_shim(lease=500.0, lost=600.0)
     body = shim.start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     shim.until(lambda: shim.text(body))
     shim.hands.node_is_gone("n0", "node 'n0' is gone")
@@ -297,7 +330,8 @@ def test_folders_are_compared(fleet, tmp_path, monkeypatch):
     below = tmp_path / "not" / "there" / "yet"
     assert shared.refuses([str(tmp_path), str(below)], fleet.hosts()) == ""
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr("pollux.backends._shared._nearest", lambda folder: tmp_path / "absent")
+    written = contextlib.nullcontext(str(tmp_path / "absent"))
+    monkeypatch.setattr("pollux.backends._shared._marker", lambda folder: written)
     why = SharedFolders(SECRET).refuses(["/here/only"], fleet.hosts())
     assert "'/here/only' is not the same on node 'n0'" in why
 

@@ -177,3 +177,15 @@ def test_a_thousand_hosts_cost_a_quiet_turn_nothing(backend, lender):
         backend._work._rouse()
     assert backend._ground.hosts is listed
     assert calls == []
+
+
+def test_what_is_degraded_is_in_the_log_once(backend, caplog):
+    work = backend._fleet
+    said = ["node 'n1' waits 5 s", "node 'n2' waits 5 s"]
+    with caplog.at_level("WARNING", "pollux.backends"):
+        work._log_warnings(lambda: said)
+        work._log_warnings(lambda: ["node 'n1' waits 61.5 s", "node 'n2' waits 7 s"])
+        work._log_warnings(tuple)
+        work._log_warnings(lambda: said[:1])
+    texts = [record.getMessage() for record in caplog.records]
+    assert sorted(texts) == ["degraded: node 'n1' waits 5 s"] * 2 + ["degraded: node 'n2' waits 5 s"]

@@ -1,6 +1,7 @@
 """Which commands may run in a forked interpreter, and which need a fresh one."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -71,3 +72,22 @@ def test_a_path_of_the_jobs_own_decides(tmp_path):
     mine.write_text("#!/bin/sh\n")
     mine.chmod(0o755)
     assert resolved("python", {"PATH": str(tmp_path)}, True) == str(mine)
+
+
+RUNS = """
+import sys
+from pollux.backends._interpreter import PythonCall, leave, run_python
+leave(run_python(PythonCall(sys.argv[1], "", ())))
+"""
+
+
+@pytest.mark.parametrize(("ends", "code"), [("1 / 0", 1), ("sys.exit(3)", 3), ("pass", 0)])
+def test_exit_handlers_can_tell_an_error_from_an_end(tmp_path, ends, code):
+    """As in a fresh interpreter, which such a script is run by too."""
+    script = tmp_path / "ends.py"
+    asks = "import atexit, sys\natexit.register(lambda: print(type(getattr(sys, 'last_value', None)).__name__))\n"
+    script.write_text(asks + ends)
+    for command in ([sys.executable, str(script)], [sys.executable, "-c", RUNS, str(script)]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (code, "ZeroDivisionError\n" if code == 1 else "NoneType\n")
+        assert ("ZeroDivisionError: division by zero" in done.stderr) == (code == 1)

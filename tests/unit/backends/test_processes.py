@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 from pollux.backends import _processes
+from pollux.backends._devices import Devices
+from pollux.backends._grounds import LocalGround
+from pollux.core import Node
 
 FORKS = """
 import os, signal, sys
@@ -61,3 +64,18 @@ def test_lack_of_memory_is_counted_in_our_own_group_where_there_is_one(tmp_path,
     machine = _processes.oom_kills()
     (tmp_path / "memory.events").write_text(f"low 0\noom 3\noom_kill {machine + 7}\noom_group_kill 0\n")
     assert _processes.oom_kills() == machine + 7
+
+
+def test_a_session_whose_number_a_stranger_has_now_is_left_alone():
+    """After a crash: the record has the numbers of replicas, and when they began."""
+    ground = LocalGround(Devices(Node("n", 2, "cpu"), (), (0, 1)), {})
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
+        try:
+            begun = _processes.start_time(stranger.pid)
+            record = {"boot": _processes.boot_id(), "run_id": "a-run-of-nobody", "replicas": []}
+            assert ground.ends_all({**record, "replicas": [[stranger.pid, begun - 1, ""]]})
+            assert stranger.poll() is None
+            assert not ground.ends_all({**record, "replicas": [[stranger.pid, begun, ""]]}), "it was there until now"
+            assert stranger.wait(30) == -signal.SIGKILL
+        finally:
+            stranger.kill()

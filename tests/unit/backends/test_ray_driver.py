@@ -1,5 +1,6 @@
 """The driver against a Ray that is played: what it asks of Ray, and what it tells."""
 
+import subprocess
 import sys
 import types
 from concurrent.futures import Future
@@ -24,7 +25,7 @@ class Ref:
 class Actor:
     def __init__(self, options, given):
         self.options, self.given = options, given
-        self.refs = {"report": Ref(), "watch": Ref()}
+        self.refs = {"report": Ref(), "watch": Ref(), "part": Ref()}
 
     def __getattr__(self, name):
         return types.SimpleNamespace(remote=lambda: self.refs[name])
@@ -55,7 +56,7 @@ class PlayedRay:
     """As much of Ray as the driver uses."""
 
     def __init__(self):
-        self.rows, self.actors, self.probes, self.killed, self.wishes = [], [], [], [], []
+        self.rows, self.actors, self.probes, self.killed, self.wishes, self.awaited = [], [], [], [], [], []
         self.groups: dict[str, Group] = {}
         self.util = types.SimpleNamespace(
             placement_group_table=self.table,
@@ -68,6 +69,10 @@ class PlayedRay:
 
     def remote(self, what):
         return Remote(self, what)
+
+    def wait(self, refs, num_returns, timeout):
+        assert num_returns == len(refs)
+        self.awaited += refs
 
     def kill(self, actor):
         self.killed.append(actor)
@@ -125,10 +130,10 @@ class Told(list[Any]):
 
 @pytest.fixture
 def make(ray):
-    def made(claims=None, slots=None, with_gpus=True):
+    def made(claims=None, slots=None, with_gpus=True, desired=None):
         order = {"secret": SECRET, "slots": slots, "with_gpus": with_gpus, "warm": True, "prefix": "pollux:s:"}
         told = Told()
-        driver = Driver(ray, {**order, "claims": claims or {}}, told)
+        driver = Driver(ray, {**order, "claims": claims or {}, "desired": desired}, told)
         driver._look()
         driver._recover()
         return driver, told
@@ -212,6 +217,7 @@ def test_a_node_without_the_package_is_told(ray, make):
     assert told.of("gone") == [
         {"node": "host-bbbbbb", "why": "node 'host-bbbbbb' cannot be used: No module named 'pollux'"}
     ]
+    assert ray.killed == [ray.actors[1]], "the next try would find an actor that has failed for good"
 
 
 def test_a_host_of_another_secret_is_ended(ray, make):
@@ -294,6 +300,29 @@ def test_a_group_that_fails_is_told_and_given_back(ray, make):
     settle(driver)
     assert told.of("failed") == [{"claim": "pollux:s:j:1", "why": "removed"}]
     assert ray.groups == {}
+    driver._take_again()
+    assert ray.groups == {}, "asked again at once"
+
+
+def test_a_group_that_fails_is_made_again_after_a_while_unless_it_was_given_back(ray, make):
+    driver, _ = make()
+    driver.obey({"do": "take", "claims": {"pollux:s:j:1": "host-aaaaaa", "pollux:s:j:2": "host-aaaaaa"}})
+    for _, ref in [*ray.probes]:
+        ref.done.set_exception(RuntimeError("removed"))
+    settle(driver)
+    driver.obey({"do": "free", "names": ["pollux:s:j:2"]})
+    driver._failed_at["pollux:s:j:1"] -= 3600
+    driver._take_again()
+    assert sorted(ray.groups) == ["pollux:s:j:1"]
+
+
+def test_a_claim_finds_a_node_that_came_late(ray, make):
+    driver, _ = make(claims={"pollux:s:j:1": "host-cccccc"})
+    assert ray.groups == {}
+    ray.rows.append(row("c"))
+    driver._look()
+    driver._take_again()
+    assert ray.groups["pollux:s:j:1"].selector == "c" * 56
 
 
 def test_the_autoscaler_is_asked_for_whole_nodes(ray, make):
@@ -303,6 +332,58 @@ def test_the_autoscaler_is_asked_for_whole_nodes(ray, make):
     assert ray.wishes == [[{"GPU": 4}] * 3, []]
 
 
+def test_a_wish_of_before_is_repeated_and_made_anew_when_nodes_turn_out_larger(ray, make):
+    ray.rows = []
+    driver, _ = make(desired=2)
+    assert ray.wishes == [[{"GPU": 1}] * 2]
+    ray.rows = [row("a", 8)]
+    driver._look()
+    ray.rows = []
+    driver._look()
+    assert ray.wishes[1:] == [[{"GPU": 8}] * 2]
+
+
+def test_at_the_end_of_all_hosts_are_told_and_the_wish_is_taken_back(ray, make):
+    driver, _ = make(desired=2)
+    driver.obey({"do": "part"})
+    assert ray.wishes == [[{"GPU": 4}] * 2, []]
+    assert ray.awaited == [actor.refs["part"] for actor in ray.actors]
+
+
+def test_who_never_had_a_wish_takes_none_back(ray, make):
+    driver, _ = make()
+    driver.obey({"do": "part"})
+    assert ray.wishes == []
+
+
 def test_long_errors_are_told_by_their_last_line():
     assert _plain(RuntimeError("Traceback\n  somewhere\nValueError: no\n\n")) == "ValueError: no"
     assert _plain(RuntimeError()) == "RuntimeError"
+    assert _plain(RuntimeError("Traceback\npollux.core.errors.BackendFailed: it is away")) == "it is away"
+
+
+ENDING = """
+import os, sys, time
+sys.stdin = open(sys.argv[1])
+from pollux.backends import _ray_driver
+class Slow:
+    import queue
+    events = queue.SimpleQueue()
+    def obey(self, order):
+        time.sleep(0.2)
+        print(order["do"], flush=True)
+driver = Slow()
+import threading
+threading.Thread(target=_ray_driver._listen, args=(driver,), daemon=True).start()
+while True:
+    handle, given = driver.events.get()
+    handle(*given)
+"""
+
+
+def test_what_was_ordered_is_done_before_the_end(tmp_path):
+    orders = tmp_path / "orders"
+    orders.write_text('{"do": "free"}\n{"do": "part"}\n')
+    words = [sys.executable, "-c", ENDING, str(orders)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["free", "part"]

@@ -5,12 +5,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from pollux.backends import _ray_host
 from pollux.backends._asking import ask_host
+from pollux.backends._devices import Devices
 from pollux.backends._ray_host import NodeHost, secret_digest
+from pollux.core import Node
+from pollux.core.errors import BackendFailed
 
 SECRET = "ab" * 32
 KEEPER = """
@@ -50,6 +56,59 @@ def test_a_question_is_not_asked_for_ever(monkeypatch):
     os.kill(said["pid"], 9)
     monkeypatch.undo()
     assert asyncio.run(actor.watch()) == -9
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Set when the actor ends itself."""
+    ended = threading.Event()
+    monkeypatch.setattr(_ray_host, "_end_actor", ended.set)
+    monkeypatch.setattr(_ray_host, "_MIND_SECONDS", 0.01)
+    return ended
+
+
+def test_without_work_and_questions_host_and_actor_end(ended, monkeypatch):
+    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False)
+    said = asyncio.run(actor.report())
+    monkeypatch.setattr(_ray_host, "_PARTED_SECONDS", 0.0)
+    asyncio.run(actor.part())
+    assert ended.wait(60)
+    assert not lives(said["pid"])
+    assert not actor._folder.exists()
+
+
+def test_work_and_questions_keep_a_host(ended, monkeypatch):
+    works = threading.Event()
+    monkeypatch.setattr(_ray_host, "_has_work", lambda pid: works.is_set())
+    monkeypatch.setattr(_ray_host, "_PARTED_SECONDS", 0.2)
+    works.set()
+    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False)
+    said = asyncio.run(actor.report())
+    asyncio.run(actor.part())
+    assert not ended.wait(0.5)
+    # Somebody is back before the time is over.
+    monkeypatch.setattr(_ray_host, "_WATCH_SECONDS", 0.0)
+    assert asyncio.run(actor.watch()) is None
+    works.clear()
+    assert not ended.wait(0.5)
+    assert lives(said["pid"])
+    asyncio.run(actor.part())
+    assert ended.wait(60)
+
+
+def test_a_host_without_children_has_no_work():
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as idle:
+        assert not _ray_host._has_work(idle.pid)
+        assert _ray_host._has_work(os.getpid())
+        idle.stdin.close()
+
+
+def test_a_node_that_has_fewer_gpus_than_ray_believes_is_not_used(monkeypatch):
+    found = Devices(Node("n", 2, "H100"), (0, 1), (0,))
+    monkeypatch.setattr(_ray_host, "find_devices", lambda slots, environ: found)
+    with pytest.raises(BackendFailed, match=r"lends the GPUs 0, 1, 2, 3 there, and the driver shows 0, 1: .*gpus=2"):
+        NodeHost("n", 4, "127.0.0.1", SECRET, True, False)
+    _ray_host._compare([1, 0])
 
 
 def test_the_host_ends_with_the_actor_however_that_ends():

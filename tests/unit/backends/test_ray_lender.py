@@ -137,6 +137,64 @@ def test_a_part_of_a_gpu_is_no_place(stage):
     stage.wait(lambda: any("MIG-1" in line for line in stage.lender.warnings()))
     assert stage.lender.held("job") == {}
     assert stage.wait(lambda: stage.told("free"))[0]["names"] == [name]
+    assert "'MIG-1', which is no whole GPU" in stage.lender.refusal("job")
+    assert [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [0]
+
+
+def test_a_place_that_ray_fails_to_give_is_refused_and_its_node_is_tried_again_later(stage, caplog):
+    stage.ready("a", "b")
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("failed", claim=name, why="worker crashed")
+    why = stage.wait(lambda: stage.lender.refusal("job"))
+    assert why in stage.lender.warnings()
+    assert why in caplog.text
+    assert "node 'a' (worker crashed)" in why
+    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [name]
+    assert [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [0, 4]
+    # Its generation ends, and the next question is another one.
+    stage.lender.ask("job", {})
+    assert stage.lender.refusal("job") == ""
+    stage.lender._barred["a"] -= 3600
+    assert [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [4, 4]
+    assert stage.lender.warnings() == ()
+
+
+def test_a_place_in_use_stays_claimed_when_ray_loses_it(stage):
+    stage.ready("a")
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("granted", claim=name, gpu="1")
+    stage.wait(lambda: stage.lender.held("job"))
+    stage.say("failed", claim=name, why="the group was removed")
+    stage.wait(stage.lender.warnings)
+    assert stage.lender.held("job") == {"a": (1,)}
+    assert (stage.lender.refusal("job"), stage.told("free")) == ("", [])
+    assert stage.lender.hosts()[0].node.num_gpus == 4
+    stage.say("granted", claim=name, gpu="1")
+    stage.wait(lambda: not stage.lender.warnings())
+
+
+def limited(stage):
+    """Others hold all of node a, and a claim stays in Ray's queue there: its name."""
+    stage.ready("a")
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("waits", claim=name)
+    stage.wait(lambda: stage.lender.refusal("job"))
+    stage.lender.ask("job", {})
+    assert stage.lender.hosts()[0].node.num_gpus == 0
+    return name
+
+
+def test_a_claim_left_in_the_queue_that_fails_gives_the_node_free(stage):
+    stage.say("failed", claim=limited(stage), why="no idea")
+    stage.wait(lambda: stage.lender.hosts()[0].node.num_gpus == 4)
+    assert stage.lender.warnings() == ()
+
+
+def test_a_claim_left_in_the_queue_does_not_outlive_the_service(stage):
+    name = limited(stage)
+    assert not stage.told("free")
+    stage.lender.close()
+    assert [order["names"] for order in stage.told("free")] == [[name]]
 
 
 def test_others_hold_part_of_a_node(stage):
@@ -174,11 +232,12 @@ def test_waiting_for_our_own_jobs_is_no_refusal(stage):
     assert stage.wait(lambda: stage.told("wait anew"))[0]["names"] == [name]
 
 
-def test_a_host_that_ended_is_a_node_less_until_it_is_back(stage):
+def test_a_host_that_ended_is_a_node_less_until_it_is_back(stage, caplog):
     stage.ready("a", "b")
     stage.say("gone", node="a", why="the host of node 'a' ended (1)")
     stage.wait(lambda: [hosted.node.id for hosted in stage.lender.hosts()] == ["b"])
     assert stage.lender.warnings() == ("the host of node 'a' ended (1)",)
+    assert "the host of node 'a' ended (1)" in caplog.text
     stage.host("a")
     stage.wait(lambda: len(stage.lender.hosts()) == 2)
     assert stage.lender.warnings() == ()
@@ -209,6 +268,43 @@ def test_a_new_object_knows_what_was_lent(stage):
     assert first["claims"] == {name: "a"}
     assert first["prefix"] == stage.told()[0]["prefix"]
     assert not stage.told("free")
+
+
+def test_nodes_in_use_stay_when_the_service_comes_back_and_ray_does_not(stage):
+    stage.ready("a", "b", "c")
+    for node in ("a", "b"):
+        (name,) = stage.taken(f"on-{node}", {node: 1})
+        stage.say("granted", claim=name, gpu="0")
+    stage.wait(lambda: stage.lender.held("on-a") and stage.lender.held("on-b"))
+    before = {hosted.node.id: hosted for hosted in stage.lender.hosts()}
+    stage.lender.close()
+    (stage.folder / "said").write_text("")
+    stage.lender = stage.begin()
+    assert {hosted.node.id: hosted for hosted in stage.lender.hosts()} == {name: before[name] for name in ("a", "b")}
+    stage.say("unreachable", why="nobody listens")
+    stage.wait(stage.lender.warnings)
+    assert len(stage.lender.hosts()) == 2
+    # Ray is back, and one of them is gone.
+    stage.ready("b")
+    assert stage.lender.held("on-a") == {}
+    assert stage.lender.held("on-b") == {"b": (0,)}
+
+
+def test_notes_of_nodes_that_cannot_be_read_do_no_harm(stage):
+    stage.ready("a")
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("granted", claim=name, gpu="0")
+    stage.wait(lambda: stage.lender.held("job"))
+    stage.lender.close()
+    (stage.folder / "said").write_text("")
+    path = stage.folder / "home" / "ray.json"
+    record = json.loads(path.read_text())
+    (noted,) = record["nodes"]
+    bad = [{}, {**noted, "address": []}, {**noted, "described": {"name": "a"}}, 3]
+    path.write_text(json.dumps({**record, "nodes": bad}))
+    stage.lender = stage.begin()
+    assert stage.lender.hosts() == ()
+    assert stage.lender.held("job") == {"a": (0,)}
 
 
 def test_a_driver_that_dies_is_started_again_and_its_nodes_stay(stage):
@@ -249,10 +345,11 @@ def test_a_driver_that_talks_nonsense_is_replaced(stage, caplog):
     assert "started again" in caplog.text
 
 
-def test_ray_out_of_reach_is_said_with_the_reason(stage):
+def test_ray_out_of_reach_is_said_with_the_reason(stage, caplog):
     stage.say("unreachable", why="nobody listens at 10.0.0.9:6379")
     said = stage.wait(stage.lender.warnings)
     assert "Ray cannot be reached (nobody listens at 10.0.0.9:6379)" in said[0]
+    assert said[0] in caplog.text
     assert "--address" in said[0]
     assert stage.lender.hosts() == ()
 
@@ -283,3 +380,27 @@ def test_without_leave_the_autoscaler_hears_nothing(stage):
     stage.lender.desire(3)
     stage.taken("job", {"a": 1})
     assert not stage.told("desire")
+
+
+def test_a_new_driver_knows_the_wish_and_the_end_of_all_takes_it_back(tmp_path):
+    stage = Stage(tmp_path, autoscale=True)
+    try:
+        assert stage.wait(stage.told)[0]["desired"] is None
+        stage.ready("a")
+        stage.lender.desire(3)
+        stage.wait(lambda: stage.told("desire"))
+        stage.say("die")
+        first = stage.wait(lambda: [line for line in stage.told() if "namespace" in line][1:])[0]
+        assert first["desired"] == 3
+    finally:
+        stage.lender.close()
+    assert stage.told("part") == [{"do": "part"}]
+
+
+def test_what_still_runs_is_not_parted_from(stage):
+    stage.ready("a")
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("granted", claim=name, gpu="0")
+    stage.wait(lambda: stage.lender.held("job"))
+    stage.lender.close()
+    assert stage.told("part") == []

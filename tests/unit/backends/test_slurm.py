@@ -1,8 +1,12 @@
 """The backend on top: what is shown before anything is asked, and how nodes that are about to go are told."""
 
+from pathlib import Path
+
 import pytest
 
 from pollux import backends
+from pollux.backends._slurm_jobs import SlurmJobLender, host_port
+from pollux.backends._slurm_script import PilotOptions, array_words
 from pollux.backends.lender import HostedNode
 from pollux.backends.protocol import NodeDown, NodeUp
 from pollux.backends.slurm import SlurmBackend
@@ -28,9 +32,54 @@ def test_a_preview_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_preview_without_pilots_has_the_words_that_a_decision_fills_in(tmp_path):
-    text = SlurmBackend.preview(tmp_path, gpus_per_node=4, mode="job", head="10.0.0.1")
-    assert "#SBATCH --nodelist=NODES\n" in text
+def test_a_preview_without_pilots_is_what_a_decision_would_send(tmp_path):
+    text = SlurmBackend.preview(tmp_path, gpus_per_node=4, mode="job", head="10.0.0.1", pool=tmp_path / "pool")
+    sent: list[tuple[str, int]] = []
+
+    class PlayedSlurm:
+        def submit(self, script, count):
+            sent.append((script, count))
+            return "1"
+
+    lender = SlurmJobLender(tmp_path / "pool", PilotOptions(gpus_per_node=4, mode="job"), PlayedSlurm())
+    lender.head = "10.0.0.1"
+    lender._submit_for("JOB", {"NODE"})
+    assert [text] == [f"{' '.join(array_words(count))} <<'END'\n{script}END\n" for script, count in sent]
+    assert f"--ports NODE:{host_port(str(tmp_path / 'pool'), 'NODE')}" in text
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("slurm 20.02.7", "Slurm 20.02.7 is here, and 20.11 or newer is needed"),
+        ("slurm-wlm 19.05", "Slurm 19.05 is here"),
+        ("slurm 20.11.0", None),
+        ("slurm-wlm 22.05.8", None),
+        ("slurm 25.05.1-1", None),
+        ("who knows", None),
+    ],
+)
+def test_too_old_a_slurm_is_told_before_anything_is_asked(tmp_path, monkeypatch, said, wrong):
+    for name in ("sbatch", "squeue", "sinfo", "scancel"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = backends.available("slurm")
+    assert found is None if wrong is None else found.startswith(wrong)
+    if wrong is not None:
+        with pytest.raises(InvalidInput, match="backend 'slurm' cannot be used here: Slurm"):
+            backends.create("slurm", home=tmp_path, slots=1)
+
+
+def test_the_page_shows_what_would_be_sent(monkeypatch):
+    monkeypatch.setenv("HOME", "/shared/ada")
+    given = {"nodes": "3", "gpus_per_node": 4, "partition": "gpu", "time_limit": "4:00:00", "head": "10.0.0.5"}
+    home = Path("/shared/ada/.local/state/pollux")
+    text = SlurmBackend.preview(home, python="/shared/ada/venv/bin/python", **given)
+    page = (Path(__file__).parents[3] / "docs" / "slurm.md").read_text()
+    assert f"--option head=10.0.0.5 --dry-run\n{text}```" in page
+    (name,) = [line for line in text.splitlines() if "--job-name=" in line]
+    assert f" {name.partition('=')[2]} RUNNING node1 " in page
 
 
 def test_wrong_options_are_refused_before_anything_is_asked(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from pollux.backends._places import PlaceTable
 from pollux.backends._slurm_jobs import SlurmJobLender, host_port
 from pollux.backends._slurm_script import PilotOptions
 from pollux.core.errors import BackendFailed
@@ -141,19 +142,107 @@ def test_the_next_generation_takes_over_the_nodes_of_the_last(bench):
     assert (len(bench.slurm.scripts), bench.slurm.cancelled) == (1, [])
 
 
-def test_a_refusal_is_the_jobs(bench):
-    def refuse(*_):
-        raise BackendFailed("'sbatch' failed: Invalid account")
+def refuse(*_):
+    raise BackendFailed("'sbatch' failed: Invalid account")
 
-    bench.slurm.submit = refuse
+
+def test_a_refusal_is_the_jobs_and_nothing_is_asked_for_a_while(bench):
+    tried: list[str] = []
+
+    def refuse_again(script, count):
+        tried.append(script)
+        refuse()
+
+    bench.slurm.submit = refuse_again
     bench.lender.ask("train", {"node1": 1})
     bench.turn()
     assert bench.lender.refusal("train") == "Slurm does not lend node1: 'sbatch' failed: Invalid account"
+    assert bench.lender.warnings() == (
+        "Slurm does not lend node1: 'sbatch' failed: Invalid account; Slurm is asked again in 5 s",
+    )
+    assert bench.nodes == [], "it would be placed on again, in vain"
+    bench.lender.ask("train", {})
+    bench.turn(5.0)
+    assert bench.nodes == ["node1", "node2"]
+    bench.lender.ask("train", {"node2": 1})
+    bench.turn()
+    bench.turn(6.0)
+    assert (len(tried), bench.nodes) == (2, [])
     del bench.slurm.submit
+    bench.lender.ask("train", {})
+    bench.turn(6.0)
     bench.lender.ask("train", {"node1": 2})
     bench.turn()
     assert bench.lender.refusal("train") == ""
     assert len(bench.slurm.scripts) == 1
+    assert not any("does not lend" in warning for warning in bench.lender.warnings())
+
+
+def test_a_refusal_leaves_what_is_lent_already(bench):
+    bench.lender.ask("one", {"node1": 1})
+    bench.turn()
+    bench.grant("1_0", "node1", ["node1"], "one@node1")
+    bench.turn()
+    bench.slurm.submit = refuse
+    bench.lender.ask("two", {"node2": 1})
+    bench.turn()
+    assert bench.nodes == ["node1"]
+    assert bench.lender.held("one") == {"node1": (0,)}
+
+
+def test_a_node_that_was_asked_for_is_waited_for_while_others_have_it(bench):
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    bench.slurm.states["node1"] = "allocated"
+    bench.turn()
+    assert bench.nodes == ["node1", "node2"]
+    assert bench.lender.refusal("train") == ""
+    bench.slurm.states["node1"] = "down"
+    bench.turn()
+    assert bench.lender.refusal("train") == "node 'node1' is gone"
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({"gpus_per_node": 4}, ["node1", "node2"]),
+        ({"gpus_per_node": 8}, ["node2"]),
+        ({"gpus_per_node": 4, "gres": "gpu:a100:4"}, ["node1"]),
+        ({"gpus_per_node": 1, "cpus_per_node": 32}, ["node2"]),
+        ({"slots": 2}, ["node1", "node2", "node3"]),
+    ],
+)
+def test_a_node_with_less_than_is_asked_for_is_not_offered(tmp_path, monkeypatch, asked, names):
+    slurm = PlayedSlurm()
+    rows = [
+        "node1|idle|gpu:a100:4|h1|16|none",
+        "node2|idle|gpu:h100:8(S:0-1)|h2|64|none",
+        "node3|idle|(null)|h3|8|none",
+    ]
+    monkeypatch.setattr(slurm, "all_nodes", lambda partition: "\n".join(rows) + "\n")
+    lender = SlurmJobLender(tmp_path / "pool", PilotOptions(mode="job", **asked), slurm, lambda: 1000.0)
+    lender._folder.prepare(b"secret")
+    lender.turn()
+    assert [hosted.node.id for hosted in lender.hosts()] == names
+    assert {hosted.node.num_gpus for hosted in lender.hosts()} == {asked.get("slots") or asked["gpus_per_node"]}
+
+
+def test_who_looks_while_places_are_given_sees_all_nodes(bench, monkeypatch):
+    seen: list[list[str]] = []
+    take = PlaceTable.take
+
+    def looked_at(table, number):
+        seen.append(bench.nodes)
+        return take(table, number)
+
+    monkeypatch.setattr(PlaceTable, "take", looked_at)
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    bench.grant("1_0", "node1", ["node1"], "train@node1")
+    bench.turn()
+    assert bench.lender.held("train") == {"node1": (0,)}
+    assert seen
+    assert all(names == ["node1", "node2"] for names in seen)
 
 
 def test_two_jobs_share_what_is_there(bench):

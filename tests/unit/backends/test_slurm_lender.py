@@ -91,6 +91,19 @@ def bench(tmp_path):
     return Bench(tmp_path)
 
 
+def test_a_host_that_does_not_come_is_not_looked_for_all_the_time(bench):
+    bench.turn()
+    bench.slurm.grant("1_0", "node1")
+    bench.turn()
+    assert bench.lender._expects
+    bench.turn(91.0)
+    assert not bench.lender._expects
+    assert any("has not announced itself" in warning for warning in bench.lender.warnings())
+    bench.announce("1_0", "node1")
+    bench.turn()
+    assert bench.nodes == ["node1"]
+
+
 def test_nodes_are_asked_for_once_and_lent_when_their_hosts_are_up(bench):
     bench.turn()
     bench.turn()

@@ -1,0 +1,49 @@
+"""Two jobs that are each to have places of the other."""
+
+import sys
+
+from pollux.backends import _work
+from pollux.backends.protocol import Launch, ReplicasStarted
+from pollux.core import Placement
+from pollux.testing import live_job
+
+# More than it can train here.
+EPOCHS = 2000
+
+
+class Other:
+    """A second job on the backend of a run."""
+
+    def __init__(self, run, folder):
+        self.run, self.folder, self.generation = run, folder, 0
+        folder.mkdir()
+
+    def launch(self, **counts):
+        self.generation += 1
+        argv = (sys.executable, live_job.__file__, str(self.folder), str(EPOCHS))
+        env = {"POLLUX_JOB": "other", "POLLUX_GENERATION": str(self.generation)}
+        placement, folder = Placement.of(counts), str(self.folder)
+        return Launch("other", self.generation, placement, argv, folder, env, grace_seconds=40.0, live=True)
+
+    def runs(self):
+        started = [event for event in self.run.told if isinstance(event, ReplicasStarted) and event.job_id == "other"]
+        return any(event.generation == self.generation for event in started)
+
+
+def test_changes_that_wait_for_one_another_come_about(make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(_work, "_TANGLED_SECONDS", 0.3)
+    run = make_run(epochs=EPOCHS)
+    other = Other(run, tmp_path / "other")
+    run.begin({"n0": 1, "n1": 1})
+    run.backend.submit(other.launch(n0=1, n1=1))
+    run.until("the other's step", lambda: other.runs() and live_job.living(other.folder, stepped=True))
+    before = set(live_job.living(other.folder))
+    run.order({"n0": 2})
+    run.backend.resize(other.launch(n1=2))
+    run.settled()
+    run.until("the other's change", other.runs)
+    run.until("its two on their node", lambda: len(run.on(0)) == len(live_job.living(run.folder)) == 2)
+    run.until("the end of who has left", lambda: len(live_job.living(other.folder)) == 2)
+    assert len(before & set(live_job.living(other.folder))) == 1, "one that waits is enough to start anew"
+    run.backend.stop("other", other.generation, 0.0)
+    run.until("the other's end", lambda: not live_job.living(other.folder))

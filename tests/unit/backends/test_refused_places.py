@@ -1,0 +1,106 @@
+"""Places that a lender does not give: what was to start there is told as refused, and what runs goes on."""
+
+import time
+
+import pytest
+
+from pollux.backends._jobs import Held, LocalJob
+from pollux.backends.fleet import FleetBackend
+from pollux.backends.lender import HostedNode, PooledLender
+from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost
+from pollux.core import Node, Placement
+
+
+class Link:
+    """A shim that only remembers what it was told."""
+
+    leaving, warm = False, True
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, **message):
+        self.sent.append(message)
+
+    def close(self):
+        pass
+
+
+def launch(generation=1, **counts):
+    return Launch("job", generation, Placement.of(counts), ("python", "x.py"), "/", live=True)
+
+
+def offered(*names):
+    return [HostedNode(Node(name, 2, "cpu", num_cpus=4.0), ("127.0.0.1", 1)) for name in names]
+
+
+@pytest.fixture
+def lender():
+    made = PooledLender()
+    made.offer(offered("a", "b"))
+    return made
+
+
+@pytest.fixture
+def backend(tmp_path, lender):
+    return FleetBackend(tmp_path, lender, "test", head="127.0.0.1", warm=False)
+
+
+@pytest.fixture
+def work(backend):
+    """A backend that was not started: what its thread would do is done by hand. Job `job` runs at a/0."""
+    work = backend._work
+    places = work._ground.take("job", Placement.of({"a": 1}), (), ())
+    job = work._jobs["job"] = LocalJob("job", work._home / "run" / "job", newest=1, link=Link())
+    job.now = Held(1, launch(a=1), places=places, started=True, sent=True, live=True)
+    return work
+
+
+def told(work):
+    events, work._events = work._events, []
+    return events
+
+
+def test_a_change_to_a_node_that_has_just_gone_leaves_the_job_as_it_runs(backend, work, lender):
+    lender.offer(offered("a"))
+    backend.resize(launch(2, a=1, b=1))
+    work._work()
+    (event,) = [each for each in told(work) if isinstance(each, ReplicasLost)]
+    assert (event.generation, event.replicas, event.remaining) == (2, (1,), Placement.of({"a": 1}))
+    assert (event.refused, event.detail) == (True, "node 'b' is gone")
+    job = work._jobs["job"]
+    assert job.link.sent == [], "the shim need not hear of it"
+    assert (job.now.generation, job.now.state, job.next, job.newest) == (1, "running", None, 2)
+    backend.resize(launch(3, a=1))
+    work._work()
+    assert [message["op"] for message in job.link.sent] == ["resize"]
+    assert job.now.target == ("a/0",)
+
+
+def test_what_others_hold_for_now_is_waited_for(backend, work, lender):
+    lender.ask("other", {"b": 2})
+    backend.resize(launch(2, b=1, a=1))
+    work._work()
+    assert [each for each in told(work) if isinstance(each, ReplicasLost)] == []
+    assert work._jobs["job"].next.generation == 2
+
+
+def test_a_start_whose_places_are_refused_is_no_loss(tmp_path, lender):
+    lender.refusal = lambda job_id: "other jobs of the engine hold node 'b'"
+    lender.ask("other", {"b": 2})
+    backend = FleetBackend(tmp_path, lender, "test", head="127.0.0.1", warm=False)
+    events: list[object] = []
+    backend.start(events.append)
+    try:
+        backend.submit(Launch("new", 1, Placement.of({"b": 1}), ("python", "x.py"), "/"))
+        deadline = time.monotonic() + 60
+        while not any(isinstance(event, ReplicasEnded) for event in events):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        (ended,) = [event for event in events if isinstance(event, ReplicasEnded)]
+        assert (ended.outcome, ended.detail) == ("refused", "other jobs of the engine hold node 'b'")
+        backend.submit(Launch("new", 3, Placement.of({"a": 1}), ("python", "x.py"), "/"))
+        assert [entry.generation for entry in backend.running()] == [3]
+        backend.stop("new", 3, 0.0)
+    finally:
+        backend.close()
