@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pollux.cli.figures import clock, duration
+from pollux.cli.warned import warning_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,6 +19,7 @@ __all__ = ["Frame", "Happening", "draw", "fetch"]
 
 _MOST_NODES = 12
 _LAST_LINES = 6
+_MOST_WARNINGS = 4
 _ORDER = ("running", "starting", "resizing", "queued", "paused", "failed", "succeeded", "cancelled")
 
 
@@ -62,6 +65,8 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     parts: list[RenderableType] = [_headline(frame)]
     if frame.lost:
         parts.append(Text(frame.lost, style="bold red"))
+    warned = warning_lines(frame.status)[:_MOST_WARNINGS]
+    parts += [Text(line, style="yellow") for line in warned]
     nodes = list(frame.status.get("nodes", ()))
     if nodes:
         parts += [Text(), nodes_table(nodes[:_MOST_NODES])]
@@ -70,7 +75,11 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     lines = _lines(frame, heard)
     room = len(frame.jobs)
     if height is not None:
-        taken = 9 + min(len(nodes), _MOST_NODES) + (len(lines) + 2 if lines else 0) + bool(frame.lost)
+        above = 9 + min(len(nodes), _MOST_NODES) + bool(frame.lost)
+        above += sum(len(textwrap.wrap(line, width)) for line in warned)
+        # What is degraded goes before what was decided.
+        lines = lines[: max(0, height - above - 3)] if warned else lines
+        taken = above + (len(lines) + 2 if lines else 0)
         room = max(1, min(room, height - taken))
     parts.append(Text())
     parts.append(jobs_table(frame.jobs[:room], frame.now, width) if frame.jobs else Text("no unfinished jobs"))

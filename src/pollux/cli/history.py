@@ -38,6 +38,7 @@ def export(
 ) -> None:
     """Write everything that the service has recorded, one JSON value a line: facts, models and reports.
 
+    What jobs were given in 'env' is in it, secrets too: the file is for its owner only.
     Example: pollux history export -o history.ndjson
     """
     if as_json and output == "-":
@@ -51,7 +52,7 @@ def export(
     from pollux.cli.output import staged_file
 
     count = 0
-    with staged_file("--output", Path(output)) as file:
+    with staged_file("--output", Path(output), private=True) as file:
         for line in lines:
             file.write(line.decode())
             count += 1

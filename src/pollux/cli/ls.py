@@ -49,10 +49,13 @@ def ls(
     if as_json:
         print_json({"jobs": jobs, "next": cursor})
         return
+    from pollux.cli.warned import print_warnings
+
     if not jobs:
         typer.echo(
             "no jobs" if everything or state or queue else "no unfinished jobs; 'pollux ls --all' has the others"
         )
+        print_warnings(client)
         return
     from pollux.cli.jobs_table import jobs_table
     from pollux.cli.render import standard_output
@@ -61,3 +64,4 @@ def ls(
     console.print(jobs_table(jobs, client.now, console.width))
     if cursor is not None:
         typer.echo(f"the first {len(jobs)}; --limit {10 * most} shows more")
+    print_warnings(client)

@@ -15,10 +15,11 @@ __all__ = ["staged_file", "staged_folder"]
 
 
 @contextmanager
-def staged_file(option: str, target: Path) -> Iterator[TextIO]:
+def staged_file(option: str, target: Path, private: bool = False) -> Iterator[TextIO]:
     """A text file to write to; it becomes `target` when the block ends well, and is gone when it does not.
 
-    Pipes and devices are written to directly. `option` is what the user gave the path to.
+    Pipes and devices are written to directly. `option` is what the user gave the path to. `private`: for its owner
+    only, whatever was there before.
     """
     with _named_errors(option, target):
         if target.is_dir():
@@ -30,7 +31,8 @@ def staged_file(option: str, target: Path) -> Iterator[TextIO]:
         target = target.resolve()
         temporary = _beside(target)
         try:
-            with temporary.open("x", encoding="utf-8") as file:
+            mode = 0o600 if private else 0o666
+            with open(temporary, "x", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 yield file
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary.replace(target)

@@ -8,8 +8,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli.options import Json, complete_policies, print_json, whole
-from pollux.core.errors import Conflict, InvalidInput
+from pollux.core.errors import Conflict, InvalidInput, PolluxError
 
 if TYPE_CHECKING:
     from pollux.cli.run_screen import Screen
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["app", "run"]
 
 _POLL_SECONDS = 0.2
-_INTERRUPTED = 130
+_GRACE_SECONDS = 30
+# What asks a command to end: Ctrl-C, `timeout` or a machine that goes down, and a terminal that is closed.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALLED = 128
 
 app = typer.Typer()
 
@@ -58,41 +61,65 @@ def run(
     ] = 0,
     home: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep checkpoints and logs here, and go on from them; else nothing is kept."),
+        typer.Option(
+            metavar="DIR",
+            help="Keep checkpoints and logs here, and go on from them; else they are kept only if the job fails, or is "
+            "stopped after it has saved something.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Run one job on this machine, without a service: it gets GPUs, batch and learning rate as under one.
 
-    Its output is shown; Ctrl-C lets it save and ends it, twice kills it. Ends with 0 if the job did, else with 1.
+    Its output is shown; Ctrl-C (or SIGTERM, SIGHUP) lets it save and ends it, Ctrl-C twice kills it. Ends with 0 if the
+    job did, else with 1.
     Example: pollux run --gpus 1..4 train.py --epochs 10
     """
     from pollux.cli.run_screen import Screen
     from pollux.cli.submit import requests_from, variables_from
 
     words = [sys.executable, *command] if command[0].endswith(".py") else list(command)
-    changes: dict[str, Any] = {"gpus": gpus, "retries": retries, "grace": "30s", **({"name": name} if name else {})}
+    changes: dict[str, Any] = {
+        "gpus": gpus,
+        "retries": retries,
+        "grace": f"{_GRACE_SECONDS}s",
+        **({"name": name} if name else {}),
+    }
     request = requests_from([], words, changes, variables_from(env or []))[0]
     with ExitStack() as stack:
+        stack.enter_context(_unwinding())
         folder = stack.enter_context(_home(home))
         engine = stack.enter_context(_engine(folder.path, slots, policy))
         screen = stack.enter_context(Screen(to_stderr=as_json))
-        status, interrupted = _follow(engine, request, screen)
-        folder.keep = home is not None or status["state"] == "failed"
-    if as_json:
-        print_json({"job": status})
-    else:
-        _say_end(status, folder.path if folder.keep else None)
-    if interrupted:
-        raise typer.Exit(_INTERRUPTED)
+        status, stopped_by = _follow(engine, request, screen)
+        if home is None and status["state"] in ("failed", "succeeded"):
+            folder.keep = status["state"] == "failed"
+    # The terminal may be gone by now.
+    with suppress(OSError) if stopped_by else ExitStack():
+        if as_json:
+            print_json({"job": status})
+        else:
+            _say_end(status)
+        if folder.is_kept:
+            _say_kept(folder.path, named=home is not None, stopped=stopped_by is not None)
+    if stopped_by is not None:
+        raise typer.Exit(_SIGNALLED + stopped_by)
     if status["state"] != "succeeded":
         raise typer.Exit(1)
 
 
 @dataclass(slots=True)
 class _Folder:
+    """`keep` is None where that depends on whether the job has saved anything."""
+
     path: Path
-    keep: bool = False
+    keep: bool | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        if self.keep is None:
+            return any(path.is_file() for path in (self.path / "checkpoints").rglob("*"))
+        return self.keep
 
 
 @contextmanager
@@ -108,15 +135,16 @@ def _home(named: Path | None) -> Iterator[_Folder]:
     try:
         yield folder
     finally:
-        if not folder.keep:
+        if not folder.is_kept:
             shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def _refuse_service_home(path: Path) -> None:
     from pollux.wire import places
 
-    if places.service_file(path).exists():
-        raise Conflict(f"--home is '{path}', where a service runs: use 'pollux submit', or give another folder")
+    # Also one that does not run now: its jobs may go on, and would be taken for nobody's and ended.
+    if places.service_file(path).exists() or places.store_file(path).exists():
+        raise Conflict(f"--home is '{path}', the folder of a service: use 'pollux submit', or give another folder")
 
 
 @contextmanager
@@ -149,38 +177,61 @@ def _engine(home: Path, slots: int | None, policy: str) -> Iterator[Engine]:
             engine.stop("stop")
 
 
-def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[str, Any], bool]:
-    """Submit, show what it writes and how it stands until it has ended; and whether Ctrl-C was pressed."""
+def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[str, Any], int | None]:
+    """Submit, show what it writes and how it stands until it has ended; and the signal that made it end, if any."""
     from pollux.wire.codec import encode
 
     total = sum(node.gpus for node in engine.status().nodes)
     if request.min_gpus > total:
         raise InvalidInput(f"--gpus asks for at least {request.min_gpus}, and {total} are here; give fewer, or --slots")
+    # A folder that is used again has the log of the run before.
+    offset, handled = _log_end(engine, request.name), 0
     job = engine.submit(request)[0].id
-    offset, handled = 0, 0
-    with _counted_interrupts() as presses:
+    with _noted_signals() as signals:
         while True:
             status: dict[str, Any] = encode(engine.job(job))
             offset = _show_log(engine, job, offset, screen)
             screen.status(status, time.time())
             if status["ended_at"] is not None and not _has_processes(engine, job):
                 _show_log(engine, job, offset, screen)
-                return status, bool(presses)
-            if len(presses) > handled:
-                handled = len(presses)
-                _interrupt(engine, job, handled, screen)
+                return status, signals[0] if signals else None
+            for number in signals[handled:]:
+                _interrupt(engine, job, number, handled == 0, screen)
+                handled += 1
             time.sleep(_POLL_SECONDS)
 
 
 @contextmanager
-def _counted_interrupts() -> Iterator[list[int]]:
-    """Ctrl-C adds to the list, and interrupts nothing: output would be lost or shown twice."""
-    presses: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: presses.append(number))
+def _noted_signals() -> Iterator[list[int]]:
+    """Ctrl-C and the like are added to the list, and interrupt nothing: output would be lost or shown twice."""
+    noted: list[int] = []
+    with _handled(_ENDING, lambda number, _: noted.append(number)):
+        yield noted
+
+
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as Ctrl-C does, so that what was begun is put away."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(_SIGNALLED + number)
+
+    with _handled(_ENDING[1:], leave):
+        yield
+
+
+@contextmanager
+def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in numbers}
+    # One that is ignored stays so, as `nohup` wants it; but a shell ignores Ctrl-C for what it starts with `&`.
+    chosen = [number for number in numbers if number == signal.SIGINT or before[number] != signal.SIG_IGN]
+    for number in chosen:
+        signal.signal(number, handler)
     try:
-        yield presses
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in chosen:
+            signal.signal(number, before[number])
 
 
 def _has_processes(engine: Engine, job: str) -> bool:
@@ -188,15 +239,24 @@ def _has_processes(engine: Engine, job: str) -> bool:
     return any(entry.job_id == job and entry.state != "ended" for entry in engine.backend.running())
 
 
-def _interrupt(engine: Engine, job: str, presses: int, screen: Screen) -> None:
+def _interrupt(engine: Engine, job: str, number: int, first: bool, screen: Screen) -> None:
+    """Let it save and end; a further Ctrl-C kills it. Others often come twice and mean it once."""
     from pollux.controller import ENDED
 
     status = engine.job(job)
-    if presses == 1 and status.state not in ENDED:
-        screen.note("stopping; it has 30 s to save, Ctrl-C again kills it")
+    screen.may_be_gone = True
+    if first and status.state not in ENDED:
+        again = " again" * (number == signal.SIGINT)
+        screen.note(f"stopping; it has {_GRACE_SECONDS} s to save, Ctrl-C{again} kills it")
         engine.cancel(job)
-    elif presses > 1:
+    elif not first and number == signal.SIGINT:
         engine.backend.stop(job, status.generation, 0.0)
+
+
+def _log_end(engine: Engine, job: str) -> int:
+    with suppress(PolluxError):
+        return engine.backend.logs(job, 0, -1, 1).offset
+    return 0
 
 
 def _show_log(engine: Engine, job: str, offset: int, screen: Screen) -> int:
@@ -209,11 +269,15 @@ def _show_log(engine: Engine, job: str, offset: int, screen: Screen) -> int:
             return offset
 
 
-def _say_end(status: dict[str, Any], kept: Path | None) -> None:
+def _say_end(status: dict[str, Any]) -> None:
     from pollux.cli.figures import duration
 
     took = duration((status["ended_at"] or 0) - status["submitted_at"])
     detail = f": {status['detail']}" if status["detail"] and status["state"] != "succeeded" else ""
     typer.echo(f"{status['id']}: {status['state']} after {took}, {status['restarts']} re-allocations{detail}", err=True)
-    if kept is not None:
-        typer.echo(f"logs and checkpoints: {kept}{os.sep}", err=True)
+
+
+def _say_kept(path: Path, named: bool, stopped: bool) -> None:
+    typer.echo(f"logs and checkpoints: {path}{os.sep}", err=True)
+    if stopped and not named:
+        typer.echo(f"'pollux run --home {path}' with the same script goes on from there", err=True)

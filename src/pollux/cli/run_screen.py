@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ class Screen:
         self._live: Live | None = None
         self._partial = ""
         self._told = ""
+        self.may_be_gone = False
+        """Set where the terminal may have been closed: then what cannot be written is dropped."""
 
     def __enter__(self) -> Screen:
         """Begin."""
@@ -39,17 +42,27 @@ class Screen:
     ) -> None:
         """Leave nothing but the output behind."""
         if self._live is not None:
-            self._print_lines(self._partial)
-            self._live.stop()
+            with self._forgiving():
+                self._print_lines(self._partial)
+                self._live.stop()
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            if not self.may_be_gone:
+                raise
 
     def log(self, text: str) -> None:
         """Show output of the job."""
-        if self._live is None:
-            self._output.write(text)
-            self._output.flush()
-            return
-        lines, newline, self._partial = (self._partial + text).rpartition("\n")
-        self._print_lines(lines + newline)
+        with self._forgiving():
+            if self._live is None:
+                self._output.write(text)
+                self._output.flush()
+                return
+            lines, newline, self._partial = (self._partial + text).rpartition("\n")
+            self._print_lines(lines + newline)
 
     def status(self, job: Mapping[str, Any], now: float) -> None:
         """Show how the job stands."""
@@ -57,7 +70,8 @@ class Screen:
             from rich.text import Text
 
             line = Text(f"▸ {job['id']}: {job_line(job, now)}", style="cyan", no_wrap=True, overflow="ellipsis")
-            self._live.update(line, refresh=True)
+            with self._forgiving():
+                self._live.update(line, refresh=True)
             return
         held = f" on {job['gpus']} GPU{'s' * (job['gpus'] != 1)}" if job["gpus"] else ""
         told = f"{job['id']}: {job['state']}{held}"
@@ -67,10 +81,11 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Say something about the job on standard error."""
-        if self._live is not None:
-            self._live.console.print(text, style="cyan", markup=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        with self._forgiving():
+            if self._live is not None:
+                self._live.console.print(text, style="cyan", markup=False)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
     def _print_lines(self, text: str) -> None:
         from rich.text import Text

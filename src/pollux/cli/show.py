@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from pollux.cli.options import Job, Json, print_json
+from pollux.cli.warned import WAITING, print_warnings
 
 __all__ = ["explain", "show", "story_lines"]
 
@@ -42,6 +43,8 @@ def show(job: Job, as_json: Json = False) -> None:
             console.print(Text(" " * _INDENT + line), soft_wrap=True)
     _print_request(console, answer.get("request") or {})
     _print_events(console, answer, now)
+    if status["state"] in WAITING:
+        print_warnings(client)
 
 
 def explain(job: Job, as_json: Json = False) -> None:
@@ -51,13 +54,15 @@ def explain(job: Job, as_json: Json = False) -> None:
     """
     from pollux.cli.client import connect, job_path
 
-    answer = connect().get(job_path(job, "explain"))
+    client = connect()
+    answer = client.get(job_path(job, "explain"))
     if as_json:
         print_json(answer)
         return
     typer.echo(answer["text"])
     if answer.get("next_step"):
         typer.echo(f"Next: {answer['next_step']}")
+    print_warnings(client)
 
 
 def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:

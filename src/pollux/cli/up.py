@@ -16,6 +16,7 @@ from pollux.cli.backend_options import option_words, preview, read_options
 from pollux.cli.home import make_home
 from pollux.cli.options import Json, complete_policies, print_json, real, whole
 from pollux.cli.options import trigger as read_trigger
+from pollux.cli.warned import warning_lines
 from pollux.core.errors import InvalidInput, PolluxError, UnknownName, Unreachable
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ __all__ = ["down", "greeting", "up"]
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
+_ENGINE_SECONDS = 5.0
+_INTERRUPTED = 130
 
 
 def _at_stop(value: str) -> Literal["stop", "keep"]:
@@ -59,7 +62,10 @@ def up(
         float,
         typer.Option(metavar="SECONDS", parser=real(lambda value: value > 0, "above 0"), help="Length of a round."),
     ] = 60.0,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Where to listen; else 127.0.0.1, or where nodes reach this machine."),
+    ] = None,
     port: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Port; 0 is any free one.")] = 7341,
     home: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for store, token and logs; else POLLUX_HOME.")
@@ -69,6 +75,10 @@ def up(
     insecure_bind: Annotated[
         bool, typer.Option("--insecure-bind", help="Listen to other machines without encryption.")
     ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A further name that requests may be sent to; may be given several times."),
+    ] = None,
     jobs: Annotated[
         Any,
         typer.Option(metavar="stop|keep", parser=_at_stop, help="What happens to running jobs when it stops."),
@@ -87,22 +97,25 @@ def up(
 
     folder = places.home(os.environ if home is None else {"POLLUX_HOME": str(home)})
     _need_service_packages()
+    _check_backend(backend)
+    options = _backend_options(backend, slots, address, option or [])
     settings = _settings(
         home=folder,
         backend=backend,
-        backend_options=_backend_options(backend, slots, address, option or []),
+        backend_options=options,
         policy=policy,
         trigger=trigger,
         interval_seconds=interval,
-        host=host,
+        host="127.0.0.1" if dry_run else _host(backend, options, host, insecure_bind or tls_cert is not None),
         port=port,
         tls_cert=tls_cert,
         tls_key=tls_key,
         insecure_bind=insecure_bind,
+        allowed_hosts=tuple(allow_host or ()),
         at_stop=jobs,
     )
     if dry_run:
-        typer.echo(preview(settings.backend, settings.home, settings.backend_options), nl=False)
+        _print_preview(settings, as_json)
         return
     make_home(settings.home)
     if detach:
@@ -110,13 +123,46 @@ def up(
         return
     from pollux.service import serve
 
-    serve(settings, on_ready=lambda _: _greet_later(settings, as_json))
+    said = threading.Lock()
+    try:
+        serve(settings, on_ready=lambda _: _greet_later(settings, as_json, said))
+    except (PolluxError, KeyboardInterrupt) as error:
+        # Standard output was promised one document: after a greeting only people are told.
+        if not as_json or said.acquire(blocking=False):
+            raise
+        typer.echo(f"error: {' '.join(str(error).split()) or 'interrupted'}", err=True)
+        raise typer.Exit(error.exit_code if isinstance(error, PolluxError) else _INTERRUPTED) from None
 
 
 def _backend_options(backend: str, slots: int | None, address: str | None, words: list[str]) -> dict[str, Any]:
     words = words if address is None else [f"address={address}", *words]
     given = read_options(backend, words) if words else {}
     return given if slots is None else {**given, "slots": slots}
+
+
+def _host(backend: str, options: dict[str, Any], host: str | None, may_be_seen: bool) -> str:
+    """Where to listen: as was said, or where the backend's nodes reach this machine, as their jobs report here."""
+    from pollux import backends
+    from pollux.service.settings import is_loopback
+
+    head = None if host is not None else backends.head_of(backend, options)
+    if head is None or is_loopback(head):
+        return host or "127.0.0.1"
+    if may_be_seen:
+        return head
+    raise InvalidInput(
+        f"jobs on nodes of '{backend}' report to this machine at {head}, and tokens would travel in clear text: give "
+        "--tls-cert and --tls-key, or --insecure-bind if you accept that; --option head=ADDRESS names another "
+        "address, and --host 127.0.0.1 is for nodes that are all on this machine"
+    )
+
+
+def _print_preview(settings: ServiceSettings, as_json: bool) -> None:
+    text = preview(settings.backend, settings.home, settings.backend_options)
+    if as_json:
+        print_json({"backend": settings.backend, "asks_for": text})
+    else:
+        typer.echo(text, nl=False)
 
 
 def down(
@@ -158,24 +204,28 @@ def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> lis
         f"  found     {', '.join(found) or 'no nodes yet'}",
         f"  policy    {status['policy']}, decides by {status['trigger']}; backend {status['backend']}",
         "  next      pollux submit job.yaml   or   pollux submit --gpus 1..2 -- python train.py",
+        *(f"  {line}" for line in warning_lines(status)),
     ]
 
 
 def _settings(**options: Any) -> ServiceSettings:
-    from pollux import backends, policies
+    from pollux import policies
     from pollux.service.settings import ServiceSettings
 
     settings = ServiceSettings(**options)
     settings.check_bind()
     policies.summary(settings.policy)
-    if settings.backend not in backends.names():
-        raise UnknownName("backend", settings.backend, backends.names())
-    missing = backends.available(settings.backend)
-    if missing is not None:
-        raise InvalidInput(f"backend '{settings.backend}' does not work here: {missing}")
     if settings.tls_cert is not None and settings.tls_key is not None:
         _check_certificate(settings.tls_cert, settings.tls_key)
     return settings
+
+
+def _check_backend(name: str) -> None:
+    from pollux import backends
+
+    missing = backends.available(name)
+    if missing is not None:
+        raise InvalidInput(f"backend '{name}' does not work here: {missing}")
 
 
 def _check_certificate(cert: Path, key: Path) -> None:
@@ -201,19 +251,30 @@ def _need_service_packages() -> None:
         raise InvalidInput(f"the service needs {' and '.join(absent)}: pip install 'pollux-scheduler[service]'")
 
 
-def _greet_later(settings: ServiceSettings, as_json: bool) -> None:
+def _greet_later(settings: ServiceSettings, as_json: bool, said: threading.Lock) -> None:
     """Greet from a thread of its own: the caller is the thread that has to answer the questions."""
-    threading.Thread(target=_greet, args=(settings, as_json), daemon=True, name="pollux-greeting").start()
+    threading.Thread(target=_greet, args=(settings, as_json, said), daemon=True, name="pollux-greeting").start()
 
 
-def _greet(settings: ServiceSettings, as_json: bool) -> None:
+def _greet(settings: ServiceSettings, as_json: bool, said: threading.Lock) -> None:
     client = _own_client(settings.home)
     try:
-        status = client.get("/v1/status")
+        status = _first_status(client)
     except PolluxError as error:
         typer.echo(f"started, but does not answer: {error}", err=True)
         return
-    _say(client.url, settings, status, as_json)
+    if said.acquire(blocking=False):
+        _say(client.url, settings, status, as_json)
+
+
+def _first_status(client: Client) -> dict[str, Any]:
+    """What the service says of itself; an engine that has neither lent nor refused anything yet gets a few seconds."""
+    deadline = time.monotonic() + _ENGINE_SECONDS
+    status: dict[str, Any] = client.get("/v1/status")
+    while not (status["nodes"] or status.get("warnings")) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        status = client.get("/v1/status")
+    return status
 
 
 def _say(url: str, settings: ServiceSettings, status: dict[str, Any], as_json: bool) -> None:
@@ -258,7 +319,7 @@ def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
         if _pid_of(places.service_file(settings.home)) not in (None, before):
             client = _own_client(settings.home)
             if _answers(client):
-                _say(client.url, settings, client.get("/v1/status"), as_json)
+                _say(client.url, settings, _first_status(client), as_json)
                 return
         time.sleep(_POLL_SECONDS)
     os.kill(pid, signal.SIGTERM)
@@ -298,6 +359,7 @@ def _words(settings: ServiceSettings) -> list[str]:
     if "slots" in settings.backend_options:
         words += ["--slots", str(settings.backend_options["slots"])]
     words += option_words(settings.backend_options)
+    words += [word for name in settings.allowed_hosts for word in ("--allow-host", name)]
     if settings.tls_cert is not None and settings.tls_key is not None:
         words += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
     return [*words, "--insecure-bind"] if settings.insecure_bind else words

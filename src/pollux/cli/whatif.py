@@ -72,6 +72,7 @@ def whatif(
     )
     sizes = node_counts(nodes, past.num_nodes)
     runs = []
+    missing: list[list[str]] = []
     for size in sizes:
         workload, left_out = past.on(size, past.gpus_per_node)
         for reason in left_out:
@@ -79,7 +80,8 @@ def whatif(
         if not workload.jobs:
             raise InvalidInput(f"--nodes: none of the jobs can run on {size} nodes of {past.gpus_per_node} GPUs")
         runs.append((replace(workload, name=f"{size}-nodes"), replace(settings, num_nodes=size)))
-    _compare(runs, policy, past.applications, workers, output, as_json)
+        missing.append(list(left_out))
+    _compare(runs, policy, past.applications, workers, output, as_json, list(past.skipped), missing)
 
 
 def node_counts(asked: str | None, now: int) -> list[int]:
@@ -111,6 +113,8 @@ def _compare(
     workers: int | None,
     output: Path | None,
     as_json: bool,
+    skipped: list[str],
+    missing: list[list[str]],
 ) -> None:
     from pollux.cli.render import print_table, results_table, standard_output
     from pollux.cli.simulate import simulate_together
@@ -119,16 +123,16 @@ def _compare(
     policies = choose_policies([name.strip() for name in policy.split(",") if name.strip()], {})
     results: list[dict[str, Any]] = []
     documents: list[dict[str, Any]] = []
-    for workload, settings in runs:
+    for (workload, settings), left_out in zip(runs, missing, strict=True):
         size = settings.num_nodes
         folder = output if output is None or len(runs) == 1 else output / workload.name
         check_runs([workload], policies, applications, settings)
         document = simulate_together([workload], policies, applications, settings, "history", workers, folder)
         title = _title(size, not documents)
-        documents.append({"nodes": size, **document})
+        documents.append({"nodes": size, "left_out": left_out, **document})
         results += [{**result, "workload": title} for result in document["results"]]
     if as_json:
-        print_json({"runs": documents})
+        print_json({"runs": documents, "left_out": skipped})
         return
     console = standard_output()
     print_table(console, results_table(results, console.width, means=False))

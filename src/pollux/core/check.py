@@ -89,7 +89,7 @@ def _check_node_use(snapshot: Snapshot, job: JobView, old: Placement, new: Place
             yield Violation("known-node", job.id, f"job '{job.id}' was placed on unknown node '{node_id}'")
             continue
         types.add(node.gpu_type)
-        if job.limits.gpu_types and node.gpu_type not in job.limits.gpu_types:
+        if not job.limits.takes_type(node.gpu_type):
             wanted = ", ".join(job.limits.gpu_types)
             yield Violation("gpu-type", job.id, f"job '{job.id}' wants {wanted} and got {node.gpu_type} on '{node_id}'")
         if not node.schedulable and count > old.on(node_id):

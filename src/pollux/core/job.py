@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pollux.core.errors import InvalidInput
 
-__all__ = ["FixedBatchOracle", "GoodputFunction", "JobLimits", "JobView"]
+__all__ = ["FixedBatchOracle", "GoodputFunction", "JobLimits", "JobView", "is_gpu_type"]
+
+_WORDS = re.compile(r"[^\W_]+")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_gpu_type(wanted: str, gpu_type: str) -> bool:
+    """Whether a type is the wanted one: all words of it are among the type's, in upper or lower case.
+
+    `a100` is "A100" (as Ray says), "a100" (Slurm) and "NVIDIA A100-SXM4-40GB" (the driver), but not "A10".
+    """
+    words = {word.casefold() for word in _WORDS.findall(wanted)}
+    return wanted == gpu_type or (bool(words) and words <= {word.casefold() for word in _WORDS.findall(gpu_type)})
 
 
 class GoodputFunction(Protocol):
@@ -32,9 +46,9 @@ class FixedBatchOracle(Protocol):
 class JobLimits:
     """What a job may be given.
 
-    `gpu_types` empty means any; a job runs on one type at a time unless `mixed_types`. A *pinned* job keeps
-    its placement once it has one. A job that is not `preemptible` may be resized, never stopped.
-    CPUs and memory are per GPU.
+    `gpu_types` empty means any, else those that `takes_type` finds among them; a job runs on one type at a time unless
+    `mixed_types`. A *pinned* job keeps its placement once it has one. A job that is not `preemptible` may be resized,
+    never stopped. CPUs and memory are per GPU.
     """
 
     min_gpus: int = 1
@@ -60,6 +74,10 @@ class JobLimits:
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise InvalidInput(f"{name} is {value}; give a finite number, 0 or more")
+
+    def takes_type(self, gpu_type: str) -> bool:
+        """Whether the job may run on GPUs of this type; see `is_gpu_type`."""
+        return not self.gpu_types or any(is_gpu_type(wanted, gpu_type) for wanted in self.gpu_types)
 
 
 @dataclass(frozen=True, slots=True)

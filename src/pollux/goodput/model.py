@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pollux.core import is_gpu_type
 from pollux.core.errors import InvalidInput
 from pollux.goodput.batch import BatchChoice, BatchLimits, best_batch
 from pollux.goodput.efficiency import Efficiency
@@ -38,8 +39,11 @@ class GoodputModel:
         return self.limits.maximum // self.limits.local_min
 
     def throughput_on(self, gpu_type: str = "") -> ThroughputModel:
-        """The throughput model for a GPU type."""
-        return self.by_type.get(gpu_type, self.throughput)
+        """The throughput model for a GPU type; a node may call it by a shorter name than who measured there."""
+        if not self.by_type or gpu_type in self.by_type:
+            return self.by_type.get(gpu_type, self.throughput)
+        named = (measured for name, measured in self.by_type.items() if is_gpu_type(gpu_type, name))
+        return next(named, self.throughput)
 
     def best_batch(self, num_nodes: int, num_gpus: int, gpu_type: str = "") -> tuple[BatchChoice, float]:
         """The batch with the highest goodput on a placement, and that goodput; see `best_batch`."""

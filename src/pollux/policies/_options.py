@@ -141,7 +141,7 @@ class Table:
         for j, job in enumerate(jobs):
             limits = job.limits
             if limits.gpu_types:
-                closed[j] |= np.array([self.types[t] not in limits.gpu_types for t, _, _ in self.shapes], dtype=bool)
+                closed[j] |= np.array([not limits.takes_type(self.types[t]) for t, _, _ in self.shapes], dtype=bool)
             if limits.cpus_per_gpu or limits.memory_bytes_per_gpu:
                 largest = [self._largest_share(job, gpu_type) for gpu_type in self.types]
                 closed[j] |= np.array([math.ceil(k / n) > largest[t] for t, n, k in self.shapes], dtype=bool)
@@ -216,7 +216,7 @@ class Table:
         return (
             limits.min_gpus <= count <= limits.max_gpus
             and (limits.max_nodes is None or len(held) <= limits.max_nodes)
-            and (not limits.gpu_types or types <= set(limits.gpu_types))
+            and all(limits.takes_type(gpu_type) for gpu_type in types)
             and (len(types) == 1 or limits.mixed_types)
             and len(held) == self.snapshot.placement(self.jobs[j].id).num_nodes
         )

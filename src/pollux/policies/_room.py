@@ -62,7 +62,7 @@ class Room:
         if limits.max_nodes is not None and placement.num_nodes > limits.max_nodes:
             return False
         types = {self._types.get(node_id) for node_id, _ in placement.shares}
-        if limits.gpu_types and not types <= set(limits.gpu_types):
+        if not all(limits.takes_type(gpu_type or "") for gpu_type in types):
             return False
         if len(types) > 1 and not limits.mixed_types:
             return False
@@ -103,9 +103,9 @@ class Room:
 
     def nodes_for(self, job: JobView, gpu_type: str | None) -> Iterable[str]:
         """Nodes of a type (`None`: any) on which the job may run, in order."""
-        wanted = job.limits.gpu_types
+        allowed = {kind for kind in self.types if job.limits.takes_type(kind)}
         for node_id, node_type in self._types.items():
-            if (gpu_type is None or node_type == gpu_type) and (not wanted or node_type in wanted):
+            if (gpu_type is None or node_type == gpu_type) and node_type in allowed:
                 yield node_id
 
     def most(self, job: JobView) -> int:

@@ -166,11 +166,10 @@ def _most(
         if not node.schedulable:
             most[:, n] = np.minimum(most[:, n], current[:, n])
     for j, job in enumerate(jobs):
-        wanted = job.limits.gpu_types
         if job.limits.pinned and snapshot.placement(job.id):
             most[j] = 0
-        elif wanted:
-            most[j, [node.gpu_type not in wanted for node in snapshot.cluster.nodes]] = 0
+        elif job.limits.gpu_types:
+            most[j, [not job.limits.takes_type(node.gpu_type) for node in snapshot.cluster.nodes]] = 0
     return most.astype(np.int32)
 
 

@@ -253,8 +253,7 @@ class _Solution:
         if limits.min_gpus > self.board.quota_left(j):
             return
         for gpu_type in self.table.types:
-            allowed = not limits.gpu_types or gpu_type in limits.gpu_types
-            if allowed and self.board.scatter(j, limits.min_gpus, gpu_type):
+            if limits.takes_type(gpu_type) and self.board.scatter(j, limits.min_gpus, gpu_type):
                 return
 
     # What is left over

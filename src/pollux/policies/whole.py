@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from pollux.core import Cluster, JobLimits, Queue
+from pollux.core import Cluster, JobLimits, Queue, is_gpu_type
 
 __all__ = ["OTHER_TYPE", "WANTED_TYPE", "Whole"]
 
@@ -34,7 +34,7 @@ class Whole:
         """The most GPUs that suit a job, whatever its minimum and maximum; some of its wishes may be passed over."""
         by_type: dict[str, list[tuple[int, int]]] = {}
         for (gpu_type, num_gpus, num_cpus, memory_bytes), count in self._kinds.items():
-            if limits.gpu_types and gpu_type not in limits.gpu_types:
+            if not limits.takes_type(gpu_type):
                 continue
             each = num_gpus
             if cpus and limits.cpus_per_gpu:
@@ -71,25 +71,22 @@ class Whole:
         numbers = {WANTED_TYPE + gpu_type: 0.0 for gpu_type in limits.gpu_types}
         for (gpu_type, num_gpus, _, _), count in self._kinds.items():
             if gpu_type:
-                name = (WANTED_TYPE if gpu_type in limits.gpu_types else OTHER_TYPE) + gpu_type
+                wanted = [word for word in limits.gpu_types if is_gpu_type(word, gpu_type)]
+                name = WANTED_TYPE + wanted[0] if wanted else OTHER_TYPE + gpu_type
                 numbers[name] = numbers.get(name, 0.0) + num_gpus * count
         return numbers
 
     def _by_cpus(self, limits: JobLimits) -> dict[str, float]:
-        largest = max((cpus for gpu_type, _, cpus, _ in self._kinds if _suits(limits, gpu_type)), default=0.0)
+        largest = max((cpus for gpu_type, _, cpus, _ in self._kinds if limits.takes_type(gpu_type)), default=0.0)
         return _finite({"cpus_per_gpu": limits.cpus_per_gpu, "largest_node_cpus": largest})
 
     def _by_memory(self, limits: JobLimits) -> dict[str, float]:
-        largest = max((memory for gpu_type, _, _, memory in self._kinds if _suits(limits, gpu_type)), default=0.0)
+        largest = max((memory for gpu_type, _, _, memory in self._kinds if limits.takes_type(gpu_type)), default=0.0)
         return _finite({"memory_bytes_per_gpu": limits.memory_bytes_per_gpu, "largest_node_memory_bytes": largest})
 
 
 def _finite(numbers: dict[str, float]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
-
-
-def _suits(limits: JobLimits, gpu_type: str) -> bool:
-    return not limits.gpu_types or gpu_type in limits.gpu_types
 
 
 def _whole(have: float, each: float) -> int:

@@ -67,6 +67,8 @@ def read_checkpoint(entry: Entry, workdir: str, expand: bool) -> CheckpointReque
     folder = every = keep = None
     if "dir" in keys:
         text = entry.at("dir").text("give a folder")
+        if "://" in text:
+            entry.at("dir").refuse("addresses of stores are not supported; give a folder that all nodes share")
         folder = os.path.normpath(os.path.join(workdir, os.path.expanduser(text) if expand else text))
     if "every" in keys:
         every = _duration(entry.at("every"), low=_SHORTEST_SECONDS)
@@ -114,7 +116,7 @@ def _batch_size(entry: Entry) -> dict[str, Any]:
 
 
 def _resources(entry: Entry) -> dict[str, Any]:
-    keys = entry.keys(("cpus", "memory", "gpu_type"), "give a mapping such as {cpus: 4, memory: 16GiB}")
+    keys = entry.keys(("cpus", "memory", "gpu_type", "mixed_types"), "give a mapping such as {cpus: 4, memory: 16GiB}")
     fields: dict[str, Any] = {}
     if "cpus" in keys:
         fields["cpus"] = entry.at("cpus").number(0.0, _MAX_CPUS, f"give CPUs for each GPU, 0 to {_MAX_CPUS:g}")
@@ -125,6 +127,8 @@ def _resources(entry: Entry) -> dict[str, Any]:
         remedy = "give a type such as h100, or a list of types"
         types = entry.at("gpu_type").one_or_more(remedy)
         fields["gpu_types"] = _without_repeats([_matching(item, _GPU_TYPE, remedy) for item in types], types)
+    if "mixed_types" in keys:
+        fields["mixed_types"] = entry.at("mixed_types").boolean("give true or false")
     return {"resources": Resources(**fields)}
 
 

@@ -12,6 +12,7 @@ JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_RUN_ID": "the same for all generations of a job, another for every job: its run's name in trackers",
     "POLLUX_URL": "where the job's agent reports to; unset: nowhere",
     "POLLUX_JOB_TOKEN": "what the agent shows there; it can report and read this one job only",
+    "POLLUX_CA": "certificate that the agent trusts there beside the system's, as PEM text; POLLUX_CA_FILE where unset",
     "POLLUX_CA_FILE": "certificate that the agent trusts there beside the system's; unset: only those",
     "POLLUX_CHECKPOINT_DIR": "folder for checkpoints where the script names none",
     "POLLUX_CHECKPOINT_EVERY": "seconds between two checkpoints where the script names none",

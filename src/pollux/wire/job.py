@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = [
+    "BARE_PYTHON",
     "PRIORITY_WEIGHTS",
     "BatchSizes",
     "CheckpointRequest",
@@ -15,6 +17,9 @@ __all__ = [
     "Priority",
     "Resources",
 ]
+
+BARE_PYTHON = frozenset({"python", "python3", f"python3.{sys.version_info.minor}"})
+"""Commands that mean the interpreter of Pollux where they run, unless the job sets a PATH of its own."""
 
 Priority = Literal["low", "normal", "high"]
 """How much a job counts beside others."""
@@ -37,11 +42,15 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What each GPU's replica needs beside the GPU; 0: not counted. `gpu_types` empty: any."""
+    """What each GPU's replica needs beside the GPU; 0: not counted. `gpu_types` empty: any.
+
+    `mixed_types`: its replicas may be on GPUs of different types at a time.
+    """
 
     cpus: float = 0.0
     memory_bytes: float = 0.0
     gpu_types: tuple[str, ...] = ()
+    mixed_types: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Whether folder and command exist is a question for the machine that submits: `ch
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pollux.wire._entry import Entry, Origin
 from pollux.wire._fields import READERS, RUN_REMEDY, is_job_name, legal_name, read_checkpoint, read_run
 from pollux.wire._yaml import read_yaml
 from pollux.wire.codec import MAX_BODY_BYTES
-from pollux.wire.job import JobRequest
+from pollux.wire.job import BARE_PYTHON, JobRequest
 
 __all__ = ["JOB_KEYS", "check_paths", "is_job_name", "job_to_mapping", "legal_name", "parse_job", "read_job_file"]
 
@@ -86,6 +87,7 @@ def job_to_mapping(request: JobRequest) -> dict[str, Any]:
             cpus=request.resources.cpus or None,
             memory=request.resources.memory_bytes or None,
             gpu_type=list(request.resources.gpu_types) or None,
+            mixed_types=request.resources.mixed_types or None,
         ),
         "workdir": request.workdir,
         "env": dict(request.env),
@@ -195,9 +197,13 @@ def _finds(command: str, request: JobRequest) -> bool:
     if "/" in command:
         path = os.path.join(request.workdir, command)
         return os.path.isfile(path) and os.access(path, os.X_OK)
+    searched = request.env.get("PATH")
+    if command in BARE_PYTHON and searched is None:
+        return True
     import shutil  # which takes a while to load, and only submitters need it
 
-    return shutil.which(command, path=request.env.get("PATH")) is not None
+    beside = os.path.dirname(sys.executable)
+    return shutil.which(command, path=searched) is not None or shutil.which(command, path=beside) is not None
 
 
 def _not_found(command: str, request: JobRequest) -> str:

@@ -19,13 +19,14 @@ class Eta:
 
 @dataclass(frozen=True, slots=True)
 class ReasonStatus:
-    """Why a job has what it has: the policy's own word and numbers, and the sentences made of them."""
+    """Why a job has what it has: the policy's own word and numbers, sentences made of them, the `jobs` they name."""
 
     code: str
     at: float
     numbers: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
     next_step: str = ""
+    jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class JobStatus:
     `gpus` are those it holds now, `placement` where. `crashes` counts against `retries`; `restarts` are re-allocations.
     `resize_seconds` is what the next one is expected to cost, `resize_kind` how it will come about (`live` in living
     processes, or `restart`), `resize_costs` the median of its last pauses by kind. `outdated`: progress, batch and ETA
-    are from before it was given its present GPUs; its next report renews them.
+    are from before it was given its present GPUs; its next report renews them. `fairness` is finish-time fairness as
+    it was at the job's last change; None where it cannot be told.
     """
 
     id: str
@@ -77,6 +79,7 @@ class JobStatus:
     gpu_seconds: float = 0.0
     reported_at: float | None = None
     outdated: bool = False
+    fairness: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

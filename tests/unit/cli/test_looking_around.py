@@ -141,5 +141,7 @@ def test_history_export_from_the_service(run, fake, tmp_path):
     assert run("history", "export").stdout == '{"format":"pollux-history"}\n{"a":1}\n'
     assert "2 lines" in run("history", "export", "-o", tmp_path / "h").stdout
     assert (tmp_path / "h").read_text().count("\n") == 2
+    # What jobs were given is in it, secrets too.
+    assert (tmp_path / "h").stat().st_mode & 0o777 == 0o600
     (fake.home / "service.json").unlink()
     assert run("history", "export").exit_code == 69

@@ -63,6 +63,16 @@ def test_permissions_are_the_usual_ones(tmp_path):
     assert (tmp_path / "r.json").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
+def test_a_private_file_is_its_owners_whatever_was_there(tmp_path):
+    target = tmp_path / "secrets"
+    target.write_text("before")
+    target.chmod(0o644)
+    with staged_file("--output", target, private=True) as file:
+        file.write("after")
+        assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path != target] == [0o600]
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("after", 0o600)
+
+
 def test_device_is_written_to():
     null = Path(os.devnull)
     with staged_file("--json", null) as file:

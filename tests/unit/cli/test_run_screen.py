@@ -3,6 +3,8 @@
 import io
 import sys
 
+import pytest
+
 from pollux.cli.jobs_table import job_line
 from pollux.cli.run_screen import Screen
 
@@ -52,3 +54,22 @@ def test_the_line(fake):
     )
     waiting = fake.job("x", state="queued", gpus=0, batch_size=None, goodput=None, progress=None, eta=None)
     assert job_line(waiting, now) == "queued"
+
+
+class Gone(io.StringIO):
+    """A terminal that was closed."""
+
+    def write(self, text):
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_is_gone_matters_only_before_the_job_is_told_to_stop(fake, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with Screen() as screen:
+        with pytest.raises(OSError, match="Input/output"):
+            screen.log("text\n")
+        screen.may_be_gone = True
+        screen.log("text\n")
+        screen.note("stopping")
+        screen.status(fake.job("train"), 0.0)

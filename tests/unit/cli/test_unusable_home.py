@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import pollux.cli.up
+from pollux.core.errors import Conflict
 
 
 @pytest.mark.parametrize("below", ["home", "file/home"])
@@ -49,3 +50,14 @@ def test_a_detached_failure_has_the_exit_code_of_the_foreground(run, tmp_path, m
     result = run("up", "--home", tmp_path / "home", "--slots", 1, "--port", 0, "--detach")
     assert result.exit_code == seen
     assert result.stderr == "error: it cannot be\n"
+
+
+@pytest.mark.parametrize("file", ["service.json", "store.sqlite"])
+def test_a_single_job_is_not_run_in_the_folder_of_a_service(run, tmp_path, file):
+    (tmp_path / file).touch()
+    (tmp_path / "train.py").touch()
+    result = run("run", "--home", tmp_path, "--slots", 1, tmp_path / "train.py")
+    assert result.exit_code == Conflict.exit_code
+    assert result.stderr.count("\n") == 1
+    assert f"--home is '{tmp_path}', the folder of a service" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([file, "train.py"])

@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from pollux.cli.client import connect
 from pollux.cli.ending import is_alive
 from pollux.cli.up import _words, greeting
+from pollux.core.errors import StoreFailed
 from pollux.service.settings import ServiceSettings
 
 
@@ -128,3 +131,82 @@ def test_down_waits_until_nobody_answers(run, fake, tmp_path, monkeypatch):
     assert json.loads(result.stdout) == {"url": fake.url, "stopped": True, "jobs": "keep"}
     assert fake.calls("POST") == [("/v1/shutdown", {"jobs": "keep"})]
     assert next(answers, None) is None
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """A machine with Slurm's commands, whose service is not really started; what it would be started with."""
+    monkeypatch.setattr("pollux.backends.available", lambda name: None)
+    monkeypatch.setattr("pollux.cli.up._check_certificate", lambda cert, key: None)
+    seen = []
+    monkeypatch.setattr("pollux.service.server.serve", lambda settings, on_ready: seen.append(settings))
+    return seen
+
+
+def test_a_service_listens_where_its_nodes_reach_it(run, tmp_path, slurm):
+    words = ["up", "--home", tmp_path, "--backend", "slurm"]
+    result = run(*words, "--option", "head=10.0.0.5", "--insecure-bind", "--allow-host", "pollux.lab")
+    assert result.exit_code == 0, result.stderr
+    (tmp_path / "c").touch()
+    run(*words, "--option", "head=10.0.0.5", "--tls-cert", tmp_path / "c", "--tls-key", tmp_path / "c")
+    run(*words, "--option", "head=127.0.0.1")
+    run(*words, "--option", "head=10.0.0.5", "--host", "127.0.0.1")
+    assert [settings.host for settings in slurm] == ["10.0.0.5", "10.0.0.5", "127.0.0.1", "127.0.0.1"]
+    assert slurm[0].allowed_hosts == ("pollux.lab",)
+    assert run("up", *_words(slurm[0])).exit_code == 0
+    assert slurm[-1] == slurm[0]
+
+
+def test_a_service_that_its_nodes_would_not_reach_is_not_started(run, tmp_path, slurm, monkeypatch):
+    monkeypatch.setattr("pollux.backends.fleet.own_address", lambda: "10.0.0.9")
+    result = run("up", "--home", tmp_path, "--backend", "slurm")
+    assert result.exit_code == 2
+    for phrase in ("10.0.0.9", "--tls-cert", "--insecure-bind", "head=", "--host 127.0.0.1"):
+        assert phrase in result.stderr
+    assert slurm == []
+    # What would be asked for can be seen all the same.
+    assert run("up", "--home", tmp_path, "--backend", "slurm", "--slots", 1, "--dry-run").exit_code == 0
+
+
+def test_a_dry_run_is_one_document_too(run, tmp_path, slurm):
+    words = ["up", "--home", tmp_path, "--backend", "slurm", "--slots", "1", "--dry-run"]
+    document = json.loads(run(*words, "--json").stdout)
+    assert document == {"backend": "slurm", "asks_for": run(*words).stdout}
+    assert "#SBATCH" in document["asks_for"]
+
+
+def test_a_dry_run_says_what_ray_is_asked_for(run, tmp_path, slurm):
+    said = run("up", "--home", tmp_path, "--backend", "ray", "--dry-run").stdout
+    assert "asks no engine" not in said
+    for phrase in ("actor", "placement group", "at auto"):
+        assert phrase in said
+    assert "asks no engine" in run("up", "--home", tmp_path, "--dry-run").stdout
+
+
+@pytest.mark.parametrize("fault", [StoreFailed("the disk is full;\ncheck it"), KeyboardInterrupt()])
+def test_standard_output_has_one_document_also_where_it_ends_badly(run, fake, monkeypatch, fault):
+    monkeypatch.setattr("pollux.cli.up._own_client", lambda home: connect())
+    fake.answers["GET", "/v1/status"] = fake.status
+    greeted = threading.Event()
+    before: list[threading.Thread] = []
+
+    def serve(settings, on_ready):
+        if greeted.is_set():
+            on_ready(None)
+            before[-1].join(60)
+        raise fault
+
+    class Thread(threading.Thread):
+        def start(self):
+            before.append(self)
+            super().start()
+
+    monkeypatch.setattr("pollux.cli.up.threading.Thread", Thread)
+    monkeypatch.setattr("pollux.service.server.serve", serve)
+    alone = run("up", "--home", fake.home, "--slots", 1, "--json")
+    greeted.set()
+    result = run("up", "--home", fake.home, "--slots", 1, "--json")
+    assert "error" in json.loads(alone.stdout)
+    assert json.loads(result.stdout)["status"] == fake.status
+    assert result.exit_code == alone.exit_code != 0
+    assert result.stderr == alone.stderr

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from pollux.core import InvalidInput, JobLimits, JobView, Queue
+from pollux.core import InvalidInput, JobLimits, JobView, Queue, is_gpu_type
 from pollux.testing import SaturatingGoodput, job, snapshot
 
 
@@ -20,6 +20,27 @@ from pollux.testing import SaturatingGoodput, job, snapshot
 def test_impossible_limits_are_refused(fields, said):
     with pytest.raises(InvalidInput, match=said):
         JobLimits(**fields)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpu_type", "matches"),
+    [
+        ("a100", "NVIDIA A100-SXM4-40GB", True),
+        ("a100", "A100", True),
+        ("A100", "a100_80gb", True),
+        ("a100-40gb", "NVIDIA A100-SXM4-40GB", True),
+        ("a100-80gb", "NVIDIA A100-SXM4-40GB", False),
+        ("a10", "NVIDIA A100-SXM4-40GB", False),
+        ("a100", "", False),
+        ("", "A100", False),
+        ("", "", True),
+        ("-", "A100", False),
+        ("NVIDIA A100-SXM4-40GB", "A100", False),
+    ],
+)
+def test_types_are_compared_by_their_words(wanted, gpu_type, matches):
+    assert is_gpu_type(wanted, gpu_type) is matches
+    assert JobLimits(gpu_types=("v100", wanted)).takes_type(gpu_type) is matches
 
 
 def test_limits_that_leave_no_choice_are_allowed():

@@ -16,7 +16,7 @@ MINIMAL, EVERY_KEY = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.DOTALL | re.MU
 MESSAGES = re.findall(r"^```text\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[0].splitlines()
 INNER_KEYS = [
     *(f"batch_size.{field.name}" for field in dataclasses.fields(BatchSizes)),
-    *(f"resources.{key}" for key in ("cpus", "memory", "gpu_type")),
+    *(f"resources.{key}" for key in ("cpus", "memory", "gpu_type", "mixed_types")),
     *(f"checkpoint.{key}" for key in ("dir", "every", "keep")),
 ]
 MISTAKES = [

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pollux.controller.requests import limits_from
 from pollux.core.errors import InvalidInput, PolluxError, TooLarge
 from pollux.wire.environment import JOB_VARIABLES, TORCHRUN_VARIABLES
 from pollux.wire.job import BatchSizes, CheckpointRequest, JobRequest, Resources
@@ -472,6 +473,32 @@ def test_a_job_that_is_all_there(tmp_path):
     for run in ("./go", "sh -c true", f"{sys.executable} train.py", "echo a | cat"):
         assert check_paths(parse_job({"run": run}, str(tmp_path))) == ()
     assert check_paths(parse_job({"run": "go", "env": {"PATH": str(tmp_path)}}, str(tmp_path))) == ()
+
+
+def test_python_is_always_there(tmp_path, monkeypatch):
+    """Backends take it for the interpreter of Pollux, whether it is on PATH or not; and look beside that, too."""
+    write(tmp_path, "", "train.py")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    for command in ("python", "python3", f"python3.{sys.version_info.minor}", Path(sys.executable).name):
+        assert check_paths(parse_job({"run": f"{command} train.py"}, str(tmp_path))) == ()
+    (found,) = check_paths(parse_job({"run": "python2 train.py"}, str(tmp_path)))
+    assert "there is no command python2 on PATH" in found
+
+
+def test_gpu_types_may_be_mixed_where_that_is_said():
+    job = parse_job({"run": "x", "resources": {"gpu_type": ["h100", "a100"], "mixed_types": True}}, "/")
+    assert job.resources.mixed_types
+    assert limits_from(job).mixed_types
+    assert job_to_mapping(job)["resources"] == {"gpu_type": ["h100", "a100"], "mixed_types": True}
+    assert not limits_from(parse_job({"run": "x"}, "/")).mixed_types
+    with pytest.raises(InvalidInput, match=r"resources\.mixed_types is 'maybe': give true or false"):
+        parse_job({"run": "x", "resources": {"mixed_types": "maybe"}}, "/")
+
+
+@pytest.mark.parametrize("folder", ["s3://bucket/run", "gs://b", "hdfs://n:9000/x"])
+def test_checkpoints_are_in_folders(folder):
+    with pytest.raises(InvalidInput, match=rf"checkpoint\.dir is '{folder}': addresses of stores are not supported"):
+        parse_job({"run": "x", "checkpoint": {"dir": folder}}, "/work")
 
 
 @pytest.mark.parametrize(
