@@ -40,8 +40,8 @@ test-browser: setup  ## the pages in a real browser; installs Chromium where it 
 	PYTHON=$(BIN)/python tools/install_chromium.sh || test "$$CI" != true
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m browser tests/browser
 
-test-faults: setup  ## the long set of kills, stops, resumes and strange requests; seeds are printed
-	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 -s \
+test-faults: setup  ## the long set of kills, stops, resumes and strange requests; prints seeds, tries nothing twice
+	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 --force-reruns 0 \
 		--events $(EVENTS) $(if $(SEED),--seed $(SEED)) tests/faults tests/integration/service/test_schema.py
 
 test-gpu: setup  ## what only a GPU can show; needs one

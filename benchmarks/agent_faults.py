@@ -10,6 +10,7 @@ exactly once, and every loss must be that of a run that nothing happened to.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -35,10 +36,14 @@ from pollux.testing.training import ReplicaServer, RunningReplicas
 PASSES = 4
 SHARDS = 2
 STEP_SECONDS = 0.004
-# A kill costs what was trained since the last checkpoint: its period, and the time that writing took, where the
-# machine decides; agreeing on a step takes up to 0.2 s.
+# A kill costs what was trained since the step of the newest checkpoint that was whole: the period until the next one
+# is due, the time until replicas have agreed on its step, and the time in which it was being written. Writing is up to
+# the disk, so it is measured in the run itself (also that of the save which the kill cut off) and taken off; what is
+# left is judged. To agree, the first replica looks at its clock and the others for requests every 0.2 s, and then they
+# need two more boundaries; one step is as long as the longest that the run had.
 CHECKPOINT_EVERY = 0.15
-ALLOWANCE = 2.0
+AGREEMENT_SECONDS = 0.4
+AGREEMENT_STEPS = 3
 KINDS = ("map", "sampler", "stream", "seekable")
 
 
@@ -186,9 +191,14 @@ def train(plan: dict[str, Any], folder: str, log: str, workers: int, blow: dict[
                 ids += numbers.tolist()
                 part += float(loss.detach()) * micro.samples / micro.total
             if micro.is_last:
-                saved = job._parts.checkpointer.last_saved if job._parts.checkpointer is not None else None
+                checkpointer = job._parts.checkpointer
+                assert checkpointer is not None
+                # First whether it writes, then what it wrote: in this order a save is not taken for idle time.
+                busy, saved = checkpointer.busy, checkpointer.last_saved
                 entry = {
                     "step": job.step,
+                    "replica": job.replica,
+                    "busy": busy,
                     "pass": job._loader.pass_index,
                     "ids": ids,
                     "loss": part,
@@ -213,6 +223,18 @@ class Run:
     begin: int
     steps: dict[int, list[dict[str, Any]]]
     ended_at: float
+
+    def unwritten(self, since: int) -> tuple[float, float]:
+        """How long, from that step on, nothing was being written by the first replica; and how long that may be."""
+        writer = sorted(
+            (entry for entries in self.steps.values() for entry in entries if entry["replica"] == 0),
+            key=lambda entry: int(entry["step"]),
+        )
+        idle = [(b["at"] - a["at"], a["step"]) for a, b in itertools.pairwise(writer) if not (a["busy"] or b["busy"])]
+        several = any(entry["replica"] for entries in self.steps.values() for entry in entries)
+        longest = max((seconds for seconds, _ in idle), default=0.0)
+        allowed = CHECKPOINT_EVERY + AGREEMENT_SECONDS * several + AGREEMENT_STEPS * longest
+        return sum(seconds for seconds, step in idle if step >= since), allowed
 
     @classmethod
     def read(cls, log: Path, num_replicas: int, ended_at: float) -> Run | None:
@@ -245,6 +267,7 @@ class Tally:
     repeated: int = 0
     failures: int = 0
     longest_loss: float = 0.0
+    longest_unwritten: float = 0.0
     problems: list[str] = field(default_factory=list)
 
     def fail(self, text: str) -> None:
@@ -342,7 +365,7 @@ class History:
         running.signal(blow.number, blow.replica)
 
     def _judge_begin(self, run: Run | None, told: str) -> None:
-        """A run must go on from a checkpoint that was reported, and not be older than the period allows."""
+        """A run must go on from a checkpoint that was reported, and that must not be older than its period allows."""
         if run is None or not self._runs:
             return
         self._tally.resumes += 1
@@ -354,8 +377,13 @@ class History:
         if first_lost is not None:
             seconds = max(at["at"] for entries in before.steps.values() for at in entries) - first_lost[0]["at"]
             self._tally.longest_loss = max(self._tally.longest_loss, seconds)
-            if seconds > CHECKPOINT_EVERY + ALLOWANCE:
-                self._tally.fail(f"{seconds:.1f} s of training were lost: {told}")
+            unwritten, allowed = before.unwritten(run.begin)
+            self._tally.longest_unwritten = max(self._tally.longest_unwritten, unwritten)
+            if unwritten > allowed:
+                self._tally.fail(
+                    f"{seconds:.2f} s of training were lost, {unwritten:.2f} s of them while no checkpoint was being "
+                    f"written; {allowed:.2f} s are allowed: {told}"
+                )
 
     def _judge_end(self, codes: list[int], blow: Blow | None, told: str) -> None:
         if blow is None:
@@ -448,7 +476,9 @@ def measure(quick: bool, seed: int) -> dict[str, Any]:
         "kills": kills.kills,
         "kill_resume_failures": mixed.failures + kills.failures,
         "kill_longest_loss_seconds": max(mixed.longest_loss, kills.longest_loss),
+        "kill_longest_loss_unwritten_seconds": max(mixed.longest_unwritten, kills.longest_unwritten),
         "checkpoint_every_seconds": CHECKPOINT_EVERY,
+        "problems": [problem[:500] for problem in (*mixed.problems, *kills.problems)],
         "seed": seed,
     }
 

@@ -204,16 +204,17 @@ def measure_task(task: Task, pairs: int, block: int, seed: int) -> dict[str, Any
     }
     for steps in loops.values():
         seconds_of(steps, 5)
-    warm_up = {"steps": 0}
-    while holder["adaptive"].noise.num_measured <= 100 and warm_up["steps"] < 600:
-        seconds_of(loops["adaptive"], 20)
-        warm_up["steps"] += 20
+    burst: dict[str, list[float]] = {"adaptive": [], "plain": []}
+    while holder["adaptive"].noise.num_measured <= 100 and len(burst["adaptive"]) < 30:
+        for which, took in burst.items():
+            took.append(seconds_of(loops[which], 20))
     noise = holder["adaptive"].noise
     result: dict[str, Any] = {
         "noise": noise.describe(),
         "noise_relative_width": noise.relative_width,
         "noise_measured_steps": noise.num_measured,
         "steps_of_burst": holder["adaptive"].step,
+        "overhead_burst": sum(burst["adaptive"]) / sum(burst["plain"]) - 1.0,
     }
     print(task.name, result, flush=True)
     seconds_of(loops["adaptive"], 60)

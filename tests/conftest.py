@@ -1,13 +1,15 @@
-"""What every test shares: hypothesis profiles, the published data, replicas, and "a skip is a failure" in CI."""
+"""What every test shares: hypothesis profiles, seeds, replicas, what is tried again, and skips that fail in CI."""
 
 import os
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from pollux.testing.training import ReplicaServer
+from pollux.testing.waiting import OutOfTime
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -29,8 +31,12 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ[name] = str(value)
 
 
-# These watch processes on a machine that may be busy: one that fails is tried once more, and named as such.
+# These watch processes on a machine that may be busy. One that waited for something in vain is tried once more, and
+# named as such; one whose answers, data or states were wrong has failed.
 _BY_THE_CLOCK = ("browser", "conformance", "faults", "integration")
+_WAITING = (OutOfTime, TimeoutError, subprocess.TimeoutExpired)
+_ERRORS = pytest.StashKey[list[BaseException]]()
+_SEEDED = ("faults", "integration/service/test_schema.py")
 _APART = {"tests/integration/ray": "ray", "tests/integration/slurm": "slurm", "tests/browser": "browser"}
 
 
@@ -40,7 +46,48 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         if item.path.is_relative_to(REPOSITORY / folder):
             item.add_marker(mark)
     if any(item.path.is_relative_to(REPOSITORY / "tests" / folder) for folder in _BY_THE_CLOCK):
-        item.add_marker(pytest.mark.flaky(reruns=1))
+        # Names would match an error by another one that was handled when it came, and in one phase of the test alone.
+        only = [f"^{kind.__name__}: " for kind in _WAITING]
+        item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=only, condition=lambda: only_waited_in_vain(item)))
+
+
+def only_waited_in_vain(item: pytest.Item) -> bool:
+    """Whether nothing else went wrong in this test than that something did not come about in time."""
+    return all(isinstance(error, _WAITING) or _is_of_the_browser(error) for error in item.stash.get(_ERRORS, []))
+
+
+def _is_of_the_browser(error: BaseException) -> bool:
+    kind = type(error)
+    return kind.__module__.startswith("playwright.") and kind.__name__ == "TimeoutError"
+
+
+def _seed(item: pytest.Item) -> str:
+    """The seed and the number of events of a test of faults, of its module's `SEED` and `EVENTS`; empty for others."""
+    if not any(item.path.is_relative_to(REPOSITORY / "tests" / place) for place in _SEEDED):
+        return ""
+    module = item.getparent(pytest.Module)
+    seed, events = (getattr(module.obj if module else None, name, None) for name in ("SEED", "EVENTS"))
+    if seed is None:
+        return ""
+    return f"seed {seed}" if events is None else f"seed {seed}, {events} events"
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep what went wrong. Seeds travel with reports: the output of tests that pass, and of workers, is not shown."""
+    report = yield
+    if report.when == "setup":
+        item.stash[_ERRORS] = []
+    if report.failed and call.excinfo is not None:
+        item.stash[_ERRORS].append(call.excinfo.value)
+    told = _seed(item)
+    if told and report.when == "call":
+        report.user_properties.append(("seed", told))
+    if told and report.failed:
+        report.sections.append(("seed", f"{told}; --seed and --events give the same moments again"))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +120,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_report_header(config: pytest.Config) -> str:
+    seed = config.getoption("seed")
+    return f"seed of faults: {'each test has its own' if seed is None else seed}, named at the end"
+
+
+def _tell_seeds(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    seeds = {(r.nodeid, told) for r in reports for name, told in getattr(r, "user_properties", ()) if name == "seed"}
+    if seeds:
+        terminalreporter.section("seeds")
+    for nodeid, told in sorted(seeds):
+        terminalreporter.line(f"{nodeid}: {told}")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    _tell_seeds(terminalreporter)
     skips = _forbidden_skips(config)
     if not skips:
         return

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pollux.testing.training import load_module
 
 FAULTS = load_module(str(Path(__file__).parents[2] / "benchmarks" / "agent_faults.py"))
@@ -48,6 +50,38 @@ def steps(first: int, end: int, ids=None) -> dict[int, list[dict[str, object]]]:
         ]
         for step in range(first, end)
     }
+
+
+def killed(slow_write=0.0, skipped=0) -> Any:
+    """A run on two replicas with a step each 10 ms, killed just before its second checkpoint is whole.
+
+    The first, of step 20, is whole at step 25; the next is due 15 steps later and takes 5 steps to be agreed on.
+    """
+    begun = 40 + 15 * skipped
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for step in range(begun + 6):
+        late = slow_write if step == begun + 5 else 0.0
+        busy = 20 < step < 25 or step > begun
+        entry = {"step": step, "at": 100.0 + 0.01 * step + late, "busy": busy, "saved": 20 if step >= 25 else -1}
+        steps[step] = [{**entry, "replica": 0}, {**entry, "replica": 1, "busy": False}]
+    return FAULTS.Run(0, steps, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "begin", "failures"),
+    [
+        (killed(), 20, 0),
+        (killed(slow_write=60.0), 20, 0),
+        (killed(skipped=1), 20, 0),
+        (killed(skipped=5), 20, 1),
+        (killed(), 19, 1),
+    ],
+    ids=["usual", "slow disk", "within the allowance", "five were skipped", "older than was reported"],
+)
+def test_the_tally_sees_checkpoints_that_were_not_written(tmp_path, before, begin, failures):
+    told = history(tmp_path, None, [before])
+    told._judge_begin(FAULTS.Run(begin, {}, 0.0), "so it was")
+    assert told._tally.failures == failures, told._tally.problems
 
 
 def test_the_tally_sees_what_is_lost_and_repeated(tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ from pollux.backends.protocol import (
 )
 from pollux.core import Placement
 from pollux.core.errors import BackendFailed, InvalidInput
+from pollux.testing.waiting import OutOfTime
 
 __all__ = ["WAIT_SECONDS", "BackendConformance", "Bench"]
 
@@ -85,14 +86,14 @@ class Bench:
         return launch
 
     def wait(self, what: str, is_so: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
-        """Whatever `is_so` gives, once it gives something; an AssertionError where it does not in time."""
+        """Whatever `is_so` gives, once it gives something; `OutOfTime` where it does not in time."""
         deadline = time.monotonic() + seconds
         while True:
             found = is_so()
             if found:
                 return found
             if time.monotonic() > deadline:
-                raise AssertionError(f"no {what} after {seconds:g} s; told: {self.told}; {self.backend.running()}")
+                raise OutOfTime(f"no {what} after {seconds:g} s; told: {self.told}; {self.backend.running()}")
             with self._changed:
                 self._changed.wait(0.02)
 

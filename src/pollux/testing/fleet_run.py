@@ -14,6 +14,7 @@ from pollux.core import Placement
 from pollux.testing import live_job
 from pollux.testing.fleet import ProcessFleet
 from pollux.testing.live_events import EventRun
+from pollux.testing.waiting import OutOfTime
 
 __all__ = ["FleetNodes", "FleetRun"]
 
@@ -36,11 +37,11 @@ class FleetNodes:
         self.await_all()
 
     def await_all(self) -> None:
-        """Wait until all are up; AssertionError where they are not in time."""
+        """Wait until all are up; `OutOfTime` where they are not in time."""
         deadline = time.monotonic() + _START_SECONDS
         while len(self.hosts.hosts()) < self.num_nodes:
             if time.monotonic() > deadline:
-                raise AssertionError(f"of {self.num_nodes} hosts only these are up: {self.hosts.hosts()}")
+                raise OutOfTime(f"of {self.num_nodes} hosts only these are up: {self.hosts.hosts()}")
             time.sleep(0.02)
 
     def _lender(self, watch: bool) -> ProcessFleet:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.testing.training import ReplicaResult, ReplicaServer, RunningReplicas
+from pollux.testing.waiting import OutOfTime
 
 __all__ = ["LiveReplica", "LiveSupervisor"]
 
@@ -276,7 +277,7 @@ class LiveSupervisor:
             if seen is not None:
                 return seen
             if time.monotonic() > end:
-                raise AssertionError(f"waited {timeout:g} s in vain: {what}\n{self.outputs()}")
+                raise OutOfTime(f"waited {timeout:g} s in vain: {what}\n{self.outputs()}")
             time.sleep(_POLL_SECONDS)
 
     def outputs(self) -> str:

@@ -29,6 +29,7 @@ from pollux.backends.protocol import (
 from pollux.core import Placement
 from pollux.core.errors import PolluxError
 from pollux.testing import live_job
+from pollux.testing.waiting import OutOfTime
 
 __all__ = ["EventRun", "Verdict"]
 
@@ -151,11 +152,11 @@ class EventRun:
             self.start(1 + len(self.restarts) % self._most)
 
     def until(self, what: str, is_so: Callable[[], Any], seconds: float = _WAIT_SECONDS) -> None:
-        """Go on until that is so; an AssertionError that tells all there is to know where it is not in time."""
+        """Go on until that is so; `OutOfTime` with all there is to know where it is not in time."""
         deadline = time.monotonic() + seconds
         while not is_so():
             if time.monotonic() > deadline:
-                raise AssertionError(f"stuck for {seconds:g} s: no {what}\n{self.story()}")
+                raise OutOfTime(f"stuck for {seconds:g} s: no {what}\n{self.story()}")
             self.pump()
 
     def settled(self) -> None:

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pollux.testing.waiting import OutOfTime
+
 __all__ = ["ReplicaResult", "ReplicaServer", "RunningReplicas", "load_module"]
 
 _POLL_SECONDS = 0.005
@@ -143,14 +145,21 @@ class ReplicaServer:
         environment: Mapping[str, str] | None = None,
         timeout: float = 60.0,
     ) -> list[Any]:
-        """What the function returned on every replica; an AssertionError with their output where one failed."""
+        """What the function returned on every replica; an AssertionError with their output where one failed.
+
+        It is `OutOfTime` where none failed, and some were not through after `timeout` seconds.
+        """
+        began = time.monotonic()
         results = self.start(function, num_replicas, arguments, environment).wait(timeout)
+        late = time.monotonic() - began >= timeout
         bad = [(replica, result) for replica, result in enumerate(results) if result.exit_code != 0]
         if bad:
             told = "\n".join(
                 f"replica {replica} of {num_replicas}: exit code {result.exit_code}\n{result.output}"
                 for replica, result in bad
             )
+            if late and all(result.exit_code == -signal.SIGKILL for _, result in bad):
+                raise OutOfTime(f"{function} was not through after {timeout:g} s\n{told}")
             raise AssertionError(f"{function} failed\n{told}")
         return [result.value for result in results]
 

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -61,9 +60,9 @@ def compared(command: str, shown: list[str], printed: list[str]) -> None:
 def run(monkeypatch):
     """Types a command in the repository's folder, under a home that is short, since sockets lie in it."""
     monkeypatch.chdir(ROOT)
-    # The example's `python` is that of the environment that Pollux is installed in.
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     with tempfile.TemporaryDirectory(prefix="pollux-") as folder:
+        # The example's `python` is that of the environment that Pollux is installed in, also where PATH has none.
+        monkeypatch.setenv("PATH", folder)
         home = Path(folder) / "h"
         environment = {"POLLUX_HOME": str(home), "POLLUX_SERVER": None, "POLLUX_TOKEN": None}
 

@@ -40,6 +40,18 @@ def work(tmp_path):
         "print('waiting', flush=True)\n"
         "while True: time.sleep(0.05)\n"
     )
+    (tmp_path / "save.py").write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "folder = pathlib.Path(os.environ['POLLUX_CHECKPOINT_DIR'])\n"
+        "def save(*_):\n"
+        "    time.sleep(0.2)\n"
+        "    folder.mkdir(parents=True, exist_ok=True)\n"
+        "    (folder / 'state').write_text('saved')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('resumed' if (folder / 'state').exists() else 'new', os.getpid(), flush=True)\n"
+        "while not (folder / 'state').exists(): time.sleep(0.05)\n"
+    )
     return tmp_path
 
 
@@ -102,6 +114,60 @@ def test_ctrl_c_lets_it_save(work):
         assert (code, stdout) == (130, "saved\n")
         assert "Ctrl-C again kills it" in stderr
         assert (Path(home) / "logs").is_dir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whatever_ends_it_lets_it_save_and_what_was_saved_is_kept(work, number):
+    process = start(work, "save.py")
+    try:
+        assert process.stdout is not None
+        word, pid = process.stdout.readline().split()
+        assert word == "new"
+        process.send_signal(number)
+        if number != signal.SIGINT:
+            process.send_signal(number)  # `timeout` and terminals send these twice
+        code, _, stderr = finished(process)
+    finally:
+        process.kill()
+    assert code == 128 + number
+    assert not Path(f"/proc/{pid}").exists(), "the job runs on"
+    [kept] = (work / "t").glob("pollux-run-*")
+    assert (kept / "checkpoints" / "save" / "state").read_text() == "saved"
+    assert f"logs and checkpoints: {kept}/" in stderr
+    assert f"'pollux run --home {kept}' with the same script goes on from there" in stderr
+    code, stdout, _ = finished(start(work, "--home", str(kept), "save.py"))
+    assert (code, stdout.split()[0]) == (0, "resumed")
+
+
+def test_a_signal_that_is_ignored_stays_so(work):
+    """As `nohup` has it."""
+    held = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(work, "save.py")
+    finally:
+        signal.signal(signal.SIGHUP, held)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert finished(process)[0] == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+
+
+def test_one_that_was_stopped_before_it_saved_leaves_nothing(work):
+    process = start(work, "wait.py")
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        code, stdout, stderr = finished(process)
+    finally:
+        process.kill()
+    assert (code, stdout) == (143, "saved\n")
+    assert "logs and checkpoints" not in stderr
+    assert not list((work / "t").glob("pollux-*"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pollux.cli.main import app
+from pollux.testing.waiting import wait_until
 
 SCRIPT = """
 import os, sys, time
@@ -37,11 +37,7 @@ def answer(home, *words, **options):
 
 
 def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
+    return wait_until("change", condition, seconds, 0.1)
 
 
 @pytest.fixture(scope="module")

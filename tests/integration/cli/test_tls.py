@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pollux.cli.main import app
+from pollux.testing.waiting import wait_until
 
 TLS = Path(__file__).parents[2] / "unit" / "service" / "tls"
 
@@ -53,11 +53,12 @@ def test_a_job_reports_over_tls(home, tmp_path):
     assert json.loads(started.stdout)["url"].startswith("https://localhost:")
     (tmp_path / "reports.py").write_text(REPORTS)
     pollux(home, "submit", "--name", "told", "--", sys.executable, tmp_path / "reports.py")
-    deadline = time.monotonic() + 90.0
-    job = {"state": ""}
-    while job["state"] not in ("succeeded", "failed") and time.monotonic() < deadline:
+
+    def ended():
         job = json.loads(pollux(home, "show", "told", "--json").stdout)["job"]
-        time.sleep(0.2)
+        return job if job["state"] in ("succeeded", "failed") else None
+
+    job = wait_until("end", ended, 90.0, 0.2)
     log = pollux(home, "logs", "told").stdout
     assert job["state"] == "succeeded", log
     assert "report_every_seconds" in log

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pollux.testing.waiting import wait_until
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 SCRIPT = REPOSITORY / "examples" / "demo" / "train.py"
 SLOTS = 3
@@ -53,13 +55,12 @@ class Service:
         return self.call("/v1/jobs", body)
 
     def wait(self, *names):
-        until = time.monotonic() + LIMIT_SECONDS
-        while time.monotonic() < until:
+        def ended():
             jobs = {job["id"]: job for job in self.call("/v1/jobs?limit=100")["jobs"]}
-            if all(jobs[name]["state"] in ("succeeded", "failed", "cancelled") for name in names):
-                return jobs
-            time.sleep(0.2)
-        raise AssertionError({name: self.call(f"/v1/jobs/{name}") for name in names})
+            through = [jobs[name]["state"] in ("succeeded", "failed", "cancelled") for name in names]
+            return jobs if all(through) else None
+
+        return wait_until(f"end of {names}", ended, LIMIT_SECONDS, 0.2, lambda: self.call("/v1/jobs?limit=100"))
 
 
 @pytest.fixture
@@ -166,14 +167,9 @@ def test_a_script_that_knows_nothing_of_us_runs_as_a_rigid_job(service, tmp_path
 
 def test_a_paused_job_goes_on_where_it_was(service):
     service.submit("pausing", "--epochs", "6", "--step-wait", "0.02")
-    until = time.monotonic() + 60
-    while (service.call("/v1/jobs/pausing")["job"]["progress"] or 0) < 0.05:
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until("progress", lambda: (service.call("/v1/jobs/pausing")["job"]["progress"] or 0) >= 0.05)
     assert service.call("/v1/jobs/pausing/pause", {})["job"]["state"] == "paused"
-    while replicas(service.home):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until("end of the replicas", lambda: not replicas(service.home))
     service.call("/v1/jobs/pausing/resume", {})
     job = service.wait("pausing")["pausing"]
     assert job["state"] == "succeeded", job
@@ -190,7 +186,4 @@ def test_a_cancelled_job_is_gone_and_cancelling_it_again_is_a_conflict(service):
         service.call("/v1/jobs/unwanted/cancel", {})
     with refused.value as answer:
         assert answer.code == 409
-    until = time.monotonic() + 60
-    while replicas(service.home):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until("end of the replicas", lambda: not replicas(service.home))

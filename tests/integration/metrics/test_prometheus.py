@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,6 +21,7 @@ from pollux.service import Engine, ServiceSettings, SystemClock, Tokens, server
 from pollux.service.metrics import NAMES
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, sample_report
+from pollux.testing.waiting import wait_until
 from pollux.wire.job import JobRequest
 from pollux.wire.report import NoiseReport
 
@@ -94,10 +94,7 @@ def request(url: str, token: str = "", body: bytes | None = None) -> bytes:
 
 
 def wait_for(condition: Any) -> None:
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until, "that took too long"
-        time.sleep(0.02)
+    wait_until("value", condition, SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -154,13 +151,12 @@ def expressions() -> list[str]:
 def test_every_query_of_the_dashboard_returns_data(prometheus):
     asked = expressions()
     assert len(asked) >= 20
-    until = time.monotonic() + SECONDS
-    missing = asked
-    while missing and time.monotonic() < until:
-        answers = {expr: prometheus("query", query=expr) for expr in missing}
-        missing = [expr for expr, answer in answers.items() if not answer or not answer["result"]]
-        time.sleep(0.5)
-    assert missing == []
+
+    def missing():
+        answers = {expr: prometheus("query", query=expr) for expr in asked}
+        return [expr for expr, answer in answers.items() if not answer or not answer["result"]]
+
+    wait_until("data", lambda: not missing(), SECONDS, 0.5, missing)
 
 
 def test_the_choices_of_the_dashboard_have_values(prometheus):
