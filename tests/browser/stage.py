@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +18,7 @@ from pollux.service.clock import SystemClock
 from pollux.service.server import listen
 from pollux.store import open_store, open_telemetry
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
+from pollux.testing.waiting import wait_until
 from pollux.wire.job import JobRequest
 from pollux.wire.report import NoiseReport
 
@@ -104,7 +104,4 @@ class Stage:
 
 def wait_for(what: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
     """Until it is true; fails after a while."""
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
+    wait_until("change", what, seconds)

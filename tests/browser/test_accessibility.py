@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
 
-AXE = Path(__file__).resolve().parent.parent.parent / "build" / "browser" / "axe.min.js"
+AXE = Path(__file__).resolve().parent / "vendor" / "axe" / "axe.min.js"
 
 
 def violations(page):
@@ -24,7 +24,7 @@ def violations(page):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_page_has_a_serious_fault(stage, visit, theme):
-    assert AXE.is_file(), f"{AXE} is not there; run tools/install_chromium.sh"
+    assert AXE.is_file(), f"{AXE} is not there; run python tools/vendor_web.py --axe"
     stage.submit("alpha", 1, 4)
     stage.wait_state("alpha", "running")
     stage.train("alpha", 4)
@@ -59,7 +59,7 @@ def test_the_theme_can_be_chosen_and_is_kept(stage, visit):
 
 
 def test_every_number_is_explained_on_focus(stage, operator):
-    button = operator.page.get_by_role("button", name="What is Fairness?")
+    button = operator.page.get_by_role("button", name="What is Median fairness?")
     button.focus()
     expect(operator.page.locator(".bubble")).to_contain_text("Finish-time fairness")
     operator.page.keyboard.press("Escape")

@@ -57,6 +57,39 @@ def test_resize(stage, page):
     assert (job.min_gpus, job.max_gpus) == (2, 8)
 
 
+def test_what_the_service_adds_is_told_too(stage, page):
+    def add(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "note": "it needs 32 GPUs, and there are 10"})
+
+    page.route("**/v1/jobs/alpha/resize", add)
+    page.get_by_role("button", name="Resize…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("GPUs").fill("32")
+    dialog.get_by_role("button", name="Resize").click()
+    expect(page.locator("#toasts")).to_contain_text("may now hold 32 GPUs")
+    expect(page.locator("#toasts")).to_contain_text("alpha: it needs 32 GPUs, and there are 10")
+
+
+def test_only_what_is_known_to_be_kept_is_promised(stage, page):
+    question = page.get_by_role("dialog")
+    page.get_by_role("button", name="Pause").click()
+    expect(question).to_contain_text("It has not reported: a script that does not use pollux.init begins anew")
+    page.get_by_role("button", name="Back").click()
+    stage.report("alpha")
+    expect(page.locator("#facts")).to_contain_text("1.5")
+    page.get_by_role("button", name="Pause").click()
+    expect(question).to_contain_text("it has told of no checkpoint yet")
+    page.get_by_role("button", name="Back").click()
+    stage.report("alpha", progress=200.0, checkpoint_age_seconds=12.0)
+    expect(page.locator("#facts")).to_contain_text("12 s old")
+    page.get_by_role("button", name="Pause").click()
+    expect(question).to_contain_text("goes on from its last checkpoint")
+    page.get_by_role("button", name="Back").click()
+    page.get_by_role("button", name="Cancel job").click()
+    expect(question).to_contain_text("Files that it wrote are left as they are")
+
+
 def test_a_refusal_is_told_in_the_words_of_the_service(stage, page):
     page.get_by_role("button", name="Resize…").click()
     dialog = page.get_by_role("dialog")
@@ -82,3 +115,4 @@ def test_by_keyboard_alone(stage, page):
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(state(page)).to_have_text("paused")
+    expect(page.get_by_role("button", name="Resume")).to_be_focused()

@@ -33,7 +33,7 @@ def test_the_figures_and_who_holds_what(busy, operator):
     expect(tiles).to_contain_text(f"{used} of 10")
     expect(tiles).to_contain_text("2 running")
     expect(tiles).to_contain_text(re.compile(r"Goodput vs\. static.*\d×"))
-    expect(tiles).to_contain_text(re.compile(r"Fairness.*\d\.\d\d"))
+    expect(tiles).to_contain_text(re.compile(r"Median fairness.*\d\.\d\d"))
     nodes = page.get_by_role("region", name="Nodes and who holds their GPUs")
     for name in ("node-a", "node-b", "node-c"):
         expect(nodes).to_contain_text(name)
@@ -113,6 +113,44 @@ def test_what_happens_is_shown_without_asking(busy, operator):
     expect(page.locator("#jobs").get_by_role("link", name="newcomer")).to_have_count(0)
 
 
+def test_what_happened_before_is_told_in_words_with_links(busy, operator):
+    busy.engine.cancel("alpha")
+    busy.wait_state("later", "failed")
+    page = operator.open("/").page
+    changes = page.get_by_role("region", name="Changes, newest first")
+    expect(changes).to_contain_text("submitted for 32 to 64 GPUs")
+    expect(changes).to_contain_text("cancelled by its user")
+    told = changes.locator("tbody tr").all_inner_texts()
+    assert len(told) == len(set(told)), "nothing is told twice"
+    busy.engine.cancel("beta")
+    expect(changes.locator("tbody tr", has_text="cancelled by its user")).to_have_count(2)
+
+
+def test_what_is_degraded_is_told_above_everything_else(stage, operator):
+    warnings = page_warnings(operator.page)
+    expect(warnings).to_have_count(0)
+    stage.backend.warnings = lambda: ("node-a was last heard of 40 s ago.", "<img src=x onerror=window.hurt=1> is odd.")
+    stage.submit("alpha", 1, 2)
+    expect(warnings).to_have_text(["node-a was last heard of 40 s ago.", "<img src=x onerror=window.hurt=1> is odd."])
+    assert operator.page.evaluate("window.hurt") is None
+    stage.backend.warnings = tuple
+    stage.submit("beta", 1, 2)
+    expect(warnings).to_have_count(0)
+
+
+def page_warnings(page):
+    return page.get_by_role("status", name="What is degraded").locator("p")
+
+
+def test_figures_from_before_are_marked_in_the_list(busy, operator):
+    busy.engine.pause("alpha")
+    busy.engine.resume("alpha")
+    busy.wait_state("alpha", "running")
+    expect(operator.page.locator("#jobs tr[data-job=alpha]")).to_contain_text("~ 75 %")
+    busy.train("alpha", 3)
+    expect(operator.page.locator("#jobs tr[data-job=alpha]")).not_to_contain_text("~")
+
+
 def test_jobs_are_chosen_by_state_and_opened_by_name(busy, operator):
     page = operator.page
     busy.engine.cancel("huge")
@@ -126,19 +164,59 @@ def test_jobs_are_chosen_by_state_and_opened_by_name(busy, operator):
     page.wait_for_url("**/jobs/beta")
 
 
-def test_of_many_jobs_only_those_in_sight_are_elements(stage, visit):
+def many(stage, count):
+    """So many jobs that pages of them have to be read."""
     requests = [
         JobRequest(name=f"job-{index}", run=("sleep", "1"), min_gpus=1, max_gpus=1, workdir=str(stage.home))
-        for index in range(450)
+        for index in range(count)
     ]
     for taken in [stage.engine.begin_submit(request) for request in requests]:
         taken.result(PATIENCE_SECONDS)
+
+
+def names_in_sight(page):
+    return page.locator("#jobs tbody tr[data-job]").evaluate_all("rows => rows.map((row) => row.dataset.job)")
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_jobs_that_leave_the_list_leave_no_doubles(stage, visit, forgotten):
+    many(stage, 130)
+    page = visit(stage.url).sign_in(stage.tokens.operator).page
+    expect(page.locator("#jobs-hint")).to_have_text("130 of 130")
+    page.locator("#jobs-view").evaluate("view => { view.scrollTop = 95 * 38; }")
+    expect(page.locator("#jobs tr[data-job=job-104]")).to_be_attached()
+    if forgotten:
+        page.route("**/v1/jobs?*after=*", lambda route: route.fulfill(status=404, json={}), times=1)
+    for name in ("job-50", "job-51", "job-60"):
+        stage.engine.cancel(name)
+    expect(page.locator("#jobs-hint")).to_have_text("127 of 130")
+    expect(page.locator("#jobs table")).to_have_attribute("aria-rowcount", "128")
+    names = names_in_sight(page)
+    assert len(names) == len(set(names))
+    assert "job-104" in names
+
+
+def test_fairness_is_told_of_every_job(busy, visit):
+    def told(route):
+        answer = route.fetch()
+        body = answer.json()
+        for job in body["jobs"]:
+            job["fairness"] = 1.234
+        route.fulfill(response=answer, json=body)
+
+    visitor = visit(busy.url)
+    visitor.page.route("**/v1/jobs?active=*", told)
+    page = visitor.sign_in(busy.tokens.operator).page
+    expect(page.locator("#jobs tr[data-job=huge]")).to_contain_text("1.23")
+
+
+def test_of_many_jobs_only_those_in_sight_are_elements(stage, visit):
+    many(stage, 450)
     page = visit(stage.url).sign_in(stage.tokens.operator).page
     expect(page.locator("#jobs-hint")).to_have_text("450 of 450")
     seen = set()
     for _ in range(60):
-        rows = page.locator("#jobs tbody tr[data-job]")
-        names = rows.evaluate_all("rows => rows.map((row) => row.dataset.job)")
+        names = names_in_sight(page)
         assert len(names) < 60
         seen |= set(names)
         if len(seen) == 450:

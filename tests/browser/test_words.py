@@ -23,15 +23,35 @@ def test_each_is_one_sentence():
         assert re.fullmatch(r"[A-Z][^.]*(?:\.\d[^.]*)*\.", text), name
 
 
+# What the receipt says in words, not in numbers.
+NO_NUMBERS = {"Mode", "Trained as plain PyTorch would", "Learning-rate rule"}
+
+
 def test_every_number_shown_has_one():
-    shown = set()
-    for name in ("cluster", "job"):
-        shown |= set(re.findall(r'\b(?:tile|fact|info)\("([^"]+)"', (JS / f"{name}.js").read_text()))
-    series = (JS / "series.js").read_text()
-    titles = re.findall(r'title: "([^"]+)"(?:, about: "([^"]*)")?', series)
-    shown |= {about or title for title, about in titles}
-    assert len(shown) > 20
-    assert shown <= set(WORDS)
+    text = {path.stem: path.read_text() for path in JS.glob("*.js")}
+    shown: set[str] = set()
+    for name in ("cluster", "job", "receipt"):
+        found = set(re.findall(r'\b(?:tile|fact|info)\("([^"]+)"', text[name]))
+        assert found, name
+        shown |= found
+    # Charts are explained by their title, or by another word where they show more than that.
+    for name in ("series", "policies"):
+        titles = re.findall(r'title: "([^"]+)"(?:, about: "([^"]*)")?', text[name])
+        assert titles, name
+        shown |= {word for title, about in titles for word in (title, about) if word}
+    # Columns of tables: those of numbers stand to the right, or have their explanation.
+    columns = re.findall(r'\["([A-Z0-9][^"]+)", (?:\(row\) =>|null\])', text["policies"])
+    assert len(set(columns)) > 6
+    shown |= set(columns)
+    for name, script in text.items():
+        if '"./words.js"' not in script:
+            continue
+        looked_up = {first or second for first, second in re.findall(r'WORDS(?:\["([^"]+)"\]|\.(\w+))', script)}
+        assert looked_up <= set(WORDS), name
+        for column in re.findall(r'\{ name: "[^"]+"[^{}]*class: "right"[^{}]*\}', script):
+            assert "about: " in column, f"{name}.js: {column}"
+    assert len(shown) > 40
+    assert shown - NO_NUMBERS <= set(WORDS)
 
 
 def test_nothing_of_the_page_makes_markup_of_text():

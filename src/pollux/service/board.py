@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Set
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from pollux.controller.costs import medians
 from pollux.core import Snapshot
 from pollux.core.errors import UnknownName
 from pollux.service.estimates import estimate, explained
+from pollux.service.fairness import finish_time_fairness
 from pollux.wire import codec
 from pollux.wire.status import Eta, JobStatus
 
@@ -23,6 +25,7 @@ __all__ = ["Board", "Card", "frozen"]
 
 # While it is being resized, its earlier replicas may go on and report.
 _STARTED = (JobState.STARTING, JobState.RUNNING)
+_ACTIVE = "active"
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class Card:
     others: Mapping[str, JobRecord] = field(default_factory=dict)
     widened: Callable[[str, Eta, float], Eta] | None = None
     rendered: bytes = b""
+    num_active: int = 0
 
     @property
     def ended(self) -> bool:
@@ -55,6 +59,13 @@ class Card:
         if self.around is None or self.ended or not known:
             return None
         return estimate(self.record, self.around, self.others)
+
+    def fairness(self) -> float | None:
+        """Finish-time fairness at its last change; None where it cannot be told."""
+        if self.around is None:
+            return None
+        total = self.report.get("total_progress")
+        return finish_time_fairness(self.record, total, self.around.cluster, self.num_active, self.around.now)
 
     def status(self, now: float) -> JobStatus:
         """Everything about the job at `now`."""
@@ -82,11 +93,15 @@ class Card:
             resize_seconds=record.resize_cost_seconds, resize_kind=record.likely_kind,
             resize_costs=medians(record.costs), checkpoint_age_seconds=report.get("checkpoint_age_seconds"),
             gpu_seconds=record.attained(now), reported_at=self.reported_at,
-            outdated=record.state in _STARTED and self._reported_before(record.held_since),
+            outdated=self.outdated,
+            fairness=self.fairness(),
         )  # fmt: skip
 
-    def _reported_before(self, at: float) -> bool:
-        return self.reported_at is not None and self.reported_at < at
+    @property
+    def outdated(self) -> bool:
+        """Whether its newest report is from before it was given its present GPUs."""
+        at = self.reported_at
+        return self.record.state in _STARTED and at is not None and at < self.record.held_since
 
     def json(self, now: float) -> bytes:
         """The encoded status: made once, with the GPU-seconds of the moment put in, which grow by themselves."""
@@ -121,21 +136,38 @@ class Board:
         self._cards: dict[str, Card] = {}
         self._order: list[str] = []
         self._position: dict[str, int] = {}
+        self.forgotten_gpu_seconds = 0.0
+        # Who asks for the few that wait must not walk past all that have ended.
+        self._groups: dict[str, set[str]] = {group: set() for group in (*JobState, _ACTIVE)}
+        self._changes = 0
+        self._sorted: dict[str, tuple[int, tuple[str, ...]]] = {}
 
     def put(self, card: Card) -> None:
         """Show a job, or show it anew."""
-        job_id = card.record.spec.id
+        job_id, state = card.record.spec.id, card.record.state
+        before = self._cards.get(job_id)
         self._cards[job_id] = card
         if job_id not in self._position:
             self._position[job_id] = len(self._order)
             self._order.append(job_id)
+        if before is None or before.record.state is not state:
+            if before is not None:
+                self._groups[before.record.state].discard(job_id)
+            self._groups[state].add(job_id)
+            (self._groups[_ACTIVE].discard if card.ended else self._groups[_ACTIVE].add)(job_id)
+            self._changes += 1
 
     def remove(self, job_ids: Set[str]) -> None:
         """Show these jobs no more; who is half-way through the list goes on with those that are left."""
         order = [job_id for job_id in self._order if job_id not in job_ids]
         self._order, self._position = order, {job_id: index for index, job_id in enumerate(order)}
         for job_id in job_ids:
-            self._cards.pop(job_id, None)
+            card = self._cards.pop(job_id, None)
+            if card is not None:
+                self.forgotten_gpu_seconds += card.record.attained(card.record.ended_at or 0.0)
+        for members in self._groups.values():
+            members -= job_ids
+        self._changes += 1
 
     def get(self, job_id: str) -> Card:
         """A job's card; UnknownName with a few names that are there."""
@@ -152,16 +184,39 @@ class Board:
         """Every job's record as it is shown, always the newest."""
         return _Records(self._cards)
 
-    def cards(self, after: str | None = None) -> Iterator[Card]:
-        """Cards in order of submission, those behind `after` only."""
-        order, start = self._order, 0
+    def check(self, after: str | None) -> None:
+        """Refuse a job to go on behind that is not there."""
         if after is not None:
             self.get(after)
-            start = self._position.get(after, -1) + 1
-        for index in range(start, len(order)):
+
+    def cards(self, after: str | None = None, state: str | None = None, active: bool | None = None) -> Iterator[Card]:
+        """Cards in order of submission: those behind `after`, in one state, not ended or ended only."""
+        self.check(after)
+        start = -1 if after is None else self._position.get(after, -1)
+        if state is None and active is not True:
+            order: Sequence[str] = self._order
+            begin = start + 1
+        else:
+            order = self._group(_ACTIVE if state is None else state)
+            begin = bisect_right(order, start, key=self._place) if start >= 0 else 0
+        for index in range(begin, len(order)):
             card = self._cards.get(order[index])
-            if card is not None:
+            # It may have changed since the order was made, or be asked for by two filters at once.
+            if card is None or (state is not None and card.record.state != state):
+                continue
+            if active is None or card.ended is not active:
                 yield card
+
+    def _place(self, job_id: str) -> int:
+        return self._position.get(job_id, len(self._order))
+
+    def _group(self, name: str) -> Sequence[str]:
+        """The jobs in a state, or all that have not ended, in order of submission; sorted anew only after a change."""
+        changes = self._changes
+        known = self._sorted.get(name)
+        if known is None or known[0] != changes:
+            known = self._sorted[name] = changes, tuple(sorted(self._groups[name].copy(), key=self._place))
+        return known[1]
 
     def shows(self, record: JobRecord) -> bool:
         """Whether a job's card says what its record does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pollux.core.errors import InvalidInput
+from pollux.service.settings import ANY_ADDRESS, is_loopback
 
-__all__ = ["host_to_announce", "names_of"]
+__all__ = ["host_for_nodes", "host_to_announce", "names_of", "trusted_text"]
 
-_ANY = ("0.0.0.0", "::")
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 # A handshake in memory takes two turns of each side; more would be none that ends.
 _TURNS = 8
 
@@ -45,8 +47,33 @@ def host_to_announce(cert: Path, key: Path, host: str, bound: str) -> str:
     )
 
 
+def host_for_nodes(cert: Path, key: Path, head: str) -> str:
+    """The name to tell agents on other machines, which reach this one at `head`; refuses a certificate with none.
+
+    A name that leads elsewhere from here may do: machines often know themselves by the loopback.
+    """
+    names = names_of(cert, key)
+    known = [name for name in names if "*" not in name and not is_loopback(name) and _is_valid(cert, key, name)]
+    if _is_valid(cert, key, head):
+        return head
+    for name in sorted(known, key=lambda name: not _leads_to(name, head)):
+        return name
+    raise InvalidInput(
+        f"certificate '{cert}' is valid for {', '.join(names) or 'no name'}, and nodes reach this machine at {head}: "
+        "get one with that as subjectAltName, or name what it is valid for with --option head="
+    )
+
+
+def trusted_text(cert: Path) -> str:
+    """The certificates of a PEM file as text, without a key that may be in it."""
+    try:
+        return "\n".join(_CERTIFICATE.findall(cert.read_text(encoding="utf-8"))) + "\n"
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"certificate '{cert}' cannot be read: {error}; give a PEM file") from error
+
+
 def _candidates(host: str, bound: str, names: tuple[str, ...]) -> Iterator[str]:
-    if host not in _ANY:
+    if host not in ANY_ADDRESS:
         yield from (host, bound)
     yield from ("localhost", "127.0.0.1", "::1", socket.gethostname())
     yield from (name for name in names if "*" not in name)
@@ -65,7 +92,7 @@ def _leads_to(host: str, bound: str) -> bool:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
         return False
-    return bound in _ANY or bound in found
+    return bound in ANY_ADDRESS or bound in found
 
 
 def _handshake(cert: Path, key: Path, host: str | None) -> ssl.SSLObject:

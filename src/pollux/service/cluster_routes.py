@@ -13,11 +13,12 @@ from pollux.controller import require
 from pollux.core import Queue
 from pollux.core.errors import InvalidInput, Unreachable
 from pollux.service.job_routes import answer, keys_of, told
+from pollux.service.page_routes import Views
 from pollux.service.routing import Call, Handler, Operation, Param, json_response
 from pollux.service.schemas import listed, only, ref
 from pollux.service.settings import AtStop
 from pollux.service.streams import event_stream, resume_point
-from pollux.wire.codec import encode
+from pollux.wire.codec import encode, encode_json
 from pollux.wire.jobfile import is_job_name
 from pollux.wire.status import QueueStatus
 
@@ -26,6 +27,8 @@ __all__ = ["cluster_operations"]
 _TEXT, _FREE = {"type": "string"}, {"type": "object"}
 _OK = only({"status": _TEXT})
 _STOPPING = only({"status": _TEXT, "seconds": {"type": "number"}})
+# A proxy that gathers answers would keep a stream to itself.
+_STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _MESSAGE = {
     "type": "object",
     "properties": {
@@ -51,6 +54,10 @@ async def _ready(call: Call) -> Response:
 
 
 async def _status(call: Call) -> Response:
+    views: Views = call.request.app.state.views
+    if views.many_watch:
+        made = await views.shared("status", lambda: encode_json(call.engine.status()).encode())
+        return Response(made, media_type="application/json")
     status = await answer(call.engine.begin_status())
     # A thousand nodes take a while to write: others are answered meanwhile.
     return await asyncio.to_thread(json_response, status)
@@ -98,7 +105,7 @@ def _policy(name: str) -> dict[str, object]:
 async def _events(call: Call) -> Response:
     after = resume_point(call.request.headers.get("last-event-id"))
     stream = event_stream(call.engine, after, call.query["follow"])
-    return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return StreamingResponse(stream, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
 async def _history(call: Call) -> Response:

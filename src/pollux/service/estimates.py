@@ -32,4 +32,4 @@ def explained(record: JobRecord) -> ReasonStatus | None:
     if reason is None or record.reason_at is None:
         return None
     text, next_step = explain(reason, record)
-    return ReasonStatus(reason.code, record.reason_at, dict(reason.numbers), text, next_step)
+    return ReasonStatus(reason.code, record.reason_at, dict(reason.numbers), text, next_step, reason.jobs)

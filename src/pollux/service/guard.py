@@ -6,12 +6,13 @@ An ASGI wrapper, so that nothing behind it sees a request that was refused, and 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from pollux.core.errors import Forbidden, PolluxError, TooLarge, Unauthorised
-from pollux.service.sessions import CSRF_HEADER, Sessions, cookie_of
+from pollux.service.sessions import CSRF_HEADER, Sessions
 from pollux.service.settings import is_loopback
 from pollux.service.tokens import Caller, Tokens
 from pollux.service.webpages import is_page
@@ -79,7 +80,7 @@ class Guard:
         headers = {name.lower(): value for name, value in scope["headers"]}
         send = _with_headers(send, scope["path"].startswith("/v1/"))
         try:
-            self._check_host(headers.get(b"host", b"").decode("latin-1"))
+            self._check_host(headers.get(b"host", b"").decode("latin-1"), _arrived_at(scope))
             scope["pollux.caller"] = self._caller(scope["method"], scope["path"], headers)
             self._check_length(headers.get(b"content-length"))
         except PolluxError as error:
@@ -87,13 +88,16 @@ class Guard:
             return
         await self._app(scope, _limited(receive), send)
 
-    def _check_host(self, host: str) -> None:
+    def _check_host(self, host: str, arrived_at: str | None) -> None:
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if is_loopback(name) or name.lower() in self._hosts:
             return
+        # No foreign page can make a browser name the very address that it connects to.
+        if arrived_at is not None and _address(name) == arrived_at:
+            return
         raise Forbidden(
             f"the request was sent to host '{name[:80]}', which this service does not answer for; "
-            "use 127.0.0.1, or start it with that name allowed"
+            "use its address, or start it with 'pollux up --allow-host NAME'"
         )
 
     def _caller(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Caller | None:
@@ -109,8 +113,10 @@ class Guard:
 
     def _signed_in(self, method: str, headers: Mapping[bytes, bytes]) -> Caller | None:
         """Who is signed in at the browser that asks; None: nobody. Refuses what another page than ours has sent."""
-        session_id = cookie_of(_text(headers.get(b"cookie")))
-        session = None if session_id is None or self._sessions is None else self._sessions.find(session_id)
+        if self._sessions is None:
+            return None
+        session_id = self._sessions.id_in(_text(headers.get(b"cookie")))
+        session = None if session_id is None else self._sessions.find(session_id)
         if session is None:
             return None
         if headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
@@ -123,6 +129,22 @@ class Guard:
     def _check_length(self, length: bytes | None) -> None:
         if length is not None and length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
             raise _too_large()
+
+
+def _arrived_at(scope: Scope) -> str | None:
+    """The address of this machine that the request came to; None where that is not known."""
+    server = scope.get("server")
+    return None if server is None else _address(str(server[0]))
+
+
+def _address(name: str) -> str | None:
+    """An address as all write it; None for a name."""
+    try:
+        found = ipaddress.ip_address(name.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found)
 
 
 def _text(value: bytes | None) -> str | None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Response
 
-from pollux.controller import ENDED, JobState
+from pollux.controller import JobState
 from pollux.controller.explain import explain_cost, explain_lack
 from pollux.controller.forecast import lack_of
 from pollux.core.errors import InvalidInput, Unreachable, choices
 from pollux.service.estimates import explained
+from pollux.service.page_routes import Views
 from pollux.service.routing import Call, Operation, Param, json_response
 from pollux.service.schemas import ID_PATTERN, NAME_PATTERN, listed, only, ref
 from pollux.service.series import series_of
@@ -32,6 +34,7 @@ _ANSWER_SECONDS = 120.0
 # Making a job's JSON takes a fraction of a millisecond: after so many of them others get their turn.
 _FRESH_AT_ONCE = 20
 _USUAL_QUEUE = "default"
+_QUOTED = re.compile(r"'([a-z0-9._-]+)'")
 
 
 async def answer(future: Future[T]) -> T:
@@ -69,15 +72,20 @@ async def _submit(call: Call) -> Response:
     if key is not None and not (0 < len(key) <= 128 and key.isascii() and key.isprintable()):
         raise InvalidInput(f"Idempotency-Key has {len(key)} characters; give 1 to 128 that can be printed")
     request = await _request(call)
-    note = await _queue_note(call, request.queue)
+    note = await _note(call, request)
     status, plan = await answer(call.engine.begin_submit(request, key))
     return json_response({"job": encode(status), "plan": encode(replace(plan, note=note))}, 201)
 
 
 async def _plan(call: Call) -> Response:
     request = await _request(call)
-    note = await _queue_note(call, request.queue)
+    note = await _note(call, request)
     return json_response(replace(await answer(call.engine.begin_plan(request)), note=note))
+
+
+async def _note(call: Call, request: JobRequest) -> str:
+    notes = (await _queue_note(call, request.queue), call.engine.note_on(request))
+    return "; ".join(note for note in notes if note)
 
 
 async def _queue_note(call: Call, name: str) -> str:
@@ -89,30 +97,42 @@ async def _queue_note(call: Call, name: str) -> str:
 
 
 async def _list(call: Call) -> Response:
-    query, now = call.query, call.engine.now()
+    query = call.query
+    views: Views = call.request.app.state.views
+    call.engine.board.check(query["after"])
+    if views.many_watch:
+        body = await views.shared(tuple(query.items()), lambda: b"".join(_pieces(call)))
+        return Response(body, media_type="application/json")
     found: list[bytes] = []
+    for piece in _pieces(call):
+        if piece:
+            found.append(piece)
+        else:
+            await asyncio.sleep(0)
+    return Response(b"".join(found), media_type="application/json")
+
+
+def _pieces(call: Call) -> Iterator[bytes]:
+    """A page of the list; an empty piece after so much work that others should get their turn."""
+    query, now = call.query, call.engine.now()
+    count = fresh = 0
     last: str | None = None
-    more, fresh = False, 0
-    for card in call.engine.board.cards(query["after"]):
-        record = card.record
-        if query["state"] is not None and record.state != query["state"]:
+    yield b'{"jobs":['
+    more = False
+    for card in call.engine.board.cards(query["after"], query["state"], query["active"]):
+        if query["queue"] is not None and card.record.spec.queue != query["queue"]:
             continue
-        if query["queue"] is not None and record.spec.queue != query["queue"]:
-            continue
-        if query["active"] is not None and (record.state in ENDED) is query["active"]:
-            continue
-        if len(found) == query["limit"]:
+        if count == query["limit"]:
             more = True
             break
         fresh += not card.rendered
-        found.append(card.json(now))
+        yield card.json(now) if count == 0 else b"," + card.json(now)
         if fresh >= _FRESH_AT_ONCE:
             fresh = 0
-            await asyncio.sleep(0)
-        last = record.spec.id
-    follows = f'"{last}"' if more else "null"
-    body = b'{"jobs":[' + b",".join(found) + b'],"next":' + follows.encode() + b"}"
-    return Response(body, media_type="application/json")
+            yield b""
+        count += 1
+        last = card.record.spec.id
+    yield b'],"next":' + (f'"{last}"' if more else "null").encode() + b"}"
 
 
 async def _show(call: Call) -> Response:
@@ -121,7 +141,9 @@ async def _show(call: Call) -> Response:
     if request is not None and call.caller is not None and call.caller.role == "viewer":
         request = replace(request, env=dict.fromkeys(request.env, "(hidden)"))
     cost, changes = engine.runner.desk.timeline.cost_of(job_id)
-    lines = [{"at": line.at, "kind": line.kind, "text": line.text} for line in engine.story(job_id)]
+    lines = [
+        {"at": line.at, "kind": line.kind, "text": line.text, "jobs": list(line.jobs)} for line in engine.story(job_id)
+    ]
     return json_response(
         {
             "job": encode(engine.job(job_id)),
@@ -161,11 +183,15 @@ async def _explain(call: Call) -> Response:
     card = call.engine.board.get(call.job_id)
     reason = explained(card.record)
     text, step = ("no decision was made about it yet", "") if reason is None else (reason.text, reason.next_step)
+    named = [] if reason is None else list(reason.jobs)
     if leaving := call.engine.leaving_before(call.job_id):
         text = f"{text}; {leaving}"
+        named += _QUOTED.findall(leaving)
     if cost := explain_cost(card.record):
         text = f"{text}. {cost[0].upper()}{cost[1:]}"
-    found: dict[str, Any] = {"job_id": call.job_id, "text": text, "next_step": step}
+    # Ended jobs too, as long as there is a page of theirs.
+    known = [job_id for job_id in dict.fromkeys(named) if job_id in call.engine.board]
+    found: dict[str, Any] = {"job_id": call.job_id, "text": text, "next_step": step, "jobs": known}
     return json_response({**found, "reason": None if reason is None else encode(reason)})
 
 
@@ -231,7 +257,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET", "/v1/jobs/{job_id}", "show_job", "Everything about one job.", _show,
         only({
             "job": ref("JobStatus"), "request": {"anyOf": [_FREE, _NULL]}, "eta_quality": _FREE,
-            "events": listed(only({"at": {"type": "number"}, "kind": _TEXT, "text": _TEXT})),
+            "events": listed(only({"at": {"type": "number"}, "kind": _TEXT, "text": _TEXT, "jobs": listed(_TEXT)})),
             "fairness": {"anyOf": [{"type": "number"}, _NULL]},
             "reallocations": only({"count": {"type": "integer"}, "gpu_seconds": {"type": "number"}}),
         }),
@@ -256,7 +282,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", "/v1/jobs/{job_id}/explain", "explain_job", "Why it has what it has, and one next step.", _explain,
         only({
-            "job_id": _TEXT, "text": _TEXT, "next_step": _TEXT, "reason": {"anyOf": [ref("ReasonStatus"), _NULL]}
+            "job_id": _TEXT, "text": _TEXT, "next_step": _TEXT, "jobs": listed(_TEXT),
+            "reason": {"anyOf": [ref("ReasonStatus"), _NULL]},
         }),
         errors=(404, 422),
     ),

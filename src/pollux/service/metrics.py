@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pollux import __version__
-from pollux.controller import HOLDING
+from pollux.controller import HOLDING, JobState
 from pollux.service.board import Card
 from pollux.service.engine import Engine
 from pollux.service.exposition import Family
@@ -89,7 +89,9 @@ def families(engine: Engine, summary: Mapping[str, Any]) -> Iterable[Family]:
     _service(numbers, engine)
     numbers.add("nodes", len(engine.runner.controller.cluster.nodes))
     _summed(numbers, summary)
-    numbers.add("gpu_seconds_total", sum(card.record.attained(now) for card in cards))
+    # Jobs are forgotten one day; what they held stays in the sum, since a counter never falls.
+    held = sum(card.record.attained(now) for card in cards)
+    numbers.add("gpu_seconds_total", engine.board.forgotten_gpu_seconds + held)
     active = [card for card in cards if not card.ended]
     _queues(numbers, active)
     _jobs(numbers, [card for card in active if card.record.state in HOLDING])
@@ -122,8 +124,8 @@ def _memory() -> float:
 def _summed(numbers: _Numbers, summary: Mapping[str, Any]) -> None:
     numbers.add("gpus", summary["gpus"]["total"])
     numbers.add("gpus_used", summary["gpus"]["used"])
-    for state, count in sorted(summary["jobs_by_state"].items()):
-        numbers.add("jobs", count, state=state)
+    for state in sorted(JobState):
+        numbers.add("jobs", summary["jobs_by_state"].get(state, 0), state=str(state))
     goodput, fairness = summary["goodput"], summary["fairness"]
     numbers.add("goodput_relative", goodput["now"])
     numbers.add("goodput_static_relative", goodput["static"])
@@ -161,7 +163,10 @@ def _jobs(numbers: _Numbers, holding: Sequence[Card]) -> None:
         noise = report.get("noise") or {}
         total, done = report.get("total_progress"), report.get("progress")
         numbers.add("job_gpus", record.placement.num_gpus, **labels)
-        for name in ("goodput", "throughput", "efficiency", "batch_size", "loss"):
+        # Rates of the GPUs that it held before say nothing about those that it holds now.
+        for name in () if card.outdated else ("goodput", "throughput"):
+            numbers.add(f"job_{name}", report.get(name), **labels)
+        for name in ("efficiency", "batch_size", "loss"):
             numbers.add(f"job_{name}", report.get(name), **labels)
         numbers.add("job_noise_scale", noise.get("scale"), **labels)
         if total and done is not None:

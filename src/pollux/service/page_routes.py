@@ -7,6 +7,7 @@ import json
 import math
 import threading
 import time
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from fastapi import Response
@@ -27,6 +28,9 @@ __all__ = ["PAGE_OPERATIONS", "Views"]
 _DAY = 86400.0
 _LONGEST = 90 * _DAY
 _KEPT_SECONDS = 2.0
+# What a few people ask for is of this moment; with more of them it may be this old, and is made once for all.
+_FEW_WATCHERS = 8
+_SHARED_SECONDS = 1.0
 
 
 class Views:
@@ -35,6 +39,7 @@ class Views:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._kept = Kept(_KEPT_SECONDS)
+        self._shared = Kept(_SHARED_SECONDS)
         self._lock = threading.Lock()
         self._summed: tuple[float, dict[str, Any]] | None = None
 
@@ -49,6 +54,15 @@ class Views:
         grid = 2 ** max(round(math.log2(max(end - begin, 1.0) / 1000.0)), 0)
         key = ("timeline", round(begin / grid), round(end / grid), grid, limit)
         return await self._kept.get(key, make)
+
+    @property
+    def many_watch(self) -> bool:
+        """Whether so many follow the events that what they read after each is made once for all of them."""
+        return self._engine.runner.feed.num_listeners > _FEW_WATCHERS
+
+    async def shared(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """An answer that is a second old at most, for when many watch; `make` is called in a thread."""
+        return await self._shared.get(key, make)
 
     async def summary(self) -> bytes:
         """The cluster in a few numbers."""
@@ -66,6 +80,7 @@ class Views:
                 desk, cluster = engine.runner.desk, engine.runner.controller.cluster
                 alarms = getattr(engine.backend, "false_alarms", None)
                 found = summary_of(desk.board, desk.timeline, cluster, engine.now(), alarms)
+                found["watchers"] = engine.runner.feed.num_listeners
                 self._summed = time.monotonic(), found
             return self._summed[1]
 
@@ -133,7 +148,7 @@ _SUMMARY = only({
         "worst": _or_null(_NUMBER), "unfair_share": _or_null(_NUMBER),
     }),
     "reallocations": only({"count": _COUNT, "gpu_seconds": _NUMBER, "share": _or_null(_NUMBER)}),
-    "false_alarms": _or_null(_COUNT),
+    "false_alarms": _or_null(_COUNT), "watchers": _COUNT,
 })  # fmt: skip
 _POINT = only({"gpus": _COUNT, "goodput": _NUMBER, "speedup": _NUMBER, "batch_size": _or_null(_COUNT)})
 

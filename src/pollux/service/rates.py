@@ -16,6 +16,7 @@ __all__ = ["goodput", "largest_nodes", "packed", "placed", "points_of", "static_
 
 _MOST_POINTS = 48
 _LEAST_SHOWN = 8
+_largest: tuple[Cluster, Mapping[str, int]] | None = None
 
 
 @lru_cache(maxsize=100_000)
@@ -42,7 +43,15 @@ def static_model(model: GoodputFunction) -> GoodputFunction:
 
 
 def largest_nodes(cluster: Cluster) -> Mapping[str, int]:
-    """GPUs of the largest node of each type."""
+    """GPUs of the largest node of each type; remembered for the cluster that was asked for last."""
+    global _largest
+    known = _largest
+    if known is None or known[0] is not cluster:
+        known = _largest = cluster, _largest_of(cluster)
+    return known[1]
+
+
+def _largest_of(cluster: Cluster) -> Mapping[str, int]:
     largest: dict[str, int] = {}
     for node in cluster.nodes:
         largest[node.gpu_type] = max(node.num_gpus, largest.get(node.gpu_type, 0))
@@ -53,7 +62,7 @@ def suitable(largest: Mapping[str, int], limits: JobLimits) -> Mapping[str, int]
     """Those of a type that a job takes."""
     if not limits.gpu_types:
         return largest
-    return {kind: gpus for kind, gpus in largest.items() if kind in limits.gpu_types}
+    return {kind: gpus for kind, gpus in largest.items() if limits.takes_type(kind)}
 
 
 def packed(model: GoodputFunction, count: int, largest: Mapping[str, int]) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from pollux.controller import JobRecord, JobReported
 from pollux.controller.costs import LIVE_KINDS, RESTART
 from pollux.controller.reports import model_from
-from pollux.core.errors import Conflict, InvalidInput, UnknownName
+from pollux.core.errors import Conflict, InvalidInput
 from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec
 from pollux.wire.report import REPORT_VERSION, Report
@@ -44,7 +44,8 @@ def check_report(record: JobRecord, report: Report) -> None:
         if getattr(report, name) < 0:
             raise InvalidInput(f"job '{job_id}' reports {name} {getattr(report, name)}; give 0 or more")
     if report.resize_kind not in ("", RESTART, *LIVE_KINDS):
-        raise UnknownName("resize_kind", report.resize_kind[:80], (RESTART, *LIVE_KINDS))
+        known = ", ".join((RESTART, *LIVE_KINDS))
+        raise InvalidInput(f"job '{job_id}' reports resize_kind '{report.resize_kind[:80]}'; give one of {known}")
     if report.noise is not None and report.noise.measured < 0:
         raise InvalidInput(f"job '{job_id}' reports noise.measured {report.noise.measured}; give 0 or more")
     for name in ("total_progress", "resize_seconds"):
@@ -64,7 +65,7 @@ def fact_of(record: JobRecord, report: Report, at: float) -> JobReported | None:
     return JobReported(
         at,
         record.spec.id,
-        goodput=None if report.model is None else model_from(report.model, record.local_batch_max),
+        goodput=None if report.model is None else model_from(report.model, record.local_batch_max, record.goodput),
         remaining=remaining,
         resize_cost_seconds=cost if cost is not None and math.isfinite(cost) else None,
         local_batch=report.local_batch or None,

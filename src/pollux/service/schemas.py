@@ -99,6 +99,7 @@ _JOB_FILE = only(
                     ]
                 },
                 "gpu_type": _one_or_more("^[A-Za-z0-9]{1,63}$"),
+                "mixed_types": {"type": "boolean"},
             },
         ),
         "env": {

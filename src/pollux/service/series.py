@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pollux.controller.explain import explain
 from pollux.core.errors import InvalidInput
 from pollux.service.engine import Engine
+from pollux.service.timeline import Reallocation
 from pollux.store.protocol import TelemetryRow
 
 __all__ = ["predicted_seconds", "series_of"]
+
+_TOLD = ("placed", "shrunk", "ended", "paused", "cancelled", "finished")
 
 
 def series_of(engine: Engine, job_id: str, kind: str, since: float, limit: int) -> list[dict[str, Any]]:
     """Rows of `at` and `values`, oldest first.
 
     `report`: what the agent told, and `predicted_step_seconds`, what the model of the report before says of this one's
-    placement and batch. `decision`: GPUs before and after, the policy's word, and the sentence.
+    placement and batch. `decision`: GPUs before and after, the policy's word or how they were lost, and the sentence.
     """
     if kind == "decision":
         return _decisions(engine, job_id, since)[-limit:]
@@ -55,7 +59,7 @@ def predicted_seconds(model: Mapping[str, Any] | None, values: Mapping[str, Any]
 
 
 def _decisions(engine: Engine, job_id: str, since: float) -> list[dict[str, Any]]:
-    texts = {line.at: line.text for line in engine.story(job_id) if line.kind in ("placed", "shrunk")}
+    texts = {line.at: line.text for line in engine.story(job_id) if line.kind in _TOLD}
     return [
         {
             "at": found.at,
@@ -63,9 +67,14 @@ def _decisions(engine: Engine, job_id: str, since: float) -> list[dict[str, Any]
                 "from": found.before,
                 "to": found.after,
                 "reason": found.reason,
-                "text": texts.get(found.at, ""),
+                "text": texts.get(found.at) or _sentence(found),
             },
         }
         for found in engine.runner.desk.timeline.reallocations_of(job_id)
         if found.at >= since
     ]
+
+
+def _sentence(found: Reallocation) -> str:
+    """Why, where the job's story does not go back so far."""
+    return "" if found.cause is None else explain(found.cause, found.job_id)[0]

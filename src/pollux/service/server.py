@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pollux import __version__, backends, policies
+from pollux.backends.protocol import Backend, HasFarNodes
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.service.api import create_app
-from pollux.service.certificates import host_to_announce, names_of
+from pollux.service.certificates import host_for_nodes, host_to_announce, names_of, trusted_text
 from pollux.service.engine import Engine
 from pollux.service.guard import Guard
-from pollux.service.settings import AtStop, ServiceSettings
+from pollux.service.settings import ANY_ADDRESS, AtStop, ServiceSettings
 from pollux.service.tokens import Tokens
 from pollux.store import Store, open_store, open_telemetry
 from pollux.wire.places import ca_file, service_file, store_file, telemetry_file, token_file
@@ -68,6 +70,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[Service], None] | None 
     with contextlib.closing(listener):
         settings = _addressed(settings, listener)
         engine = build_engine(settings)
+        settings = engine.settings
         try:
             _show_certificate(settings)
             engine.start()
@@ -93,6 +96,7 @@ def build_engine(settings: ServiceSettings) -> Engine:
         if "home" in backends.options(settings.backend):
             options.setdefault("home", settings.home)
         backend = backends.create(settings.backend, **options)
+        settings = _for_nodes(settings, backend)
         return Engine(policy, backend, store, telemetry, settings, tokens=tokens)
     except BaseException:
         store.close()
@@ -217,17 +221,44 @@ def url_of(settings: ServiceSettings, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     if settings.tls_cert is not None and settings.tls_key is not None:
         host = host_to_announce(settings.tls_cert, settings.tls_key, settings.host, host)
-    elif host in ("0.0.0.0", "::"):
+    elif host in ANY_ADDRESS:
         host = "127.0.0.1"
+    return _url(settings, host, port)
+
+
+def _url(settings: ServiceSettings, host: str, port: int) -> str:
     scheme = "http" if settings.tls_cert is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _addressed(settings: ServiceSettings, listener: socket.socket) -> ServiceSettings:
-    """The settings with the address; names that a certificate is made out to are names of the service."""
-    names: tuple[str, ...] = ()
+def _for_nodes(settings: ServiceSettings, backend: Backend) -> ServiceSettings:
+    """The settings with what agents on other machines need: an address that leads here from there, and whom to trust.
+
+    A service that listens at one address is reached there; one that listens at all, at the backend's `head`.
+    """
+    url = settings.url
+    if url is None or not isinstance(backend, HasFarNodes):
+        return settings
     if settings.tls_cert is not None and settings.tls_key is not None:
-        names = names_of(settings.tls_cert, settings.tls_key)
+        settings = replace(settings, agents_ca=trusted_text(settings.tls_cert))
+    if settings.host.strip("[]") in ANY_ADDRESS:
+        host = backend.head.strip("[]")
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            host = host_for_nodes(settings.tls_cert, settings.tls_key, host)
+        url = _url(settings, host, urlsplit(url).port or settings.port)
+        settings = replace(settings, agents_url=url, allowed_hosts=(*settings.allowed_hosts, host))
+    backend.reports_go_to(url)
+    return settings
+
+
+def _addressed(settings: ServiceSettings, listener: socket.socket) -> ServiceSettings:
+    """The settings with the address; names that a certificate is made out to are names of the service.
+
+    So is the machine's own, where it listens at all addresses.
+    """
+    names: tuple[str, ...] = (socket.gethostname(),) if settings.host.strip("[]") in ANY_ADDRESS else ()
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        names = (*names, *names_of(settings.tls_cert, settings.tls_key))
     return replace(settings, url=url_of(settings, listener), allowed_hosts=(*settings.allowed_hosts, *names))
 
 

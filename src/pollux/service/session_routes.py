@@ -10,7 +10,7 @@ from fastapi import Response
 from pollux.core.errors import InvalidInput, Unauthorised, Unreachable
 from pollux.service.routing import Call, Operation, json_response
 from pollux.service.schemas import only
-from pollux.service.sessions import COOKIE, SESSION_SECONDS, Session, Sessions, WrongTokens, cookie_of
+from pollux.service.sessions import SESSION_SECONDS, Session, Sessions, WrongTokens
 
 __all__ = ["SESSION_OPERATIONS"]
 
@@ -33,7 +33,13 @@ async def _sign_in(call: Call) -> Response:
     answer = json_response(_shown(session))
     is_secure = call.request.url.scheme == "https"
     answer.set_cookie(
-        COOKIE, session_id, max_age=int(SESSION_SECONDS), path="/", httponly=True, samesite="strict", secure=is_secure
+        _sessions(call).cookie,
+        session_id,
+        max_age=int(SESSION_SECONDS),
+        path="/",
+        httponly=True,
+        samesite="strict",
+        secure=is_secure,
     )
     return answer
 
@@ -49,7 +55,7 @@ async def _hold_up(wrong: WrongTokens) -> None:
 
 
 async def _who(call: Call) -> Response:
-    session_id = cookie_of(call.request.headers.get("cookie"))
+    session_id = _sessions(call).id_in(call.request.headers.get("cookie"))
     session = None if session_id is None else _sessions(call).find(session_id)
     if session is not None:
         return json_response(_shown(session))
@@ -57,11 +63,11 @@ async def _who(call: Call) -> Response:
 
 
 async def _sign_out(call: Call) -> Response:
-    session_id = cookie_of(call.request.headers.get("cookie"))
+    session_id = _sessions(call).id_in(call.request.headers.get("cookie"))
     if session_id is not None:
         await asyncio.to_thread(_sessions(call).close, session_id)
     answer = json_response({"status": "ok"})
-    answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    answer.delete_cookie(_sessions(call).cookie, path="/", httponly=True, samesite="strict")
     return answer
 
 

@@ -9,7 +9,6 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 
 from pollux.core.errors import StoreFailed, Unauthorised
 from pollux.service.tokens import Role, Tokens
@@ -18,7 +17,7 @@ from pollux.store.protocol import Store
 __all__ = ["COOKIE", "CSRF_HEADER", "SESSION_SECONDS", "Session", "Sessions", "WrongTokens", "cookie_of"]
 
 COOKIE = "pollux_session"
-"""The name of the cookie."""
+"""What the cookie's name begins with; a mark of the service follows, since browsers share cookies among all ports."""
 
 CSRF_HEADER = "x-pollux-csrf"
 """What a signed-in page sends with everything that changes something."""
@@ -28,6 +27,7 @@ SESSION_SECONDS = 7 * 86400.0
 
 _SETTING = "sessions"
 _MOST = 256
+_LONGEST_ID = 256
 
 _log = logging.getLogger("pollux.service")
 
@@ -59,6 +59,7 @@ class Sessions:
         self._now = now
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
+        self.cookie = f"{COOKIE}_{tokens.sign('cookie', '')[:8]}"
         try:
             for digest, (role, token, expires_at) in json.loads(store.setting(_SETTING) or "{}").items():
                 self._kept[digest] = _Kept(role, token, expires_at)
@@ -80,6 +81,10 @@ class Sessions:
             self._kept = {**dict(newest), self._digest(session_id): kept}
             self._keep()
         return session_id, Session(role, self._csrf(session_id))
+
+    def id_in(self, header: str | None) -> str | None:
+        """The id of a session of this service in a `Cookie` header; None where it is not there."""
+        return cookie_of(header, self.cookie)
 
     def find(self, session_id: str) -> Session | None:
         """The session of a cookie; None where there is none, or none any more."""
@@ -112,15 +117,16 @@ class Sessions:
             _log.warning("sessions cannot be kept over a restart: %s", error)
 
 
-def cookie_of(header: str | None) -> str | None:
-    """The session's id in a `Cookie` header; None where it is not there."""
-    if header is None or COOKIE not in header or len(header) > 8192:
-        return None
-    try:
-        found = SimpleCookie(header).get(COOKIE)
-    except CookieError:
-        return None
-    return None if found is None else found.value
+def cookie_of(header: str | None, name: str) -> str | None:
+    """The value of a cookie in a `Cookie` header; None where it is not there.
+
+    Whatever else runs on the same host may have set cookies as well, in whatever shape: they do not matter.
+    """
+    for part in (header or "").split(";"):
+        found, _, value = part.partition("=")
+        if found.strip() == name and 0 < len(value.strip()) <= _LONGEST_ID:
+            return value.strip().strip('"')
+    return None
 
 
 class WrongTokens:

@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 from pollux.core.errors import InvalidInput, UnknownName
 
-__all__ = ["DEFAULT_PORT", "AtStop", "ServiceSettings", "is_loopback"]
+__all__ = ["ANY_ADDRESS", "DEFAULT_PORT", "AtStop", "ServiceSettings", "is_loopback"]
+
+ANY_ADDRESS = ("0.0.0.0", "::")
+"""Addresses that stand for all addresses of the machine: one listens at them, nobody calls them."""
 
 DEFAULT_PORT = 7341
 """Where the service listens unless told otherwise; 0 stands for any free port."""
@@ -36,7 +39,9 @@ class ServiceSettings:
     """All settings of a service. `home` holds the store, the token and the logs.
 
     `store` `memory` keeps nothing over a restart. `url` is where agents report; None: they report nowhere (an engine
-    without HTTP), `serve` fills it in. `allowed_hosts` are further names under which the service may be addressed.
+    without HTTP), `serve` fills it in. `agents_url` is another for agents on nodes that reach this machine by another
+    address, and `agents_ca` the certificate, as PEM text, that they trust there; None: as on this machine.
+    `allowed_hosts` are further names under which the service may be addressed.
     `resize_seconds` is what a re-allocation is expected to cost a job until it has measured its own; None: as the
     backend estimates it.
     Times are in seconds.
@@ -65,6 +70,8 @@ class ServiceSettings:
     snapshot_every_seconds: float = 600.0
     keep_facts_seconds: float = 90 * 86400.0
     url: str | None = None
+    agents_url: str | None = None
+    agents_ca: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in (

@@ -40,12 +40,13 @@ _ENDS = ("ended", "finished", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that happened: to a job, or (`job_id` None) to the cluster."""
+    """One thing that happened: to a job, or (`job_id` None) to the cluster. `jobs` are the others that it names."""
 
     at: float
     kind: str
     text: str
     job_id: str | None = None
+    jobs: tuple[str, ...] = ()
 
 
 _KINDS: dict[type[Event], str] = {
@@ -77,15 +78,17 @@ def lines_of(event: Event) -> list[Line]:
     """The lines that an event makes: one, or one per job that a decision names."""
     if isinstance(event, DecisionMade):
         return [
-            Line(event.at, "placed", _placed(placement, event.decision.reasons.get(job_id), job_id), job_id)
+            _line_of(event.at, job_id, placement, event.decision.reasons.get(job_id))
             for job_id, placement in event.decision.allocation.items()
         ]
     return [Line(event.at, kind_of(event), _text(event), _job_of(event))]
 
 
-def _placed(placement: Placement, reason: Reason | None, job_id: str) -> str:
+def _line_of(at: float, job_id: str, placement: Placement, reason: Reason | None) -> Line:
     text = f"given {gpus(placement.num_gpus)}: {placement}" if placement else "all GPUs taken back"
-    return text if reason is None else f"{text}; {explain(reason, job_id)[0]}"
+    if reason is None:
+        return Line(at, "placed", text, job_id)
+    return Line(at, "placed", f"{text}; {explain(reason, job_id)[0]}", job_id, reason.jobs)
 
 
 def _span(limits: JobLimits) -> str:
@@ -165,7 +168,7 @@ class Story:
         for _ in later:
             lines.pop()
         said = str(record.state) + (f": {record.detail}" if record.detail else "")
-        lines.extend((Line(at, "finished", said, job_id), *later))
+        lines.extend((Line(at, "finished", said, job_id, record.spec.after), *later))
 
     def forget(self, job_id: str) -> None:
         """Drop a job's lines."""
@@ -183,7 +186,9 @@ def message(revision: int, event: Event) -> bytes:
         "revision": revision,
         "at": event.at,
         "kind": kind_of(event),
-        "lines": [{"job_id": line.job_id, "kind": line.kind, "text": line.text} for line in lines_of(event)],
+        "lines": [
+            {"job_id": line.job_id, "kind": line.kind, "text": line.text, "jobs": line.jobs} for line in lines_of(event)
+        ],
     }
     return f"id: {revision}\nevent: {kind_of(event)}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
 

@@ -5,14 +5,14 @@ Read from cards, so in any thread; the models are those that the policy decides 
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pollux.controller import HOLDING, JobRecord
+from pollux.controller import HOLDING
 from pollux.core import Cluster
 from pollux.service.board import Board, Card
+from pollux.service.fairness import finish_time_fairness
 from pollux.service.rates import largest_nodes, packed, placed, static_model, suitable
 from pollux.service.timeline import Timeline
 
@@ -32,7 +32,7 @@ def summary_of(
         states[str(card.record.state)] = states.get(str(card.record.state), 0) + 1
     used = sum(card.record.placement.num_gpus for card in active if card.record.state in HOLDING)
     total = cluster.num_gpus
-    spent = sum(card.record.attained(now) for card in cards)
+    spent = board.forgotten_gpu_seconds + sum(card.record.attained(now) for card in cards)
     cost = timeline.reallocation_cost
     return {
         "now": now,
@@ -112,23 +112,6 @@ def unfairness(active: Sequence[Card], cluster: Cluster, now: float) -> dict[str
 def fairness_of(
     card: Card, cluster: Cluster, num_active: int, now: float, nodes: Mapping[str, int] | None = None
 ) -> float | None:
-    """ρ = (time since submission + time left) / time alone on the fair share; above 1 is worse than alone.
-
-    The fair share is GPUs / jobs that have not ended, as of now, within the job's limits; below its fewest GPUs k0 the
-    time grows as k0/share. Who holds nothing is taken to get its share now. None without a model or the work in all.
-    `nodes` are the largest of each type, where the caller knows them already.
-    """
-    record: JobRecord = card.record
+    """The same of one card; see `fairness.finish_time_fairness`."""
     total: float | None = card.report.get("total_progress")
-    model, left = record.goodput, record.remaining
-    if card.ended or model is None or left is None or not total or not cluster.num_gpus:
-        return None
-    limits = record.spec.limits
-    share = cluster.num_gpus / max(num_active, 1)
-    count = max(min(math.floor(share), limits.max_gpus), limits.min_gpus)
-    largest = suitable(largest_nodes(cluster) if nodes is None else nodes, limits)
-    fair = packed(model, count, largest) * min(share / count, 1.0)
-    rate = placed(record, cluster) or fair
-    if fair <= 0.0 or rate <= 0.0:
-        return None
-    return (max(now - record.submitted_at, 0.0) + left / rate) / (total / fair)
+    return finish_time_fairness(card.record, total, cluster, num_active, now, nodes)

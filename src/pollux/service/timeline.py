@@ -32,17 +32,24 @@ __all__ = ["Changes", "Reallocation", "Timeline"]
 _MOST_CHANGES = 400_000
 _MOST_REALLOCATIONS = 20_000
 _MOST_CAPACITIES = 20_000
+# Of each job, so that a busy cluster does not push those of a long one out.
+_MOST_OF_ONE = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Reallocation:
-    """A decision that changed what one job holds: GPUs before and after, and the policy's word for why."""
+    """What changed what one job holds: GPUs before and after, and why: the policy's word, or how it came to hold none.
+
+    Not all count as re-allocations: a start does not, nor does a pause, an end, a crash or a lost node. `cause` is the
+    policy's whole reason, where it gave one.
+    """
 
     at: float
     job_id: str
     before: int
     after: int
     reason: str
+    cause: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,7 @@ class _Job:
     since: float | None = None
     cost: float = 0.0
     changes: int = 0
+    marks: deque[Reallocation] = field(default_factory=lambda: deque(maxlen=_MOST_OF_ONE))
 
 
 @dataclass(slots=True)
@@ -109,9 +117,9 @@ class Timeline:
             JobRunning: self._running,
             GenerationEnded: self._generation_ended,
             GenerationShrunk: self._shrunk,
-            JobFinished: self._left,
-            JobCancelled: self._left,
-            JobPaused: self._left,
+            JobFinished: self._finished,
+            JobCancelled: self._cancelled,
+            JobPaused: self._paused,
             NodeAdded: self._node_added,
             NodeRemoved: self._node_removed,
         }
@@ -129,6 +137,8 @@ class Timeline:
             job = self._job(record.spec.id)
             job.generation = record.generation
             if job.placement != record.placement:
+                if not record.placement:
+                    self._mark(record.held_since, record.spec.id, job, str(record.state))
                 self._place(job, record.placement, record.held_since)
 
     def has_nodes(self, nodes: Iterable[tuple[str, int]], at: float) -> None:
@@ -163,10 +173,10 @@ class Timeline:
         return (0.0, 0) if job is None else (job.cost, job.changes)
 
     def reallocations_of(self, job_id: str) -> list[Reallocation]:
-        """One job's, oldest first, as far as they are kept."""
+        """One job's last 400, oldest first, whatever happens to others."""
         with self._lock:
-            kept = list(self._reallocations)
-        return [found for found in kept if found.job_id == job_id]
+            job = self._jobs.get(job_id)
+            return [] if job is None else list(job.marks)
 
     def changes(self) -> Changes:
         """A copy of everything."""
@@ -200,7 +210,7 @@ class Timeline:
 
     def _note(self, at: float, job_id: str, job: _Job, placement: Placement, reason: Reason | None) -> None:
         before, after = job.gpus, placement.num_gpus
-        self._reallocations.append(Reallocation(at, job_id, before, after, "" if reason is None else reason.code))
+        self._told(job, Reallocation(at, job_id, before, after, "" if reason is None else reason.code, reason))
         if before:
             self._changes += 1
             job.changes += 1
@@ -217,9 +227,8 @@ class Timeline:
         self._cost += cost
 
     def _generation_ended(self, event: GenerationEnded) -> None:
-        job = self._job(event.job_id)
-        if event.outcome == "succeeded" or event.generation >= job.generation:
-            self._place(job, NOWHERE, event.at)
+        if event.outcome == "succeeded" or event.generation >= self._job(event.job_id).generation:
+            self._holds_none(event.job_id, event.at, event.outcome)
 
     def _shrunk(self, event: GenerationShrunk) -> None:
         job = self._job(event.job_id)
@@ -228,8 +237,28 @@ class Timeline:
             job.since = event.at
             self._place(job, event.placement, event.at)
 
-    def _left(self, event: JobFinished | JobCancelled | JobPaused) -> None:
-        self._place(self._job(event.job_id), NOWHERE, event.at)
+    def _finished(self, event: JobFinished) -> None:
+        self._holds_none(event.job_id, event.at, event.outcome)
+
+    def _cancelled(self, event: JobCancelled) -> None:
+        self._holds_none(event.job_id, event.at, "cancelled")
+
+    def _paused(self, event: JobPaused) -> None:
+        self._holds_none(event.job_id, event.at, "paused")
+
+    def _holds_none(self, job_id: str, at: float, why: str) -> None:
+        job = self._job(job_id)
+        self._mark(at, job_id, job, why)
+        self._place(job, NOWHERE, at)
+
+    def _mark(self, at: float, job_id: str, job: _Job, why: str) -> None:
+        """Its GPUs are gone without a decision about it: told with the changes, but none of them."""
+        if job.gpus:
+            self._told(job, Reallocation(at, job_id, job.gpus, 0, why))
+
+    def _told(self, job: _Job, found: Reallocation) -> None:
+        job.marks.append(found)
+        self._reallocations.append(found)
 
     def _node_added(self, event: NodeAdded) -> None:
         self._nodes[event.node.id] = event.node.num_gpus
@@ -238,9 +267,9 @@ class Timeline:
     def _node_removed(self, event: NodeRemoved) -> None:
         self._nodes.pop(event.node_id, None)
         self._note_capacity(event.at)
-        for job in self._jobs.values():
+        for job_id, job in self._jobs.items():
             if job.placement and job.placement.on(event.node_id):
-                self._place(job, NOWHERE, event.at)
+                self._holds_none(job_id, event.at, "node-lost")
 
     # Columns
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pollux.core.errors import Conflict, InvalidInput, UnknownName
-from pollux.service.replay_result import shortened
 
 __all__ = ["MOST_CHOICES", "Progress", "Replay", "Replays", "command_of"]
 
@@ -33,9 +33,11 @@ _KEPT = 8
 _LONGEST_SECONDS = 1800
 _MOST_BYTES = 8 * 2**30
 _LARGEST_OUTPUT = 256 * 2**20
+_LARGEST_RESULT = 32 * 2**20
+_SHORTEN_SECONDS = 120
 _POLL_SECONDS = 0.25
-# The child ends with its parent, stays out of the service's way and cannot eat the machine.
-_CHILD = """
+# A child ends with its parent, stays out of the service's way and cannot eat the machine.
+_BOUNDED = """
 import ctypes, os, resource, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -44,11 +46,19 @@ if os.getppid() != int(sys.argv[1]):
 os.nice(10)
 resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]), int(sys.argv[2])))
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]), int(sys.argv[3])))
+"""
+_CHILD = f"""{_BOUNDED}
 sys.argv = ["pollux", *sys.argv[4:]]
 from pollux.cli.main import main
 main()
 """
-_DONE_OF = re.compile(rb"(\d+)/(\d+)")
+# Reading what a large replay came to would hold the service up: that is done outside as well.
+_SHORTEN = f"""{_BOUNDED}
+from pollux.service.replay_result import shorten
+shorten(*sys.argv[4:])
+"""
+# What follows shows that the number is whole: the bar may be read while it is being written.
+_DONE_OF = re.compile(rb"(\d+)/(\d+)(?=\D)")
 
 
 def command_of(history: Path, policies: Sequence[str], nodes: Sequence[str]) -> list[str]:
@@ -81,20 +91,27 @@ class Progress:
 
 @dataclass(slots=True)
 class Replay:
-    """One replay. `detail` says why it failed; `result` is what it came to, once it is done."""
+    """One replay. `detail` says why it failed; `result` is what it came to as JSON, once it is done."""
 
     id: str
     state: State = "running"
     progress: float = 0.0
     detail: str = ""
-    result: dict[str, Any] | None = None
+    policies: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    result: bytes | None = None
 
-    def shown(self) -> dict[str, Any]:
-        """As plain values."""
+    def brief(self) -> dict[str, Any]:
+        """As plain values, without what it came to."""
         return {
             "id": self.id, "state": self.state, "progress": round(self.progress, 4), "detail": self.detail,
-            "result": self.result,
+            "policies": list(self.policies), "nodes": list(self.nodes),
         }  # fmt: skip
+
+    def shown(self) -> bytes:
+        """As JSON, with what it came to."""
+        head = json.dumps(self.brief(), separators=(",", ":"))
+        return head[:-1].encode() + b',"result":' + (self.result or b"null") + b"}"
 
 
 class Replays:
@@ -117,7 +134,7 @@ class Replays:
                 raise Conflict("the service is stopping: nothing is replayed any more")
             if self._thread is not None and self._thread.is_alive():
                 raise Conflict("a replay is under way; wait until it is done, or cancel it")
-            replay = Replay(secrets.token_hex(8))
+            replay = Replay(secrets.token_hex(8), policies=tuple(policies), nodes=tuple(nodes))
             self._kept[replay.id] = replay
             while len(self._kept) > _KEPT:
                 self._kept.pop(next(iter(self._kept)))
@@ -126,6 +143,11 @@ class Replays:
             self._thread = threading.Thread(target=self._run, args=args, name="pollux-whatif", daemon=True)
             self._thread.start()
         return replay
+
+    def all(self) -> list[Replay]:
+        """Those that are known, the newest first."""
+        with self._lock:
+            return list(reversed(self._kept.values()))
 
     def get(self, replay_id: str) -> Replay:
         """One that is known; UnknownName otherwise."""
@@ -172,7 +194,7 @@ class Replays:
         if self._cancelled.is_set() and replay.state != "done":
             replay.detail, replay.state = "", "cancelled"
 
-    def _replayed(self, replay: Replay, folder: Path, policies: Sequence[str], nodes: Sequence[str]) -> dict[str, Any]:
+    def _replayed(self, replay: Replay, folder: Path, policies: Sequence[str], nodes: Sequence[str]) -> bytes:
         history = folder / "history.jsonl"
         with history.open("wb") as file:
             for line in self._history():
@@ -184,10 +206,23 @@ class Replays:
             code = self._watched(replay, words, out, err, 1 + len(nodes))
         said = (folder / "err").read_bytes()[-4000:].decode("utf-8", "replace")
         if code != 0:
-            raise InvalidInput(_last_words(said) or f"it ended with code {code}")
+            raise InvalidInput(_why(code, said))
         if (folder / "out").stat().st_size > _LARGEST_OUTPUT:
             raise InvalidInput("what it came to is too large to show; replay it with 'pollux whatif --output DIR'")
-        return shortened(json.loads((folder / "out").read_bytes()))
+        return self._shortened(folder / "out", folder / "short")
+
+    def _shortened(self, out: Path, short: Path) -> bytes:
+        limits = (str(os.getpid()), str(_SHORTEN_SECONDS), str(_MOST_BYTES))
+        done = subprocess.run(
+            [sys.executable, "-c", _SHORTEN, *limits, str(out), str(short)], stdin=subprocess.DEVNULL,
+            capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            said = _last_words(done.stderr[-4000:].decode("utf-8", "replace"))
+            raise InvalidInput(f"what it came to could not be read: {said or f'code {done.returncode}'}")
+        if short.stat().st_size > _LARGEST_RESULT:
+            raise InvalidInput("what it came to is too large to show; replay it with 'pollux whatif --output DIR'")
+        return short.read_bytes()
 
     def _watched(self, replay: Replay, words: Sequence[str], out: Any, err: Any, num_sizes: int) -> int:
         limits = (str(os.getpid()), str(_LONGEST_SECONDS), str(_MOST_BYTES))
@@ -211,6 +246,18 @@ class Replays:
             finally:
                 self._process = None
                 process.kill()
+
+
+def _why(code: int, said: str) -> str:
+    """Why it failed: its own last words, or the limit that ended it."""
+    if code in (-signal.SIGKILL, -signal.SIGXCPU):
+        return (
+            f"it was ended: more than {_LONGEST_SECONDS // 60} min of a processor, or too little memory; choose fewer "
+            "policies or sizes, or replay it with 'pollux whatif'"
+        )
+    if "MemoryError" in said:
+        return f"it needs more than {_MOST_BYTES // 2**30} GiB of memory; choose fewer policies or sizes"
+    return _last_words(said) or f"it ended with code {code}"
 
 
 def _last_words(said: str) -> str:

@@ -11,8 +11,8 @@ from fastapi import Response
 from pollux import policies
 from pollux.core.errors import InvalidInput, UnknownName
 from pollux.service.routing import Call, Operation, json_response
-from pollux.service.schemas import only
-from pollux.service.whatif import MOST_CHOICES, Replays
+from pollux.service.schemas import listed, only
+from pollux.service.whatif import MOST_CHOICES, Replay, Replays
 
 __all__ = ["WHATIF_OPERATIONS"]
 
@@ -42,13 +42,20 @@ def _words(value: Any, name: str, what: str) -> list[str]:
     return list(dict.fromkeys(value))
 
 
+async def _list(call: Call) -> Response:
+    return json_response({"replays": [replay.brief() for replay in _replays(call).all()]})
+
+
 async def _show(call: Call) -> Response:
-    return await asyncio.to_thread(json_response, _replays(call).get(call.path["replay_id"]).shown())
+    return _shown(_replays(call).get(call.path["replay_id"]))
 
 
 async def _cancel(call: Call) -> Response:
-    found = await asyncio.to_thread(_replays(call).cancel, call.path["replay_id"])
-    return json_response(found.shown())
+    return _shown(await asyncio.to_thread(_replays(call).cancel, call.path["replay_id"]))
+
+
+def _shown(replay: Replay) -> Response:
+    return Response(replay.shown(), media_type="application/json")
 
 
 def _replays(call: Call) -> Replays:
@@ -57,11 +64,12 @@ def _replays(call: Call) -> Replays:
 
 
 _TEXT = {"type": "string"}
-_REPLAY = only({
+_BRIEF = {
     "id": _TEXT, "state": {"enum": ["running", "done", "failed", "cancelled"]},
     "progress": {"type": "number", "minimum": 0, "maximum": 1}, "detail": _TEXT,
-    "result": {"anyOf": [{"type": "object"}, {"type": "null"}]},
-})  # fmt: skip
+    "policies": listed(_TEXT), "nodes": listed(_TEXT),
+}  # fmt: skip
+_REPLAY = only({**_BRIEF, "result": {"anyOf": [{"type": "object"}, {"type": "null"}]}})
 
 
 def _list_of(item: dict[str, Any], least: int) -> dict[str, Any]:
@@ -77,6 +85,10 @@ WHATIF_OPERATIONS: tuple[Operation, ...] = (
             "nodes": _list_of({**_TEXT, "pattern": f"^{_NODES}$"}, 0),
         }),
         errors=(404, 409),
+    ),
+    Operation(
+        "GET", "/v1/whatif", "list_replays", "The last few replays, the newest first, without what they came to.",
+        _list, only({"replays": listed(only(_BRIEF))}),
     ),
     Operation(
         "GET", "/v1/whatif/{replay_id}", "show_replay", "How far a replay is, and what it came to.", _show, _REPLAY,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pollux.backends.slurm import SlurmBackend
 from pollux.core.errors import InvalidInput
 from pollux.service.launching import folders_of
 from pollux.wire.job import CheckpointRequest, JobRequest
@@ -37,3 +38,16 @@ def test_warnings_are_in_the_status(world):
     assert world.engine.status().warnings == ()
     world.backend.warnings = lambda: ("node 'b' does not answer",)
     assert world.engine.status().warnings == ("node 'b' does not answer",)
+
+
+def test_a_grace_that_is_longer_than_the_notice_is_said(world, tmp_path):
+    assert world.engine.note_on(request(tmp_path, grace_seconds=3600.0)) == ""
+    world.backend.notice_seconds = 180.0
+    assert world.engine.note_on(request(tmp_path, grace_seconds=180.0)) == ""
+    assert "grace is 600 s, and nodes here are left 180 s" in world.engine.note_on(
+        request(tmp_path, grace_seconds=600.0)
+    )
+
+
+def test_slurm_says_how_long_the_notice_is(tmp_path):
+    assert SlurmBackend(tmp_path, pool=tmp_path / "pool", slots=1, margin_seconds=90.0).notice_seconds == 90.0

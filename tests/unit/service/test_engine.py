@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pollux import policies
@@ -374,3 +376,27 @@ def test_a_story_tells_what_happened(world):
     world.engine.settle()
     kinds = [line.kind for line in world.engine.story("job")]
     assert kinds == ["submitted", "placed", "running"]
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "logs", "receipts"])
+def test_a_new_job_inherits_nothing_from_a_forgotten_one_of_its_name(world, folder):
+    (world.home / folder / "digits").mkdir(parents=True)
+    (world.home / folder / "digits-2").mkdir()
+    assert world.submit("digits") == "digits-3"
+    assert world.backend.launches[-1].env["POLLUX_CHECKPOINT_DIR"] == str(world.home / "checkpoints" / "digits-3")
+
+
+def test_the_folder_of_a_job_that_is_there_is_its_own(world):
+    world.submit("digits")
+    (world.home / "checkpoints" / "digits").mkdir(parents=True)
+    with pytest.raises(Conflict, match="'digits' is there"):
+        world.submit("digits")
+    world.engine.cancel("digits")
+    assert world.submit("digits") == "digits-2"
+
+
+def test_who_keeps_no_past_goes_on_from_what_is_there(make_world):
+    world = make_world()
+    world.engine.settings = replace(world.engine.settings, store="memory")
+    (world.home / "checkpoints" / "digits").mkdir(parents=True)
+    assert world.submit("digits") == "digits"

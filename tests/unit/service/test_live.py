@@ -2,9 +2,11 @@
 
 import pytest
 
+from pollux import policies
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
 from pollux.controller.explain import explain_cost
-from pollux.core import Placement
+from pollux.core import Decision, Node, Placement
+from pollux.core.errors import InvalidInput
 from pollux.testing.service import sample_report
 
 
@@ -47,13 +49,14 @@ def test_a_job_that_can_is_changed_while_it_runs(running):
     assert running.engine.job("job").state == "running"
 
 
-@pytest.mark.parametrize("how", ["never said so", "may not", "failed too often"])
+@pytest.mark.parametrize("how", ["said it cannot", "may not", "failed too often"])
 def test_others_are_stopped_and_started(world, how):
     world.submit(min_gpus=3, max_gpus=4, on_resize="restart" if how == "may not" else "live")
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, live=how != "never said so"))
+    world.engine.report("job", sample_report(1, live=how != "said it cannot"))
     if how == "failed too often":
-        world.engine.runner.controller.jobs["job"].failed_moves = 3
+        record = world.engine.runner.controller.jobs["job"]
+        record.failed_moves, record.failed_move_at = 3, world.clock.time
     resize(world, 1)
     assert world.backend.resizes == []
     assert world.backend.stops == [("job", 1)]
@@ -135,5 +138,95 @@ def test_what_the_backend_measured_is_kept_if_it_can_be(running, seconds, kind, 
 
 
 def test_a_kind_that_nobody_knows_is_refused(running):
-    with pytest.raises(Exception, match="resize_kind"):
+    with pytest.raises(InvalidInput, match="resize_kind 'teleport'; give one of restart, ") as refused:
         running.engine.report("job", sample_report(1, resize_seconds=0.4, resize_kind="teleport"))
+    assert refused.value.http_status == 422, "the job is there"
+
+
+# Before the first report
+
+
+def test_a_job_that_has_not_said_whether_it_can_is_tried(world):
+    world.submit(min_gpus=3, max_gpus=4)
+    world.backend.started("job")
+    world.after(1.0)
+    assert world.engine.job("job").resize_kind == "live"
+    resize(world, 1)
+    assert [order.generation for order in world.backend.resizes] == [2]
+    assert world.backend.stops == []
+
+
+def test_who_then_shows_that_it_cannot_is_restarted_until_it_says_otherwise(world):
+    world.submit(min_gpus=3, max_gpus=4)
+    world.backend.started("job")
+    resize(world, 1)
+    world.backend.ended("job", "lost", "it cannot change while it runs: no agent gives a sign of life")
+    world.engine.settle()
+    status = world.engine.job("job")
+    assert (world.backend.launches[-1].generation, status.reason.code) == (3, "fell-back")
+    assert "no agent gives a sign of life" in status.reason.text
+    world.backend.started("job")
+    world.engine.settle()
+    assert world.engine.job("job").resize_kind == "restart"
+    resize(world, 4)
+    assert len(world.backend.resizes) == 1
+    world.engine.report("job", sample_report(world.engine.job("job").generation, live=True))
+    assert world.engine.job("job").resize_kind == "live"
+
+
+# What a restart costs
+
+
+def stopped_at(launch):
+    return float(launch.env["POLLUX_STOPPED_AT"])
+
+
+def test_the_pause_of_a_change_that_became_a_restart_is_measured(running):
+    assert "POLLUX_STOPPED_AT" not in running.backend.launches[0].env, "a first start is no pause"
+    resize(running, 1)
+    running.backend.ended("job", "lost", "it cannot travel")
+    running.engine.settle()
+    assert stopped_at(running.backend.launches[-1]) == running.clock.time
+    running.backend.started("job")
+    running.engine.report("job", sample_report(3, live=True, resize_seconds=9.0, resize_kind="restart"))
+    status = running.engine.job("job")
+    assert status.resize_costs == {"restart": 9.0}
+    running.engine.report("job", sample_report(3, live=True, resize_seconds=1.5, resize_kind="shrink"))
+    assert "cost 9 s" in explain_cost(running.engine.board.get("job").record)
+
+
+def test_so_is_the_start_after_a_loss(running):
+    running.backend.ended("job", "lost", "its shim ended")
+    running.engine.settle()
+    running.after(5.0)
+    again = running.backend.launches[-1]
+    assert again.generation > 1
+    assert running.clock.time - 5.0 <= stopped_at(again) <= running.clock.time
+
+
+class Elsewhere:
+    """Places the one job there is on the newest node."""
+
+    name, batch = "elsewhere", "adaptive"
+    needs: frozenset[str] = frozenset()
+
+    def allocate(self, snapshot):
+        newest = snapshot.cluster.nodes[-1].id
+        return Decision({job.id: Placement.of({newest: 2}) for job in snapshot.jobs})
+
+
+def test_a_move_that_keeps_no_node_is_a_restart_with_its_reason_and_its_cost(make_world, monkeypatch):
+    monkeypatch.setattr(policies, "create", lambda name: Elsewhere())
+    world = make_world()
+    world.submit(min_gpus=1, max_gpus=2)
+    world.backend.started("job")
+    world.engine.report("job", sample_report(1, live=True))
+    world.after(3.0)
+    world.backend.node_up(Node("node-1", 4, "cpu"))
+    world.after(3.0)
+    assert world.backend.resizes == []
+    assert world.backend.stops == [("job", 1)]
+    launch = world.backend.launches[-1]
+    assert launch.placement == Placement.of({"node-1": 2})
+    assert stopped_at(launch) > 1000.0
+    assert "no replica stays" in world.engine.job("job").detail

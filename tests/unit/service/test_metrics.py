@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from pollux.controller import JobState
 from pollux.service import create_app, metrics
 from pollux.service.exposition import CONTENT_TYPE, Family, text_of
 from pollux.service.metrics import NAMES, OTHER, families
@@ -100,3 +101,46 @@ def test_labels_are_bounded(make_world, monkeypatch):
     assert len(found["pollux_queue_gpus"]) == 3
     assert sum(value for _, value in found["pollux_queue_gpus"]) == 6.0
     assert sum(value for _, value in found["pollux_job_gpus"]) == 6.0
+
+
+def test_every_state_has_its_number(world):
+    world.submit("a", max_gpus=1)
+    found = {labels["state"]: value for labels, value in samples(world.engine)["pollux_jobs"]}
+    assert set(found) == {str(state) for state in JobState}
+    assert (found["starting"], found["failed"]) == (1.0, 0.0)
+
+
+def test_what_forgotten_jobs_held_stays_in_the_counter(world):
+    job_id = world.submit("a", max_gpus=1)
+    world.backend.started(job_id)
+    world.after(100.0)
+    world.engine.cancel(job_id)
+    world.backend.ended(job_id, "stopped")
+    world.engine.settle()
+
+    def held():
+        ((_, value),) = samples(world.engine)["pollux_gpu_seconds_total"]
+        return value
+
+    before = held()
+    assert before >= 100.0
+    world.engine.board.remove({job_id})
+    assert held() == before
+
+
+def test_rates_from_before_its_present_gpus_are_left_out(world):
+    job_id = world.submit("a", max_gpus=1)
+    world.backend.started(job_id)
+    world.engine.settle()
+    world.engine.report(job_id, sample_report(1, goodput=80.0, throughput=100.0))
+    assert [value for _, value in samples(world.engine)["pollux_job_goodput"]] == [80.0]
+    world.after(50.0)
+    world.engine.pause(job_id)
+    world.backend.ended(job_id, "stopped")
+    world.engine.resume(job_id)
+    world.after(50.0)
+    found = samples(world.engine)
+    assert world.engine.job(job_id).gpus == 1
+    assert found["pollux_job_gpus"][0][1] == 1.0
+    assert not found.get("pollux_job_goodput")
+    assert not found.get("pollux_job_throughput")

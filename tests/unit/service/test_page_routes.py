@@ -225,3 +225,48 @@ def test_a_failure_is_told_and_not_kept():
         return await kept.get("a", lambda: b"good")
 
     assert asyncio.run(ask()) == b"good"
+
+
+def test_an_explanation_names_jobs_that_have_ended(world, client):
+    world.submit("first", max_gpus=1)
+    world.submit("second", max_gpus=1, after=("first",))
+    waits = client.get("/v1/jobs/second/explain").json()
+    assert (waits["text"], waits["jobs"]) == ("runs after first", ["first"])
+    assert client.get("/v1/jobs/second").json()["job"]["reason"]["jobs"] == ["first"]
+    world.engine.cancel("first")
+    world.engine.settle()
+    failed = client.get("/v1/jobs/second/explain").json()
+    assert failed["text"].startswith("failed: it was to run after first")
+    assert failed["jobs"] == ["first"]
+    assert client.get("/v1/jobs/second").json()["events"][-1]["jobs"] == ["first"]
+
+
+def test_an_explanation_names_who_has_to_leave_first(world, client, monkeypatch):
+    trained(world, "holds", min_gpus=1, max_gpus=1)
+    world.submit("comes", max_gpus=1)
+    said = "waits for 'holds', 'nobody' to leave"
+    monkeypatch.setattr(world.engine, "leaving_before", lambda job_id: said)
+    found = client.get("/v1/jobs/comes/explain").json()
+    assert said in found["text"]
+    assert found["jobs"] == ["holds"], "a job that is not there has no page"
+
+
+def test_lists_tell_each_jobs_fairness(world, client):
+    trained(world, "a", max_gpus=2)
+    world.submit("new", max_gpus=1)
+    listed = {job["id"]: job for job in client.get("/v1/jobs").json()["jobs"]}
+    assert listed["a"]["fairness"] == pytest.approx(client.get("/v1/jobs/a").json()["fairness"], rel=0.05)
+    assert listed["new"]["fairness"] is None
+    world.engine.cancel("a")
+    world.engine.settle()
+    assert client.get("/v1/jobs").json()["jobs"][0]["fairness"] is None
+
+
+def test_an_old_change_has_its_sentence_when_its_story_is_gone(world, client):
+    job_id = trained(world, "a", max_gpus=1)
+    for _ in range(60):
+        world.engine.pause(job_id)
+        world.engine.resume(job_id)
+    rows = client.get(f"/v1/jobs/{job_id}/series?kind=decision").json()["rows"]
+    assert "placed" not in {line.kind for line in world.engine.story(job_id)}
+    assert rows[0]["values"]["text"].startswith("started on 1 GPU")

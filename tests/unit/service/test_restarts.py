@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import pytest
+
 from pollux.backends.protocol import Running
 from pollux.controller import JobRecord, JobSpec, JobState
 from pollux.core import Node, Placement
 from pollux.service.executor import reconcile
+from pollux.testing.service import sample_report
+from pollux.wire.job import JobRequest
 
 
 def restart(world, jobs="keep"):
@@ -109,3 +113,61 @@ def test_reconciling_compares_generations():
     over = a_record(JobState.CANCELLED, 4)
     assert reconcile({"j": over}, [Running("j", 3, "ended")]).forget == ("j",)
     assert reconcile({"j": over}, [Running("j", 3, "running")]).stop == (("j", 3),)
+
+
+# A change in living processes that was decided, and whose order the backend never got
+
+
+def changes(**fields):
+    """Job `j`, on its way to generation 3 in its living processes."""
+    request = JobRequest(name="j", run=("x",), workdir="/", min_gpus=1, max_gpus=4)
+    given = {"live": True, "state": JobState.RESIZING, **fields}
+    return JobRecord(JobSpec("j", request=request), 0.0, placement=Placement((("n", 2),)), generation=3, **given)
+
+
+@pytest.mark.parametrize("state", ["running", "waiting"])
+def test_an_order_that_got_lost_is_given_again_and_nothing_is_stopped(state):
+    record = changes()
+    found = reconcile({"j": record}, [Running("j", 2, state)])
+    assert (found.change, found.start, found.stop) == ((record,), (), ())
+
+
+@pytest.mark.parametrize("fields", [{"live": False}, {"failed_moves": 3}, {"state": JobState.STARTING}])
+def test_who_cannot_change_so_is_stopped_and_started(fields):
+    record = changes(**fields)
+    found = reconcile({"j": record}, [Running("j", 2, "running")])
+    assert (found.change, found.start, found.stop) == ((), (record,), (("j", 2),))
+
+
+@pytest.mark.parametrize("entry", [[], [Running("j", 2, "ended")], [Running("j", 2, "stopping")]])
+def test_where_nothing_runs_any_more_there_is_nothing_to_change(entry):
+    record = changes()
+    found = reconcile({"j": record}, entry)
+    assert (found.change, found.start) == ((), (record,))
+
+
+def test_a_service_that_died_before_it_gave_the_order_is_followed_by_one_that_does(world):
+    world.submit(min_gpus=3, max_gpus=4, on_resize="live")
+    world.backend.started("job")
+    world.engine.report("job", sample_report(1, live=True))
+    world.engine.resize("job", 1, 1)
+    world.after(3.0)
+    assert world.engine.job("job").state == "resizing"
+    order = world.backend.resizes.pop()
+    world.backend._entries["job"] = Running("job", 1, "running")
+    restart(world)
+    assert [(again.generation, again.placement) for again in world.backend.resizes] == [(2, order.placement)]
+    assert world.backend.stops == []
+    assert len(world.backend.launches) == 1
+
+
+def test_a_restart_that_is_given_again_is_measured(world):
+    world.submit(min_gpus=3, max_gpus=4, on_resize="restart")
+    world.backend.started("job")
+    world.after(10.0)
+    world.engine.resize("job", 1, 1)
+    world.after(3.0)
+    world.backend._entries.pop("job")
+    restart(world)
+    again = world.backend.launches[-1]
+    assert (again.generation, "POLLUX_STOPPED_AT" in again.env) == (2, True)

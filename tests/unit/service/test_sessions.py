@@ -104,10 +104,36 @@ def test_a_damaged_list_and_a_full_disk_keep_nobody_out(tokens, clock):
         (f"a=b; {COOKIE}=abc; c=d", "abc"),
         (f"not_{COOKIE}=abc", None),
         (f"{COOKIE}=" + "x" * 10_000, None),
+        (f'a={{"x":1}}; {COOKIE}=abc', "abc"),
+        (f"a=b c; {COOKIE}=abc", "abc"),
+        (f"flag; {COOKIE}=abc", "abc"),
+        (f"path=1; {COOKIE}=abc", "abc"),
+        (f"\xe9=1;;=; {COOKIE}=abc", "abc"),
+        (f'a="; {COOKIE}=abc', "abc"),
+        (f"{'a' * 20_000}=1; {COOKIE}=abc", "abc"),
+        (f"{COOKIE}=; {COOKIE}=abc", "abc"),
     ],
 )
-def test_the_cookie_is_found(header, found):
-    assert cookie_of(header) == found
+def test_the_cookie_is_found_beside_any_others(header, found):
+    assert cookie_of(header, COOKIE) == found
+
+
+def test_two_services_on_one_host_do_not_sign_each_other_out(clock):
+    services = [Sessions(MemoryStore(), Tokens("operator-token", secret), clock.now) for secret in ("one", "two")]
+    ids = [service.open("operator-token")[0] for service in services]
+    header = "; ".join(f"{service.cookie}={session_id}" for service, session_id in zip(services, ids, strict=True))
+    assert [service.id_in(header) for service in services] == ids
+    again = Sessions(MemoryStore(), Tokens("operator-token", "one"), clock.now)
+    assert again.cookie == services[0].cookie, "a restart signs nobody out"
+
+
+def test_a_browser_with_odd_cookies_signs_in(world):
+    with TestClient(create_app(world.engine, world.tokens), base_url=BASE) as browser:
+        answer = browser.post("/v1/session", json={"token": world.tokens.viewer})
+        mine = answer.headers["set-cookie"].partition(";")[0]
+        browser.cookies.clear()
+        header = {"cookie": f'other={{"x": 1}}; flag; a=b c; {mine}'}
+        assert browser.get("/v1/session", headers=header).json()["role"] == "viewer"
 
 
 def test_wrong_tokens_wait_once_there_are_many(clock):
@@ -199,7 +225,7 @@ def test_a_wrong_token_signs_nobody_in(world, browser):
     bodies: list[object] = [{}, {"token": 1}, {"token": "x", "more": 1}, [], {"token": "x" * 513}]
     for body in bodies:
         assert browser.post("/v1/session", json=body).status_code == 422
-    browser.cookies.set(COOKIE, "made-up")
+    browser.cookies.set(browser.app._sessions.cookie, "made-up")
     assert browser.get("/v1/session").status_code == 401
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import deque
 
 import pytest
 
@@ -10,6 +11,8 @@ from pollux.controller import (
     GenerationEnded,
     GenerationShrunk,
     JobCancelled,
+    JobFinished,
+    JobPaused,
     JobRunning,
     JobSubmitted,
     NodeAdded,
@@ -85,6 +88,30 @@ def test_a_lost_node_takes_what_was_there(timeline):
     timeline.add(NodeRemoved(50.0, "m"))
     assert intervals(timeline) == {"a": [[10, 100, 2]], "b": [[10, 50, 1]]}
     assert view_of(timeline.changes(), 1.0, 100.0, 5)["capacity"] == [[1.0, 8], [5.0, 12], [50.0, 8]]
+
+
+def test_how_gpus_were_lost_is_told_but_no_change(timeline):
+    timeline.add(NodeAdded(5.0, Node("m", 4)))
+    for at, loss in (
+        (20.0, JobPaused(20.0, "a")),
+        (30.0, GenerationEnded(30.0, "a", 9, "crashed")),
+        (40.0, NodeRemoved(40.0, "m")),
+        (50.0, JobFinished(50.0, "a", "succeeded")),
+        (60.0, JobCancelled(60.0, "a")),
+    ):
+        timeline.add(decided(at - 5.0, "started", a=on(2, "m")))
+        timeline.add(loss)
+        timeline.add(JobCancelled(at + 1.0, "b"))
+    told = [(found.at, found.before, found.after, found.reason) for found in timeline.reallocations_of("a")]
+    assert told[1::2] == [
+        (20.0, 2, 0, "paused"),
+        (30.0, 2, 0, "crashed"),
+        (40.0, 2, 0, "node-lost"),
+        (50.0, 2, 0, "succeeded"),
+        (60.0, 2, 0, "cancelled"),
+    ]
+    assert timeline.reallocations_of("b") == [], "it held none"
+    assert timeline.num_reallocations == 0
 
 
 def test_what_a_change_cost(timeline):
@@ -197,3 +224,17 @@ def test_the_older_half_goes_when_there_are_many(monkeypatch):
 def test_an_empty_timeline():
     view = view_of(Timeline().changes(), 0.0, 10.0, 5)
     assert (view["jobs"], view["capacity"], view["reallocations"], view["num_jobs"]) == ([], [], [], 0)
+
+
+def test_a_busy_cluster_does_not_push_out_the_changes_of_a_long_job(timeline, monkeypatch):
+    monkeypatch.setattr("pollux.service.timeline._MOST_REALLOCATIONS", 50)
+    timeline._reallocations = deque(maxlen=50)
+    timeline.add(decided(10.0, a=on(2)))
+    for step in range(100):
+        timeline.add(decided(20.0 + step, b=on(1 + step % 2)))
+    assert [found.after for found in timeline.reallocations_of("a")] == [2]
+    assert len(timeline.reallocations_of("b")) == 100
+    assert len(timeline.changes().reallocations) == 50
+    for step in range(1000):
+        timeline.add(decided(200.0 + step, b=on(1 + step % 2)))
+    assert len(timeline.reallocations_of("b")) == 400, "bounded all the same"

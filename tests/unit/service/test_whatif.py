@@ -47,10 +47,11 @@ def test_a_replay_from_begin_to_end():
     replays = Replays(lambda: [b"line\n"], child(code))
     replay = ended(replays, replays.begin(["fifo"], ["+1"]))
     assert (replay.state, replay.progress, replay.detail) == ("done", 1.0, "")
-    (run,) = replay.result["runs"]
+    (run,) = json.loads(replay.result)["runs"]
     assert (run["nodes"], run["config"]) == (2, {"gpus_per_node": 4})
     assert run["results"][0]["num_jobs"] == 3
     assert replays.get(replay.id) is replay
+    assert json.loads(replay.shown())["result"]["runs"] == [run]
     replays.close()
     with pytest.raises(Conflict):
         replays.begin(["fifo"], [])
@@ -72,6 +73,11 @@ def test_a_failure_is_told_in_its_own_words():
     assert (replay.state, replay.detail) == ("failed", "no job can be replayed")
     replay = ended(replays, Replays(list, child("print('{')")).begin(["fifo"], []))
     assert replay.state == "failed"
+
+    killed = Replays(list, child("import os; os.kill(os.getpid(), 9)"))
+    assert "more than 30 min" in ended(killed, killed.begin(["fifo"], [])).detail
+    large = Replays(list, child("raise MemoryError"))
+    assert "8 GiB" in ended(large, large.begin(["fifo"], [])).detail
 
     def broken():
         raise RuntimeError("no history")
@@ -138,7 +144,9 @@ def test_the_bar_is_read():
     assert progress.share == 0.5
     progress.take(b"simulating 0/10 jobs 3/10 jobs")
     assert progress.share == 0.65
-    progress.take(b"0/0")
+    progress.take(b"simulating 10/1")
+    assert progress.share == 0.65, "the number is not whole yet"
+    progress.take(b"0/0 jobs")
     assert 0.0 <= progress.share <= 1.0
 
 
@@ -153,6 +161,43 @@ def test_only_the_last_few_are_kept():
     assert len(replays._kept) == 8
     with pytest.raises(UnknownName):
         replays.get(first.id)
+
+
+def test_what_it_came_to_is_read_outside_of_the_service(monkeypatch):
+    """However large it is, the service's own process never parses it."""
+    code = f"import json; print(json.dumps({document()!r}))"
+    replays = Replays(list, child(code))
+    monkeypatch.setattr("pollux.service.replay_result.shortened", lambda document: pytest.fail("parsed here"))
+    monkeypatch.setattr(json, "loads", lambda text: pytest.fail("parsed here"))
+    replay = ended(replays, replays.begin(["fifo"], []))
+    assert replay.state == "done", replay.detail
+    monkeypatch.setattr("pollux.service.whatif._LARGEST_RESULT", 10)
+    replay = ended(replays, replays.begin(["fifo"], []))
+    assert (replay.state, "too large" in replay.detail) == ("failed", True)
+
+
+def test_what_was_left_out_is_told():
+    whole = {**document(), "left_out": ["job 'x': its model is not known"]}
+    whole["runs"][0]["left_out"] = ["job 'y' needs 16 GPUs"]
+    short = shortened(whole)
+    assert short["left_out"] == ["job 'x': its model is not known"]
+    assert short["runs"][0]["left_out"] == ["job 'y' needs 16 GPUs"]
+    assert shortened(document())["left_out"] == []
+
+
+def test_replays_are_found_again(client):
+    replays = client.app._app.state.replays
+    assert client.get("/v1/whatif").json() == {"replays": []}
+    replays._child = child("import time; time.sleep(600)")
+    begun = client.post("/v1/whatif", json={"policies": ["fifo"], "nodes": ["+1"]}).json()["id"]
+    (found,) = client.get("/v1/whatif").json()["replays"]
+    assert (found["id"], found["state"]) == (begun, "running")
+    assert (found["policies"], found["nodes"]) == (["fifo"], ["+1"])
+    assert client.post(f"/v1/whatif/{begun}/cancel").json()["state"] == "cancelled"
+    replays._child = child("print('{\"runs\": []}')")
+    replays._thread.join(60)
+    second = client.post("/v1/whatif", json={"policies": ["pollux"]}).json()["id"]
+    assert [one["id"] for one in client.get("/v1/whatif").json()["replays"]] == [second, begun]
 
 
 def test_many_jobs_are_thinned():

@@ -14,6 +14,30 @@ addEventListener("pollux-theme", () => charts.forEach((chart) => chart.redraw())
 
 const sync = uPlot.sync("time");
 
+/** Whether only a part of the axis is shown; charts over time are zoomed together, so they share one. */
+class Zoom {
+  on = false;
+  tell = () => {};
+
+  set(on) {
+    if (on === this.on) return;
+    this.on = on;
+    this.tell(on);
+  }
+}
+const timeZoom = new Zoom();
+
+/** Call `tell(zoomed)` when charts over time are zoomed and when they are not any more. */
+export function onTimeZoom(tell) {
+  timeZoom.tell = tell;
+}
+
+/** Show the whole time again in all of them. */
+export function wholeTime() {
+  timeZoom.set(false);
+  for (const chart of charts) if (chart.zoom === timeZoom) chart.plot?.setData(chart.data, true);
+}
+
 /**
  * A chart in a figure. `series`: [{label, colour, dash, step, points, band: [low, high]}]; `x`: "time" or "count".
  * `update(xs, columns, marks)`: marks are [{at, text}], drawn as dashed lines and named when pointed at.
@@ -22,6 +46,7 @@ export class Chart {
   constructor({ title, about, series, x = "time", format = number, xLabel = "", log = false, waiting = "Nothing reported yet.", xFormat = null, height = HEIGHT, zero = false, whole = false, share = false, latest = null }) {
     Object.assign(this, { title, series, x, format, xLabel, log, waiting, height, zero, whole, share, latestText: latest });
     this.xFormat = xFormat ?? (x === "time" ? (value) => moment(value, true) : number);
+    this.zoom = x === "time" ? timeZoom : new Zoom();
     this.marks = [];
     this.latest = el("span", { class: "latest" });
     this.place = el("div", { class: "plot waiting", role: "img", "aria-label": `${title}: ${waiting}` }, waiting);
@@ -42,9 +67,8 @@ export class Chart {
     if (!any) return;
     if (!this.plot) this.draw();
     else {
-      const zoomed = this.zoomed;
-      this.plot.setData(this.data, !zoomed);
-      if (zoomed) this.plot.redraw();
+      this.plot.setData(this.data, !this.zoom.on);
+      if (this.zoom.on) this.plot.redraw();
     }
     this.describe();
     if (this.details.open) this.fillTable();
@@ -86,10 +110,10 @@ export class Chart {
       series: [{}, ...this.series.map((one) => this.line(one))],
       bands: this.series.flatMap((one, index) => one.band ? [{ series: [index + 2, index + 3], fill: faded(one.colour) }] : []),
       cursor: { points: { size: 6 }, drag: { x: true, y: false }, sync: this.x === "time" ? { key: sync.key, setSeries: false } : undefined, focus: { prox: 30 } },
-      hooks: { setCursor: [() => this.point()], draw: [(plot) => this.drawMarks(plot)], setSelect: [(plot) => { if (plot.select.width > 0) this.zoomed = true; }] },
+      hooks: { setCursor: [() => this.point()], draw: [(plot) => this.drawMarks(plot)], setSelect: [(plot) => { if (plot.select.width > 0) this.zoom.set(true); }] },
     };
     this.plot = new uPlot(options, this.data, this.place);
-    this.plot.over.addEventListener("dblclick", () => { this.zoomed = false; });
+    this.plot.over.addEventListener("dblclick", () => this.zoom.set(false));
     this.plot.over.addEventListener("mouseenter", () => { this.inside = true; });
     this.plot.over.addEventListener("mouseleave", () => { this.inside = false; this.tip.hidden = true; });
     this.plot.over.append(this.tip);
@@ -112,9 +136,11 @@ export class Chart {
 
   redraw() {
     if (!this.plot) return;
+    const { min, max } = this.plot.scales.x;
     this.plot.destroy();
     this.plot = null;
     this.draw();
+    if (this.zoom.on) this.plot.setScale("x", { min, max });
   }
 
   resize() {

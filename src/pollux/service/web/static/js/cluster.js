@@ -1,18 +1,20 @@
 // The cluster page: who holds what, what that is worth, who waits for what, and what changed.
 
 import { get, jobPage } from "./api.js";
-import { introduce, know } from "./colours.js";
-import { byId, el, fill, say, table } from "./dom.js";
+import { introduce } from "./colours.js";
+import { byId, el, fill, onChange, say, table } from "./dom.js";
 import { linked } from "./explain.js";
 import { duration, eta, gpuTime, moment, NONE, percent, range, times } from "./format.js";
 import { JobTable } from "./jobtable.js";
-import { follow, throttled } from "./live.js";
+import { eventsAfter, follow, quietly, setPace, throttled, whenSeen } from "./live.js";
 import { Nodes } from "./nodes.js";
 import { frame, info, serverNow, serviceStatus, showLive } from "./shell.js";
 import { Timeline } from "./timeline.js";
+import { WORDS } from "./words.js";
 
 const QUEUE_SHOWN = 40;
 const CHANGES_SHOWN = 60;
+const EVENTS_RECALLED = 200;
 const changes = [];
 
 const tiles = new Map();
@@ -40,7 +42,7 @@ function showTiles(summary, status) {
   tile("GPUs in use", String(gpus.used), ` of ${gpus.total}`, gpus.total ? percent(gpus.utilisation) : "no nodes", gpus.utilisation ?? 0);
   tile("Goodput vs. static", times(gain), "", gain === null ? "known once jobs have reported" : `${goodput.jobs} job${goodput.jobs === 1 ? "" : "s"} now, ${goodput.static_jobs} if static`);
   tile("Jobs", count("running", "starting", "resizing").toLocaleString(), " running", `${count("queued", "paused").toLocaleString()} waiting, ${ended}`);
-  tile("Fairness", fairness.median === null ? NONE : fairness.median.toFixed(2), "", fairness.median === null ? "known once jobs have reported" : `worst ${fairness.worst.toFixed(2)}; ${percent(fairness.unfair_share)} of jobs above 1`);
+  tile("Median fairness", fairness.median === null ? NONE : fairness.median.toFixed(2), "", fairness.median === null ? "known once jobs have reported" : `worst ${fairness.worst.toFixed(2)}; ${percent(fairness.unfair_share)} of jobs above 1`);
   tile("Re-allocation cost", gpuTime(reallocations.gpu_seconds), "",
     `${reallocations.count.toLocaleString()} changes${reallocations.share === null ? "" : `, ${percent(reallocations.share)} of GPU-time`}${summary.false_alarms ? `; ${summary.false_alarms} false alarms` : ""}`);
   tile("Decisions", duration(status.decision_seconds), "", status.last_decision_at === null ? "none yet" : `the last at ${moment(status.last_decision_at, true)}`);
@@ -48,15 +50,14 @@ function showTiles(summary, status) {
 }
 
 function showQueue(jobs, total) {
-  know(jobs.map((job) => job.id));
   const now = serverNow();
   const rows = jobs.map((job) => [
     el("a", { href: jobPage(job.id) }, job.id), range(job.min_gpus, job.max_gpus), el("span", { class: "nowrap" }, duration(now - job.submitted_at)), eta(job.eta, now),
-    el("span", {}, linked(job.reason?.text ?? "waits for the next decision", null, job.id)),
+    el("span", {}, linked(job.reason?.text ?? "waits for the next decision", job.reason?.jobs, job.id)),
   ]);
   say(byId("queue-hint"), total > jobs.length ? `the first ${jobs.length} of ${total.toLocaleString()}` : "");
   fill(byId("queue"), jobs.length
-    ? table("Jobs that wait", [{ name: "Job" }, { name: "Asks for" }, { name: "For" }, { name: "Expected end" }, { name: "Why it waits" }], rows)
+    ? table("Jobs that wait", [{ name: "Job" }, { name: "Asks for", about: WORDS["Asks for"] }, { name: "Waits for", about: WORDS["Waits for"] }, { name: "Expected end", about: WORDS["Expected end"] }, { name: "Why it waits" }], rows)
     : el("p", { class: "empty" }, "Nobody waits."));
 }
 
@@ -64,27 +65,35 @@ function showChanges() {
   const rows = changes.slice(0, CHANGES_SHOWN).map((one) => [
     el("span", { class: "number nowrap" }, moment(one.at, true)),
     one.job_id ? el("a", { href: jobPage(one.job_id) }, one.job_id) : "cluster",
-    el("span", {}, linked(one.text, null, one.job_id)),
+    el("span", {}, linked(one.text, one.jobs, one.job_id)),
   ]);
   fill(byId("changes"), rows.length
     ? table("Latest changes", [{ name: "When" }, { name: "Job" }, { name: "What happened, and why" }], rows, { class: "plain" })
     : el("p", { class: "empty" }, "Changes appear here as they happen."));
 }
 
+const tellsOfChanges = (event) => event.lines?.length > 0 && event.kind !== "reported" && event.kind !== "timer";
+
 function remember(event) {
-  if (!event.lines || event.kind === "reported" || event.kind === "timer") return false;
-  know(event.lines.map((line) => line.job_id).filter(Boolean));
-  for (const line of event.lines) changes.unshift({ at: event.at, ...line });
+  if (!tellsOfChanges(event) || changes.some((one) => one.revision === event.revision)) return false;
+  for (const line of event.lines) changes.unshift({ at: event.at, revision: event.revision, ...line });
   changes.length = Math.min(changes.length, CHANGES_SHOWN);
-  return event.lines.length > 0;
+  return true;
 }
 
-/** What happened before the page was opened, from the jobs that changed. */
-function recall(timeline) {
-  for (const one of timeline.reallocations.slice(-CHANGES_SHOWN)) {
-    changes.unshift({ at: one.at, job_id: one.job, text: `${one.from}→${one.to} GPUs: ${one.reason ?? ""}` });
-  }
+/** What happened before the page was opened: in the words of the last events, and before those as numbers. */
+async function recall(revision, timeline) {
+  const found = (await eventsAfter(Math.max(revision - EVENTS_RECALLED, 0))).filter(tellsOfChanges);
+  const known = new Set(changes.map((one) => one.revision));
+  const older = found.filter((event) => !known.has(event.revision)).reverse().flatMap((event) => event.lines.map((line) => ({ at: event.at, revision: event.revision, ...line })).reverse());
+  changes.push(...older);
+  const first = changes.length ? changes[changes.length - 1].at : Infinity;
+  const before = timeline.reallocations.filter((one) => one.at < first - 1).reverse();
+  changes.push(...before.map((one) => ({ at: one.at, job_id: one.job, text: `${one.from}→${one.to} GPUs${one.reason ? `: ${one.reason.replaceAll("-", " ")}` : ""}`, jobs: [] })));
+  changes.length = Math.min(changes.length, CHANGES_SHOWN);
 }
+
+const showWarnings = onChange((warnings) => fill(byId("warnings"), warnings.map((warning) => el("p", { class: "alert warn" }, warning))));
 
 /** Let the browser draw and scroll between two pieces of work. */
 const breath = () => new Promise((resolve) => setTimeout(resolve, 0));
@@ -97,13 +106,17 @@ async function start() {
   const timeline = new Timeline(byId("timeline"), byId("timeline-tools"), byId("timeline-hint"), { load, now: serverNow });
   const jobs = new JobTable(byId("jobs"), byId("jobs-tools"), byId("jobs-hint"));
 
+  let revision = 0;
+
   async function overview() {
     const list = (state) => get(`/v1/jobs?state=${state}&limit=${QUEUE_SHOWN}`);
     const [status, summary, queued, paused] = await Promise.all([serviceStatus(), get("/v1/summary"), list("queued"), list("paused")]);
     const holders = new Set(status.nodes.flatMap((node) => Object.keys(node.jobs)));
     introduce(holders);
-    know(holders);
+    setPace(summary.watchers);
     showTiles(summary, status);
+    showWarnings(status.warnings ?? []);
+    revision = status.revision;
     await breath();
     nodes.update(status.nodes);
     await breath();
@@ -115,8 +128,6 @@ async function start() {
 
   await Promise.all([overview(), jobs.more()]);
   await timeline.begin();
-  recall(timeline.data);
-  showChanges();
   performance.mark("pollux-ready");
   document.documentElement.dataset.ready = "true";
 
@@ -124,7 +135,7 @@ async function start() {
   const soonJobs = throttled(() => jobs.refresh(), 2500);
   const soonTimeline = throttled(() => timeline.refresh(), 4000);
   const soonChanges = throttled(async () => showChanges(), 500);
-  const all = () => { soonOverview(); soonJobs(); soonTimeline(); };
+  const all = whenSeen(() => { soonOverview(); soonJobs(); soonTimeline(); });
   follow({
     onState: showLive,
     onBack: all,
@@ -133,8 +144,10 @@ async function start() {
       all();
     },
   });
-  // Bars grow and times pass without events.
-  setInterval(() => { if (!document.hidden) { soonTimeline(); soonOverview(); } }, 10000);
+  // Bars grow and times pass without events; and where many watch, an answer may be of just before the last one.
+  setInterval(whenSeen(all), 10000);
+  await quietly(recall(revision, timeline.data));
+  showChanges();
 }
 
 start().catch((error) => {

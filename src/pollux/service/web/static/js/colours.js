@@ -16,14 +16,6 @@ export function introduce(ids) {
   for (const id of [...ids].sort()) colourIndex(id);
 }
 
-const known = new Set();
-
-/** Remember ids of jobs, so that sentences that name them can be linked. */
-export function know(ids) {
-  for (const id of ids) known.add(id);
-}
-export const isJob = (id) => known.has(id);
-
 /** A colour of the theme as the canvas wants it. */
 export function themeColour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -23,6 +23,8 @@ function trim(value) {
 }
 
 export const percent = (share) => (known(share) ? `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %` : NONE);
+/** How much of something is done: not all of it before all of it is. */
+export const partOf = (share) => percent(known(share) && share < 1 ? Math.min(share, 0.99) : share);
 export const gpus = (count) => `${count} GPU${count === 1 ? "" : "s"}`;
 export const times = (ratio) => (known(ratio) ? `${ratio.toFixed(2)}×` : NONE);
 

@@ -2,12 +2,12 @@
 
 import { showActions } from "./actions.js";
 import { get, jobPage, jobPath } from "./api.js";
-import { colourVar, introduce, know } from "./colours.js";
+import { colourVar, introduce } from "./colours.js";
 import { byId, el, fill, onChange, say, table } from "./dom.js";
 import { linked } from "./explain.js";
-import { duration, eta, gpuTime, moment, NONE, number, percent, range, times } from "./format.js";
+import { duration, eta, gpus, gpuTime, moment, NONE, number, percent, partOf, range, times } from "./format.js";
 import { stateBadge } from "./jobtable.js";
-import { follow, throttled } from "./live.js";
+import { follow, throttled, whenSeen } from "./live.js";
 import { Log } from "./log.js";
 import { showReceipt } from "./receipt.js";
 import { Series } from "./series.js";
@@ -29,7 +29,7 @@ function fact(name, value, title = "") {
 }
 
 const showProgress = onChange(({ share, text }) => fill(byId("progress"),
-  el("progress", { max: 1, value: share ?? 0, "aria-label": "Progress" }), el("span", { class: "number" }, percent(share)), info("Progress"),
+  el("progress", { max: 1, value: share ?? 0, "aria-label": "Progress" }), el("span", { class: "number" }, partOf(share)), info("Progress"),
   text && el("span", { class: "muted" }, text), text && info("Expected end")));
 
 function showHead(job) {
@@ -46,22 +46,38 @@ function showHead(job) {
   say(problem, job.detail);
 }
 
-function showNow(found) {
+/** The noise scale with its interval, which may be open above. */
+function noiseText(scale, noise) {
+  const [low, high] = [noise?.low ?? null, noise?.high ?? null];
+  if (scale === null) return low === null ? NONE : `at least ${number(low)} samples`;
+  if (low === null && high === null) return `${number(scale)} samples`;
+  return `${number(scale)} samples (${high === null ? `at least ${number(low)}` : `${number(low ?? 0)} to ${number(high)}`})`;
+}
+
+function showNow(found, noise) {
   const { job } = found;
   const now = serverNow();
   const ends = job.eta ? `expected end ${eta(job.eta, now)}` : "expected end not known yet";
   showProgress({ share: job.progress, text: ENDED.includes(job.state) ? "" : ends });
   const where = Object.entries(job.placement).map(([node, count]) => `${count} on ${node}`).join(", ");
-  const noise = job.noise_scale === null ? NONE : `${number(job.noise_scale)} samples`;
+  // What a job told before it was given its present GPUs, or when it last held any, is no longer so.
+  const idle = !ENDED.includes(job.state) && job.gpus === 0 && job.reported_at !== null;
+  const stale = job.outdated || idle;
+  byId("outdated").hidden = !stale;
+  if (stale) {
+    const ago = job.reported_at === null ? "" : ` ${duration(now - job.reported_at)} ago`;
+    say(byId("outdated"), `Figures marked “before” were told${ago}, ${idle ? "when it last held GPUs" : "before it was given these GPUs; its next report renews them"}.`);
+  }
+  const told = (text) => (stale && text !== NONE ? `${text} before` : text);
   fact("GPUs", ENDED.includes(job.state) ? `${range(job.min_gpus, job.max_gpus)} allowed` : `${job.gpus} of ${range(job.min_gpus, job.max_gpus)}`, where);
-  fact("Total batch", number(job.batch_size));
-  fact("Local batch", number(job.local_batch));
-  fact("Accumulation", number(job.accumulation));
-  fact("Learning-rate factor", times(job.learning_rate_factor));
-  fact("Throughput", job.throughput === null ? NONE : `${number(job.throughput)}/s`);
-  fact("Efficiency", percent(job.efficiency));
-  fact("Goodput", job.goodput === null ? NONE : `${number(job.goodput)}/s`);
-  fact("Noise scale", noise);
+  fact("Total batch", told(number(job.batch_size)));
+  fact("Local batch", told(number(job.local_batch)));
+  fact("Accumulation", told(number(job.accumulation)));
+  fact("Learning-rate factor", told(times(job.learning_rate_factor)));
+  fact("Throughput", told(job.throughput === null ? NONE : `${number(job.throughput)}/s`));
+  fact("Efficiency", told(percent(job.efficiency)));
+  fact("Goodput", told(job.goodput === null ? NONE : `${number(job.goodput)}/s`));
+  fact("Noise scale", noiseText(job.noise_scale, noise));
   fact("Loss", number(job.loss));
   fact("Fairness", found.fairness === null || found.fairness === undefined ? NONE : found.fairness.toFixed(2));
   fact("GPU-time", gpuTime(job.gpu_seconds));
@@ -73,13 +89,29 @@ function showNow(found) {
 
 const showEvents = onChange((events) => {
   const rows = events.slice().reverse().map((line) => [
-    el("span", { class: "number nowrap" }, moment(line.at, true)), el("span", { class: "kind" }, line.kind), el("span", {}, linked(line.text, null, id))]);
+    el("span", { class: "number nowrap" }, moment(line.at, true)), el("span", { class: "kind" }, line.kind), el("span", {}, linked(line.text, line.jobs, id))]);
   fill(byId("events"), rows.length ? table("What happened, newest first", [{ name: "When" }, { name: "What" }, { name: "In words, and why" }], rows, { class: "plain" }) : el("p", { class: "empty" }, "Nothing yet."));
 });
 
-const tellWhy = onChange((why) => {
-  fill(byId("why"), linked(why.text, why.jobs ?? null, id));
-  fill(byId("next-step"), why.next_step && ["Next step", el("code", {}, why.next_step), el("button", {
+const PURPOSES = {
+  cancel: "To end it", doctor: "To see what is missing", explain: "To see why that one has what it has", logs: "To see what it wrote", ls: "To see all jobs",
+  resume: "To let it run again", show: "To see all about it", top: "To watch the cluster",
+};
+
+/** What a command is for; a resize may undo what has just happened, so that is said before it is copied. */
+function purposeOf(step, job) {
+  const resize = step.match(/^pollux resize \S+ --gpus ([0-9]+)(?:\.\.([0-9]+))?$/);
+  if (!resize) return PURPOSES[step.split(" ")[1]] ?? "What helps next";
+  const [least, most] = [Number(resize[1]), Number(resize[2] ?? resize[1])];
+  if (least > job.gpus) return `To hold at least ${gpus(least)}; it may have to wait for them`;
+  if (most < job.gpus) return `To keep it at ${gpus(most)} or fewer`;
+  if (least > job.min_gpus) return `To keep at least ${gpus(least)}; it may have to wait for them`;
+  return `To let it hold ${least === most ? gpus(most) : `${least} to ${gpus(most)}`}`;
+}
+
+const tellWhy = onChange(({ why, purpose }) => {
+  fill(byId("why"), linked(why.text, why.jobs, id));
+  fill(byId("next-step"), why.next_step && [`${purpose}:`, el("code", {}, why.next_step), el("button", {
     class: "button tiny", type: "button", "aria-label": "Copy the command", on: { click: () => copy(why.next_step) } }, "Copy")]);
 });
 
@@ -111,9 +143,6 @@ async function start() {
     if (error.status === 404 || error.status === 422) return missing(error);
     throw error;
   }
-  // Names that the sentences may mention.
-  const others = await get("/v1/jobs?active=true&limit=200");
-  know(others.jobs.map((job) => job.id));
   const series = new Series(id);
   const log = new Log(id);
   let spec = "";
@@ -121,14 +150,15 @@ async function start() {
   async function overview() {
     found = await get(jobPath(id));
     showHead(found.job);
-    showNow(found);
+    showNow(found, series.rows[series.rows.length - 1]?.values.noise);
     showEvents(found.events);
     showActions(found.job, role, async () => { await overview(); });
     log.know(Math.max(...series.rows.map((row) => row.values.num_replicas), found.job.gpus, 1), ENDED.includes(found.job.state));
     const text = found.request === null ? "" : JSON.stringify(found.request, null, 2);
     if (text !== spec) say(byId("spec"), text);
     spec = text;
-    tellWhy(await get(`${jobPath(id)}/explain`));
+    const why = await get(`${jobPath(id)}/explain`);
+    tellWhy({ why, purpose: why.purpose || purposeOf(why.next_step, found.job) });
   }
   const receipt = async () => showReceipt(byId("receipt"), await get(`${jobPath(id)}/receipt`).then((value) => value.receipt));
 
@@ -146,7 +176,9 @@ async function start() {
   const soonCurve = throttled(() => series.refreshCurve(), 10000);
   const soonReceipt = throttled(receipt, 10000);
   const soonLog = throttled(() => (log.follows ? log.read() : null), 1000);
-  const all = () => { soonOverview(); soonSeries(); soonCurve(); soonReceipt(); soonLog(); };
+  const seen = whenSeen(() => { soonSeries(); soonCurve(); soonReceipt(); soonLog(); });
+  // The state is in the title too, which is all that is seen of a page behind another.
+  const all = () => { soonOverview(); seen(); };
   follow({
     onState: showLive,
     onBack: all,

@@ -1,9 +1,9 @@
 // All jobs, however many: pages come from the service as they are scrolled to, and only rows in sight are elements.
 
 import { get, jobPage } from "./api.js";
-import { know } from "./colours.js";
 import { el, fill, say } from "./dom.js";
-import { eta, moment, NONE, number, percent, range } from "./format.js";
+import { linked } from "./explain.js";
+import { eta, moment, NONE, number, partOf, percent, range } from "./format.js";
 import { quietly } from "./live.js";
 import { serverNow } from "./shell.js";
 import { WORDS } from "./words.js";
@@ -65,12 +65,13 @@ export class JobTable {
 
   /** Numbers by state, for the length of the whole list. */
   count(states) {
-    this.states = states ?? {};
+    this.states = states;
     const ended = ["succeeded", "failed", "cancelled"];
-    const sum = (wanted) => Object.entries(this.states).reduce((total, [state, count]) => total + (wanted(state) ? count : 0), 0);
-    this.total = sum({ active: (state) => !ended.includes(state), all: () => true, ended: (state) => ended.includes(state) }[this.which] ?? ((state) => state === this.which));
-    if (this.complete) this.total = this.rows.length;
-    say(this.hint, `${this.total.toLocaleString()} of ${sum(() => true).toLocaleString()}`);
+    const sum = (wanted) => Object.entries(states ?? {}).reduce((total, [state, count]) => total + (wanted(state) ? count : 0), 0);
+    const chosen = sum({ active: (state) => !ended.includes(state), all: () => true, ended: (state) => ended.includes(state) }[this.which] ?? ((state) => state === this.which));
+    // Once all were read it is known how many there are to show, whatever was counted a moment before or after.
+    this.total = this.complete ? this.rows.length : Math.max(chosen, this.rows.length);
+    if (states) say(this.hint, `${chosen.toLocaleString()} of ${sum(() => true).toLocaleString()}`);
     this.note.hidden = this.total > 0;
     this.view.hidden = this.total === 0;
     this.paint(true);
@@ -85,11 +86,18 @@ export class JobTable {
 
   async load() {
     const which = this.which;
-    const page = await get(this.query(this.next));
-    if (which !== this.which) return;
+    const after = this.next;
+    let page;
+    try {
+      page = await get(this.query(after));
+    } catch (error) {
+      if (error.status === 404 && after !== null) return this.restart();
+      throw error;
+    }
+    // Meanwhile another list may have been chosen, or this one begun anew.
+    if (which !== this.which || after !== this.next) return;
     this.pages.push({ after: this.next, start: this.rows.length, length: page.jobs.length });
     this.rows.push(...page.jobs);
-    know(page.jobs.map((job) => job.id));
     this.next = page.next;
     this.complete = page.next === null;
     setTimeout(() => this.count(this.states));
@@ -100,15 +108,22 @@ export class JobTable {
     if (!this.pages.length) return this.more();
     const [first, last] = this.inSight();
     const which = this.which;
-    for (const page of this.pages.filter((one) => one.start < last && one.start + one.length >= first)) {
-      const found = await get(this.query(page.after));
-      if (which !== this.which) return;
-      const isLast = page === this.pages[this.pages.length - 1];
-      if (found.jobs.length !== page.length && !isLast) return this.restart();
+    for (const [index, page] of [...this.pages.entries()].filter(([, one]) => one.start < last && one.start + one.length >= first)) {
+      let found;
+      try {
+        found = await get(this.query(page.after));
+      } catch (error) {
+        // The job behind which the page begins is forgotten.
+        if (error.status === 404) return this.restart();
+        throw error;
+      }
+      if (which !== this.which || this.pages[index] !== page) return;
+      const following = this.pages[index + 1];
+      if (following && found.next !== following.after) return this.restart();
+      if (following && found.jobs.length !== page.length) return this.restart();
       this.rows.splice(page.start, page.length, ...found.jobs);
       page.length = found.jobs.length;
-      know(found.jobs.map((job) => job.id));
-      if (isLast) {
+      if (!following) {
         this.next = found.next;
         this.complete = found.next === null;
       }
@@ -130,7 +145,6 @@ export class JobTable {
       next = found.next;
     } while (next !== null && rows.length < wanted);
     Object.assign(this, { rows, pages, next, complete: next === null });
-    know(rows.map((job) => job.id));
     this.count(this.states);
   }
 
@@ -148,7 +162,7 @@ export class JobTable {
   }
 
   paint(always = false) {
-    const total = Math.max(this.total ?? 0, this.rows.length);
+    const total = this.total ?? 0;
     const [first, end] = this.inSight();
     if (!always && this.painted === first) return;
     this.painted = first;
@@ -167,23 +181,25 @@ export class JobTable {
   row(job, index, now) {
     if (!job) return el("tr", { "aria-rowindex": String(index + 2) }, el("td", { colspan: String(COLUMNS.length), class: "muted" }, "…"));
     const why = job.reason?.text || job.detail || "";
-    const rho = this.fairness.get(job.id);
+    const rho = job.fairness ?? this.fairness.get(job.id);
+    // Told before it was given its present GPUs.
+    const told = (text) => (job.outdated && text !== NONE ? el("td", { class: "right muted", title: "Told before it was given its present GPUs" }, `~ ${text}`) : el("td", { class: "right" }, text));
     return el("tr", { "aria-rowindex": String(index + 2), "data-job": job.id },
       el("th", { scope: "row" }, el("a", { href: jobPage(job.id) }, job.id)),
       el("td", {}, stateBadge(job.state)),
       el("td", { class: "num" }, job.ended_at === null ? `${job.gpus} of ${range(job.min_gpus, job.max_gpus)}` : NONE),
-      el("td", { class: "right" }, number(job.batch_size)),
-      el("td", { class: "right" }, number(job.goodput)),
-      el("td", { class: "right" }, percent(job.efficiency)),
+      told(number(job.batch_size)),
+      told(number(job.goodput)),
+      told(percent(job.efficiency)),
       el("td", {}, progress(job.progress)),
-      el("td", { class: "right" }, rho === undefined ? NONE : rho.toFixed(2)),
+      el("td", { class: "right" }, typeof rho === "number" ? rho.toFixed(2) : NONE),
       el("td", { class: "num" }, job.ended_at !== null ? `ended ${moment(job.ended_at)}` : eta(job.eta, now)),
-      el("td", { title: why }, why));
+      el("td", { title: why }, linked(why, job.reason?.jobs ?? [], job.id)));
   }
 }
 
 /** A share as a bar and a number. */
 export function progress(share) {
   if (share === null || share === undefined) return NONE;
-  return el("span", { class: "mini" }, el("span", { class: "bar", "aria-hidden": "true" }, el("span", { vars: { width: `${100 * share}%` } })), el("span", { class: "number" }, percent(share)));
+  return el("span", { class: "mini" }, el("span", { class: "bar", "aria-hidden": "true" }, el("span", { vars: { width: `${100 * share}%` } })), el("span", { class: "number" }, partOf(share)));
 }

@@ -1,55 +1,88 @@
 // The stream of events: tells when something happened and whether we are still connected.
 
 import { leave } from "./api.js";
+import { messages, Stream } from "./stream.js";
 
-const RETRY_MS = 1500;
-const KINDS = ["submitted", "running", "reported", "ended", "shrunk", "timer", "finished", "cancelled", "paused", "resumed",
-  "limits", "forgotten", "node-added", "node-removed", "queue", "decision", "other", "resync"];
+/** Where events come from: the one stream of all pages of this browser, or one of our own where pages cannot share. */
+function connect(hear) {
+  let own = null;
+  const alone = () => {
+    own = new Stream(hear);
+    own.open();
+  };
+  let worker = null;
+  try {
+    worker = new SharedWorker("/static/js/shared.js", { type: "module", name: "pollux-events-1" });
+    worker.onerror = () => { if (!own) alone(); };
+    worker.port.onmessage = ({ data }) => hear(data);
+    worker.port.postMessage("hello");
+  } catch {
+    alone();
+  }
+  return {
+    isShared: () => own === null,
+    end() {
+      own?.close();
+      if (!worker) return;
+      worker.onerror = null;
+      worker.port.onmessage = null;
+      worker.port.postMessage("bye");
+    },
+  };
+}
 
 /**
  * Follow /v1/events. `onEvent(event)` for each fact, `onState("live" | "reconnecting")`, and `onBack()` after every
- * reconnection, when whatever was missed has to be read anew.
+ * reconnection, when whatever was missed has to be read anew; also when a page comes back from the browser's cache.
  */
 export function follow({ onEvent, onState, onBack }) {
-  let source = null;
   let wasLive = false;
-  let timer = 0;
+  let connection = null;
 
-  function open() {
-    source = new EventSource("/v1/events");
-    source.onopen = () => {
+  function hear({ state, kind, data }) {
+    if (state === "signed-out") leave();
+    else if (state === "live") {
       onState("live");
       if (wasLive) onBack();
       wasLive = true;
-    };
-    source.onerror = () => {
-      onState("reconnecting");
-      // The browser tries again by itself unless an answer refused it, as a service does that is about to stop.
-      if (source.readyState === EventSource.CLOSED) {
-        clearTimeout(timer);
-        timer = setTimeout(reopen, RETRY_MS);
-      }
-    };
-    for (const kind of KINDS) source.addEventListener(kind, hear);
+    } else if (state === "reconnecting") onState(state);
+    else if (kind) tell(kind, data);
   }
 
-  function hear(message) {
+  function tell(kind, data) {
     try {
-      onEvent({ kind: message.type, ...JSON.parse(message.data) });
+      onEvent({ kind, ...JSON.parse(data) });
     } catch {
       onBack();
     }
   }
 
-  async function reopen() {
-    // Where the session is over, this leads to the page for signing in.
-    const answer = await fetch("/v1/session", { credentials: "same-origin", cache: "no-store" }).catch(() => null);
-    if (answer?.status === 401) leave();
-    else open();
-  }
-
+  const open = () => { connection ??= connect(hear); };
+  const close = () => {
+    connection?.end();
+    connection = null;
+  };
   open();
-  addEventListener("pagehide", () => source.close());
+  addEventListener("pagehide", close);
+  // The browser may keep a page as it was, and show it again when its reader goes back to it.
+  addEventListener("pageshow", (event) => { if (event.persisted) open(); });
+  document.addEventListener("visibilitychange", () => {
+    // A stream of a page's own is one of the few connections that there are: not for a page that nobody sees.
+    if (document.hidden && !connection?.isShared()) close();
+    else if (!document.hidden) {
+      open();
+      onBack();
+    }
+  });
+}
+
+/** `run`, but only while somebody can see the page; `onBack` comes once it is seen again. */
+export const whenSeen = (run) => () => { if (!document.hidden) run(); };
+
+/** The events after a revision, oldest first, as far as the service still has them. */
+export async function eventsAfter(revision) {
+  const answer = await fetch("/v1/events?follow=false", { headers: { "Last-Event-ID": String(revision) }, credentials: "same-origin", cache: "no-store" });
+  return answer.ok ? messages(await answer.text()).map(({ kind, data }) => ({ kind, ...JSON.parse(data) })) : [];
 }
 
 /** Let a request fail that is made again anyway; mistakes of our own are told. */
@@ -59,7 +92,12 @@ export function quietly(promise) {
   });
 }
 
-/** Run `work` soon, at most once per `every` milliseconds, and never twice at a time. */
+/** With many watchers each page reads more seldom, so that all of them together ask no more of the service than a few do. */
+const FEW_WATCHERS = 25;
+let pace = 1;
+export const setPace = (watchers) => { pace = Math.max(1, (watchers ?? 0) / FEW_WATCHERS); };
+
+/** Run `work` soon, at most once per `every` milliseconds (more seldom where many watch), and never twice at a time. */
 export function throttled(work, every) {
   let timer = 0;
   let last = -Infinity;
@@ -83,7 +121,7 @@ export function throttled(work, every) {
   }
 
   function ask() {
-    if (!timer) timer = setTimeout(run, Math.max(0, last + every - performance.now()));
+    if (!timer) timer = setTimeout(run, Math.max(0, last + every * pace - performance.now()));
   }
   return ask;
 }

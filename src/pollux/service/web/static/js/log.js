@@ -57,9 +57,11 @@ export class Log {
       }
       say(byId("log-hint"), this.place.textContent ? "" : "Nothing written yet.");
     } catch (error) {
-      say(byId("log-hint"), error.message);
+      if (replica === this.replica) say(byId("log-hint"), error.message);
     } finally {
       this.reading = false;
+      // Another was chosen meanwhile, and was told to wait.
+      if (replica !== this.replica) this.read();
     }
   }
 

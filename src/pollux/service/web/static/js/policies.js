@@ -3,14 +3,18 @@
 import { get, send } from "./api.js";
 import { Chart } from "./chart.js";
 import { byId, el, fill, say, table } from "./dom.js";
-import { duration, gpus, NONE, number, percent, times } from "./format.js";
-import { follow } from "./live.js";
+import { duration, gpus, NONE, number, partOf, percent, times } from "./format.js";
+import { follow, quietly } from "./live.js";
 import { frame, serviceStatus, showLive } from "./shell.js";
 import { WORDS } from "./words.js";
 
 const POLL_MS = 700;
+const AGAIN_MS = 3000;
 const ALWAYS = ["pollux", "fifo"];
+const REASONS_SHOWN = 20;
+const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 let running = null;
+let mayStop = false;
 
 function showChoices(policies, current) {
   const first = policies.find((one) => one.name === current);
@@ -31,8 +35,8 @@ function problem(text) {
 }
 
 function busy(isBusy) {
-  byId("replay").disabled = isBusy;
-  byId("stop").hidden = !isBusy;
+  byId("replay").disabled = isBusy || !mayStop;
+  byId("stop").hidden = !isBusy || !mayStop;
   byId("running").hidden = !isBusy;
 }
 
@@ -48,68 +52,128 @@ async function ask(event) {
   } catch (error) {
     problem(error.message);
     busy(false);
+    if (error.status === 409) await findAgain();
   }
 }
 
-async function watch(id) {
+/** The replay under way, else the newest that came to something; none where there is neither. */
+async function newest() {
+  const { replays } = await get("/v1/whatif");
+  return replays.find((one) => one.state === "running") ?? replays.find((one) => one.state === "done");
+}
+
+/** Go on where this page, or another, was left: a replay goes on without anybody who looks at it. */
+async function findAgain() {
+  const found = running ? null : await newest();
+  if (!found) return;
+  try {
+    await watch(found.id, true);
+  } catch (error) {
+    busy(false);
+    if (error.status !== 404) throw error;
+  }
+}
+
+async function watch(id, again = false) {
   running = id;
-  busy(true);
   byId("bar").removeAttribute("value");
+  say(byId("bar-label"), "Replaying");
+  if (!again) busy(true);
   for (;;) {
-    const found = await get(`/v1/whatif/${encodeURIComponent(id)}`);
+    let found;
+    try {
+      found = await get(`/v1/whatif/${encodeURIComponent(id)}`);
+    } catch (error) {
+      if (running !== id) return;
+      if (error.status === 0 || error.status >= 500) {
+        say(byId("bar-label"), "The service does not answer; asking again");
+        await wait(AGAIN_MS);
+        continue;
+      }
+      running = null;
+      if (error.status === 404 && !again) throw new Error("The replay is gone: the service was started anew meanwhile.");
+      throw error;
+    }
     if (running !== id) return;
     if (found.state === "running" || found.state === "queued") {
+      busy(true);
       if (found.progress > 0) byId("bar").value = found.progress;
-      say(byId("bar-label"), `Replaying, ${percent(found.progress)}`);
-      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+      say(byId("bar-label"), `Replaying, ${partOf(found.progress)}`);
+      again = false;
+      await wait(POLL_MS);
       continue;
     }
     running = null;
     busy(false);
-    if (found.state === "done") showResult(found.result);
-    else problem(found.state === "cancelled" ? "The replay was stopped." : found.detail || "The replay failed.");
+    if (found.state === "done") showResult(found.result, !again);
+    else if (!again) problem(found.state === "cancelled" ? "The replay was stopped." : found.detail || "The replay failed.");
     return;
   }
 }
 
+const texts = (value) => (Array.isArray(value) ? value.filter((one) => typeof one === "string") : []);
+
 /** One row for each policy and size, from the document that `pollux whatif --json` prints. */
 function rowsOf(result) {
-  return (result.runs ?? []).flatMap((run) => (run.results ?? []).map((found) => ({ ...found, nodes: run.nodes, perNode: run.config?.gpus_per_node ?? null })));
+  return (result.runs ?? []).flatMap((run) => (run.results ?? []).map((found) => ({
+    ...found, nodes: run.nodes, perNode: run.config?.gpus_per_node ?? null, leftOut: texts(run.left_out), count: found.num_jobs ?? found.jobs.length,
+  })));
 }
+
+/** Whether two rows replay the same jobs: only then does one time tell something about the other. */
+const sameJobs = (a, b) => a.count === b.count && JSON.stringify(a.leftOut) === JSON.stringify(b.leftOut);
 
 const HOUR = 3600;
 const COLUMNS = [
-  ["Average completion", (row) => duration(row.avg_jct_hours * HOUR)], ["Against the first", null], ["99th percentile", (row) => duration(row.p99_jct_hours * HOUR)],
-  ["Makespan", (row) => duration(row.makespan_hours * HOUR)], ["Utilisation", (row) => percent(row.utilization)], ["GPU-time", (row) => `${number(row.gpu_hours)} GPU-h`],
-  ["Re-allocations", (row) => `${number(row.restarts_per_job)} per job`], ["Fairness", (row) => number(row.worst_ftf)],
+  ["Replayed jobs", (row) => row.count.toLocaleString()], ["Average completion", (row) => duration(row.avg_jct_hours * HOUR)], ["Against the first", null],
+  ["99th percentile", (row) => duration(row.p99_jct_hours * HOUR)], ["Makespan", (row) => duration(row.makespan_hours * HOUR)], ["Utilisation", (row) => percent(row.utilization)],
+  ["GPU-time in all", (row) => `${number(row.gpu_hours)} GPU-h`], ["Re-allocations per job", (row) => number(row.restarts_per_job)], ["Worst fairness", (row) => number(row.worst_ftf)],
 ];
 
-function showResult(result) {
+const nodesText = (count) => `${count} node${count === 1 ? "" : "s"}`;
+
+/** The time of a row beside that of the first; in colour only where both did the same work. */
+function against(row, first) {
+  if (row === first) return NONE;
+  const ratio = row.avg_jct_hours / first.avg_jct_hours;
+  if (!sameJobs(row, first)) return el("span", { class: "muted" }, `${times(ratio)}, other jobs`);
+  return el("span", { class: ratio < 0.995 ? "better" : ratio > 1.005 ? "worse" : "" }, times(ratio));
+}
+
+/** Which jobs are in no row, and which not in all of them. */
+function showLeftOut(result, rows) {
+  const runs = (result.runs ?? []).map((run) => [run.nodes, texts(run.left_out)]);
+  const reasons = [...texts(result.left_out), ...runs.flatMap(([nodes, found]) => found.map((reason) => `With ${nodesText(nodes)}: ${reason}`))];
+  const differ = rows.some((row) => !sameJobs(row, rows[0]));
+  byId("left-out").hidden = !reasons.length && !differ;
+  fill(byId("left-out"), differ && el("p", {}, "Not every row replays the same jobs: times of rows with other jobs do not compare."),
+    reasons.length > 0 && [el("p", {}, "Left out:"), el("ul", {}, reasons.slice(0, REASONS_SHOWN).map((reason) => el("li", {}, reason)),
+      reasons.length > REASONS_SHOWN && el("li", {}, `and ${(reasons.length - REASONS_SHOWN).toLocaleString()} more`))]);
+}
+
+function showResult(result, focus = true) {
   const rows = rowsOf(result);
   byId("result-card").hidden = false;
+  showLeftOut(result, rows);
   if (!rows.length) return fill(byId("table"), el("p", { class: "empty" }, "The replay holds no jobs."));
-  const first = rows[0].avg_jct_hours;
   const sizes = new Set(rows.map((row) => row.nodes));
-  const name = (row) => (sizes.size > 1 ? `${row.policy}, ${row.nodes} node${row.nodes === 1 ? "" : "s"}` : row.policy);
-  const columns = [{ name: "Policy" }, ...COLUMNS.map(([title]) => ({ name: title === "Fairness" ? "Worst fairness" : title, class: "right", about: WORDS[title] }))];
-  const cells = rows.map((row, index) => [name(row), ...COLUMNS.map(([title, show]) => {
-    if (title !== "Against the first") return show(row);
-    const ratio = row.avg_jct_hours / first;
-    return el("span", { class: index === 0 ? "" : ratio < 0.995 ? "better" : ratio > 1.005 ? "worse" : "" }, index === 0 ? NONE : times(ratio));
-  })]);
+  const name = (row) => (sizes.size > 1 ? `${row.policy}, ${nodesText(row.nodes)}` : row.policy);
+  const columns = [{ name: "Policy" }, ...COLUMNS.map(([title]) => ({ name: title, class: "right", about: WORDS[title] }))];
+  const cells = rows.map((row) => [name(row), ...COLUMNS.map(([, show]) => (show ? show(row) : against(row, rows[0])))]);
   fill(byId("table"), table("Policies side by side", columns, cells));
-  const jobs = rows[0].num_jobs ?? rows[0].jobs.length;
-  say(byId("result-hint"), `${jobs} job${jobs === 1 ? "" : "s"} of this cluster's history; ${[...sizes].map((size) => `${size} node${size === 1 ? "" : "s"}${rows[0].perNode ? ` of ${gpus(rows[0].perNode)}` : ""}`).join(", ")}`);
+  const counts = [...new Set(rows.map((row) => row.count))].sort((a, b) => a - b);
+  const jobs = counts.length > 1 ? `${counts[0].toLocaleString()} to ${counts[counts.length - 1].toLocaleString()} jobs` : `${counts[0].toLocaleString()} job${counts[0] === 1 ? "" : "s"}`;
+  say(byId("result-hint"), `${jobs} of this cluster's history; ${[...sizes].map((size) => `${nodesText(size)}${rows[0].perNode ? ` of ${gpus(rows[0].perNode)}` : ""}`).join(", ")}`);
   showPlots(rows, name);
-  byId("result-title").focus();
+  if (focus) byId("result-title").focus();
 }
 
 /** Which share of the jobs was through after how long, and how many jobs there were over time. */
 function showPlots(rows, name) {
   const shown = rows.slice(0, 12);
   const series = shown.map((row, index) => ({ label: name(row), colour: `--c${index}`, step: true }));
-  const done = new Chart({ title: "Jobs through after", about: "Average completion", x: "count", xLabel: "minutes since submission", series, format: percent, zero: true, height: 240, latest: () => "" });
-  const present = new Chart({ title: "Jobs not ended", about: "", x: "count", xLabel: "minutes since the first submission", series, zero: true, height: 240, latest: () => "" });
+  const done = new Chart({ title: "Jobs through after", x: "count", xLabel: "minutes since submission", series, format: percent, zero: true, height: 240, latest: () => "" });
+  const present = new Chart({ title: "Jobs not ended", x: "count", xLabel: "minutes since the first submission", series, zero: true, height: 240, latest: () => "" });
   fill(byId("plots"), done.element, present.element);
   const times = shown.map((row) => row.jobs.map((job) => (job.finished - job.submitted) / 60).sort((a, b) => a - b));
   draw(done, times.map((found) => found.map((at, index) => [at, (index + 1) / found.length])), 0);
@@ -153,6 +217,7 @@ async function start() {
   const role = await frame("/policies");
   const [status, found] = await Promise.all([serviceStatus(), get("/v1/policies")]);
   showChoices(found.policies, status.policy);
+  mayStop = role === "operator";
   byId("ask").addEventListener("submit", ask);
   byId("stop").addEventListener("click", stop);
   if (role !== "operator") {
@@ -160,7 +225,9 @@ async function start() {
     for (const input of document.querySelectorAll("#ask input")) input.disabled = true;
     problem("You are signed in for reading only: replaying takes the operator's token.");
   }
-  follow({ onState: showLive, onBack: () => {}, onEvent: () => {} });
+  const again = () => quietly(findAgain());
+  follow({ onState: showLive, onBack: again, onEvent: () => {} });
+  again();
   performance.mark("pollux-ready");
   document.documentElement.dataset.ready = "true";
 }

@@ -1,21 +1,36 @@
 // The receipt of a run, as its agent wrote it: untrusted, so every part is looked at before it is shown.
 
 import { el, fill, table } from "./dom.js";
-import { duration, moment, number } from "./format.js";
+import { duration, moment, NONE, number } from "./format.js";
+import { info } from "./shell.js";
 
 const EVENTS_SHOWN = 100;
+const CHANGES_SHOWN = 3;
 const finite = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
 const list = (value) => (Array.isArray(value) ? value : []);
-const text = (value) => (value === null || value === undefined ? "–" : String(value));
+const text = (value) => (value === null || value === undefined ? NONE : String(value));
 
 function fact(name, value) {
-  return el("div", {}, el("dt", {}, name), el("dd", {}, value));
+  return el("div", {}, el("dt", {}, name, info(name)), el("dd", {}, value));
+}
+
+/** What the loss says about changes of the batch: the newest that it can tell of, each with its interval. */
+function realised(changes) {
+  const told = changes.filter((one) => finite(one?.realised_over_predicted) !== null);
+  if (told.length) return told.slice(-CHANGES_SHOWN).map(ratio).join("; ");
+  return changes.length ? "the loss is too noisy to tell" : "the batch was not changed";
+}
+
+function ratio(change) {
+  const [low, high] = [finite(change.low), finite(change.high)];
+  const span = low === null || high === null ? "" : ` (${low.toFixed(2)} to ${high.toFixed(2)})`;
+  return `${change.realised_over_predicted.toFixed(2)}${span} at step ${number(finite(change.step))}`;
 }
 
 /** Show a receipt, or that there is none. */
 export function showReceipt(place, receipt) {
   if (!receipt) {
-    fill(place, el("p", { class: "muted" }, "None yet: the agent writes it while the job trains with pollux.init, and when it ends."));
+    fill(place, el("p", { class: "muted" }, "None yet: the agent of a job that trains with pollux.init writes it when the job stops or ends."));
     return;
   }
   const totals = receipt.totals ?? {};
@@ -32,8 +47,8 @@ export function showReceipt(place, receipt) {
       fact("Steps", number(finite(totals.steps))),
       fact("Samples", number(finite(totals.samples))),
       fact("Time in training", duration(finite(totals.seconds))),
-      fact("Useful samples, predicted", number(finite(progress.predicted))),
-      fact("Useful samples, by the loss", number(finite(progress.realised?.value ?? progress.realised)))),
+      fact("Useful samples", number(finite(progress.predicted))),
+      fact("Realised by the loss", realised(list(progress.realised?.changes)))),
     configurations.length > 0 && el("details", { class: "as-table" }, el("summary", {}, `${configurations.length} configurations`), scrolled("Configurations", configurationTable(configurations))),
     el("details", { class: "as-table", open: events.length > 0 && events.length < 12 }, el("summary", {}, `${events.length} events`), scrolled("Events of the receipt", eventTable(events))));
 }

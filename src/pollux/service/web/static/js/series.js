@@ -1,8 +1,8 @@
 // The charts of a job: every report over time, losses and the user's metrics by samples, and the speed-up curve.
 
-import { Chart } from "./chart.js";
 import { get, jobPath } from "./api.js";
-import { byId, fill } from "./dom.js";
+import { Chart, onTimeZoom, wholeTime } from "./chart.js";
+import { byId, el, fill } from "./dom.js";
 import { duration, number, percent, times } from "./format.js";
 
 const MOST_ROWS = 4000;
@@ -20,7 +20,8 @@ const OVER_TIME = [
   { title: "Progress", series: [{ label: "", colour: "--c5" }], read: [(row) => (row.values.total_progress ? row.values.progress / row.values.total_progress : null)], format: percent, share: true },
   {
     title: "Noise scale",
-    series: [{ label: "noise scale", colour: "--c9", band: true }, { label: "upper end", colour: "--c9", quiet: true }, { label: "lower end", colour: "--c9", quiet: true }],
+    series: [{ label: "noise scale", colour: "--c9", band: true }, { label: "upper end", colour: "--c9", quiet: true }, { label: "lower end", colour: "--c9", dash: [2, 4] }],
+    latest: ([, scales]) => number(scales.findLast((found) => found !== null)),
     read: [(row) => row.values.noise?.scale ?? null, (row) => row.values.noise?.high ?? null, (row) => row.values.noise?.low ?? null],
   },
   { title: "Step time", series: [{ label: "measured", colour: "--c0" }, { label: "predicted", colour: "--c4", dash: [6, 4] }], read: [value("step_seconds"), value("predicted_step_seconds")], format: duration },
@@ -31,6 +32,9 @@ export class Series {
     Object.assign(this, { id, rows: [], marks: [] });
     this.charts = OVER_TIME.map((one) => ({ ...one, chart: new Chart({ ...one, format: one.format ?? number }) }));
     fill(byId("charts"), this.charts.map((one) => one.chart.element));
+    const whole = el("button", { class: "button tiny", type: "button", id: "series-whole", hidden: true, on: { click: wholeTime } }, "Whole time");
+    fill(byId("series-tools"), whole);
+    onTimeZoom((zoomed) => { whole.hidden = !zoomed; });
     this.loss = new Chart({ title: "Loss", series: [{ label: "", colour: "--c4" }], x: "count", xLabel: "samples" });
     this.metrics = new Map();
     fill(byId("learning"), this.loss.element);
@@ -41,7 +45,7 @@ export class Series {
       latest: ([ks, , now]) => ks.flatMap((k, index) => (now[index] === null ? [] : [`${times(now[index])} with ${k} GPU${k === 1 ? "" : "s"}`])).join("") || "holds none now",
     });
     this.best = new Chart({
-      title: "Best batch", about: "Total batch", x: "count", xLabel: "GPUs", xFormat: (count) => `${count} GPU${count === 1 ? "" : "s"}`,
+      title: "Best batch", x: "count", xLabel: "GPUs", xFormat: (count) => `${count} GPU${count === 1 ? "" : "s"}`,
       series: [{ label: "", colour: "--c1", dots: true }], zero: true, latest: () => "", waiting: "Known once the job has measured a few steps.",
     });
     fill(byId("speedup"), this.curve.element, this.best.element);
@@ -86,9 +90,11 @@ export class Series {
     return [first - 0.001, Math.max(last, this.until ?? last) + 0.001];
   }
 
-  /** GPUs by the decisions themselves; reports, which come only every now and then, where no decision is known. */
+  /** GPUs by the changes themselves; reports, which come only every now and then, before the first that is known. */
   drawGpus(chart, at) {
-    const steps = this.marks.length ? this.marks.map((mark) => [mark.at, mark.to]) : this.rows.map((row) => [row.at, row.values.num_replicas]);
+    const since = this.marks.length ? this.marks[0].at : Infinity;
+    const reported = this.rows.filter((row) => row.at < since).map((row) => [row.at, row.values.num_replicas]);
+    const steps = [...reported, ...this.marks.map((mark) => [mark.at, mark.to])];
     const xs = [...new Set([...at, ...steps.map(([when]) => when)])].sort((a, b) => a - b);
     let [next, held] = [0, null];
     const gpus = xs.map((x) => {
@@ -104,12 +110,16 @@ export class Series {
     return [...found].sort().slice(0, MOST_METRICS);
   }
 
-  /** A measurement against samples seen; the axis only grows, a job that went back to a checkpoint is drawn over. */
+  /** A measurement against samples seen; what a job did before it went back to a checkpoint is drawn over. */
   bySamples(chart, samples, read) {
-    const points = this.rows.map((row, index) => [samples[index], read(row)]).filter(([, found]) => found !== null);
-    points.sort((a, b) => a[0] - b[0]);
-    const unique = points.filter(([count], index) => index === points.length - 1 || points[index + 1][0] !== count);
-    chart.update(unique.map(([count]) => count), [unique.map(([, found]) => found)]);
+    const points = [];
+    this.rows.forEach((row, index) => {
+      const found = read(row);
+      if (found === null) return;
+      while (points.length && points[points.length - 1][0] >= samples[index]) points.pop();
+      points.push([samples[index], found]);
+    });
+    chart.update(points.map(([count]) => count), [points.map(([, found]) => found)]);
   }
 
   async refreshCurve() {
@@ -121,10 +131,4 @@ export class Series {
     this.curve.update(ks, [points.map((point) => point.speedup), ks.map((k, index) => (k === now ? points[index].speedup : null))]);
     this.best.update(ks, [points.map((point) => point.batch_size)]);
   }
-
-  /** The re-allocations as rows for a list. */
-  reallocations() {
-    return this.marks.map((mark) => ({ at: mark.at, kind: `${mark.from}→${mark.to}`, text: mark.text }));
-  }
 }
-

@@ -6,8 +6,9 @@ import { byId, say } from "./dom.js";
 /** Where to go afterwards: a path of this service, never another site. */
 function target() {
   const next = new URLSearchParams(location.search).get("next") ?? "/";
+  if (!next.startsWith("/") || !URL.canParse(next, location.origin)) return "/";
   const place = new URL(next, location.origin);
-  return next.startsWith("/") && place.origin === location.origin && place.pathname !== "/signin" ? place.pathname + place.search : "/";
+  return place.origin === location.origin && place.pathname !== "/signin" ? place.pathname + place.search : "/";
 }
 
 byId("form").addEventListener("submit", async (event) => {

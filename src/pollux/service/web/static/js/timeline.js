@@ -5,6 +5,7 @@ import { colourVar, introduce, themeColour, colourIndex } from "./colours.js";
 import { el, fill, table } from "./dom.js";
 import { duration, gpus, gpuTime, moment, tick } from "./format.js";
 import { quietly } from "./live.js";
+import { WORDS } from "./words.js";
 
 const LEFT = 44;
 const BOTTOM = 24;
@@ -86,7 +87,12 @@ export class Timeline {
   async refresh() {
     const margin = 0.05 * this.span;
     const [since, until] = [Math.max(this.since - margin, 0), this.until + margin];
-    this.data = await this.load(since, Math.min(until, this.now()));
+    this.asked = (this.asked ?? 0) + 1;
+    const asked = this.asked;
+    const data = await this.load(since, Math.min(until, this.now()));
+    // What was asked for later is what is looked at now.
+    if (asked !== this.asked && this.data) return;
+    this.data = data;
     introduce(this.data.jobs.map((job) => job.id).filter((id) => id !== null));
     this.draw();
     this.fillLegend();
@@ -309,7 +315,7 @@ export class Timeline {
   fillTable() {
     if (!this.details.open) return;
     const rows = this.usage().slice(0, 100).map(({ job, seconds }) => [job.id === null ? "other jobs" : el("a", { href: jobPage(job.id) }, job.id), gpuTime(seconds), (seconds / this.span).toFixed(1)]);
-    const found = table("GPU-time of jobs in the time shown", [{ name: "Job" }, { name: "GPU-time", class: "right" }, { name: "GPUs on average", class: "right" }], rows);
+    const found = table("GPU-time of jobs in the time shown", [{ name: "Job" }, { name: "GPU-time", class: "right", about: WORDS["GPU-time"] }, { name: "GPUs on average", class: "right", about: WORDS["GPUs on average"] }], rows);
     fill(this.details, this.details.firstChild, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "GPU-time by job" }, found));
   }
 }
