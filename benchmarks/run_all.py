@@ -17,13 +17,16 @@ from rich.console import Console
 from rich.table import Table
 
 SCRIPTS = ("fit", "allocate", "simulate", "reproduce", "agent", "service", "local", "cli", "resize", "engines", "page")
+# Besides: a script with further words, under a name of its own.
+MORE: dict[str, tuple[str, ...]] = {"service_viewers": ("service", "--viewers", "100")}
 Results = dict[str, dict[str, Any]]
 
 
 def run(name: str, arguments: list[str]) -> dict[str, Any]:
     """Run a script, passing its output on; its last line is the result."""
     print(f"== {name}", flush=True)
-    command = [sys.executable, str(Path(__file__).parent / f"{name}.py"), *arguments]
+    script, *words = MORE.get(name, (name,))
+    command = [sys.executable, str(Path(__file__).parent / f"{script}.py"), *words, *arguments]
     last = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -60,6 +63,10 @@ def _of(script: str, figure: str) -> Callable[[Results], Any]:
 def _coverage(results: Results) -> Any:
     """The least share of seeds whose interval held the truth."""
     return min(results["agent"]["noise_coverage"].values()) / results["agent"]["noise_seeds"]
+
+
+def _page_memory(results: Results) -> Any:
+    return results["page"]["server_memory_mib"]["most"]
 
 
 # (claim, bar, whether lower is better, figure)
@@ -108,9 +115,24 @@ CLAIMS: list[tuple[str, float, bool, Callable[[Results], Any]]] = [
     ("API with 1,000 agents, p99 in ms", 50.0, True, _of("service", "p99_ms")),
     ("API, failed requests", 0, True, _of("service", "errors")),
     ("service at rest, share of a core", 0.01, True, _of("service", "idle_core_fraction")),
+    ("decisions made with 100 open pages over those without", 0.9, False, _of("service_viewers", "decisions_ratio")),
+    ("... due until made, ms longer than without", 100.0, True, _of("service_viewers", "decision_later_ms")),
+    ("... API p99 in ms", 100.0, True, _of("service_viewers", "p99_ms")),
+    ("... failed requests of the pages", 0, True, _of("service_viewers", "viewer_errors")),
+    ("page with 10,000 jobs and 1,000 nodes, ms until interactive", 2000.0, True, _of("page", "interactive_ms")),
+    ("... longest own task while scrolling, ms", 100.0, True, _of("page", "longest_task_ms")),
+    ("... memory of the service at most, MiB", 1024.0, True, _page_memory),
     ("completion time of real jobs, pollux over fifo", 0.9, True, _of("local", "completion_ratio")),
     ("`pollux --help` over importing typer and rich", 2.5, True, _of("cli", "help_ratio")),
     ("`pollux ls` over importing typer and rich", 2.5, True, _of("cli", "ls_ratio")),
+    ("start on a warm Slurm node over a step importing PyTorch", 2.0, True, _of("engines", "slurm_warm_start_ratio")),
+    ("start on a warm Ray node over a plain actor", 2.0, True, _of("engines", "ray_warm_start_ratio")),
+    ("a round over 1,000 Slurm nodes, s", 1.0, True, _of("engines", "slurm_round_seconds")),
+    ("... in which 50 of them change, s", 1.0, True, _of("engines", "slurm_changed_round_seconds")),
+    ("Slurm's commands in a round, however many jobs", 2, True, _of("engines", "slurm_commands_per_round")),
+    ("a round over 1,000 Ray nodes, s", 1.0, True, _of("engines", "ray_round_seconds")),
+    ("... in which 50 of them go, s", 1.0, True, _of("engines", "ray_changed_round_seconds")),
+    ("what is asked of Ray in a steady round", 0, True, _of("engines", "ray_orders_per_round")),
 ]  # fmt: skip
 
 
@@ -151,7 +173,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     flags = (["--quick"] if arguments.quick else []) + ["--seed", str(arguments.seed)]
-    results = {name: run(name, flags) for name in SCRIPTS}
+    results = {name: run(name, flags) for name in (*SCRIPTS, *MORE)}
     console = Console(width=110)
     console.print(table(results))
     knob = fairness(results)

@@ -3,7 +3,8 @@
 1,000 jobs, 1,000 agents that report every 30 seconds (durable before the reply) and 20 clients that list 100 jobs once
 a second, for 60 seconds (`--quick`: 20), from a process of its own. The service is the real one, SQLite included, in a
 process of its own as well; only the replicas are made up. Then a while without load, for what it costs when idle.
-`--viewers N`: so many people watch the page as well, each with a stream of events, and the summary every five seconds.
+`--viewers N`: after that time, as long again with so many open pages besides, each with its stream of events and the
+requests that the page makes after them; what decisions suffer is read from the one half beside the other.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import finish
+from viewers import Client, Crowd
 
 NUM_JOBS, NUM_CLIENTS, REPORT_SECONDS = 1000, 20, 30.0
 NODES, GPUS_PER_NODE = 100, 8
@@ -45,53 +47,26 @@ def serve(home: Path, seed: int) -> None:
         telemetry = server.open_telemetry(server.telemetry_file(home))
         tokens = server.Tokens(server.operator_token(server.token_file(home)), "benchmark")
         engine = Engine(policies.create("pollux"), Paper(), store, telemetry, settings, tokens=tokens)
-        begin = engine.runner.thinking_begins
+        decided = engine.runner.decided
 
-        def watched(due: float) -> None:
-            begin(due)
-            with (home / "delays.txt").open("a") as file:
-                file.write(f"{engine.runner.latest_decision_delay}\n")
+        def watched(*answer: Any) -> None:
+            decided(*answer)
+            runner = engine.runner
+            with (home / "decisions.txt").open("a") as file:
+                file.write(f"{time.time()} {runner.latest_decision_delay} {runner.decision_seconds}\n")
 
-        engine.runner.thinking_begins = watched  # type: ignore[method-assign]
+        engine.runner.decided = watched  # type: ignore[method-assign]
         return engine
 
     server.build_engine = build
     server.serve(ServiceSettings(home=home, port=0, seed=seed))
 
 
-class Client:
-    """One kept connection; a request at a time, as agents and the command line send them."""
-
-    def __init__(self, port: int, token: str) -> None:
-        self._port, self._token = port, token
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-
-    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        if self._writer is None or self._reader is None:
-            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._token}\r\n"
-        self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        status = int((await self._reader.readline()).split()[1])
-        length = 0
-        while (line := await self._reader.readline()) not in (b"\r\n", b""):
-            name, _, value = line.partition(b":")
-            if name.lower() == b"content-length":
-                length = int(value)
-        return status, await self._reader.readexactly(length)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
 class Load:
     """The load generator: agents and clients, and how long each answer took."""
 
-    def __init__(self, port: int, token: str, seed: int, viewers: int = 0) -> None:
-        self.port, self.token, self.viewers = port, token, viewers
-        self.heard = self.drops = 0
-        self.lags: list[float] = []
+    def __init__(self, port: int, token: str, seed: int, pid: int, viewers: int = 0) -> None:
+        self.port, self.token, self.viewers, self.seed, self.pid = port, token, viewers, seed, pid
         self.random = random.Random(seed)
         self.took: dict[str, list[float]] = {"report": [], "list": []}
         self.errors = 0
@@ -158,11 +133,13 @@ class Load:
     async def agent(self, number: int, until: float) -> None:
         client = Client(self.port, self.token)
         step = 1
-        await asyncio.sleep(self.random.uniform(0, REPORT_SECONDS))
-        while time.monotonic() < until:
-            await self.timed("report", client, "POST", f"/v1/jobs/job-{number}/reports", self.report(number, step))
+        pause = self.random.uniform(0, REPORT_SECONDS)
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(pause, left))
+            if pause < left:
+                await self.timed("report", client, "POST", f"/v1/jobs/job-{number}/reports", self.report(number, step))
             step += 1
-            await asyncio.sleep(REPORT_SECONDS)
+            pause = REPORT_SECONDS
         client.close()
 
     async def lister(self, until: float) -> None:
@@ -174,57 +151,46 @@ class Load:
             await asyncio.sleep(max(began + 1.0 - time.monotonic(), 0.0))
         client.close()
 
-    async def viewer(self, until: float) -> None:
-        """A page that somebody looks at: follows the events, and comes back where the stream ends."""
-        await asyncio.sleep(self.random.uniform(0, 2))
-        while time.monotonic() < until:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            head = f"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self.token}\r\n\r\n"
-            writer.write(head.encode())
-            try:
-                while (left := until - time.monotonic()) > 0:
-                    line = await asyncio.wait_for(reader.readline(), left)
-                    if not line:
-                        self.drops += 1
-                        break
-                    if line.startswith(b"data:"):
-                        self.heard += 1
-                        self.lags.append((time.time() - json.loads(line[5:])["at"]) * 1e3)
-            except TimeoutError:
-                pass
-            writer.close()
-
-    async def watcher(self, until: float) -> None:
-        client = Client(self.port, self.token)
-        await asyncio.sleep(self.random.uniform(0, 5))
-        while time.monotonic() < until:
-            await self.timed("watch", client, "GET", "/v1/summary")
-            await asyncio.sleep(5.0)
-        client.close()
-
     async def run(self, seconds: float) -> dict[str, Any]:
+        """Submit, then agents and clients; with viewers a second time, with them. Both times are told apart."""
         began = time.monotonic()
         await self.submit_all()
-        submitted = time.monotonic() - began
-        until = time.monotonic() + seconds
+        submitted = round(time.monotonic() - began, 1)
+        found = await self.span(seconds)
+        if self.viewers:
+            found = {
+                **{f"alone_{name}": value for name, value in found.items()},
+                **await self.span(seconds, self.viewers),
+            }
+        return {**found, "submit_seconds": submitted}
+
+    async def span(self, seconds: float, viewers: int = 0) -> dict[str, Any]:
+        """Agents and clients for a while, and so many open pages."""
+        self.took, self.errors = {"report": [], "list": []}, 0
+        crowd = Crowd(self.port, self.token, self.seed)
+        began, until, cores = time.time(), time.monotonic() + seconds, core_seconds(self.pid)
         agents = [self.agent(number, until) for number in range(NUM_JOBS)]
-        watching = [each(until) for _ in range(self.viewers) for each in (self.viewer, self.watcher)]
-        if watching:
-            self.took["watch"] = []
-        await asyncio.gather(*agents, self.learn(until), *(self.lister(until) for _ in range(NUM_CLIENTS)), *watching)
+        listers = [self.lister(until) for _ in range(NUM_CLIENTS)]
+        await asyncio.gather(*agents, self.learn(until), *listers, crowd.watch(viewers, until))
         every = sorted(self.took["report"] + self.took["list"])
         found: dict[str, Any] = {
+            "span": [began, began + seconds],
             "p50_ms": round(statistics.median(every), 2), "p99_ms": round(percentile(every, 0.99), 2),
             "requests_per_second": round(len(every) / seconds, 1), "errors": self.errors, "requests": len(every),
-            "max_ms": round(every[-1], 1), "submit_seconds": round(submitted, 1),
+            "max_ms": round(every[-1], 1),
+            "busy_core_fraction": round((core_seconds(self.pid) - cores) / (time.time() - began), 3),
         }  # fmt: skip
-        if self.viewers:
-            found |= {
-                "viewers": self.viewers, "viewer_messages_per_second": round(self.heard / seconds, 1),
-                "viewer_drops": self.drops, "viewer_lag_p99_ms": round(percentile(sorted(self.lags), 0.99), 1),
-            }  # fmt: skip
         for kind, took in self.took.items():
             found[f"{kind}_p99_ms"] = round(percentile(sorted(took), 0.99), 2)
+        if viewers:
+            took = sorted(crowd.took_ms)
+            found |= {
+                "viewers": viewers, "viewer_requests_per_second": round(len(took) / seconds, 1),
+                "viewer_p50_ms": round(statistics.median(took), 2), "viewer_p99_ms": round(percentile(took, 0.99), 2),
+                "viewer_errors": crowd.errors, "viewer_mb_per_second": round(crowd.received_bytes / seconds / 1e6, 2),
+                "viewer_messages_per_second": round(crowd.messages / seconds, 1), "viewer_drops": crowd.drops,
+                "viewer_lag_p99_ms": round(percentile(sorted(crowd.lags_ms), 0.99), 1),
+            }  # fmt: skip
         return found
 
 
@@ -248,16 +214,28 @@ def ask(home: Path, path: str) -> Any:
         return json.load(answer)
 
 
-def decisions(home: Path) -> dict[str, Any]:
-    """How long after they were due the policy began to think about decisions, and how long the last one took."""
-    late = sorted(1e3 * float(line) for line in (home / "delays.txt").read_text().splitlines())
-    status = ask(home, "/v1/status")
+def decisions(home: Path, span: list[float], prefix: str = "") -> dict[str, Any]:
+    """Of the decisions made in a span of time: how long after they were due the policy began, how long it thought."""
+    lines = [tuple(map(float, line.split())) for line in (home / "decisions.txt").read_text().splitlines()]
+    made = [(1e3 * late, 1e3 * thought) for at, late, thought in lines if span[0] <= at < span[1]]
+    late, thought = sorted(one for one, _ in made), sorted(one for _, one in made)
     return {
-        "decisions": len(late),
-        "decision_late_p50_ms": round(statistics.median(late), 1),
-        "decision_late_p99_ms": round(percentile(late, 0.99), 1),
-        "decision_ms": round(1e3 * (status["decision_seconds"] or 0.0), 1),
-        "revision": status["revision"],
+        f"{prefix}decisions": len(made),
+        f"{prefix}decision_late_p50_ms": round(statistics.median(late), 1),
+        f"{prefix}decision_late_p99_ms": round(percentile(late, 0.99), 1),
+        f"{prefix}decision_p50_ms": round(statistics.median(thought), 1),
+        f"{prefix}decision_p99_ms": round(percentile(thought, 0.99), 1),
+    }
+
+
+def compared(result: dict[str, Any]) -> dict[str, Any]:
+    """What viewers do to decisions: the time from when one is due until it is made, and how many there are."""
+    with_them, alone = (
+        result[f"{which}decision_late_p50_ms"] + result[f"{which}decision_p50_ms"] for which in ("", "alone_")
+    )
+    return {
+        "decisions_ratio": round(result["decisions"] / result["alone_decisions"], 3),
+        "decision_later_ms": round(with_them - alone, 1),
     }
 
 
@@ -269,11 +247,14 @@ def measure(home: Path, seconds: float, idle_seconds: float, seed: int, viewers:
             time.sleep(0.05)
         command = [sys.executable, __file__, "--load", str(home), "--seconds", str(seconds), "--seed", str(seed)]
         command += ["--viewers", str(viewers)]
-        before, began = core_seconds(service.pid), time.monotonic()
+        command += ["--pid", str(service.pid)]
         load = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
         result: dict[str, Any] = json.loads(load.stdout.splitlines()[-1])
-        result["busy_core_fraction"] = round((core_seconds(service.pid) - before) / (time.monotonic() - began), 3)
-        result |= decisions(home)
+        result |= decisions(home, result.pop("span"))
+        if viewers:
+            result |= decisions(home, result.pop("alone_span"), "alone_")
+            result |= compared(result)
+        result["revision"] = ask(home, "/v1/status")["revision"]
         time.sleep(3.0)
         before, began = core_seconds(service.pid), time.monotonic()
         time.sleep(idle_seconds)
@@ -293,13 +274,14 @@ def main() -> None:
     parser.add_argument("--viewers", type=int, default=0, help="people who watch the page meanwhile")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--pid", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
         serve(options.serve, options.seed)
     elif options.load is not None:
         url = json.loads((options.load / "service.json").read_text())["url"]
         token = (options.load / "token").read_text().strip()
-        load = Load(int(url.rsplit(":", 1)[1]), token, options.seed, options.viewers)
+        load = Load(int(url.rsplit(":", 1)[1]), token, options.seed, options.pid, options.viewers)
         print(json.dumps(asyncio.run(load.run(options.seconds))))
     else:
         with tempfile.TemporaryDirectory(prefix="pollux-service-") as folder:

@@ -22,8 +22,10 @@ sys.path.insert(0, str(ROOT / "examples" / "demo"))
 from cluster import WORKLOAD, Service, run  # noqa: E402
 
 JOB = "long"
-CLUSTER_AT, JOB_AT = 0.2, 0.85
-"""How far that job is when the pictures are taken: while all share, and when the others have ended."""
+JOB_AT = 0.8
+"""How far that job is when its picture is taken."""
+DONE, ACTIVE = 1, 3
+"""How many jobs have ended when the cluster's is taken, and how many are left at least: some history, some sharing."""
 
 
 class Camera:
@@ -39,18 +41,19 @@ class Camera:
         self.page.get_by_role("button", name="Sign in").click()
         self.page.wait_for_url(f"{self.url}/")
 
-    def take(self, name: str, path: str, height: int | None = None) -> None:
-        """A picture of the page at a path; `height` cuts off what is below."""
+    def take(self, name: str, path: str, last: str | None = None) -> None:
+        """A picture of the page at a path, down to the end of the card that has the element `last`, or all of it."""
         self.page.goto(self.url + path)
         self.page.wait_for_selector("html[data-ready]", state="attached")
         self.page.wait_for_timeout(1500)
-        self.shoot(name, height)
+        end = f"document.querySelector('{last}').closest('.card').getBoundingClientRect().bottom + scrollY + 16"
+        self.shoot(name, None if last is None else float(self.page.evaluate(end)))
 
-    def shoot(self, name: str, height: int | None = None) -> None:
+    def shoot(self, name: str, height: float | None = None) -> None:
         """A picture of what is there."""
         self.page.mouse.move(0, 0)
         size = self.page.viewport_size or {"width": 1280, "height": 900}
-        clip = None if height is None else {"x": 0.0, "y": 0.0, "width": float(size["width"]), "height": float(height)}
+        clip = None if height is None else {"x": 0.0, "y": 0.0, "width": float(size["width"]), "height": height}
         self.page.screenshot(path=self.output / f"page-{name}{self.mark}.png", full_page=True, clip=clip)
 
     def replay(self) -> None:
@@ -75,14 +78,16 @@ def take_all(browser: Browser, output: Path, every: bool) -> None:
 
         def show(seconds: float, statuses: list[dict[str, Any]]) -> None:
             done = next((status["progress"] or 0.0 for status in statuses if status["id"] == JOB), 0.0)
-            if done > CLUSTER_AT and "cluster" not in taken:
+            ended = sum(status["ended_at"] is not None for status in statuses)
+            is_full = ended >= DONE and (len(statuses) == len(WORKLOAD) or len(statuses) - ended >= ACTIVE)
+            if is_full and "cluster" not in taken:
                 taken.add("cluster")
                 for camera in cameras:
                     camera.take("cluster", "/")
             if done > JOB_AT and "job" not in taken:
                 taken.add("job")
                 for camera in cameras:
-                    camera.take("job", f"/jobs/{JOB}", 1750)
+                    camera.take("job", f"/jobs/{JOB}", "#events")
 
         run(service, WORKLOAD, show)
         for camera in cameras:

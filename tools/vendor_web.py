@@ -1,9 +1,10 @@
 """Fetch the JavaScript that the web page (uPlot) and its tests (axe-core) use, at fixed versions and checksums.
 
-    python tools/vendor_web.py          uPlot into src/pollux/service/web/static/vendor, which is kept in git
-    python tools/vendor_web.py --axe    axe-core into build/browser, for tests/browser only
+    python tools/vendor_web.py          uPlot into src/pollux/service/web/static/vendor
+    python tools/vendor_web.py --axe    axe-core into tests/browser/vendor
 
-Nothing of this is needed to install or run Pollux. Packages are fetched by npm, from wherever it is set up to.
+Both are kept in git: nobody needs this to install, run or test Pollux, only to take a newer version. Packages are
+fetched by npm, from wherever it is set up to.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ AXE = Package(
     "4.14.0",
     "9WTZxEjsZ7b13TH8JPmbV2z8CHbl80/2hm3XPEG4JgNdQLK81IBRXmSxHfMAOkSqQeRxT/0dwNDz2GOm3zzpcQ==",
     {"axe.min.js": "axe.min.js", "LICENSE": "LICENSE.txt"},
-    ROOT / "build/browser",
+    ROOT / "tests/browser/vendor/axe",
 )
 
 
@@ -76,12 +77,8 @@ def fetch(package: Package) -> None:
 def main() -> None:
     """Fetch what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--axe", action="store_true", help="axe-core for the tests, unless it is there already")
-    package = AXE if parser.parse_args().axe else UPLOT
-    version = package.folder / "VERSION.txt"
-    if package is AXE and version.is_file() and f" {package.version}\n" in version.read_text():
-        return
-    fetch(package)
+    parser.add_argument("--axe", action="store_true", help="axe-core, for the tests")
+    fetch(AXE if parser.parse_args().axe else UPLOT)
 
 
 if __name__ == "__main__":

@@ -61,11 +61,21 @@ class Service:
         self.environment = {**os.environ, "POLLUX_HOME": str(folder)}
 
     def __enter__(self) -> "Service":
-        options = ["--policy", self.policy, "--slots", str(self.slots), "--port", "0"]
-        self.pollux("up", "--detach", *options)
+        self.up("0")
+        return self
+
+    def up(self, port: str) -> None:
+        """Start it; where it is and its token are known afterwards."""
+        self.pollux("up", "--detach", "--policy", self.policy, "--slots", str(self.slots), "--port", port)
         self.url = json.loads((self.folder / "service.json").read_text())["url"]
         self.token = (self.folder / "token").read_text().strip()
-        return self
+
+    def switch(self, policy: str) -> None:
+        """Go on under another policy: at the same address, with the same token and everything that it knows."""
+        port = self.url.rsplit(":", 1)[1].strip("/")
+        self.pollux("down")
+        self.policy = policy
+        self.up(port)
 
     def __exit__(self, *error: object) -> None:
         self.pollux("down")
@@ -91,18 +101,24 @@ class Service:
         with urllib.request.urlopen(request, timeout=30) as response:
             return json.load(response)
 
-    def submit(self, job: Request, adaptive: bool) -> None:
+    def submit(self, job: Request, adaptive: bool, prefix: str = "") -> None:
         """The same training, elastic with a ceiling for its batch, or as its user would fix it."""
         command = [sys.executable, str(HERE / "train.py"), "--epochs", str(job.epochs), "--seed", str(job.seed)]
         command += ["--copies", str(COPIES)]
         if adaptive:
             command += ["--max-batch-size", "512"]
         gpus = f"1..{self.slots}" if adaptive else job.fixed_slots
-        self.post("/v1/jobs", {"name": job.name, "run": command, "gpus": gpus, "workdir": str(HERE), "grace": "20s"})
+        name = f"{prefix}{job.name}"
+        self.post("/v1/jobs", {"name": name, "run": command, "gpus": gpus, "workdir": str(HERE), "grace": "20s"})
 
 
-def run(service: Service, workload: tuple[Request, ...], show=None, limit_seconds: float = 600.0) -> dict[str, Watched]:
-    """Submit the jobs at their times and watch until all have ended; `show(seconds, statuses)` is called on the way."""
+def run(
+    service: Service, workload: tuple[Request, ...], show=None, limit_seconds: float = 600.0, prefix: str = ""
+) -> dict[str, Watched]:
+    """Submit the jobs at their times and watch until all have ended; `show(seconds, statuses)` is called on the way.
+
+    With a `prefix` before their names they are told from others that the service knows.
+    """
     adaptive = service.policy == "pollux"
     began = time.monotonic()
     seen: dict[str, Watched] = {}
@@ -115,17 +131,18 @@ def run(service: Service, workload: tuple[Request, ...], show=None, limit_second
             )
         while waiting and waiting[0].at <= now:
             job = waiting.pop(0)
-            service.submit(job, adaptive)
+            service.submit(job, adaptive, prefix)
             seen[job.name] = Watched(submitted=time.monotonic() - began)
-        statuses = service.get("/v1/jobs?limit=100")["jobs"]
+        known = {f"{prefix}{name}": job for name, job in seen.items()}
+        statuses = [status for status in service.get("/v1/jobs?limit=100")["jobs"] if status["id"] in known]
         now = time.monotonic() - began
         for status in statuses:
-            note(seen[status["id"]], status, now)
+            note(known[status["id"]], status, now)
         if show is not None:
             show(now, statuses)
         time.sleep(0.5)
     for name, job in seen.items():
-        rows = service.get(f"/v1/jobs/{name}/series?kind=report&limit=5")["rows"]
+        rows = service.get(f"/v1/jobs/{prefix}{name}/series?kind=report&limit=5")["rows"]
         job.accuracy = rows[-1]["values"].get("metrics", {}).get("accuracy") if rows else None
     return seen
 

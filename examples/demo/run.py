@@ -3,10 +3,12 @@
     python examples/demo/run.py --output build/demo
 
 The first time, jobs are elastic, and slots and batches move between them as they come and go; the second time each
-keeps the slots and the batch that its user chose. A table shows both live; the picture and the figures are saved.
+keeps the slots and the batch that its user chose. A table and the web page show both live, the page at one address
+from begin to end; the picture and the figures are saved.
 """
 
 import argparse
+import contextlib
 import json
 import shutil
 import sys
@@ -48,22 +50,38 @@ def live_table(title: str, seconds: float, statuses: list[dict]) -> Table:
     return table
 
 
-def watch(console: Console, folder: Path, policy: str, title: str) -> dict[str, Watched]:
-    """One run of the whole workload in a service of its own."""
-    with Service(folder, policy, SLOTS) as service:
-        console.print(f"[bold]{title}[/]: {SLOTS} CPU slots, policy {policy}")
-        console.print(f"see it live: {service.url} (token {service.token})", soft_wrap=True, highlight=False)
-        with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as screen:
-            last = [0.0]
+def watch(console: Console, service: Service, title: str, prefix: str = "") -> dict[str, Watched]:
+    """One run of the whole workload, shown as it goes."""
+    console.print(f"[bold]{title}[/]: {SLOTS} CPU slots, policy {service.policy}")
+    with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as screen:
+        last = [0.0]
 
-            def show(seconds: float, statuses: list[dict]) -> None:
-                table = live_table(title, seconds, statuses)
-                screen.update(table)
-                if not console.is_terminal and seconds - last[0] > 15:
-                    last[0] = seconds
-                    console.print(table)
+        def show(seconds: float, statuses: list[dict]) -> None:
+            table = live_table(title, seconds, statuses)
+            screen.update(table)
+            if not console.is_terminal and seconds - last[0] > 15:
+                last[0] = seconds
+                console.print(table)
 
-            return run(service, WORKLOAD, show)
+        return run(service, WORKLOAD, show, prefix=prefix)
+
+
+def both(console: Console, folder: Path, compare) -> tuple[dict[str, Watched], dict[str, Watched]]:
+    """The workload under pollux and then as its users would fix it; one service, whose page is there all the time."""
+    with Service(folder, "pollux", SLOTS) as service:
+        console.print(f"[bold]web page[/]: {service.url}", soft_wrap=True, highlight=False)
+        console.print(
+            f"   [bold]token[/]: {service.token} (both hold until the end)\n", soft_wrap=True, highlight=False
+        )
+        pollux = watch(console, service, "with pollux")
+        # The page says "Reconnecting" for a moment, and goes on.
+        service.switch("fifo")
+        fixed = watch(console, service, "first come, first served", "fixed-")
+        compare(pollux, fixed)
+        if console.is_terminal and sys.stdin.isatty():
+            with contextlib.suppress(EOFError, KeyboardInterrupt):
+                console.input(f"done; the page is at {service.url} until you press Enter ")
+        return pollux, fixed
 
 
 def summary(pollux: dict[str, Watched], fixed: dict[str, Watched]) -> dict:
@@ -134,7 +152,7 @@ def draw(pollux: dict[str, Watched], fixed: dict[str, Watched], path: Path) -> N
         axis.set(ylabel="slots", ylim=(0, SLOTS + 0.2), title=title)
         for job, colour in zip(runs.values(), COLOURS, strict=False):
             axis.axvline(job.submitted, color=colour, linestyle=":", linewidth=1)
-    axes[0].legend(loc="upper right", ncols=len(pollux), fontsize="small")
+    axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.12), ncols=len(pollux), fontsize="small", frameon=False)
     for (name, job), colour in zip(pollux.items(), COLOURS, strict=False):
         points = [(moment, batch) for moment, slots, batch, _ in job.samples if batch and slots]
         axes[2].step(*zip(*points, strict=True), where="post", color=colour, label=name)
@@ -165,16 +183,17 @@ def main() -> None:
         "Computing is stood for by a wait, as on a GPU; gradients, communication, checkpoints and resizes are real.\n"
     )
     began = time.monotonic()
-    pollux = watch(console, output / "pollux", "pollux", "with pollux")
-    fixed = watch(console, output / "fifo", "fifo", "first come, first served")
-    result = summary(pollux, fixed)
-    print_summary(console, result)
-    (output / "summary.json").write_text(json.dumps(result, indent=2))
-    draw(pollux, fixed, output / "demo.png")
-    console.print(
-        f"picture: {output / 'demo.png'}\nfigures: {output / 'summary.json'} ({time.monotonic() - began:.0f} s in all)"
-    )
-    sys.exit(0 if all(job.state == "succeeded" for runs in (pollux, fixed) for job in runs.values()) else 1)
+
+    def compare(pollux: dict[str, Watched], fixed: dict[str, Watched]) -> None:
+        result = summary(pollux, fixed)
+        print_summary(console, result)
+        (output / "summary.json").write_text(json.dumps(result, indent=2))
+        draw(pollux, fixed, output / "demo.png")
+        seconds = time.monotonic() - began
+        console.print(f"picture: {output / 'demo.png'}\nfigures: {output / 'summary.json'} ({seconds:.0f} s in all)")
+
+    runs = both(console, output / "home", compare)
+    sys.exit(0 if all(job.state == "succeeded" for jobs in runs for job in jobs.values()) else 1)
 
 
 if __name__ == "__main__":
