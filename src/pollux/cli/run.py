@@ -71,8 +71,9 @@ def run(
 ) -> None:
     """Run one job on this machine, without a service: it gets GPUs, batch and learning rate as under one.
 
-    Its output is shown; Ctrl-C (or SIGTERM, SIGHUP) lets it save and ends it, Ctrl-C twice kills it. Ends with 0 if the
+    Its output is shown. Ctrl-C, SIGTERM and SIGHUP let it save and end it, Ctrl-C twice kills it. Ends with 0 if the
     job did, else with 1.
+
     Example: pollux run --gpus 1..4 train.py --epochs 10
     """
     from pollux.cli.run_screen import Screen

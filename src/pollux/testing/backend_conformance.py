@@ -16,6 +16,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -564,10 +565,13 @@ class BackendConformance(ABC):
         if not (self.parallel and self.separate):
             return
         total = own_bench.backend.inventory()[0].num_gpus
-        own_bench.submit("wide", _UNTIL_FILE, gpus=total, **_named("wide"))
+        ((node, _),) = own_bench.submit("wide", _UNTIL_FILE, gpus=total, **_named("wide")).placement
         own_bench.file("wide.up")
         own_bench.restart()
-        own_bench.submit("patient", "open('patient.ran', 'w')", **_named("patient"))
+        own_bench.wait("node", lambda: node in [each.id for each in own_bench.backend.inventory()])
+        # Others may have come since, which stand before it.
+        launch = own_bench.launch("patient", "open('patient.ran', 'w')", **_named("patient"))
+        own_bench.backend.submit(replace(launch, placement=Placement.of({node: 1})))
         # Long enough for a job to start, were there a place for it.
         with pytest.raises(AssertionError, match="no start"):
             own_bench.wait("start", (own_bench.folder / "patient.ran").exists, 1.0)

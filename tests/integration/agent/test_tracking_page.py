@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tracking")
     example, by_hand = blocks()
     (folder / "train.py").write_text(
-        f"{example}\n{by_hand}\nif writer:\n    writer.add_scalar('end', 1.0, job.samples)\n"
+        f"{example}\n{by_hand}\nif writer:\n    writer.add_scalar('end', 1.0, job.samples)\n    writer.close()\n"
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("POLLUX_", "RANK", "WORLD"))}
     for generation, epochs in ((1, 2), (2, 4)):

@@ -21,8 +21,9 @@ LIMIT_SECONDS = 120
 class Service:
     """`pollux up` in a folder of its own, and its REST API."""
 
-    def __init__(self, home):
+    def __init__(self, home, **variables):
         self.home = home
+        self.variables = variables
         home.mkdir()
         self.pollux("up", "--detach", "--slots", str(SLOTS), "--port", "0")
         self.url = json.loads((home / "service.json").read_text())["url"]
@@ -30,6 +31,7 @@ class Service:
 
     def pollux(self, *arguments):
         environ = {**os.environ, "POLLUX_HOME": str(self.home), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environ |= self.variables
         command = [sys.executable, "-m", "pollux", *arguments]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == 0, done.stderr
@@ -63,6 +65,14 @@ class Service:
 @pytest.fixture
 def service(tmp_path):
     running = Service(tmp_path / "home")
+    yield running
+    running.pollux("down")
+
+
+@pytest.fixture
+def hasty_service(tmp_path):
+    """Does not wait long for the first sign of an agent's life: twice this."""
+    running = Service(tmp_path / "home", POLLUX_HANG_SECONDS="3")
     yield running
     running.pollux("down")
 
@@ -111,7 +121,8 @@ dist.destroy_process_group()
 """
 
 
-def test_an_elastic_job_without_an_agent_is_restarted(service):
+def test_an_elastic_job_without_an_agent_is_restarted(hasty_service):
+    service = hasty_service
     (service.home / "plain.py").write_text(PLAIN)
     asked = {"name": "plain", "run": [sys.executable, "plain.py"], "gpus": "1..3", "workdir": str(service.home)}
     service.call("/v1/jobs", {**asked, "grace": "20s"})
