@@ -27,6 +27,7 @@ from viewers import Client, Crowd
 
 NUM_JOBS, NUM_CLIENTS, REPORT_SECONDS = 1000, 20, 30.0
 NODES, GPUS_PER_NODE = 100, 8
+EXTRA_JOBS, CHURN_SECONDS = 5, 2.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -71,6 +72,7 @@ class Load:
         self.took: dict[str, list[float]] = {"report": [], "list": []}
         self.errors = 0
         self.generations: dict[str, int] = {}
+        self.extras = 0
 
     async def learn(self, until: float) -> None:
         """Agents know their generation from their environment; here one client asks for all of them."""
@@ -151,6 +153,18 @@ class Load:
             await asyncio.sleep(max(began + 1.0 - time.monotonic(), 0.0))
         client.close()
 
+    async def come_and_go(self, until: float) -> None:
+        """A job comes every two seconds, and one goes: without news pages would have nothing to read."""
+        client = Client(self.port, self.token)
+        while (left := until - time.monotonic()) > 0:
+            self.extras += 1
+            body = {"name": f"extra-{self.extras}", "run": "sleep 1000", "workdir": "/", "gpus": "1..4"}
+            await client.ask("POST", "/v1/jobs", json.dumps(body).encode())
+            if self.extras > EXTRA_JOBS:
+                await client.ask("POST", f"/v1/jobs/extra-{self.extras - EXTRA_JOBS}/cancel")
+            await asyncio.sleep(min(CHURN_SECONDS, left))
+        client.close()
+
     async def run(self, seconds: float) -> dict[str, Any]:
         """Submit, then agents and clients; with viewers a second time, with them. Both times are told apart."""
         began = time.monotonic()
@@ -171,7 +185,8 @@ class Load:
         began, until, cores = time.time(), time.monotonic() + seconds, core_seconds(self.pid)
         agents = [self.agent(number, until) for number in range(NUM_JOBS)]
         listers = [self.lister(until) for _ in range(NUM_CLIENTS)]
-        await asyncio.gather(*agents, self.learn(until), *listers, crowd.watch(viewers, until))
+        others = [self.come_and_go(until)] if self.viewers else []
+        await asyncio.gather(*agents, self.learn(until), *listers, *others, crowd.watch(viewers, until))
         every = sorted(self.took["report"] + self.took["list"])
         found: dict[str, Any] = {
             "span": [began, began + seconds],
@@ -248,7 +263,7 @@ def measure(home: Path, seconds: float, idle_seconds: float, seed: int, viewers:
         command = [sys.executable, __file__, "--load", str(home), "--seconds", str(seconds), "--seed", str(seed)]
         command += ["--viewers", str(viewers)]
         command += ["--pid", str(service.pid)]
-        load = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+        load = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
         result: dict[str, Any] = json.loads(load.stdout.splitlines()[-1])
         result |= decisions(home, result.pop("span"))
         if viewers:

@@ -45,7 +45,8 @@ class Camera:
         """A picture of the page at a path, down to the end of the card that has the element `last`, or all of it."""
         self.page.goto(self.url + path)
         self.page.wait_for_selector("html[data-ready]", state="attached")
-        self.page.wait_for_timeout(1500)
+        # What was read at different moments agrees by then.
+        self.page.wait_for_timeout(3500)
         end = f"document.querySelector('{last}').closest('.card').getBoundingClientRect().bottom + scrollY + 16"
         self.shoot(name, None if last is None else float(self.page.evaluate(end)))
 

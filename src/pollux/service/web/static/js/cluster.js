@@ -55,7 +55,7 @@ function showQueue(jobs, total) {
     el("a", { href: jobPage(job.id) }, job.id), range(job.min_gpus, job.max_gpus), el("span", { class: "nowrap" }, duration(now - job.submitted_at)), eta(job.eta, now),
     el("span", {}, linked(job.reason?.text ?? "waits for the next decision", job.reason?.jobs, job.id)),
   ]);
-  say(byId("queue-hint"), total > jobs.length ? `the first ${jobs.length} of ${total.toLocaleString()}` : "");
+  say(byId("queue-hint"), jobs.length && total > jobs.length ? `the first ${jobs.length} of ${total.toLocaleString()}` : "");
   fill(byId("queue"), jobs.length
     ? table("Jobs that wait", [{ name: "Job" }, { name: "Asks for", about: WORDS["Asks for"] }, { name: "Waits for", about: WORDS["Waits for"] }, { name: "Expected end", about: WORDS["Expected end"] }, { name: "Why it waits" }], rows)
     : el("p", { class: "empty" }, "Nobody waits."));
