@@ -223,9 +223,10 @@ def measure_task(task: Task, pairs: int, block: int, seed: int) -> dict[str, Any
         ratios, base = [], []
         for pair in range(pairs):
             order = ("plain", name) if pair % 2 == 0 else (name, "plain")
-            took = {which: seconds_of(loops[which], block) for which in order}
+            length = block if name == "exact" else whole_periods(block, holder[name]._adaptation._every)
+            took = {which: seconds_of(loops[which], length) for which in order}
             ratios.append(took[name] / took["plain"] - 1.0)
-            base.append(took["plain"] / block)
+            base.append(took["plain"] / length)
         median, low, high = interval(ratios, seed)
         result[f"overhead_{name}"] = {"median": median, "low": low, "high": high, "bar": BARS[name], "pairs": pairs}
         result["plain_step_ms"] = statistics.median(base) * 1e3
@@ -233,10 +234,15 @@ def measure_task(task: Task, pairs: int, block: int, seed: int) -> dict[str, Any
             task.name, name, f"{median:+.4%} [{low:+.4%}, {high:+.4%}] of {result['plain_step_ms']:.2f} ms", flush=True
         )
     result["self_check"] = self_check(loops["plain"], pairs // 2, block, seed)
-    result["profile"] = {name: kernels(steps, 2 * result["measured_every"]) for name, steps in loops.items()}
+    result["profile"] = {name: kernels(steps, result["measured_every"]) for name, steps in loops.items()}
     result["noise_at_end"] = holder["adaptive"].noise.describe()
     result["noise_relative_width_at_end"] = holder["adaptive"].noise.relative_width
     return result
+
+
+def whole_periods(block: int, every: int) -> int:
+    """At least `block` steps, and as many measured ones in each: else the median is of blocks with one or with none."""
+    return math.ceil(block / every) * every
 
 
 def self_check(steps: Iterator[None], pairs: int, block: int, seed: int) -> dict[str, float]:

@@ -112,17 +112,21 @@ def test_noise_in_mixed_precision_agrees_with_float32(precision):
     assert math.isclose(plain.noise_scale, mixed.noise_scale, rel_tol=0.15)
 
 
+# PyTorch warns that this mode does not see every operation that waits.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_does_not_wait_for_the_device():
     model = network()
     with pollux.init(model, torch.optim.AdamW(model.parameters(), fused=True), data(), 64, max_batch_size=64) as job:
         steps = 0
         for _ in job.epochs(6):
             for x, y in job.batches():
-                if steps == 30:
-                    torch.cuda.set_sync_debug_mode("error")
-                job.backward(F.cross_entropy(job.model(x), y))
-                torch.cuda.set_sync_debug_mode("default")
+                torch.cuda.set_sync_debug_mode("error" if steps == 30 else "default")
+                try:
+                    job.backward(F.cross_entropy(job.model(x), y))
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
                 steps += 1
+        assert steps > 30
         assert job.noise.num_measured > 0
 
 
