@@ -69,7 +69,7 @@ def test_the_timeline_zooms_pans_and_reads_aloud(busy, operator):
     canvas = page.get_by_role("img", name=re.compile("GPUs by job over time"))
     expect(canvas).to_have_accessible_name(re.compile("alpha .*GPU-s"))
     hint = page.locator("#timeline-hint")
-    expect(hint).to_contain_text("in 2 min")
+    expect(hint).to_contain_text(re.compile(r"in \d+ (s|min)$"))
     page.get_by_role("button", name="1 h", exact=True).click()
     expect(hint).to_contain_text("in 60 min")
     expect(page.get_by_role("button", name="1 h", exact=True)).to_have_attribute("aria-pressed", "true")
@@ -149,6 +149,65 @@ def test_figures_from_before_are_marked_in_the_list(busy, operator):
     expect(operator.page.locator("#jobs tr[data-job=alpha]")).to_contain_text("~ 75 %")
     busy.train("alpha", 3)
     expect(operator.page.locator("#jobs tr[data-job=alpha]")).not_to_contain_text("~")
+
+
+def test_fairness_is_the_same_in_list_figure_and_on_the_jobs_page(busy, operator):
+    """After others came and went, without anything happening to the job itself."""
+    busy.engine.cancel("beta")
+    page = operator.page
+    fairness = page.locator("#jobs tr[data-job=alpha] td").nth(6)
+    tile = page.locator(".tile", has_text="Median fairness").locator(".figure")
+
+    def shown_everywhere():
+        told = f"{busy.engine.job('alpha').fairness:.2f}"
+        expect(fairness).to_have_text(told)
+        expect(tile).to_have_text(told)
+        return told
+
+    # Little time has passed against what is left, so that two digits stay as they are while this looks.
+    busy.report("alpha", progress=1.0, total_progress=1e9)
+    few = shown_everywhere()
+    for number in range(6):
+        busy.submit(f"more-{number}", 32, 64)
+    crowded = shown_everywhere()
+    assert crowded != few
+    other = operator.context.new_page()
+    other.goto(f"{busy.url}/jobs/alpha")
+    expect(other.locator("#facts div", has_text="Fairness").locator("dd")).to_have_text(crowded)
+    other.close()
+    for number in range(6):
+        busy.engine.cancel(f"more-{number}")
+    assert shown_everywhere() == few
+
+
+def test_a_reason_that_has_no_room_is_shown_in_full(busy, operator):
+    page = operator.page
+    view = page.get_by_role("region", name="All jobs")
+    tip = page.locator("#jobs .tip")
+    reason = busy.engine.job("huge").reason.text
+    row = page.locator("#jobs tr[data-job=huge]")
+    cell = row.locator("td").last
+    # For who reads by ear, the cell has it all.
+    expect(row.get_by_role("cell", name=reason)).to_have_count(1)
+    # Where there is room, nothing is laid over the list.
+    cell.hover()
+    expect(tip).to_be_hidden()
+    page.mouse.move(0, 0)
+    view.evaluate("view => view.querySelector('col').style.setProperty('width', '30%')")
+    cell.hover()
+    expect(tip).to_have_text(reason)
+    assert_inside(tip.bounding_box(), page.locator("#jobs").bounding_box())
+    page.mouse.move(0, 0)
+    expect(tip).to_be_hidden()
+    row.get_by_role("link", name="huge").focus()
+    expect(tip).to_have_text(reason)
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+
+
+def assert_inside(box, outer):
+    assert outer["x"] <= box["x"]
+    assert box["x"] + box["width"] <= outer["x"] + outer["width"] + 1
 
 
 def test_jobs_are_chosen_by_state_and_opened_by_name(busy, operator):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import expect
+from tests.browser.stage import wait_for
 
 pytestmark = pytest.mark.browser
 
@@ -47,6 +48,36 @@ def test_signing_out_ends_it(stage, operator):
     expect(operator.page).to_have_url(f"{stage.url}/signin")
     operator.page.goto(f"{stage.url}/")
     expect(operator.page).to_have_url(f"{stage.url}/signin?next=%2F")
+
+
+def test_signing_out_ends_what_other_tabs_still_hear(stage, operator):
+    listening = operator.context.new_page()
+    # A page without scripts of ours: nothing but the stream itself tells that it is over.
+    listening.goto(f"{stage.url}/docs")
+    listening.evaluate("""async () => {
+        const reader = (await fetch("/v1/events")).body.getReader();
+        window.heard = "";
+        window.over = false;
+        (async () => {
+            for (;;) {
+                const { done, value } = await reader.read();
+                if (done) break;
+                window.heard += new TextDecoder().decode(value);
+            }
+            window.over = true;
+        })();
+    }""")
+    stage.submit("heard")
+    wait_for(lambda: '"heard"' in listening.evaluate("window.heard"))
+    watching = operator.context.new_page()
+    watching.goto(f"{stage.url}/")
+    expect(watching.locator("#live")).to_have_text("Live")
+    operator.page.get_by_role("button", name="Sign out").click()
+    expect(operator.page).to_have_url(f"{stage.url}/signin")
+    wait_for(lambda: listening.evaluate("window.over"))
+    expect(watching).to_have_url(f"{stage.url}/signin?next=%2F")
+    stage.submit("unheard")
+    assert "unheard" not in listening.evaluate("window.heard")
 
 
 def test_a_viewer_sees_everything_and_can_change_nothing(stage, visit):

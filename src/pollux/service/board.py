@@ -17,7 +17,6 @@ from pollux.controller.costs import medians
 from pollux.core import Snapshot
 from pollux.core.errors import UnknownName
 from pollux.service.estimates import estimate, explained
-from pollux.service.fairness import finish_time_fairness
 from pollux.wire import codec
 from pollux.wire.status import Eta, JobStatus
 
@@ -39,7 +38,6 @@ class Card:
     others: Mapping[str, JobRecord] = field(default_factory=dict)
     widened: Callable[[str, Eta, float], Eta] | None = None
     rendered: bytes = b""
-    num_active: int = 0
 
     @property
     def ended(self) -> bool:
@@ -60,15 +58,8 @@ class Card:
             return None
         return estimate(self.record, self.around, self.others)
 
-    def fairness(self) -> float | None:
-        """Finish-time fairness at its last change; None where it cannot be told."""
-        if self.around is None:
-            return None
-        total = self.report.get("total_progress")
-        return finish_time_fairness(self.record, total, self.around.cluster, self.num_active, self.around.now)
-
-    def status(self, now: float) -> JobStatus:
-        """Everything about the job at `now`."""
+    def status(self, now: float, fairness: float | None = None) -> JobStatus:
+        """Everything about the job at `now`; its fairness depends on all others, see `fairness.Fairness`."""
         record, report = self.record, self.report
         spec, request = record.spec, record.spec.request
         total, done = report.get("total_progress"), report.get("progress")
@@ -94,7 +85,7 @@ class Card:
             resize_costs=medians(record.costs), checkpoint_age_seconds=report.get("checkpoint_age_seconds"),
             gpu_seconds=record.attained(now), reported_at=self.reported_at,
             outdated=self.outdated,
-            fairness=self.fairness(),
+            fairness=fairness,
         )  # fmt: skip
 
     @property
@@ -103,13 +94,14 @@ class Card:
         at = self.reported_at
         return self.record.state in _STARTED and at is not None and at < self.record.held_since
 
-    def json(self, now: float) -> bytes:
-        """The encoded status: made once, with the GPU-seconds of the moment put in, which grow by themselves."""
+    def json(self, now: float, fairness: float | None = None) -> bytes:
+        """The encoded status: made once, with what moves by itself put in: GPU-seconds and fairness of the moment."""
         if not self.rendered:
             values = codec.encode(self.status(now))
-            del values["gpu_seconds"]
+            del values["gpu_seconds"], values["fairness"]
             self.rendered = json.dumps(values, separators=(",", ":")).encode()[:-1]
-        return b'%b,"gpu_seconds":%.3f}' % (self.rendered, self.record.attained(now))
+        rho = b"null" if fairness is None else repr(fairness).encode()
+        return b'%b,"gpu_seconds":%.3f,"fairness":%b}' % (self.rendered, self.record.attained(now), rho)
 
 
 class _Records(Mapping[str, JobRecord]):
@@ -178,6 +170,11 @@ class Board:
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._cards
+
+    @property
+    def num_active(self) -> int:
+        """How many jobs have not ended."""
+        return len(self._groups[_ACTIVE])
 
     @property
     def records(self) -> Mapping[str, JobRecord]:

@@ -16,8 +16,9 @@ from pollux.service.job_routes import answer, keys_of, told
 from pollux.service.page_routes import Views
 from pollux.service.routing import Call, Handler, Operation, Param, json_response
 from pollux.service.schemas import listed, only, ref
+from pollux.service.sessions import Sessions
 from pollux.service.settings import AtStop
-from pollux.service.streams import event_stream, resume_point
+from pollux.service.streams import SignIn, event_stream, resume_point
 from pollux.wire.codec import encode, encode_json
 from pollux.wire.jobfile import is_job_name
 from pollux.wire.status import QueueStatus
@@ -104,7 +105,10 @@ def _policy(name: str) -> dict[str, object]:
 
 async def _events(call: Call) -> Response:
     after = resume_point(call.request.headers.get("last-event-id"))
-    stream = event_stream(call.engine, after, call.query["follow"])
+    session_id = None if call.caller is None else call.caller.session_id
+    sessions: Sessions = call.request.app.state.sessions
+    held = None if session_id is None else SignIn(sessions, session_id)
+    stream = event_stream(call.engine, after, call.query["follow"], held)
     return StreamingResponse(stream, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 

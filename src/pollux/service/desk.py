@@ -94,7 +94,6 @@ class Desk:
             around = None if record.state in ENDED else self._surroundings(controller, now)
             known, at = (row.values, row.at) if row else ({}, None)
             card = Card(frozen(record), known, at, around, self.board.records, self.etas.widened)
-            card.num_active = len(controller.active)
             self.board.put(card)
             self.timeline.holds(record)
             self.story.close(record)

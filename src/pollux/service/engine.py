@@ -33,6 +33,7 @@ from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, Unknow
 from pollux.service.board import Board
 from pollux.service.desk import nodes_of, queues_of
 from pollux.service.executor import waits_to_leave
+from pollux.service.fairness import Fairness
 from pollux.service.launching import folders_of
 from pollux.service.loop import EngineLoop
 from pollux.service.planning import Forecast
@@ -314,7 +315,8 @@ class Engine(EngineLoop):
 
     def job(self, job_id: str) -> JobStatus:
         """One job; UnknownName where it is not there."""
-        status = self.board.get(job_id).status(self.now())
+        card, fairness = self.board.get(job_id), self.fairness()
+        status = card.status(fairness.now, fairness.of(card))
         leaving = self.leaving_before(job_id)
         return replace(status, detail=leaving) if leaving else status
 
@@ -331,8 +333,8 @@ class Engine(EngineLoop):
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """All jobs in the order in which they were submitted."""
-        now = self.now()
-        return tuple(card.status(now) for card in self.board.cards())
+        fairness = self.fairness()
+        return tuple(card.status(fairness.now, fairness.of(card)) for card in self.board.cards())
 
     def story(self, job_id: str) -> tuple[Line, ...]:
         """What happened to a job, the last hundred lines."""
@@ -344,12 +346,9 @@ class Engine(EngineLoop):
         etas = self.runner.desk.etas
         return etas.overall() if job_id is None else etas.quality(job_id)
 
-    def fairness(self, job_id: str) -> float | None:
-        """Finish-time fairness as it looks now; None where it cannot be told. See `summary.fairness_of`."""
-        from pollux.service.summary import fairness_of
-
-        controller = self.runner.controller
-        return fairness_of(self.board.get(job_id), controller.cluster, len(controller.active), self.now())
+    def fairness(self) -> Fairness:
+        """What tells any job's finish-time fairness as it looks now."""
+        return Fairness(self.runner.controller.cluster, self.board.num_active, self.now())
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
         """A piece of a replica's log; a negative offset counts from the end."""

@@ -124,7 +124,7 @@ class Guard:
         word = _text(headers.get(CSRF_HEADER.encode())) or ""
         if method not in _READING and not hmac.compare_digest(word.encode(), session.csrf.encode()):
             raise Forbidden("the header X-Pollux-CSRF is missing or wrong; reload the page, or sign in again")
-        return Caller(role=session.role)
+        return Caller(role=session.role, session_id=session_id)
 
     def _check_length(self, length: bytes | None) -> None:
         if length is not None and length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:

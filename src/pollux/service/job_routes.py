@@ -114,7 +114,7 @@ async def _list(call: Call) -> Response:
 
 def _pieces(call: Call) -> Iterator[bytes]:
     """A page of the list; an empty piece after so much work that others should get their turn."""
-    query, now = call.query, call.engine.now()
+    query, fairness = call.query, call.engine.fairness()
     count = fresh = 0
     last: str | None = None
     yield b'{"jobs":['
@@ -126,7 +126,8 @@ def _pieces(call: Call) -> Iterator[bytes]:
             more = True
             break
         fresh += not card.rendered
-        yield card.json(now) if count == 0 else b"," + card.json(now)
+        row = card.json(fairness.now, fairness.of(card))
+        yield row if count == 0 else b"," + row
         if fresh >= _FRESH_AT_ONCE:
             fresh = 0
             yield b""
@@ -144,13 +145,14 @@ async def _show(call: Call) -> Response:
     lines = [
         {"at": line.at, "kind": line.kind, "text": line.text, "jobs": list(line.jobs)} for line in engine.story(job_id)
     ]
+    job = engine.job(job_id)
     return json_response(
         {
-            "job": encode(engine.job(job_id)),
+            "job": encode(job),
             "request": None if request is None else job_to_mapping(request),
             "events": lines,
             "eta_quality": engine.eta_quality(job_id),
-            "fairness": engine.fairness(job_id),
+            "fairness": job.fairness,
             "reallocations": {"count": changes, "gpu_seconds": cost},
         }
     )

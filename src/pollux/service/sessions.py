@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
+import itertools
 import json
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pollux.core.errors import StoreFailed, Unauthorised
@@ -59,6 +60,8 @@ class Sessions:
         self._now = now
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
+        self._watchers: dict[str, dict[int, Callable[[], None]]] = {}
+        self._numbers = itertools.count()
         self.cookie = f"{COOKIE}_{tokens.sign('cookie', '')[:8]}"
         try:
             for digest, (role, token, expires_at) in json.loads(store.setting(_SETTING) or "{}").items():
@@ -78,8 +81,10 @@ class Sessions:
         with self._lock:
             live = {digest: old for digest, old in self._kept.items() if self._holds(old)}
             newest = sorted(live.items(), key=lambda entry: entry[1].expires_at)[-(_MOST - 1) :]
+            ended = self._kept.keys() - dict(newest).keys()
             self._kept = {**dict(newest), self._digest(session_id): kept}
             self._keep()
+        self._tell(ended)
         return session_id, Session(role, self._csrf(session_id))
 
     def id_in(self, header: str | None) -> str | None:
@@ -95,9 +100,40 @@ class Sessions:
 
     def close(self, session_id: str) -> None:
         """End a session; nothing happens where there is none."""
+        digest = self._digest(session_id)
         with self._lock:
-            if self._kept.pop(self._digest(session_id), None) is not None:
+            if self._kept.pop(digest, None) is not None:
                 self._keep()
+        self._tell((digest,))
+
+    def watch(self, session_id: str, tell: Callable[[], None]) -> Callable[[], None]:
+        """Have `tell` called, in any thread, once somebody ends a session; what is returned ends the watch.
+
+        A session that grows too old ends by itself, and nobody is told: ask `find` from time to time.
+        """
+        digest, number = self._digest(session_id), next(self._numbers)
+        with self._lock:
+            self._watchers.setdefault(digest, {})[number] = tell
+
+        def unwatch() -> None:
+            with self._lock:
+                watchers = self._watchers.get(digest, {})
+                watchers.pop(number, None)
+                if not watchers:
+                    self._watchers.pop(digest, None)
+
+        return unwatch
+
+    @property
+    def num_watched(self) -> int:
+        """Sessions that somebody watches."""
+        return len(self._watchers)
+
+    def _tell(self, digests: Iterable[str]) -> None:
+        with self._lock:
+            told = [tell for digest in digests for tell in self._watchers.pop(digest, {}).values()]
+        for tell in told:
+            tell()
 
     def _holds(self, kept: _Kept) -> bool:
         return kept.expires_at > self._now() and hmac.compare_digest(kept.token, self._tokens.mark_of(kept.role))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from pollux.core.errors import InvalidInput
 from pollux.service.engine import Engine
+from pollux.service.sessions import Sessions
 from pollux.service.story import message
 
-__all__ = ["event_stream", "resume_point"]
+__all__ = ["SignIn", "event_stream", "resume_point"]
 
 _KEEP_ALIVE_SECONDS = 15.0
 _MOST_WAITING = 1024
@@ -21,6 +23,23 @@ _LONGEST_GATHERING_SECONDS = 0.5
 _RESYNC = b'event: resync\ndata: {"text": "events before this were dropped from the log; list the jobs again"}\n\n'
 
 
+@dataclass(frozen=True, slots=True)
+class SignIn:
+    """The session of the browser that reads a stream: the stream lasts no longer."""
+
+    sessions: Sessions
+    session_id: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether nobody has signed out since, and it is not too old."""
+        return self.sessions.find(self.session_id) is not None
+
+    def watch(self, tell: Callable[[], None]) -> Callable[[], None]:
+        """Have `tell` called once it is ended; what is returned ends the watch."""
+        return self.sessions.watch(self.session_id, tell)
+
+
 def resume_point(header: str | None) -> int | None:
     """The revision after which a client wants to go on; None: from now on."""
     if header is None:
@@ -30,8 +49,13 @@ def resume_point(header: str | None) -> int | None:
     return int(header)
 
 
-async def event_stream(engine: Engine, after: int | None, follow: bool) -> AsyncIterator[bytes]:
-    """Messages after a revision, then new ones as they happen; ends when its reader falls far behind."""
+async def event_stream(
+    engine: Engine, after: int | None, follow: bool, sign_in: SignIn | None = None
+) -> AsyncIterator[bytes]:
+    """Messages after a revision, then new ones as they happen.
+
+    Ends when its reader falls far behind, and with the session that it was opened with.
+    """
     loop = asyncio.get_running_loop()
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -46,6 +70,14 @@ async def event_stream(engine: Engine, after: int | None, follow: bool) -> Async
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, text)
 
+    def signed_out() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(waiting.put_nowait, None)
+
+    def may_go_on() -> bool:
+        return sign_in is None or sign_in.holds
+
+    unwatch = None if sign_in is None else sign_in.watch(signed_out)
     number, missed = engine.runner.feed.subscribe(hear, after)
     try:
         yield b": hello\n\n"
@@ -53,17 +85,19 @@ async def event_stream(engine: Engine, after: int | None, follow: bool) -> Async
             missed = await asyncio.to_thread(_reread, engine, after or 0)
         for text in missed:
             yield text
-        while follow:
+        while follow and may_go_on():
             try:
                 new = await asyncio.wait_for(waiting.get(), _KEEP_ALIVE_SECONDS)
             except TimeoutError:
                 yield b": still here\n\n"
                 continue
             for piece in await _together(new, waiting, engine.runner.feed.num_listeners):
-                if piece is None:
+                if piece is None or not may_go_on():
                     return
                 yield piece
     finally:
+        if unwatch is not None:
+            unwatch()
         engine.runner.feed.unsubscribe(number)
 
 

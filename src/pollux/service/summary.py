@@ -6,17 +6,17 @@ Read from cards, so in any thread; the models are those that the policy decides 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pollux.controller import HOLDING
 from pollux.core import Cluster
 from pollux.service.board import Board, Card
-from pollux.service.fairness import finish_time_fairness
+from pollux.service.fairness import Fairness
 from pollux.service.rates import largest_nodes, packed, placed, static_model, suitable
 from pollux.service.timeline import Timeline
 
-__all__ = ["fairness_of", "goodputs", "summary_of", "unfairness"]
+__all__ = ["goodputs", "summary_of", "unfairness"]
 
 _SHOWN = 50
 
@@ -39,7 +39,7 @@ def summary_of(
         "gpus": {"total": total, "used": used, "utilisation": used / total if total else None},
         "jobs_by_state": states,
         "goodput": goodputs(active, cluster),
-        "fairness": unfairness(active, cluster, now),
+        "fairness": unfairness(active, Fairness(cluster, len(active), now)),
         "reallocations": {
             "count": timeline.num_reallocations,
             "gpu_seconds": cost,
@@ -90,14 +90,9 @@ def goodputs(active: Sequence[Card], cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def unfairness(active: Sequence[Card], cluster: Cluster, now: float) -> dict[str, Any]:
+def unfairness(active: Sequence[Card], fairness: Fairness) -> dict[str, Any]:
     """Finish-time fairness of the jobs that have not ended, where it can be told: the middle, and the worst by name."""
-    count, nodes = len(active), largest_nodes(cluster)
-    known = [
-        (rho, card.record.spec.id)
-        for card in active
-        if (rho := fairness_of(card, cluster, count, now, nodes)) is not None
-    ]
+    known = [(rho, card.record.spec.id) for card in active if (rho := fairness.of(card)) is not None]
     known.sort(key=lambda entry: (-entry[0], entry[1]))
     values = [rho for rho, _ in known]
     return {
@@ -107,11 +102,3 @@ def unfairness(active: Sequence[Card], cluster: Cluster, now: float) -> dict[str
         "worst": values[0] if values else None,
         "unfair_share": sum(rho > 1.0 for rho in values) / len(values) if values else None,
     }
-
-
-def fairness_of(
-    card: Card, cluster: Cluster, num_active: int, now: float, nodes: Mapping[str, int] | None = None
-) -> float | None:
-    """The same of one card; see `fairness.finish_time_fairness`."""
-    total: float | None = card.report.get("total_progress")
-    return finish_time_fairness(card.record, total, cluster, num_active, now, nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pollux.core.errors import Unauthorised
@@ -20,10 +20,14 @@ Role = Literal["operator", "viewer"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: a person (`job_id` None) and what that person may do, or the agent of one job."""
+    """Who asks: a person (`job_id` None) and what that person may do, or the agent of one job.
+
+    `session_id` is that of a person's browser; None for who showed a token.
+    """
 
     job_id: str | None = None
     role: Role = "operator"
+    session_id: str | None = field(default=None, repr=False)
 
 
 class Tokens:

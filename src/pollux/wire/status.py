@@ -36,8 +36,8 @@ class JobStatus:
     `gpus` are those it holds now, `placement` where. `crashes` counts against `retries`; `restarts` are re-allocations.
     `resize_seconds` is what the next one is expected to cost, `resize_kind` how it will come about (`live` in living
     processes, or `restart`), `resize_costs` the median of its last pauses by kind. `outdated`: progress, batch and ETA
-    are from before it was given its present GPUs; its next report renews them. `fairness` is finish-time fairness as
-    it was at the job's last change; None where it cannot be told.
+    are from before it was given its present GPUs; its next report renews them. `fairness` is finish-time fairness at
+    the moment of the answer; None where it cannot be told.
     """
 
     id: str

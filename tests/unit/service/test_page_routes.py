@@ -9,11 +9,12 @@ from fastapi.testclient import TestClient
 
 from pollux.core import Cluster, Node
 from pollux.service import create_app
+from pollux.service.fairness import Fairness
 from pollux.service.kept import Kept
 from pollux.service.rates import points_of, static_model
 from pollux.service.receipts import LARGEST_RECEIPT
 from pollux.service.series import predicted_seconds
-from pollux.service.summary import fairness_of, goodputs
+from pollux.service.summary import goodputs
 from pollux.testing.service import SAMPLE_MODEL, sample_report
 from pollux.wire.codec import encode
 
@@ -82,14 +83,14 @@ def test_finish_time_fairness_by_hand(world):
     cluster = world.engine.runner.controller.cluster
     (card,) = world.engine.board.cards()
     record, now = card.record, world.clock.time
-    alone = fairness_of(card, cluster, 1, now)
+    alone = Fairness(cluster, 1, now).of(card)
     rate = record.goodput.goodput(1, 4, "cpu")
     assert alone == pytest.approx((now - record.submitted_at + record.remaining / rate) / (1e6 / rate))
     assert alone < 1.0, "a fifth was done by its first report"
-    crowd = fairness_of(card, cluster, 8, now)
+    crowd = Fairness(cluster, 8, now).of(card)
     slow = rate / 8
     assert crowd == pytest.approx((now - record.submitted_at + record.remaining / rate) / (1e6 / slow))
-    assert fairness_of(card, Cluster(()), 1, now) is None
+    assert Fairness(Cluster(()), 1, now).of(card) is None
 
 
 def test_the_speedup_curve(world, client):

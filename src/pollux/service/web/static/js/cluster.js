@@ -120,7 +120,6 @@ async function start() {
     await breath();
     nodes.update(status.nodes);
     await breath();
-    jobs.fairness = new Map(summary.fairness.jobs.map((one) => [one.job, one.rho]));
     jobs.count(summary.jobs_by_state);
     await breath();
     showQueue([...queued.jobs, ...paused.jobs], (summary.jobs_by_state.queued ?? 0) + (summary.jobs_by_state.paused ?? 0));

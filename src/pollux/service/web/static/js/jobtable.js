@@ -11,6 +11,7 @@ import { WORDS } from "./words.js";
 const ROW = 38;
 const PAGE = 100;
 const SPARE = 8;
+const OLD_MS = 10000;
 const STATES = ["queued", "starting", "running", "resizing", "paused", "succeeded", "failed", "cancelled"];
 const COLUMNS = [
   { name: "Job", width: "17%" }, { name: "State", width: "106px", about: WORDS.State }, { name: "GPUs", width: "104px", about: WORDS.GPUs },
@@ -25,15 +26,17 @@ export const stateBadge = (state) => el("span", { class: `state ${state}` }, sta
 
 export class JobTable {
   constructor(place, tools, hint) {
-    Object.assign(this, { place, hint, rows: [], pages: [], next: null, complete: false, fairness: new Map(), which: "active" });
+    Object.assign(this, { place, hint, rows: [], pages: [], next: null, complete: false, which: "active" });
     this.body = el("tbody");
     this.table = el("table", { "aria-label": "Jobs" },
       el("colgroup", {}, COLUMNS.map((column) => el("col", { vars: column.width ? { width: column.width } : {} }))),
       el("thead", {}, el("tr", {}, COLUMNS.map((column) => el("th", { scope: "col", class: column.class, title: column.about }, column.name)))), this.body);
     this.view = el("div", { class: "scroll virtual", tabindex: "0", role: "region", "aria-label": "All jobs", id: "jobs-view" }, this.table);
     this.note = el("p", { class: "empty", hidden: true }, "No jobs here. Submit one with: pollux submit job.yaml");
-    fill(place, this.view, this.note);
+    this.tip = el("div", { class: "tip words", hidden: true, "aria-hidden": "true" });
+    fill(place, el("div", { class: "tipped" }, this.view, this.tip), this.note);
     this.view.addEventListener("scroll", () => this.soon(), { passive: true });
+    this.listen();
     this.tools(tools);
   }
 
@@ -45,6 +48,35 @@ export class JobTable {
     const form = el("form", { class: "inline-field", on: { submit: (event) => { event.preventDefault(); if (find.value.trim()) location.assign(jobPage(find.value.trim())); } } },
       el("label", { for: "jobs-open" }, "Open a job"), find);
     fill(place, el("label", { class: "inline-field" }, "Show ", select), form);
+  }
+
+  /** The whole of a reason that its cell has no room for: to who points at it, and to who has the focus in its row. */
+  listen() {
+    this.body.addEventListener("pointerover", ({ target }) => this.tell(target.closest(".cause")?.parentNode));
+    this.view.addEventListener("pointerleave", () => this.tell(null));
+    // While rows are replaced, the focus stays where it was for its reader.
+    this.body.addEventListener("focusin", ({ target }) => { if (!this.painting) this.tell(target.closest("tr")); });
+    this.body.addEventListener("focusout", () => { if (!this.painting) this.tell(null); });
+    this.view.addEventListener("keydown", (event) => event.key === "Escape" && this.tell(null));
+  }
+
+  tell(row) {
+    const text = row?.querySelector(".cause > span");
+    const cut = Boolean(text) && text.scrollHeight > text.clientHeight + 1;
+    this.told = cut ? row.dataset.job : null;
+    this.tip.hidden = !cut;
+    if (!cut) return;
+    say(this.tip, text.textContent);
+    const [box, here] = [row.getBoundingClientRect(), this.view.getBoundingClientRect()];
+    const right = Math.min(text.getBoundingClientRect().right, here.right) - here.left;
+    const above = box.bottom - here.top + this.tip.offsetHeight + 4 > here.height;
+    this.tip.style.left = `${Math.max(right - this.tip.offsetWidth, 4)}px`;
+    this.tip.style.top = `${above ? box.top - here.top - this.tip.offsetHeight - 2 : box.bottom - here.top + 2}px`;
+  }
+
+  /** The row may have moved, or be another element now. */
+  tellAgain() {
+    if (this.told) this.tell([...this.body.children].find((row) => row.dataset.job === this.told));
   }
 
   choose(which) {
@@ -96,19 +128,23 @@ export class JobTable {
     }
     // Meanwhile another list may have been chosen, or this one begun anew.
     if (which !== this.which || after !== this.next) return;
-    this.pages.push({ after: this.next, start: this.rows.length, length: page.jobs.length });
+    this.pages.push({ after: this.next, start: this.rows.length, length: page.jobs.length, at: performance.now() });
     this.rows.push(...page.jobs);
     this.next = page.next;
     this.complete = page.next === null;
     setTimeout(() => this.count(this.states));
   }
 
+  pagesInSight() {
+    const [first, last] = this.inSight();
+    return [...this.pages.entries()].filter(([, one]) => one.start < last && one.start + one.length >= first);
+  }
+
   /** Read the pages in sight anew; rows keep their places. */
   async refresh() {
     if (!this.pages.length) return this.more();
-    const [first, last] = this.inSight();
     const which = this.which;
-    for (const [index, page] of [...this.pages.entries()].filter(([, one]) => one.start < last && one.start + one.length >= first)) {
+    for (const [index, page] of this.pagesInSight()) {
       let found;
       try {
         found = await get(this.query(page.after));
@@ -123,6 +159,7 @@ export class JobTable {
       if (following && found.jobs.length !== page.length) return this.restart();
       this.rows.splice(page.start, page.length, ...found.jobs);
       page.length = found.jobs.length;
+      page.at = performance.now();
       if (!following) {
         this.next = found.next;
         this.complete = found.next === null;
@@ -140,7 +177,7 @@ export class JobTable {
     do {
       const found = await get(this.query(next));
       if (which !== this.which) return;
-      pages.push({ after: next, start: rows.length, length: found.jobs.length });
+      pages.push({ after: next, start: rows.length, length: found.jobs.length, at: performance.now() });
       rows.push(...found.jobs);
       next = found.next;
     } while (next !== null && rows.length < wanted);
@@ -164,7 +201,7 @@ export class JobTable {
   paint(always = false) {
     const total = this.total ?? 0;
     const [first, end] = this.inSight();
-    if (!always && this.painted === first) return;
+    if (!always && this.painted === first) return this.tellAgain();
     this.painted = first;
     const last = Math.min(end, total);
     const focused = this.body.contains(document.activeElement) ? document.activeElement.textContent : null;
@@ -172,16 +209,22 @@ export class JobTable {
     const rows = [];
     for (let index = first; index < last; index += 1) rows.push(this.row(this.rows[index], index, now));
     const gap = (count) => count > 0 && el("tr", { class: "gap", "aria-hidden": "true" }, el("td", { colspan: String(COLUMNS.length), vars: { height: `${count * ROW}px` } }));
+    this.painting = true;
     fill(this.body, gap(first), rows, gap(total - last));
     this.table.setAttribute("aria-rowcount", String(total + 1));
     if (focused) [...this.body.querySelectorAll("a")].find((link) => link.textContent === focused)?.focus({ preventScroll: true });
+    this.painting = false;
+    this.tellAgain();
     if (last > this.rows.length && !this.complete) quietly(this.more());
+    // Rows that are scrolled back to may be of long ago.
+    else if (!always && !this.renewing && this.pagesInSight().some(([, page]) => performance.now() - page.at > OLD_MS)) {
+      this.renewing = quietly(this.refresh()).finally(() => { this.renewing = null; });
+    }
   }
 
   row(job, index, now) {
     if (!job) return el("tr", { "aria-rowindex": String(index + 2) }, el("td", { colspan: String(COLUMNS.length), class: "muted" }, "…"));
     const why = job.reason?.text || job.detail || "";
-    const rho = job.fairness ?? this.fairness.get(job.id);
     // Told before it was given its present GPUs.
     const told = (text) => (job.outdated && text !== NONE ? el("td", { class: "right muted", title: "Told before it was given its present GPUs" }, `~ ${text}`) : el("td", { class: "right" }, text));
     return el("tr", { "aria-rowindex": String(index + 2), "data-job": job.id },
@@ -192,9 +235,9 @@ export class JobTable {
       told(number(job.goodput)),
       told(percent(job.efficiency)),
       el("td", {}, progress(job.progress)),
-      el("td", { class: "right" }, typeof rho === "number" ? rho.toFixed(2) : NONE),
+      el("td", { class: "right" }, typeof job.fairness === "number" ? job.fairness.toFixed(2) : NONE),
       el("td", { class: "num" }, job.ended_at !== null ? `ended ${moment(job.ended_at)}` : eta(job.eta, now)),
-      el("td", { title: why }, linked(why, job.reason?.jobs ?? [], job.id)));
+      el("td", { class: "cause" }, el("span", {}, linked(why, job.reason?.jobs ?? [], job.id))));
   }
 }
 

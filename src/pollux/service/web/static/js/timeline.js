@@ -14,19 +14,18 @@ const COLUMN = 2;
 const MOST_EDGES = 500;
 const SPANS = [["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400]];
 const LEAST_SPAN = 30;
-const FIRST_SPAN = 120;
 const LEGEND_JOBS = 12;
 
 export class Timeline {
   /** `load(since, until)` asks for data of a span; `now()` is the service's clock. */
   constructor(place, tools, hint, { load, now }) {
-    Object.assign(this, { place, hint, load, now, span: 3600, end: null, data: null });
+    Object.assign(this, { place, hint, load, now, span: 3600, end: null, data: null, first: null, fits: false });
     this.canvas = el("canvas", { tabindex: "0", role: "img", "aria-label": "GPUs by job over time", "aria-describedby": "timeline-keys" });
     this.tip = el("div", { class: "tip", hidden: true, "aria-hidden": "true" });
     this.legend = el("div", { class: "legend", id: "timeline-legend" });
     this.details = el("details", { class: "as-table", on: { toggle: () => this.fillTable() } }, el("summary", {}, "Numbers"));
     fill(place, el("div", { class: "timeline" }, this.canvas, this.tip), this.legend,
-      el("p", { class: "sr-only", id: "timeline-keys" }, "Arrow keys move in time, plus and minus zoom, Home goes to now."), this.details);
+      el("p", { class: "sr-only", id: "timeline-keys" }, "Arrow keys move in time, plus and minus zoom, Home goes to now, 0 back to the first view."), this.details);
     this.tools(tools);
     this.listen();
     new ResizeObserver(() => this.draw()).observe(this.canvas);
@@ -48,13 +47,27 @@ export class Timeline {
 
   choose(seconds) {
     this.end = null;
+    this.fits = false;
     this.span = seconds;
     this.moved();
+  }
+
+  /** As much as anything ran, at most a day; it grows with what runs until another span is chosen. */
+  fit() {
+    this.end = null;
+    this.fits = true;
+    this.moved();
+  }
+
+  fitting() {
+    const wanted = Math.max((this.now() - this.first) * 1.1, LEAST_SPAN);
+    return SPANS.map(([, seconds]) => seconds).find((seconds) => wanted > 600 && seconds >= 0.9 * wanted) ?? Math.min(wanted, 86400);
   }
 
   pan(share) {
     const to = this.until + share * this.span;
     this.end = to >= this.now() ? null : to;
+    this.fits = false;
     this.moved();
   }
 
@@ -65,20 +78,18 @@ export class Timeline {
     const end = middle + share * span;
     this.span = span;
     this.end = end >= this.now() ? null : end;
+    this.fits = false;
     this.moved();
   }
 
-  /** The last day, or as much of it as anything ran. */
   async begin() {
     this.span = 86400;
     await this.refresh();
-    const first = Math.min(...this.data.jobs.map((job) => job.intervals[0]?.[0] ?? this.until), this.until);
-    const wanted = Math.max((this.until - first) * 1.1, FIRST_SPAN);
-    this.choose(SPANS.map(([, seconds]) => seconds).find((seconds) => wanted > 600 && seconds >= 0.9 * wanted) ?? Math.min(wanted, 86400));
+    this.first = Math.min(...this.data.jobs.map((job) => job.intervals[0]?.[0] ?? this.until), this.until);
+    this.fit();
   }
 
   moved() {
-    for (const button of this.spans) button.setAttribute("aria-pressed", String(this.end === null && Number(button.dataset.span) === this.span));
     this.draw();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => quietly(this.refresh()), 200);
@@ -102,7 +113,7 @@ export class Timeline {
   listen() {
     const { canvas } = this;
     canvas.addEventListener("keydown", (event) => {
-      const run = { ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), Home: () => this.choose(this.span) }[event.key];
+      const run = { ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), Home: () => this.choose(this.span), 0: () => this.fit() }[event.key];
       if (!run) return;
       event.preventDefault();
       run();
@@ -127,6 +138,7 @@ export class Timeline {
       this.tip.hidden = true;
       const end = from.end - (dx / this.plotWidth) * this.span;
       this.end = end >= this.now() ? null : end;
+      this.fits = false;
       this.moved();
     });
     canvas.addEventListener("pointerup", (event) => {
@@ -136,13 +148,19 @@ export class Timeline {
       if (hit?.id) location.assign(jobPage(hit.id));
     });
     canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
-    canvas.addEventListener("dblclick", () => this.choose(this.span));
+    canvas.addEventListener("pointercancel", () => {
+      from = null;
+      canvas.classList.remove("dragging");
+    });
+    canvas.addEventListener("dblclick", () => this.fit());
   }
 
   get plotWidth() { return Math.max(this.canvas.clientWidth - LEFT - 4, 10); }
   timeAt(x) { return this.since + ((x - LEFT) / this.plotWidth) * this.span; }
 
   draw() {
+    if (this.fits) this.span = this.fitting();
+    for (const button of this.spans) button.setAttribute("aria-pressed", String(this.end === null && Number(button.dataset.span) === this.span));
     const { canvas } = this;
     const [width, height] = [canvas.clientWidth, canvas.clientHeight];
     if (!width) return;
