@@ -1,12 +1,14 @@
 # Everything people and CI run. Each target works on a fresh clone: it makes .venv first where needed.
 .DEFAULT_GOAL := help
-.PHONY: setup fix check test test-ray test-slurm test-browser test-faults test-gpu bench docs demo clean help
+.PHONY: setup fix check test test-ray test-slurm test-browser test-slurm-then-browser test-faults test-gpu bench docs demo clean help
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 EVENTS ?= 200
 SEED ?=
+# Tests start hundreds of interpreters: what one has compiled is kept for the next, whatever the machine's settings say.
+unexport PYTHONDONTWRITEBYTECODE
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -26,8 +28,8 @@ check: setup  ## format, lint, types, layers
 	$(BIN)/lint-imports
 
 test: setup  ## the whole test suite, with those of Ray, Slurm and the page
-	POLLUX_PROMETHEUS=$$(tools/install_prometheus.sh) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
-	$(MAKE) test-slurm test-ray test-browser
+	POLLUX_PROMETHEUS=$$(tools/install_prometheus.sh) OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
+	$(MAKE) -j 2 --output-sync=recurse test-ray test-slurm-then-browser
 
 test-slurm: setup  ## the Slurm backend against real daemons; installs them where it may
 	$(BIN)/python tools/slurm/cluster.py install || test "$$CI" != true
@@ -35,6 +37,11 @@ test-slurm: setup  ## the Slurm backend against real daemons; installs them wher
 
 test-ray: setup  ## the Ray backend against a real cluster in a namespace of its own
 	OMP_NUM_THREADS=1 tools/ray/inside.sh $(BIN)/pytest -m ray tests/integration/ray || test "$$?:$$CI" = 77:
+
+# Beside those of Ray, as all of them mostly wait; not beside each other, as both ask the package manager.
+test-slurm-then-browser: setup
+	$(MAKE) test-slurm
+	$(MAKE) test-browser
 
 test-browser: setup  ## the pages in a real browser; installs Chromium where it may
 	PYTHON=$(BIN)/python tools/install_chromium.sh || test "$$CI" != true

@@ -4,7 +4,7 @@
 
 The jobs of `examples/demo` (a long one first, short ones after) in a service of their own each time. A labelled wait
 stands for a GPU's computing; gradients, communication, checkpoints and resizes are real. The order of the two policies
-alternates between repeats.
+alternates between repeats. `eta` says how good the predicted intervals were, of services that had learned nothing yet.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from measure import finish
 
@@ -25,13 +26,13 @@ from cluster import WORKLOAD, Service, Watched, run
 SLOTS = 4
 
 
-def one_run(policy: str, seed: int, quick: bool) -> dict[str, Watched]:
-    """The whole workload under one policy, in a folder that is gone afterwards."""
+def one_run(policy: str, seed: int, quick: bool) -> tuple[dict[str, Watched], dict[str, Any]]:
+    """The whole workload under one policy, in a folder that is gone afterwards; and how good the ETAs were."""
     jobs = tuple(
         replace(job, seed=job.seed + 100 * seed, epochs=max(job.epochs // (2 if quick else 1), 1)) for job in WORKLOAD
     )
     with tempfile.TemporaryDirectory(prefix="pollux-local-") as folder, Service(Path(folder), policy, SLOTS) as service:
-        return run(service, jobs)
+        return run(service, jobs), service.get("/v1/eta")
 
 
 def mean_completion(jobs: dict[str, Watched]) -> float:
@@ -46,10 +47,12 @@ def main() -> None:
     arguments = parser.parse_args()
     means: dict[str, list[float]] = {"pollux": [], "fifo": []}
     failed, accuracies = [], {"pollux": [], "fifo": []}
+    etas: dict[str, list[dict[str, Any]]] = {"pollux": [], "fifo": []}
     for repeat in range(1 if arguments.quick else arguments.repeats):
         order = ("pollux", "fifo") if repeat % 2 == 0 else ("fifo", "pollux")
         for policy in order:
-            jobs = one_run(policy, arguments.seed + repeat, arguments.quick)
+            jobs, eta = one_run(policy, arguments.seed + repeat, arguments.quick)
+            etas[policy].append(eta)
             means[policy].append(mean_completion(jobs))
             accuracies[policy] += [job.accuracy for job in jobs.values() if job.accuracy is not None]
             failed += [f"{policy}/{name}" for name, job in jobs.items() if job.state != "succeeded"]
@@ -70,6 +73,7 @@ def main() -> None:
             "mean_accuracy": {
                 policy: round(statistics.mean(values), 4) for policy, values in accuracies.items() if values
             },
+            "eta": etas,
             "failed": failed,
             "slots": SLOTS,
             "seed": arguments.seed,

@@ -43,10 +43,8 @@ def test_names_of_the_package_are_those_of_documented_modules():
     assert sorted(set(pollux.agent.__all__) - documented) == []
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def built(folder: Path) -> Path:
     """The site with the pages of the reference alone; a warning ends the build."""
-    folder = tmp_path_factory.mktemp("site")
     pages = folder / "docs"
     pages.mkdir()
     for page in PAGES:
@@ -61,15 +59,19 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_public_name_is_in_the_site(site, page):
-    html = (site / page.stem / "index.html").read_text()
-    missing = [
+def not_shown(page: Path, html: str) -> list[str]:
+    return [
         f"{name}.{exported}"
         for name in referenced(page)
         for exported in importlib.import_module(name).__all__
         if getattr(getattr(importlib.import_module(name), exported), "__module__", name) == name
         if f'id="{name}.{exported}"' not in html
     ]
-    assert missing == []
+
+
+@pytest.mark.slow
+def test_every_public_name_is_in_the_site(tmp_path):
+    # One test for all pages: the site is built once, however many processes share the tests.
+    site = built(tmp_path)
+    missing = {page.stem: not_shown(page, (site / page.stem / "index.html").read_text()) for page in PAGES}
+    assert missing == {page.stem: [] for page in PAGES}

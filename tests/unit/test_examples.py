@@ -80,16 +80,31 @@ def test_scripts_are_short(name, file):
     assert len((EXAMPLES / name / file).read_text().splitlines()) < MOST_LINES
 
 
+@pytest.fixture
+def some_text(tmp_path):
+    """A third of the documentation: enough to learn from, and no more work with every page that is written."""
+    for name in ("cli.md", "goodput.md", "policies.md", "training.md"):
+        (tmp_path / name).write_bytes((EXAMPLES.parent / "docs" / name).read_bytes())
+    return str(tmp_path)
+
+
+def test_the_text_is_the_documentation():
+    example = runpy.run_path(str(EXAMPLES / "text" / "plain.py"))
+    pages = [path.read_text() for path in example["DOCS"].rglob("*.md")]
+    lines, test, _ = example["load"](example["DOCS"])
+    assert len(lines) + len(test) == sum(len(line) > 1 for page in pages for line in page.splitlines())
+
+
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("digits", ("--epochs", "1")),
-        ("regression", ("--epochs", "1", "--samples", "3200")),
-        ("text", ("--epochs", "1")),
-    ],
+    ("name", "options"), [("digits", ("--epochs", "1")), ("regression", ("--epochs", "1", "--samples", "3200"))]
 )
 def test_plain_scripts_run(replica_server, name, options):
     (printed,) = output(replica_server, f"{name}/plain.py", *options)
+    assert printed.startswith("epoch 1: ")
+
+
+def test_plain_text_runs(replica_server, some_text):
+    (printed,) = output(replica_server, "text/plain.py", "--epochs", "1", "--text", some_text)
     assert printed.startswith("epoch 1: ")
 
 
@@ -147,8 +162,8 @@ def test_the_stream_follows_the_curve_of_plain_pytorch(replica_server):
     assert last_number(train, "last 100 ") < 0.05
 
 
-def test_text_on_two_replicas(replica_server):
-    first, second = output(replica_server, "text/train.py", "--epochs", "2", num_replicas=2)
+def test_text_on_two_replicas(replica_server, some_text):
+    first, second = output(replica_server, "text/train.py", "--epochs", "2", "--text", some_text, num_replicas=2)
     assert last_number(first, "epoch 2: ") < 4.0
     assert second == ""
 

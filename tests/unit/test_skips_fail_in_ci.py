@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
+# The plugins that matter here; others take seconds to load.
+PLUGINS = ("-p", "no:cacheprovider", "-p", "xdist", "-p", "pytest_rerunfailures")
 SKIPPED_TEST = "import pytest\ndef test_one(): pass\ndef test_two(): pytest.skip('no such thing here')\n"
 SKIPPED_MODULE = "import pytest\npytest.skip('no such module', allow_module_level=True)\n"
 PASSING = "def test_one(): pass\n"
@@ -19,9 +21,9 @@ def run(folder: Path, source: str, ci: str, *options: str) -> subprocess.Complet
     (folder / "test_sample.py").write_text(source)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        [sys.executable, "-m", "pytest", *PLUGINS, *options],
         cwd=folder,
-        env=environment | {"CI": ci},
+        env=environment | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

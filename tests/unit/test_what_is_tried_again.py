@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
+# The plugins that matter here; others take seconds to load.
+PLUGINS = ("-p", "no:cacheprovider", "-p", "xdist", "-p", "pytest_rerunfailures")
 SAMPLE = """
 import subprocess
 
@@ -85,9 +87,9 @@ def run(folder: Path, *options: str) -> str:
     (folder / "tests" / "faults" / "test_sample.py").write_text(SAMPLE)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "POLLUX_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-raR", *options, "tests"],
+        [sys.executable, "-m", "pytest", *PLUGINS, "-raR", *options, "tests"],
         cwd=folder,
-        env=environment | {"CI": ""},
+        env=environment | {"CI": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,12 +1,14 @@
 """Starting the replicas of a framework's training as torchrun would, on the loopback interface."""
 
+import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +48,55 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Server:
+    """A job's script as a process that has imported its framework, which takes seconds, and forks replicas."""
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+        # A session of its own, so that nothing of it can outlive these tests.
+        self.process = subprocess.Popen(
+            [sys.executable, script],
+            env={**os.environ, **_ENVIRONMENT},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, run: Run, folder: Path, workdir: Path) -> None:
+        """One run, to the end of all its replicas."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        asked = {
+            "num_replicas": run.num_replicas,
+            "settings": run.settings,
+            "folder": str(folder),
+            "workdir": str(workdir),
+            "port": _free_port(),
+            "timeout": _TIMEOUT_SECONDS,
+        }
+        print(json.dumps(asked), file=self.process.stdin, flush=True)
+        if not select.select([self.process.stdout], [], [], 2 * _TIMEOUT_SECONDS)[0]:
+            raise OutOfTime(f"{self.script}: no end of a run after {2 * _TIMEOUT_SECONDS:g} s")
+        assert self.process.stdout.readline() == "done\n", f"{self.script} ended with {self.process.wait(30)}"
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, Server]]:
+    """By script, for all tests of a file."""
+    started: dict[str, Server] = {}
+    yield started
+    for server in started.values():
+        server.close()
+
+
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
+def launch(tmp_path: Path, servers: dict[str, Server]) -> Launch:
     """`launch(script, [(num_replicas, settings), (num_replicas, settings, "killed"), ...])`, one run after another.
 
     Returns what the replicas of each run answered. A run that is "killed" must end by SIGKILL on every replica, a
@@ -57,35 +106,18 @@ def launch(tmp_path: Path) -> Launch:
     def start(script: str, runs: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
         asked = [Run(*run) for run in runs]
         folders = [tmp_path / f"run-{number}" for number in range(len(asked))]
-        for folder in folders:
-            folder.mkdir()
-        _serve(script, asked, folders)
+        server = servers.pop(script, None) or Server(script)
+        try:
+            for run, folder in zip(asked, folders, strict=True):
+                folder.mkdir()
+                server.run(run, folder, folders[0])
+        except BaseException:
+            server.close()
+            raise
+        servers[script] = server
         return [_answers(run, folder) for run, folder in zip(asked, folders, strict=True)]
 
     return start
-
-
-def _serve(script: str, runs: list[Run], folders: list[Path]) -> None:
-    plan = [
-        {
-            "num_replicas": run.num_replicas,
-            "settings": run.settings,
-            "folder": str(folder),
-            "port": _free_port(),
-            "timeout": _TIMEOUT_SECONDS,
-        }
-        for run, folder in zip(runs, folders, strict=True)
-    ]
-    command = [sys.executable, script, json.dumps(plan)]
-    environment = {**os.environ, **_ENVIRONMENT}
-    # A session of its own, so that nothing of it can outlive this test.
-    with subprocess.Popen(command, env=environment, cwd=folders[0], start_new_session=True) as server:
-        try:
-            code = server.wait(_TIMEOUT_SECONDS * (len(runs) + 1))
-        except BaseException:
-            os.killpg(server.pid, signal.SIGKILL)
-            raise
-    assert code == 0, f"{script} ended with {code}"
 
 
 def _answers(run: Run, folder: Path) -> list[Any]:

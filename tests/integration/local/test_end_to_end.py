@@ -63,13 +63,21 @@ class Service:
         return wait_until(f"end of {names}", ended, LIMIT_SECONDS, 0.2, lambda: self.call("/v1/jobs?limit=100"))
 
 
-@pytest.fixture
-def service(tmp_path):
-    running = Service(tmp_path / "home")
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """One service for all tests of this file: it takes seconds until it can start a job at once."""
+    running = Service(tmp_path_factory.mktemp("end-to-end") / "home")
     yield running
     down = pollux(running.home, "down")
     assert down.returncode == 0, down.stderr
     assert replicas(running.home) == []
+
+
+@pytest.fixture
+def service(running):
+    """The same, with nothing left by the test before."""
+    yield running
+    wait_until("end of the replicas", lambda: not replicas(running.home))
 
 
 REGISTERING = """
