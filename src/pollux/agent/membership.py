@@ -49,6 +49,7 @@ class Plan:
     """A generation: its members, and the generation `before` that their old ranks are those of.
 
     `deadlines` are seconds by phase ("join", "regroup", "transfer"); `why` is "resize", or "lost" after a loss.
+    `senders` are the ranks before of those that hand the state over and leave, where no member holds it.
     """
 
     generation: int
@@ -57,6 +58,7 @@ class Plan:
     num_nodes: int = 1
     why: str = "resize"
     deadlines: Mapping[str, float] = field(default_factory=dict)
+    senders: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, text: str | bytes) -> Plan:
@@ -70,6 +72,7 @@ class Plan:
             int(entries.get("num_nodes", 1)),
             str(entries.get("why", "resize")),
             {str(name): float(seconds) for name, seconds in (entries.get("deadline_seconds") or {}).items()},
+            tuple(int(rank) for rank in entries.get("senders") or ()),
         )
 
     def text(self) -> str:
@@ -82,6 +85,7 @@ class Plan:
                 "num_nodes": self.num_nodes,
                 "deadline_seconds": dict(self.deadlines),
                 "why": self.why,
+                "senders": list(self.senders),
             }
         )
 
@@ -93,6 +97,15 @@ class Plan:
     def rank_of(self, was: int) -> int | None:
         """The rank of the replica that was that one before; None where it leaves."""
         return next((member.rank for member in self.members if member.was == was), None)
+
+    @property
+    def num_present(self) -> int:
+        """How many come to its door: its members and, numbered after them, its senders."""
+        return self.num_replicas + len(self.senders)
+
+    def place_of_sender(self, was: int) -> int | None:
+        """The number at the door of who hands the state over; None where that replica does not."""
+        return self.num_replicas + self.senders.index(was) if was in self.senders else None
 
     def deadline(self, phase: str) -> float:
         """Seconds that a phase may take."""
@@ -146,6 +159,10 @@ class Membership:
         """Where the process groups of a generation meet; a fresh prefix."""
         return dist.PrefixStore(f"group/{generation}", self._live)
 
+    def handover_store(self, generation: int) -> dist.Store:
+        """Where its members meet those that hand the state over to them, before they meet each other."""
+        return dist.PrefixStore(f"handover/{generation}", self._live)
+
     def enters(self, plan: Plan, rank: int) -> None:
         """From here on this replica counts as that rank of that generation, whether or not it comes about."""
         self.ranks[plan.generation] = rank
@@ -188,13 +205,21 @@ class Membership:
     # What this replica says
 
     def tell(self, what: str, generation: int, rank: int | None = None, value: Any = "") -> None:
-        """Write `what/<generation>[/<rank>]`: "ready", "here", "done", "left", "beat", "ends", or just "failed"."""
+        """Write `what/<generation>[/<rank>]`: "ready", "here", "received", "done", "left", "beat", "ends", "failed"."""
         key = f"{what}/{generation}" if rank is None else f"{what}/{generation}/{rank}"
         self._live.set(key, json.dumps(value))
 
     def are_here(self, plan: Plan) -> bool:
-        """Whether all members of a plan have come to its door."""
-        return bool(self._live.check([f"here/{plan.generation}/{member.rank}" for member in plan.members]))
+        """Whether all members of a plan, and all its senders, have come to its door."""
+        return bool(self._live.check([f"here/{plan.generation}/{number}" for number in range(plan.num_present)]))
+
+    def have_received(self, plan: Plan) -> bool:
+        """Whether the state has come to all members of a plan, as they and its senders say."""
+        return bool(self._live.check([f"received/{plan.generation}/{number}" for number in range(plan.num_present)]))
+
+    def is_handed_over(self, generation: int) -> bool:
+        """Whether its members have gone on from what they got, so that nobody needs those that sent it."""
+        return bool(self._live.check([f"handed/{generation}"]))
 
     def decide(self, generation: int, what: str) -> str:
         """Say whether a generation comes about, OPEN or SHUT: what the first replica says holds, and is returned."""

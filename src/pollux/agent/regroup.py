@@ -115,7 +115,7 @@ class _Pause:
 
     def part(self, name: str) -> None:
         now = time.perf_counter()
-        self.parts[name] = now - self.last
+        self.parts[name] = self.parts.get(name, 0.0) + now - self.last
         self.last = now
 
 
@@ -336,6 +336,8 @@ class Live:
             rank = self._rank_in(plan)
             try:
                 if rank is None:
+                    if plan.senders:
+                        self._hand_over(job, plan, began, num_before)
                     self._leave(job, plan, is_whole)
                     raise NotNeeded
                 self.membership.enters(plan, rank)
@@ -369,26 +371,71 @@ class Live:
         return plan.rank_of(membership.ranks[plan.before])
 
     def _attempt(self, job: Movable, plan: Plan, rank: int, pause: _Pause, num_before: int) -> None:
-        self._meet(plan, rank)
-        at_phase("regroup", rank)
-        self._forget_ends()
-        job.disconnect()
-        store = self.membership.group_store(plan.generation)
-        self._replicas.connect(rank, plan.num_replicas, plan.num_nodes, store, plan.deadline("regroup"))
-        self._tell_ends(plan.generation)
-        pause.part("regroup")
-        at_phase("transfer", rank)
-        receives, state = self._transfer(job, pause, num_before)
+        receives, state = self._get_state(job, plan, rank, pause, num_before)
         if self.joins:
             pause.kind = plan.kind(int(state.values["num_replicas"]))
         at_phase("wrap", rank)
         pause.part("transfer")
         self._has_state = True
+        if plan.senders:
+            self._connect(job, plan, rank, plan.num_replicas)
+            pause.part("regroup")
         job.settle(state, receives)
         # Once more: some of the job's parts have groups of their own, which are there now.
         self._tell_ends(plan.generation)
         self.membership.generation = plan.generation
         pause.part("wrap")
+
+    def _get_state(self, job: Movable, plan: Plan, number: int, pause: _Pause, num_before: int) -> tuple[bool, State]:
+        """Meet all that come to the door, as that number of them, and have those get the state that lack it."""
+        self._meet(plan, number)
+        at_phase("regroup", number)
+        self._connect(job, plan, number, plan.num_present)
+        pause.part("regroup")
+        at_phase("transfer", number)
+        receives, state = self._transfer(job, pause, num_before)
+        if plan.senders:
+            # Nobody may let go of that group while another is in it.
+            self.membership.tell("received", plan.generation, number)
+            self._await(plan, lambda: self.membership.have_received(plan), "transfer")
+        return receives, state
+
+    def _connect(self, job: Movable, plan: Plan, number: int, size: int) -> None:
+        """Leave what there is for a group of that many: the members, or those and who hands the state over to them."""
+        membership, generation = self.membership, plan.generation
+        self._forget_ends()
+        job.disconnect()
+        with_senders = size > plan.num_replicas
+        store = membership.handover_store(generation) if with_senders else membership.group_store(generation)
+        self._replicas.connect(number, size, plan.num_nodes, store, plan.deadline("regroup"))
+        self._tell_ends(generation)
+
+    def _hand_over(self, job: Movable, plan: Plan, began: float, num_before: int) -> None:
+        """Send the state to those that come in the place of all; returns once nobody needs this replica any more."""
+        number = plan.place_of_sender(self.membership.ranks[plan.before])
+        if number is None:
+            return
+        self._get_state(job, plan, number, _Pause(plan, "", began, last=began), num_before)
+        self._forget_ends()
+        job.disconnect()
+        at_phase("handed over", number)
+        self._await(plan, lambda: self.membership.is_handed_over(plan.generation), "join")
+
+    def _await(self, plan: Plan, look: Callable[[], bool], phase: str) -> None:
+        """Wait until that is so. `PolluxError` where it will not be: asked to stop, given up, or too late."""
+        membership, generation = self.membership, plan.generation
+
+        def seen() -> str | None:
+            if look():
+                return OPEN
+            if self._stop_wanted():
+                return "asked to stop"
+            why = membership.has_failed(generation)
+            return None if why is None else f"it was given up: {why}"
+
+        found = membership.wait(seen, plan.deadline(phase)) or "not all replicas have received the state"
+        if found != OPEN:
+            raise PolluxError(f"generation {generation}: {found}")
 
     def _meet(self, plan: Plan, rank: int) -> None:
         """Wait at the door until all members are there, so that nobody enters a group that never forms."""
@@ -439,13 +486,19 @@ class Live:
         if not receives:
             own = job.local_state(whole=bool(receivers))
             own.values["num_replicas"] = num_before
+            own.values["paused_seconds"] = time.perf_counter() - pause.began
             if replicas.num_replicas == 1:
                 return False, own
             packed = pack(own)
         self._has_state = not receives
+        met = time.perf_counter()
         state, pause.num_bytes = exchange(
             packed, senders, receivers, replicas.control, job.templates() if receives else None
         )
+        if self.joins:
+            # It waited for the others' boundary, which is no part of their pause.
+            pause.began, pause.last = met - float(state.values["paused_seconds"]), met
+            pause.parts["regroup"] = met - pause.began
         return receives, state
 
     def _await_plan(self, job: Movable, above: int, problem: str) -> Plan:
@@ -481,7 +534,7 @@ class Live:
         """Hand over and end, with exit code 0; nothing of the script runs afterwards."""
         membership = self.membership
         at_phase("leave", membership.rank)
-        if plan.why != LOST:
+        if plan.why != LOST and not plan.senders:
             # Others may still be in a collective of the old groups.
             fate = None
             with contextlib.suppress(dist.DistError, RuntimeError):

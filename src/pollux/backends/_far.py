@@ -13,6 +13,7 @@ import os
 import secrets
 import selectors
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,6 +158,7 @@ class FarHands:
             cores=list(start.cores),
             path_was_set=start.path_was_set,
             memory=memory_bytes,
+            now=time.time(),
         )
         return body
 

@@ -33,6 +33,7 @@ _MEMORY_SHARE = 20.0
 _SWEEP_SECONDS = 0.01
 # An engine signals one process after another: that of a replica may come so long before ours.
 _NOTICE_SECONDS = 0.2
+_MOMENT = "POLLUX_STOPPED_AT"
 
 
 class Keeper:
@@ -213,7 +214,7 @@ class Keeper:
         start = ReplicaStart(
             tuple(message["argv"]),
             message["workdir"],
-            {**self._environ, **message["environ"]},
+            {**self._environ, **_by_own_clock(message["environ"], message.get("now"))},
             tuple(message["cores"]),
             bool(message["path_was_set"]),
         )
@@ -328,3 +329,12 @@ class Keeper:
 
 def _nothing(piece: bytes) -> None:
     """Output is read from the pipe."""
+
+
+def _by_own_clock(environ: Mapping[str, str], sent_at: float | None) -> dict[str, str]:
+    """A moment that is told to replicas is by the sender's clock, and they compare it with the node's."""
+    own = dict(environ)
+    with contextlib.suppress(ValueError):
+        if sent_at is not None and _MOMENT in own:
+            own[_MOMENT] = repr(float(own[_MOMENT]) + time.time() - float(sent_at))
+    return own

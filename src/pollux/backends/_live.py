@@ -132,10 +132,15 @@ class LiveGeneration:
         was_through, self._refusal = self._is_through, str(value.get("refusal") or "")
         self._beats.heard(number, value, self._clock())
         self._begin_to_follow()
-        if self._is_through and self._regroup.phase in ("prepare", "move"):
+        if self._is_through and self._regroup.phase in ("prepare", "move") and not self._got_state(number):
             self.over()
         elif was_through and not self._is_through:
             self._do([])
+
+    def _got_state(self, number: int) -> bool:
+        """Whether it joined where nobody stays: it can be through while those that sent it the state still wait."""
+        change = self._regroup.change
+        return change is not None and bool(change.senders) and number in change.joiners.values()
 
     def _begin_to_follow(self) -> None:
         if not self._follows:

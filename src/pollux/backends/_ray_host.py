@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.backends._devices import find_devices
+from pollux.backends._interfaces import meeting_variables
 from pollux.core.errors import BackendFailed
 
 __all__ = ["NodeHost", "found_gpus", "secret_digest"]
@@ -104,6 +105,7 @@ class NodeHost:
             words += ["--gpus", ",".join(map(str, self._gpus))]
         hidden = ("RAY_", "POLLUX_", "CUDA_VISIBLE_DEVICES")
         environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        environ |= meeting_variables(listen, environ)
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, env={**environ, "POLLUX_FLEET_SECRET": secret}, start_new_session=True
         )

@@ -32,6 +32,10 @@ _log = logging.getLogger("pollux.backends")
 _SAVE_SECONDS = 0.05
 # A node where Ray failed to give a place is asked for another one after so long.
 _BARRED_SECONDS = 60.0
+_NEW_HEAD = (
+    "Ray's head was started anew and knows none of the nodes of before: jobs that ran there go on from their "
+    "checkpoints once Ray is started on its nodes again ('ray start --address=HEAD:PORT')"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class RayLender:
         self._feelers: dict[str, str] = {}
         self._hosts: tuple[HostedNode, ...] = ()
         self._stale = False
+        self._is_first_look = self._is_new_head = False
         self._desired: int | None = None
         self._secret = self._service = ""
         self._changed: Callable[[], None] = _nothing
@@ -179,7 +184,9 @@ class RayLender:
         """Ray out of reach, and nodes that it has but that cannot be used."""
         with self._lock:
             said = [self._link.trouble] if self._link.trouble else []
-            if not said and not self._nodes and self._link.is_connected:
+            if not said and self._is_new_head and self._link.is_connected:
+                said.append(_NEW_HEAD)
+            elif not said and not self._nodes and self._link.is_connected:
                 what = "CPUs" if self._slots is not None else "GPUs"
                 said.append(f"the Ray cluster has no node with {what}: add one, or give --slots for CPU slots")
             return (*said, *(texts[name] for texts in (self._troubles, self._failures) for name in sorted(texts)))
@@ -206,6 +213,7 @@ class RayLender:
     def _order(self) -> dict[str, Any]:
         """The first line for a new driver."""
         with self._lock:
+            self._is_first_look = True
             wanted = {claim.name: claim.node_id for claim in self._book.claims.values()}
             return {
                 "address": self._address,
@@ -243,6 +251,11 @@ class RayLender:
         self._changed()
 
     def _see(self, described: list[dict[str, Any]]) -> None:
+        # Nodes that end one by one are told one by one.
+        if self._is_first_look and self._nodes and not described:
+            self._is_new_head = True
+            _log.warning("%s", _NEW_HEAD)
+        self._is_new_head, self._is_first_look = self._is_new_head and not described, False
         self._described = {str(each["name"]): each for each in described}
         self._nodes = {node.id: node for node in map(node_from, described)}
         tables: tuple[dict[str, Any], ...] = (

@@ -95,6 +95,11 @@ class Change:
         """Rank and number of those that stay."""
         return {rank: seat.number for rank, seat in enumerate(self.seats) if seat.was is not None}
 
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Numbers of those that leave, where nobody stays: all of them hand the state over before they do."""
+        return () if self.survivors else self.leavers
+
 
 @dataclass(frozen=True, slots=True)
 class SetKey:
@@ -174,6 +179,7 @@ class Regroup:
     _told: bool = False
     _came: bool = False
     _after_loss: bool = False
+    _handed: bool = False
 
     @property
     def awaits_boundary(self) -> bool:
@@ -199,7 +205,7 @@ class Regroup:
         """Carry a change out; the ranks in its seats are those of `settled`."""
         self._after_loss = self.phase == "lost"
         self.change, self._ready, self._done, self._gone = change, set(), {}, set()
-        self._through = self._told = False
+        self._through = self._told = self._handed = False
         # Numbers of the dead are given anew.
         self.ranks = {number: rank for number, rank in self.ranks.items() if number not in self.dead}
         self.dead = set()
@@ -215,6 +221,7 @@ class Regroup:
                 "transfer": self.limits.transfer,
             },
             "why": "lost" if self._after_loss else "resize",
+            "senders": sorted(self.ranks[number] for number in change.senders),
         }
         actions: list[Action] = [SetKey(f"plan/{generation}", plan)]
         if not change.joiners:
@@ -228,7 +235,8 @@ class Regroup:
         assert self.change is not None
         generation, size = self.change.generation, len(self.change.seats)
         self.phase, self.due, self._came, self._told = "move", now + self.limits.boundary, False, True
-        keys = [f"{what}/{generation}/{rank}" for what in ("here", "done") for rank in range(size)]
+        keys = [f"here/{generation}/{rank}" for rank in range(size + len(self.change.senders))]
+        keys += [f"done/{generation}/{rank}" for rank in range(size)]
         return [SetKey("committed", str(generation)), Watch((*keys, f"failed/{generation}"))]
 
     def seen(self, key: str, value: Any, now: float) -> list[Action]:
@@ -262,7 +270,11 @@ class Regroup:
             return []
         if not self._gone >= set(change.leavers):
             self.due = now + self.limits.leave
-            return []
+            if not change.senders or self._handed:
+                return []
+            # From here on those that joined hold the state, and only they.
+            self._handed = True
+            return [SetKey(f"handed/{change.generation}", "")]
         self.settled = change.generation
         self.ranks = {seat.number: rank for rank, seat in enumerate(change.seats)}
         self.dead, self._lost, self.change = set(), set(), None
@@ -277,7 +289,7 @@ class Regroup:
         change = self.change
         if change is not None and self.phase in ("prepare", "move") and number in change.joiners.values():
             return self._joiner_ended(number, code, now)
-        if change is not None and number in change.leavers and self._may_leave:
+        if change is not None and number in change.leavers and self._may_leave and not self._holds_alone:
             return self._leaver_ended(number, now)
         if self.phase == "over":
             return None
@@ -304,6 +316,11 @@ class Regroup:
         if self.phase == "withdrawn":
             return self._told
         return self.phase in ("move", "lost") or (self.phase == "prepare" and self._after_loss)
+
+    @property
+    def _holds_alone(self) -> bool:
+        """Whether those that leave hold the state still, which nobody else does."""
+        return self.change is not None and bool(self.change.senders) and not self._handed
 
     def _leaver_ended(self, number: int, now: float) -> list[Action]:
         self._gone.add(number)
@@ -334,7 +351,7 @@ class Regroup:
 
     def _drop_joiners(self, why: str, withdrawn: bool = False) -> list[Action]:
         """Joiners hold nothing yet that others do not; those of a withdrawn change must not come later."""
-        if self.change is None or self.phase not in ("prepare", "move"):
+        if self.change is None or self.phase not in ("prepare", "move") or self._handed:
             return []
         actions: list[Action] = []
         if withdrawn or self.phase == "prepare":
@@ -343,6 +360,8 @@ class Regroup:
 
     def _withdraw(self, why: str) -> list[Action]:
         assert self.change is not None
+        if self.change.senders:
+            return self.give_up(why)
         actions = self._drop_joiners(why, withdrawn=True)
         kept = self._kept()
         self.phase, self.due = "withdrawn", None
@@ -355,14 +374,22 @@ class Regroup:
         return tuple(sorted(set(staying) - self.dead - self._gone, key=lambda number: self.ranks[number]))
 
     def _lose(self, why: str, now: float) -> list[Action]:
-        """Some are dead: those left go on without them, once somebody has said where."""
+        """Some are dead: those left go on without them, once somebody has said where.
+
+        Not on places that all were to leave, which others may be to have: then what holds the state saves it.
+        """
         kept = self._kept()
         dead = {self.ranks[number] for number in self.dead if number in self.ranks}
         self._lost |= dead
+        if self.change is not None and self.change.senders:
+            # Whoever is stuck with the dead is freed by this too.
+            told = [SetKey(f"lost/{self.settled}", sorted(self._lost))]
+            told.append(SetKey(f"lost/{self.generation}", self._lacking(self.change)))
+            return [*told, *self.give_up(why)]
         if not kept:
             # Those that were to leave are asked to end as well: the first of them must know that it is the first.
-            told = SetKey(f"lost/{self.settled}", sorted(self._lost))
-            return [told, *self.give_up(f"{why}, and no other is left")]
+            told = [SetKey(f"lost/{self.settled}", sorted(self._lost))]
+            return [*told, *self.give_up(f"{why}, and no other is left")]
         actions = self._drop_joiners(why)
         actions.append(SetKey(f"lost/{self.settled}", sorted(self._lost)))
         if self.change is None:
@@ -372,6 +399,11 @@ class Regroup:
             actions.append(SetKey(f"lost/{self.change.generation}", list(gone)))
         self.phase, self.due = "lost", now + self.limits.order
         return [*actions, Watch(()), Lost(self.generation, gone, kept, why)]
+
+    def _lacking(self, change: Change) -> list[int]:
+        """The dead by their number at the door of a change, where its senders come after those that join."""
+        there = [*(seat.number for seat in change.seats), *sorted(change.senders, key=lambda each: self.ranks[each])]
+        return [place for place, number in enumerate(there) if number in self.dead]
 
     def give_up(self, why: str) -> list[Action]:
         """Nothing comes of it: all end, and start anew from the checkpoint."""

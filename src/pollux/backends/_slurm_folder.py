@@ -119,6 +119,14 @@ class PoolFolder:
         except (OSError, ValueError, TypeError):
             return []
 
+    def known(self) -> dict[str, list[str]]:
+        """The pilots that left anything here, with the nodes that have their name from them."""
+        found: dict[str, list[str]] = {pilot: [] for pilot, _, _, _ in self._files()}
+        for name in (self.path / "names").glob("*"):
+            with contextlib.suppress(OSError):
+                found.setdefault(name.read_text(errors="replace").strip(), []).append(name.name)
+        return found
+
     def sweep(self, ended: Mapping[str, Iterable[str]]) -> None:
         """These pilots, with their nodes, have ended: their notes go, their logs stay for a while."""
         for pilot, nodes in ended.items():

@@ -147,6 +147,8 @@ class SlurmJobLender(SlurmLender):
         since = {pilot: self._idle_since.get(pilot, now) for pilot, nodes in asked.items() if not nodes & needed}
         self._idle_since = since
         idle = [pilot for pilot, at in since.items() if now - at >= _LINGER_SECONDS]
+        # Whoever waits for its host is refused when its node goes, and is placed anew.
+        idle += [pilot for pilot in self._picture.faulty if pilot not in idle]
         if idle:
             self._cancel(tuple(idle))
         there = set().union(*asked.values())
@@ -174,9 +176,12 @@ class SlurmJobLender(SlurmLender):
         _log.info("asked Slurm for %s, for job '%s': %s", listed, job_id, array)
 
     def _leave(self) -> None:
-        """What waits is asked for again by the next object; what nobody uses ends by itself."""
+        """What nobody uses is given back, as while we are there; what was asked for is so by the next object."""
         if not self._in_use():
             super()._leave()
+
+    def _unneeded(self) -> list[str]:
+        return [*self._rows]
 
 
 def _nodes_of(row: PilotRow) -> tuple[str, ...]:

@@ -73,6 +73,7 @@ class SlurmLender(PooledLender):
         self._beaten_at = -_BEAT_SECONDS
         self._alert_until = 0.0
         self._sure = False
+        self._has_swept = False
         self._halt = threading.Event()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -166,15 +167,21 @@ class SlurmLender(PooledLender):
         try:
             if not self._in_use():
                 self._folder.beat(CLOSED)
-                waiting = [row.id for row in self._rows.values() if row.is_waiting]
-                if waiting:
-                    self._calls.cancel(waiting)
+                unneeded = self._unneeded()
+                if unneeded:
+                    self._calls.cancel(unneeded)
         except (OSError, PolluxError) as error:
-            _log.warning("pilots that wait in Slurm's queue could not be cancelled: %s", error)
+            _log.warning("what is not needed of Slurm any more could not be cancelled: %s", error)
+
+    def _unneeded(self) -> list[str]:
+        """What is given up at the end, when no job runs on: the others are found by whoever comes soon."""
+        return [row.id for row in self._rows.values() if row.is_waiting]
 
     # Looking
 
     def _read_queue(self) -> None:
+        # Before the queue is: whoever wrote here runs, and is in it, or has ended.
+        strangers = {} if self._has_swept else self._folder.known()
         try:
             text = self._calls.jobs(pool_name(self._folder.path))
         except BackendFailed as error:
@@ -192,6 +199,10 @@ class SlurmLender(PooledLender):
             if row.is_running:
                 self._since.setdefault(row.id, self._clock())
         self._take_ends([row for row in rows if row.has_ended], before)
+        if self._sure and not self._has_swept:
+            # They ended while nobody looked. Their nodes' names are free again for the next ones.
+            self._has_swept = True
+            self._folder.sweep({pilot: nodes for pilot, nodes in strangers.items() if pilot not in self._rows})
         if {row.id for row in before.values() if row.is_running} != {r.id for r in rows if r.is_running}:
             self._folder.remember(self._rows.values())
 

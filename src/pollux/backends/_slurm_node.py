@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.backends._devices import find_devices
+from pollux.backends._interfaces import meeting_variables
 from pollux.core.errors import BackendFailed
 
 __all__ = ["CLOSED", "address_towards", "facts_of", "main", "without_slurm"]
@@ -134,7 +135,9 @@ class _Node:
         if not warm:
             words.append("--cold")
         self.note("facts", json.dumps(facts))
-        return subprocess.Popen(words, stdin=subprocess.PIPE, env=without_slurm(os.environ))
+        environ = without_slurm(os.environ)
+        environ |= meeting_variables(listen.partition(":")[0], environ)
+        return subprocess.Popen(words, stdin=subprocess.PIPE, env=environ)
 
     def pulse(self) -> str:
         """What the service writes anew all the time while it is there; empty where it cannot be read."""

@@ -17,6 +17,8 @@ __all__ = ["ANNOUNCE_SECONDS", "Note", "Picture", "Plan", "look", "plan"]
 ANNOUNCE_SECONDS = 90.0
 """A host that has not announced itself so long after its pilot began is not likely to."""
 
+_GIVE_UP_SECONDS = 600.0
+
 _MOST_AT_ONCE = 1000
 _FROZEN = ("SUSPENDED", "STOPPED")
 # A partition may grant less than the margins that were thought of: then a part of what it grants is kept free.
@@ -139,14 +141,16 @@ class _Looking:
     def picture(self, running_seconds: Mapping[str, float]) -> Picture:
         """All of it."""
         silent = [row for row in self._silent if running_seconds.get(row.id, 0.0) > ANNOUNCE_SECONDS]
+        # One that nobody can use is held for nothing, and stands for a node that is lacking.
+        given_up = {row.id for row in silent if running_seconds[row.id] > _GIVE_UP_SECONDS}
         said = [*self._faulty.values(), *_silences(silent, running_seconds), *_queue(self._waiting)]
         return Picture(
             tuple(sorted(self._hosts, key=lambda hosted: _natural(hosted.node.id))),
             self._leaving,
             self._of,
-            tuple(self._steady),
+            tuple(pilot for pilot in self._steady if pilot not in given_up),
             tuple(row.id for row in self._waiting),
-            tuple(self._faulty),
+            (*self._faulty, *sorted(given_up)),
             tuple(self._bad),
             (*said, *_goings(self._leaving)),
         )
@@ -202,7 +206,8 @@ def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
 def _silences(silent: Collection[PilotRow], running_seconds: Mapping[str, float]) -> list[str]:
     return [
         f"pilot {row.id} has run on {','.join(row.nodes)} for {running_seconds[row.id]:.0f} s, and its host has not "
-        "announced itself: is the pool= on a file system that the node shares? See the pilot's log"
+        "announced itself: is the pool= on a file system that the node shares? See the pilot's log; it is given back "
+        f"after {_GIVE_UP_SECONDS:.0f} s"
         for row in silent
     ]
 

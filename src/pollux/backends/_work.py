@@ -182,6 +182,9 @@ class Work(Loop):
                 self.nursery.close()
                 self.nursery = None
             self._selector.close()
+            if self._home_lock >= 0:
+                # A process that another thread is just starting has it, too, until it is another program.
+                fcntl.flock(self._home_lock, fcntl.LOCK_UN)
             for fd in (*self._wake, self._home_lock):
                 if fd >= 0:
                     os.close(fd)
@@ -329,8 +332,8 @@ class Work(Loop):
         if why and now.kept is None and set(target) & set(kept):
             self._refuse_change(job, why, target, kept)
             return
-        if not set(target) & set(kept):
-            # Nobody would be left to hand the state over: what runs saves it, and ends.
+        if why and not set(target) & set(kept):
+            # It cannot be there, and must not be here any more: what runs saves its state, and ends.
             held.changes = False
             now.ask_to_stop(held.launch.grace_seconds)
             self._rouse()

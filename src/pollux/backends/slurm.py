@@ -33,6 +33,13 @@ _COMMANDS = ("sbatch", "squeue", "sinfo", "scancel")
 # The first with `srun --overlap`, which runs hosts beside the batch script.
 _OLDEST = (20, 11)
 _VERSION_SECONDS = 10.0
+# Those that people set for all their jobs, and that Slurm does not set itself inside of one.
+_OF_THE_SHELL = {
+    "partition": "SBATCH_PARTITION",
+    "account": "SBATCH_ACCOUNT",
+    "qos": "SBATCH_QOS",
+    "time_limit": "SBATCH_TIMELIMIT",
+}
 
 
 def missing() -> str:
@@ -92,7 +99,7 @@ class SlurmBackend(FleetBackend):
         lease_seconds: float | None = None,
         lost_seconds: float | None = None,
     ) -> None:
-        options = PilotOptions(
+        options = _options(
             nodes=str(nodes), partition=partition, account=account, qos=qos, time_limit=time_limit,
             gpus_per_node=gpus_per_node, gres=gres, slots=slots, cpus_per_node=cpus_per_node, memory=memory,
             words=words, setup=setup, python=python, mode=mode, preemptible=preemptible, warm=warm,
@@ -127,7 +134,7 @@ class SlurmBackend(FleetBackend):
         Without pilots: what a decision to run a job named JOB on a node named NODE would send.
         """
         known = {field.name for field in fields(PilotOptions)}
-        options = PilotOptions(**{name: value for name, value in given.items() if name in known})
+        options = _options(**{name: value for name, value in given.items() if name in known})
         pool, head = _pool(home, given.get("pool")), given.get("head") or own_address()
         if options.mode == JOB_MODE:
             words = " ".join(array_words(1))
@@ -150,6 +157,12 @@ class SlurmBackend(FleetBackend):
         for hosted in self._slurm.hosts():
             if hosted.node.id in back:
                 self._tell(NodeUp(time.time(), hosted.node))
+
+
+def _options(**given: Any) -> PilotOptions:
+    """What is not given is as the user's shell has it for sbatch, which does not see that: the script says it."""
+    shell = {name: os.environ.get(variable, "") for name, variable in _OF_THE_SHELL.items()}
+    return PilotOptions(**{**given, **{name: value for name, value in shell.items() if value and not given.get(name)}})
 
 
 def _pool(home: Path, pool: Path | None) -> Path:

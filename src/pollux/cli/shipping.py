@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pollux.cli.client import Client
     from pollux.wire.job import JobRequest
 
-__all__ = ["ship"]
+__all__ = ["ship", "would_ship"]
 
 _PIECE_BYTES = 512 * 1024
 
@@ -25,10 +25,28 @@ def ship(client: Client, request: JobRequest) -> JobRequest:
     """
     from pollux.wire.package import digest_of, pack
 
-    local = Path(request.workdir)
-    archive = pack(local)
-    folder = _send(client, digest_of(archive), archive)
-    checkpoint = request.checkpoint
+    archive = pack(Path(request.workdir))
+    return _there(request, _send(client, digest_of(archive), archive))
+
+
+def would_ship(client: Client, request: JobRequest) -> tuple[JobRequest, str]:
+    """The job as it would be there, and nothing is sent; where its files were not sent before, as it is, and that."""
+    from pollux.wire.package import digest_of, pack
+
+    archive = pack(Path(request.workdir))
+    asked = {"digest": digest_of(archive), "size": len(archive), "offset": 0, "data": ""}
+    folder = client.post("/v1/packages", asked)["folder"]
+    if folder is not None:
+        return _there(request, str(folder)), ""
+    size = f"{len(archive) / 2**20:.1f} MiB" if len(archive) >= 2**20 else f"{len(archive) / 2**10:.1f} KiB"
+    return request, (
+        f"{request.name}: would send {request.workdir} ({size} packed), which the service does not have yet; "
+        "the plan is known once it is there"
+    )
+
+
+def _there(request: JobRequest, folder: str) -> JobRequest:
+    local, checkpoint = Path(request.workdir), request.checkpoint
     if checkpoint.dir is not None and Path(checkpoint.dir).is_relative_to(local):
         checkpoint = replace(checkpoint, dir=None)
     return replace(request, workdir=folder, checkpoint=checkpoint)

@@ -79,11 +79,14 @@ def submit(
     if follow and (len(requests) > 1 or as_json or dry_run):
         raise InvalidInput("--follow prints the output of one job: give one file, without --json and --dry-run")
     client = connect()
-    if ship:
-        from pollux.cli.shipping import ship as shipped
+    if ship and dry_run:
+        answers = [_would_ship(client, request, as_json) for request in requests]
+    else:
+        if ship:
+            from pollux.cli.shipping import ship as shipped
 
-        requests = [shipped(client, request) for request in requests]
-    answers = [_send(client, request, dry_run, as_json) for request in requests]
+            requests = [shipped(client, request) for request in requests]
+        answers = [_send(client, request, dry_run, as_json) for request in requests]
     if as_json and not wait:
         print_json({"planned" if dry_run else "submitted": answers})
     if dry_run or not (wait or follow):
@@ -149,10 +152,29 @@ def _send(client: Client, request: JobRequest, dry_run: bool, as_json: bool) -> 
         for line in plan_lines(plan, client.now, planned=dry_run):
             typer.echo(line)
         if dry_run:
-            import json
-
-            typer.echo(json.dumps(body, indent=2, ensure_ascii=False))
+            _echo(body)
     return answer
+
+
+def _would_ship(client: Client, request: JobRequest, as_json: bool) -> dict[str, Any]:
+    """A dry run of a job whose folder is to be sent along: nothing is, so the plan is known only where it is there."""
+    from pollux.cli.shipping import would_ship
+    from pollux.wire.jobfile import job_to_mapping
+
+    request, missing = would_ship(client, request)
+    if not missing:
+        return _send(client, request, dry_run=True, as_json=as_json)
+    body = job_to_mapping(request)
+    if not as_json:
+        typer.echo(missing)
+        _echo(body)
+    return {"request": body, "plan": None}
+
+
+def _echo(body: Mapping[str, Any]) -> None:
+    import json
+
+    typer.echo(json.dumps(body, indent=2, ensure_ascii=False))
 
 
 def _finish(client: Client, jobs: Sequence[str], follow: bool, answers: list[dict[str, Any]] | None) -> None:

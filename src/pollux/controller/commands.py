@@ -32,11 +32,6 @@ class ResizeJob(Command):
     before: Placement
     placement: Placement
 
-    @property
-    def keeps_a_node(self) -> bool:
-        """Whether a replica can stay where it is; where none can, nobody is there to hand the state over."""
-        return any(self.placement.on(node) for node, _ in self.before.shares)
-
 
 @dataclass(frozen=True, slots=True)
 class StopJob(Command):

@@ -58,8 +58,6 @@ from pollux.core import (
 
 __all__ = ["Controller"]
 
-_NOBODY_STAYS = "moved by a restart: all its nodes are others, so that no replica stays to hand the state over"
-
 
 class Controller:
     """Remembers jobs and nodes; turns events into commands."""
@@ -456,10 +454,7 @@ class Controller:
             record.state = step(job_id, record.state, JobState.STARTING)
             return StartJob(job_id, record.generation, change.after)
         record.state = step(job_id, record.state, JobState.RESIZING)
-        command = ResizeJob(job_id, record.generation, change.before, change.after)
-        if record.moves_live and not command.keeps_a_node:
-            record.detail = _NOBODY_STAYS
-        return command
+        return ResizeJob(job_id, record.generation, change.before, change.after)
 
     def _changed(self, at: float) -> list[Command]:
         """Something that can change the answer happened: under `events`, a decision is due."""

@@ -53,7 +53,7 @@ def create_app(
     sessions = Sessions(engine.store, tokens, engine.now)
     app.state.sessions, app.state.wrong_tokens = sessions, WrongTokens(engine.now)
     app.state.views = Views(engine)
-    app.state.packages = Packages(engine.settings.home)
+    app.state.packages = Packages(engine.settings.home, lambda: _folders_in_use(engine))
     app.state.replays = replays = Replays(engine.history)
     every = operations(stop)
     document = describe(every)
@@ -67,6 +67,12 @@ def create_app(
     app.add_exception_handler(HTTPException, _no_such_route)
     app.add_exception_handler(PolluxError, _refused)
     return Guard(app, tokens, allowed_hosts, sessions, replays.close)
+
+
+def _folders_in_use(engine: Engine) -> list[str]:
+    """The working folders of the jobs that have not ended."""
+    requests = [card.record.spec.request for card in engine.board.cards(active=True)]
+    return [request.workdir for request in requests if request is not None]
 
 
 def _describe_at(app: FastAPI, document: dict[str, Any]) -> None:

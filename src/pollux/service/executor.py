@@ -103,7 +103,7 @@ class Executor:
 
 def _is_live(command: ResizeJob, jobs: Mapping[str, JobRecord]) -> bool:
     record = jobs[command.job_id]
-    return record.moves_live and record.spec.request is not None and command.keeps_a_node
+    return record.moves_live and record.spec.request is not None
 
 
 def stopped_at(record: JobRecord, now: float) -> float | None:

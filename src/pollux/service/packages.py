@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import tempfile
 import threading
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pollux.core.errors import Conflict, InvalidInput, StoreFailed, TooLarge
@@ -16,14 +20,22 @@ __all__ = ["MAX_PIECE_BYTES", "Packages"]
 MAX_PIECE_BYTES = 512 * 1024
 """Of an archive that one request brings."""
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 _MAX_UNFINISHED = 16
+# Jobs may have written results there, which people fetch when they come to it.
+_KEPT_SECONDS = 7 * 24 * 3600.0
 
 
 class Packages:
-    """Everything at `home/packages`: a folder for each digest, and pieces that are not whole yet beside them."""
+    """Everything at `home/packages`: a folder for each digest, and pieces that are not whole yet beside them.
 
-    def __init__(self, home: Path) -> None:
+    `needed` gives the folders of the jobs that have not ended. Others go a week after they were last asked for or used,
+    when the next package comes.
+    """
+
+    def __init__(self, home: Path, needed: Callable[[], Iterable[str]] = tuple) -> None:
         self._folder = home / "packages"
+        self._needed = needed
         self._lock = threading.Lock()
 
     def add(self, digest: str, size: int, offset: int, piece: bytes) -> tuple[int, str | None]:
@@ -31,7 +43,7 @@ class Packages:
 
         A piece that does not begin where the last one ended changes nothing: the answer says where to go on.
         """
-        if re.fullmatch("[0-9a-f]{64}", digest) is None:
+        if _DIGEST.fullmatch(digest) is None:
             raise InvalidInput(f"digest is '{digest[:80]}'; give SHA-256 as 64 hexadecimal digits")
         if size < 1:
             raise InvalidInput(f"size is {size}; a package has 1 to {MAX_PACKED_BYTES} bytes")
@@ -50,17 +62,33 @@ class Packages:
     def _add(self, digest: str, size: int, offset: int, piece: bytes) -> tuple[int, str | None]:
         whole, part = self._folder / digest, self._folder / f"{digest}.part"
         if whole.is_dir():
+            os.utime(whole)
             return size, str(whole)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         have = part.stat().st_size if part.exists() else 0
         if offset != have or not piece:
             return have, None
+        if not have:
+            self._sweep()
         if not have and len([*self._folder.glob("*.part")]) >= _MAX_UNFINISHED:
             self._forget_oldest()
         with part.open("ab") as file:
             file.write(piece)
         have += len(piece)
         return (have, None) if have < size else (have, self._finish(digest, whole, part))
+
+    def _sweep(self) -> None:
+        """Remove what nobody has needed for long; a job that has not ended uses its folder now."""
+        needed = {Path(folder) for folder in self._needed()}
+        for whole in self._folder.iterdir():
+            with contextlib.suppress(OSError):
+                if _DIGEST.fullmatch(whole.name) is None:
+                    continue
+                if any(folder == whole or whole in folder.parents for folder in needed):
+                    os.utime(whole)
+                elif time.time() - whole.stat().st_mtime > _KEPT_SECONDS:
+                    # Renamed first: half of it must not be taken for the whole.
+                    shutil.rmtree(whole.rename(whole.with_name(f"old-{whole.name}")), ignore_errors=True)
 
     def _forget_oldest(self) -> None:
         parts = sorted(self._folder.glob("*.part"), key=lambda path: path.stat().st_mtime)

@@ -75,7 +75,7 @@ class Bench:
 
     def launch(self, job_id: str, text: str, generation: int = 1, gpus: int = 1, **more: Any) -> Launch:
         """A launch of a script of that text, in the jobs' folder."""
-        node = self.backend.inventory()[0].id
+        node = self.wait("node", self.backend.inventory)[0].id
         argv = ("python", self.script(f"{job_id}_script", text), *more.pop("arguments", ()))
         given: dict[str, Any] = {"argv": argv, "workdir": str(self.folder), "grace_seconds": 20.0, **more}
         return Launch(job_id, generation, Placement.of({node: gpus}), **given)

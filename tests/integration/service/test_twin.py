@@ -236,7 +236,7 @@ class Direct:
                 self.machines.start(self.now, command.job_id, command.generation, command.placement)
 
     def _is_live(self, command: ResizeJob) -> bool:
-        return self.controller.jobs[command.job_id].moves_live and command.keeps_a_node
+        return self.controller.jobs[command.job_id].moves_live
 
     def at(self, now: float) -> None:
         self.now = now

@@ -19,7 +19,8 @@ OPTIONS = {
 class Service:
     """`pollux up --backend slurm` with so many CPU slots on each node; `environ` beside that of the tests."""
 
-    def __init__(self, home, slurm, slots, limit_seconds, **environ):
+    def __init__(self, home, slurm, slots, limit_seconds, options=None, **environ):
+        self._options = {**OPTIONS, **(options or {}), "pool": home / "pool"}
         self.home, self.slurm, self.slots, self.limit_seconds, self._environ = (
             home,
             slurm,
@@ -31,8 +32,7 @@ class Service:
         self.up()
 
     def up(self):
-        options = {**OPTIONS, "pool": self.home / "pool"}
-        words = [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
+        words = [word for name, value in self._options.items() for word in ("--option", f"{name}={value}")]
         self.pollux("up", "--detach", "--port", "0", "--backend", "slurm", "--slots", str(self.slots), *words)
         told = json.loads((self.home / "service.json").read_text())
         self.url, self.pid = told["url"], told["pid"]
@@ -49,10 +49,17 @@ class Service:
         return done.stdout
 
     def call(self, path, body=None):
+        return json.loads(self._text(path, body))
+
+    def history(self):
+        """Everything that happened, a value for each line."""
+        return [json.loads(line) for line in self._text("/v1/history").splitlines()]
+
+    def _text(self, path, body=None):
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=30) as response:
-            return json.load(response)
+            return response.read().decode()
 
     def wait(self, what, is_so):
         return wait_until(what, is_so, self.limit_seconds, 0.1, self.state)

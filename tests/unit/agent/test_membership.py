@@ -27,7 +27,7 @@ def committed(store, *plans):
 
 
 def test_a_plan_comes_back_as_it_was_written():
-    first = Plan(4, 2, (Member(0, 1), Member(1, None)), 2, "lost", {"join": 3.0})
+    first = Plan(4, 2, (Member(0, 1), Member(1, None)), 2, "lost", {"join": 3.0}, (0, 2))
     assert Plan.read(first.text()) == first
     assert first.deadline("join") == 3.0
     assert first.deadline("transfer") > 0.0
@@ -37,7 +37,7 @@ def test_the_least_that_a_plan_says_is_enough():
     text = json.dumps({"generation": 1, "before": 0, "members": [{"rank": 1, "was": None}, {"rank": 0, "was": 2}]})
     read = Plan.read(text)
     assert read.members == (Member(0, 2), Member(1, None))
-    assert (read.num_nodes, read.why) == (1, "resize")
+    assert (read.num_nodes, read.why, read.senders) == (1, "resize", ())
 
 
 def test_ranks_and_kinds_follow_from_the_members():
@@ -110,6 +110,21 @@ def test_the_door_opens_when_all_members_are_there(store):
     assert not mine.are_here(change)
     mine.tell("here", 1, 1)
     assert mine.are_here(change)
+
+
+def test_those_that_hand_over_come_to_the_door_too(store):
+    change = Plan(1, 0, (Member(0, None),), senders=(0, 2))
+    mine = Membership(store, 0, 0)
+    assert [change.place_of_sender(was) for was in range(3)] == [1, None, 2]
+    for what, is_so in (("here", mine.are_here), ("received", mine.have_received)):
+        for number in (0, 2):
+            mine.tell(what, 1, number)
+        assert not is_so(change)
+        mine.tell(what, 1, 1)
+        assert is_so(change)
+    assert not mine.is_handed_over(1)
+    dist.PrefixStore("pollux/live", store).set("handed/1", "")
+    assert mine.is_handed_over(1)
 
 
 def test_facts_are_shared(store):

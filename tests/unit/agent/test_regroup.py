@@ -147,6 +147,80 @@ def test_who_was_to_leave_stays_where_the_change_is_withdrawn(live, monkeypatch)
     assert job.calls == ["part_in_peace"]
 
 
+def hand_over(live: Live) -> None:
+    """Have replica 0 send what it holds to one that joins, and leave."""
+    plan = Plan(1, 0, (Member(0, None),), deadlines={"join": 0.05, "transfer": 0.05}, senders=(0,))
+    keys(live).set("plan/1", plan.text())
+    keys(live).set("committed", "1")
+
+
+@pytest.fixture
+def alone(live, monkeypatch):
+    """Where this replica meets another that is none: the state counts as sent."""
+    left: list[int] = []
+
+    def leave(code: int) -> None:
+        left.append(code)
+        raise NotNeeded
+
+    monkeypatch.setattr(live._replicas, "connect", lambda *arguments: keys(live).set("connected", str(arguments[:2])))
+    monkeypatch.setattr(live, "_transfer", lambda *arguments: (False, State()))
+    monkeypatch.setattr(module.os, "_exit", leave)
+    hand_over(live)
+    keys(live).set("here/1/0", "")
+    return left
+
+
+def test_who_hands_over_leaves_when_it_is_told_that_nobody_needs_it(live, alone):
+    keys(live).set("received/1/0", "")
+    keys(live).set("handed/1", "")
+    with pytest.raises(NotNeeded):
+        live.resize(Job(), 1)
+    assert alone == [0]
+    assert keys(live).get("connected") == b"(1, 2)", "numbered after those that join"
+
+
+@pytest.mark.parametrize("come", ["", "received/1/0"])
+def test_who_hands_over_keeps_its_state_until_then(live, alone, come):
+    job = Job()
+    if come:
+        keys(live).set(come, "")
+    with pytest.raises(JobLost):
+        live.resize(job, 1)
+    assert alone == []
+    assert job.calls[-1] == "save_alone"
+
+
+@pytest.mark.parametrize("come", ["", "received/1/0"])
+def test_who_hands_over_and_is_asked_to_stop_saves(live, alone, come):
+    job = Job()
+    live._stop_wanted = lambda: bool(keys(live).check(["here/1/1"]))
+    if come:
+        keys(live).set(come, "")
+    with pytest.raises(JobLost) as ended:
+        live.resize(job, 1)
+    assert (ended.value.code, job.calls[-1]) == (143, "save_alone")
+
+
+def test_who_joins_counts_the_pause_of_those_that_trained(live, monkeypatch):
+    class Two(Replicas):
+        def gather(self, numbers):
+            return [list(numbers), [3.0, 0.0, 0.0, 36.0]]
+
+    live._replicas, live.joins, live._has_state = Two(Environment(), torch.device("cpu")), True, False
+    state = State(values={"num_replicas": 1, "paused_seconds": 0.25})
+    monkeypatch.setattr(module, "exchange", lambda *arguments: (state, 7))
+    plan = Plan(1, 0, (Member(0, None),), senders=(0,))
+    # It has waited for long until the others came to a boundary.
+    began = module.time.perf_counter() - 100.0
+    pause = module._Pause(plan, "grow", began, last=began)
+    pause.part("regroup")
+    assert live._transfer(Job(), pause, 1) == (True, state)
+    pause.part("transfer")
+    assert pause.parts["regroup"] == pytest.approx(0.25)
+    assert sum(pause.parts.values()) == pytest.approx(pause.last - pause.began)
+
+
 def test_who_has_lost_others_on_the_way_out_cannot_stay(live, monkeypatch):
     class Broken(Job):
         def part_in_peace(self, same_size, first_leaves):

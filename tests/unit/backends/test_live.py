@@ -240,3 +240,26 @@ def test_a_freeze_while_a_change_prepares_ends_nothing(live, clock):
 def test_it_looks_often_enough_to_know_that_it_was_awake(live, clock):
     beat(live, 1, 0)
     assert live.look_again_at <= clock.now + 1.0
+
+
+def test_a_replica_that_is_through_right_after_it_got_the_state_ends_no_move(live):
+    beat(live, 1, 0)
+    beat(live, 1, 1)
+    live.generation.seat = lambda order, ranks: Change(2, (Seat(2, None), Seat(3, None)), (0, 1))
+    live.resize(Order(2, ("2", "3")))
+    for rank in (0, 1):
+        live.found(f"ready/2/{rank}", "")
+    live.found("done/2/0", {"kind": "move", "pause_seconds": 0.1})
+    beat(live, 2, 0, busy="finished")
+    assert not asked(live, "kill"), "the others of them have still to say that they have it"
+    live.found("done/2/1", {})
+    assert "handed/2" in live.store.keys
+
+
+def test_a_move_of_a_job_that_is_through_is_over(live):
+    beat(live, 1, 0)
+    live.generation.seat = lambda order, ranks: Change(2, (Seat(2, None),), (0, 1))
+    live.resize(Order(2, ("2",)))
+    live.found("ready/2/0", "")
+    beat(live, 1, 0, busy="finished")
+    assert asked(live, "kill") == [(2,)]

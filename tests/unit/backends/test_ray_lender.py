@@ -318,6 +318,24 @@ def test_a_driver_that_dies_is_started_again_and_its_nodes_stay(stage):
     stage.wait(lambda: not stage.lender.warnings())
 
 
+def test_a_head_that_has_forgotten_its_nodes_is_told_from_a_cluster_that_never_had_any(stage, caplog):
+    stage.ready("n1")
+    stage.say("die")
+    stage.wait(lambda: stage.lender.warnings())
+    stage.say("connected", version="2")
+    stage.nodes()
+    stage.say("well")
+    (said,) = stage.wait(lambda: [each for each in stage.lender.warnings() if "started anew" in each])
+    assert "jobs that ran there go on from their checkpoints once Ray is started on its nodes again" in said
+    assert said in caplog.text
+    assert stage.lender.warnings() == (said,)
+    stage.nodes("n2")
+    stage.wait(lambda: stage.lender.warnings() == ())
+    stage.nodes()
+    (said,) = stage.wait(stage.lender.warnings)
+    assert "has no node with GPUs" in said, "nodes that leave one after another are no new head"
+
+
 def test_a_driver_that_falls_silent_is_said_and_its_nodes_stay(stage, monkeypatch):
     stage.ready("a")
     monkeypatch.setattr(_ray_link, "_SILENCE_SECONDS", 0.0)

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from pollux.backends._jobs import Held, LocalJob
+from pollux.backends._shared import Verdict
 from pollux.backends.fleet import FleetBackend
 from pollux.backends.lender import HostedNode, PooledLender
 from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost
@@ -104,3 +105,38 @@ def test_a_start_whose_places_are_refused_is_no_loss(tmp_path, lender):
         backend.stop("new", 3, 0.0)
     finally:
         backend.close()
+
+
+@pytest.fixture
+def shared(work, monkeypatch):
+    """All nodes see the job's folders."""
+    monkeypatch.setattr(work, "_look_for_folders", lambda launch, places: Verdict())
+
+
+def test_a_change_that_keeps_no_place_is_sent_to_what_runs(backend, work, shared):
+    backend.resize(launch(2, b=1))
+    work._work()
+    job = work._jobs["job"]
+    (message,) = job.link.sent
+    assert (message["op"], message["order"]["places"]) == ("resize", ("b/0",))
+    assert (job.now.generation, job.now.stop_grace) == (2, None)
+    assert set(job.now.places) == {"a/0", "b/0"}, "nobody else may have either while it moves"
+
+
+def test_a_change_that_keeps_no_place_waits_for_who_has_the_new_ones(backend, work, lender, shared):
+    lender.ask("other", {"b": 2})
+    backend.resize(launch(2, b=1))
+    work._work()
+    job = work._jobs["job"]
+    assert (job.link.sent, job.next.generation, job.now.stop_grace) == ([], 2, None)
+    lender.drop("other", {"b": (0, 1)})
+    work._work()
+    assert [message["op"] for message in job.link.sent] == ["resize"]
+
+
+def test_what_is_to_go_where_nothing_can_be_saves_and_ends(backend, work, lender):
+    lender.offer(offered("a"))
+    backend.resize(launch(2, b=1))
+    work._work()
+    job = work._jobs["job"]
+    assert (job.next.generation, job.now.stop_grace) == (2, launch(2, b=1).grace_seconds)

@@ -441,3 +441,122 @@ def test_a_leaver_that_is_through_before_anybody_was_told_to_leave_is_through():
     machine = running(0, 1)
     machine.begin(to(2, (0, 0), (2, None), leavers=(1,)), 0.0)
     assert machine.ended(1, 0, 1.0) is None
+
+
+# Where nobody stays, those that leave hand the state over
+
+
+def move(machine, generation=2):
+    """Replicas 0 and 1 of generation 1 give way to 2 and 3."""
+    return machine.begin(to(generation, (2, None), (3, None), leavers=(0, 1)), 0.0)
+
+
+def moved(machine):
+    """To where those that joined have stepped, and those before them are still there."""
+    move(machine)
+    machine.seen("ready/2/0", "", 1.0)
+    machine.seen("ready/2/1", "", 1.0)
+    machine.seen("done/2/0", {"kind": "move"}, 2.0)
+    return machine.seen("done/2/1", {}, 2.0)
+
+
+def test_where_somebody_stays_nobody_hands_over_and_leaves():
+    assert to(2, (0, 0), (2, None), leavers=(1,)).senders == ()
+    assert keys(grow(running(0, 1)))["plan/2"]["senders"] == []
+
+
+def test_those_that_hand_over_are_in_the_plan_and_awaited_at_the_door():
+    machine = running(5, 6)
+    plan = keys(machine.begin(to(2, (0, None), (1, None), leavers=(6, 5)), 0.0))["plan/2"]
+    assert plan["senders"] == [0, 1]
+    assert plan["members"] == [{"rank": 0, "was": None}, {"rank": 1, "was": None}]
+    machine.seen("ready/2/0", "", 1.0)
+    watched = only(machine.seen("ready/2/1", "", 1.0), Watch)[0].keys
+    assert {"here/2/2", "here/2/3", "done/2/1"} <= {*watched}
+    assert "done/2/2" not in watched
+    machine.seen("here/2/0", "", 2.0)
+    assert machine.awaits_boundary, "those that join are there at once"
+    machine.seen("here/2/2", "", 2.0)
+    assert not machine.awaits_boundary
+
+
+def test_those_that_hand_over_leave_when_all_others_have_stepped():
+    machine = running(0, 1)
+    assert keys(moved(machine)) == {"handed/2": ""}
+    assert machine.phase == "move"
+    assert machine.ended(1, 0, 3.0) == []
+    assert only(machine.ended(0, 0, 3.0), Started) == [Started(2, {0: {"kind": "move"}, 1: {}})]
+    assert (machine.settled, machine.ranks) == (2, {2: 0, 3: 1})
+
+
+def test_who_has_handed_over_and_does_not_leave_is_ended():
+    machine = running(0, 1)
+    moved(machine)
+    assert machine.tick(4.1) == [Kill(0), Kill(1)]
+    machine.ended(0, KILLED, 4.2)
+    assert only(machine.ended(1, KILLED, 4.2), Started)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_one_that_comes_and_dies_has_the_others_save(committed):
+    machine = running(0, 1)
+    move(machine)
+    if committed:
+        machine.seen("ready/2/0", "", 1.0)
+        machine.seen("ready/2/1", "", 1.0)
+        machine.seen("here/2/2", "", 1.0)
+    actions = machine.ended(3, KILLED, 2.0)
+    assert only(actions, Kill) == [Kill(2)]
+    assert "joining replica 1 ended" in only(actions, GiveUp)[0].why
+    assert not only(actions, Lost), "others may be to have the places that all were to leave"
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_one_that_holds_the_state_and_dies_has_the_rest_save(committed):
+    machine = running(0, 1)
+    move(machine)
+    if committed:
+        machine.seen("ready/2/0", "", 1.0)
+        machine.seen("ready/2/1", "", 1.0)
+    actions = machine.ended(0, KILLED, 2.0)
+    assert keys(actions)["lost/1"] == [0], "the other is the first that is left"
+    assert keys(actions)["lost/2"] == [2], "who is stuck with it on the way is freed"
+    assert only(actions, Kill) == [Kill(2), Kill(3)]
+    assert only(actions, GiveUp) == [GiveUp("replica 0 was killed by signal 9")]
+
+
+def test_one_that_dies_when_it_alone_holds_the_state_has_its_peers_save():
+    machine = running(0, 1)
+    moved(machine)
+    actions = machine.ended(2, KILLED, 3.0)
+    assert only(actions, GiveUp)
+    assert not only(actions, Kill), "the others that joined hold all there is"
+    assert keys(actions)["lost/2"] == [0]
+
+
+def test_a_job_that_ends_has_those_that_joined_end_only_while_others_hold_its_state():
+    machine = running(0, 1)
+    move(machine)
+    assert only(machine.over(), Kill) == [Kill(2), Kill(3)]
+    machine = running(0, 1)
+    moved(machine)
+    assert not only(machine.over(), Kill)
+
+
+def test_a_move_that_nobody_comes_to_is_a_restart():
+    machine = running(0, 1)
+    move(machine)
+    machine.seen("ready/2/0", "", 1.0)
+    machine.seen("ready/2/1", "", 1.0)
+    assert "no replica came to a step's end" in only(machine.tick(21.1), GiveUp)[0].why
+
+
+def test_after_a_move_the_next_change_counts_from_it():
+    machine = running(0, 1)
+    moved(machine)
+    machine.ended(0, 0, 3.0)
+    machine.ended(1, 0, 3.0)
+    actions = machine.begin(to(3, (2, 0), leavers=(3,)), 4.0)
+    assert (keys(actions)["plan/3"]["before"], keys(actions)["plan/3"]["senders"]) == (2, [])
+    machine.seen("done/3/0", "", 5.0)
+    assert only(machine.ended(3, 0, 5.0), Started)

@@ -48,6 +48,22 @@ def test_a_preview_without_pilots_is_what_a_decision_would_send(tmp_path):
     assert f"--ports NODE:{host_port(str(tmp_path / 'pool'), 'NODE')}" in text
 
 
+def test_what_the_shell_has_for_sbatch_is_the_default(tmp_path, monkeypatch):
+    shell = {"SBATCH_ACCOUNT": "lab", "SBATCH_PARTITION": "gpu", "SBATCH_QOS": "long", "SBATCH_TIMELIMIT": "2:00:00"}
+    for name, value in {**shell, "SLURM_JOB_PARTITION": "login", "SBATCH_EXCLUSIVE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    given = {"gpus_per_node": 4, "head": "10.0.0.1", "pool": tmp_path / "pool"}
+    text = SlurmBackend.preview(tmp_path, **given)
+    for line in ("--account=lab", "--partition=gpu", "--qos=long", "--time=2:00:00"):
+        assert f"#SBATCH {line}\n" in text
+    assert "#SBATCH --partition=cpu\n" in SlurmBackend.preview(tmp_path, partition="cpu", **given)
+    options = SlurmBackend(tmp_path, account="own", **given)._slurm.options
+    assert (options.account, options.partition) == ("own", "gpu")
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "soon")
+    with pytest.raises(InvalidInput, match="time_limit is 'soon'"):
+        SlurmBackend.preview(tmp_path, **given)
+
+
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [

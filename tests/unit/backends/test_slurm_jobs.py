@@ -245,6 +245,17 @@ def test_who_looks_while_places_are_given_sees_all_nodes(bench, monkeypatch):
     assert all(names == ["node1", "node2"] for names in seen)
 
 
+def test_a_batch_job_whose_host_never_comes_is_given_back(bench):
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    bench.slurm.rows["1_0"] = "RUNNING|1:00:00|1:00:00|node1|train@node1|None"
+    bench.turn()
+    bench.turn(500.0)
+    assert bench.slurm.cancelled == []
+    bench.turn(200.0)
+    assert bench.slurm.cancelled == ["1_0"]
+
+
 def test_two_jobs_share_what_is_there(bench):
     bench.lender.ask("one", {"node1": 1})
     bench.lender.ask("two", {"node1": 2})
@@ -253,3 +264,17 @@ def test_two_jobs_share_what_is_there(bench):
     bench.grant("1_0", "node1", ["node1"], "one@node1")
     bench.turn()
     assert (bench.lender.held("one"), bench.lender.held("two")) == ({"node1": (0,)}, {"node1": (1, 2)})
+
+
+@pytest.mark.parametrize(("in_use", "cancelled"), [(False, ["1_0", "2_0"]), (True, [])])
+def test_who_goes_gives_back_what_no_job_uses(bench, in_use, cancelled):
+    bench.lender.ask("train", {"node1": 1})
+    bench.lender.ask("other", {"node2": 1})
+    bench.turn()
+    bench.grant("1_0", "node1", ["node1"], "train@node1")
+    bench.turn()
+    assert bench.lender.held("train") == {"node1": (0,)}
+    if not in_use:
+        bench.lender.drop("train", {"node1": (0,)})
+    bench.lender._leave()
+    assert bench.slurm.cancelled == cancelled

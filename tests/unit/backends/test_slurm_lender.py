@@ -104,6 +104,37 @@ def test_a_host_that_does_not_come_is_not_looked_for_all_the_time(bench):
     assert bench.nodes == ["node1"]
 
 
+def test_a_pilot_whose_host_never_comes_is_given_back_and_another_is_asked_for(bench):
+    bench.turn()
+    bench.slurm.grant("1_0", "node1")
+    bench.lend("1_1", "node2")
+    bench.turn()
+    bench.turn(500.0)
+    assert (bench.slurm.submitted, bench.slurm.cancelled) == ([(2, ())], []), "it may be slow"
+    bench.turn(200.0)
+    assert bench.slurm.cancelled == ["1_0"]
+    assert bench.slurm.submitted == [(2, ()), (1, ())]
+    assert bench.nodes == ["node2"]
+
+
+def test_names_of_pilots_that_ended_while_nobody_looked_are_free_again(bench):
+    names = bench.folder / "names"
+    (names / "node1").write_text("7_0")
+    (names / "node2").write_text("8_0")
+    bench.announce("7_0", "node1")
+    bench.lend("8_0", "node2")
+    (bench.folder / "pilots" / "7_0.log").write_text("killed")
+    bench.slurm.odd = "what is this\n"
+    bench.turn()
+    assert (names / "node1").exists(), "it may be in the line that was not understood"
+    bench.slurm.odd = ""
+    bench.turn()
+    assert [path.name for path in names.iterdir()] == ["node2"]
+    left = sorted(path.name for path in (bench.folder / "pilots").iterdir())
+    assert left == ["7_0.log", "8_0.node2.facts", "8_0.node2.json"]
+    assert bench.nodes == ["node2"]
+
+
 def test_nodes_are_asked_for_once_and_lent_when_their_hosts_are_up(bench):
     bench.turn()
     bench.turn()

@@ -1,6 +1,7 @@
 """`pollux submit --ship`: the working folder goes first, in pieces, and the job names where it went."""
 
 import base64
+import json
 import sys
 from pathlib import Path
 
@@ -51,6 +52,24 @@ def test_without_the_option_nothing_is_sent(run, service):
     assert run("submit", "--", sys.executable, "train.py").exit_code == 0
     assert [path for path, _ in service.calls("POST")] == ["/v1/jobs"]
     assert job_of(service)["workdir"] == str(Path.cwd())
+
+
+def test_a_dry_run_sends_nothing_and_plans_what_is_there(run, service, tmp_path):
+    service.answers["POST", "/v1/plan"] = lambda query, body: service.plan
+    result = run("submit", "--ship", "--dry-run", "--", sys.executable, "train.py")
+    assert result.exit_code == 0, result.stderr
+    assert f"would send {Path.cwd()} (" in result.stdout
+    assert f'"workdir": "{Path.cwd()}"' in result.stdout
+    ((path, asked),) = service.calls("POST")
+    assert (path, asked["data"]) == ("/v1/packages", "")
+    assert not [*(tmp_path / "far").rglob("train.py")]
+    told = json.loads(run("submit", "--ship", "--dry-run", "--json", "--", sys.executable, "train.py").stdout)
+    assert told["planned"][0]["plan"] is None
+    run("submit", "--ship", "--", sys.executable, "train.py")
+    result = run("submit", "--ship", "--dry-run", "--", sys.executable, "train.py")
+    assert "would send" not in result.stdout
+    assert service.calls("POST")[-1][0] == "/v1/plan"
+    assert service.calls("POST")[-1][1]["workdir"] == job_of(service)["workdir"]
 
 
 def test_checkpoints_inside_go_to_the_services_own_place(run, service, tmp_path):

@@ -1,3 +1,7 @@
+import os
+import time
+from pathlib import Path
+
 import pytest
 
 from pollux.core.errors import Conflict, InvalidInput, TooLarge
@@ -78,3 +82,26 @@ def test_unfinished_packages_do_not_pile_up(packages, tmp_path):
     for number in range(40):
         packages.add(f"{number:064x}", 100, 0, b"1")
     assert len(list((tmp_path / "home" / "packages").iterdir())) <= 16
+
+
+def test_what_no_job_needs_goes_a_week_after_it_was_used(archive, tmp_path):
+    needed: list[str] = []
+    packages = Packages(tmp_path / "home", lambda: needed)
+    folder = tmp_path / "home" / "packages"
+    folder.mkdir(parents=True)
+    used, old, fresh = (folder / (letter * 64) for letter in "abc")
+    for each in (used, old, fresh):
+        each.mkdir()
+        (each / "train.py").touch()
+    needed.append(str(used / "below"))
+    week_ago = time.time() - 8 * 24 * 3600.0
+    for each in (used, old):
+        os.utime(each, (week_ago, week_ago))
+    _, sent = packages.add(digest_of(archive), len(archive), 0, archive)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([used.name, fresh.name, digest_of(archive)])
+    needed.clear()
+    (folder / f"{'d' * 64}.part").touch()
+    os.utime(sent, (week_ago, week_ago))
+    assert packages.add(digest_of(archive), len(archive), 0, b"")[1] == sent, "asked for, and so used"
+    packages.add("e" * 64, 9, 0, b"12345")
+    assert sorted(path.name[0] for path in folder.iterdir() if path.is_dir()) == sorted(["a", "c", Path(sent).name[0]])

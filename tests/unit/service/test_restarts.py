@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from pollux import policies
 from pollux.backends.protocol import Running
-from pollux.controller import JobRecord, JobSpec, JobState
+from pollux.controller import JobRecord, JobSpec, JobState, ResizeJob
 from pollux.core import Node, Placement
-from pollux.service.executor import reconcile
+from pollux.service import ServiceSettings, Tokens
+from pollux.service.executor import Executor, reconcile
 from pollux.testing.service import sample_report
 from pollux.wire.job import JobRequest
 
@@ -159,6 +161,18 @@ def test_a_service_that_died_before_it_gave_the_order_is_followed_by_one_that_do
     assert [(again.generation, again.placement) for again in world.backend.resizes] == [(2, order.placement)]
     assert world.backend.stops == []
     assert len(world.backend.launches) == 1
+
+
+def test_a_job_whose_nodes_are_all_others_is_told_while_it_runs(world, tmp_path):
+    world.submit(min_gpus=3, max_gpus=4, on_resize="live")
+    world.backend.started("job")
+    world.engine.report("job", sample_report(1, live=True))
+    settings = ServiceSettings(home=tmp_path)
+    executor = Executor(world.backend, settings, Tokens.random(), policies.create("pollux").batch, print)
+    there, elsewhere = Placement.of({"node-0": 3}), Placement.of({"node-1": 3})
+    executor.execute([ResizeJob("job", 2, there, elsewhere)], world.engine.runner.controller.jobs, world.clock.time)
+    assert [order.placement for order in world.backend.resizes] == [elsewhere]
+    assert world.backend.stops == []
 
 
 def test_a_restart_that_is_given_again_is_measured(world):

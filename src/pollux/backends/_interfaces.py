@@ -1,0 +1,42 @@
+"""Which network interface has an address: what PyTorch must be told where a machine's name leads to the loopback."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping
+
+__all__ = ["interface_of", "meeting_variables"]
+
+_SIOCGIFADDR = 0x8915
+_GLOO = "GLOO_SOCKET_IFNAME"
+
+
+def interface_of(address: str) -> str:
+    """The name of the interface that has this IPv4 address; empty where none does, or it is no such address."""
+    try:
+        wanted = ipaddress.IPv4Address(address).packed
+    except ValueError:
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                # One without an address.
+                continue
+            if answer[20:24] == wanted:
+                return name
+    return ""
+
+
+def meeting_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Has replicas meet where the node's host listens, unless `environ` says where; nothing for the loopback.
+
+    Gloo takes the address that the machine's own name has, which on Debian is 127.0.1.1: other nodes cannot reach it.
+    """
+    name = "" if _GLOO in environ else interface_of(address)
+    return {_GLOO: name} if name and not ipaddress.ip_address(address).is_loopback else {}

@@ -1,0 +1,102 @@
+"""Changes after which a job has none of its places any more, in living processes all the same."""
+
+import sys
+import time
+
+import pytest
+
+from pollux.backends import _work
+from pollux.backends.protocol import Launch, ReplicasStarted
+from pollux.core import Placement
+from pollux.testing import live_job
+
+EPOCHS = 100
+
+
+def check(run, restarts=0):
+    verdict = run.finish()
+    assert verdict.exact
+    assert (verdict.samples_lost, verdict.samples_repeated) == (0, 0)
+    assert verdict.largest_difference < 1e-11
+    assert len(verdict.restarts) == restarts, verdict.restarts
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_all_replicas_go_to_another_node(make_run, gpus):
+    run = make_run(epochs=EPOCHS)
+    run.begin({"n0": gpus})
+    before = set(live_job.living(run.folder))
+    run.go({"n1": gpus})
+    run.until("the end of who has left", lambda: not before & set(live_job.living(run.folder)))
+    assert (len(run.on(1)), len(live_job.living(run.folder))) == (gpus, gpus)
+    # And back, to places that are free again.
+    run.go({"n0": gpus})
+    assert [kind for kind, _ in run.pauses] == ["move", "move"]
+    assert not run.losses
+    check(run)
+
+
+class Other:
+    """A second job on the backend of a run."""
+
+    def __init__(self, run, folder):
+        self.run, self.folder, self.generation = run, folder, 0
+        folder.mkdir()
+
+    def launch(self, **counts):
+        self.generation += 1
+        # More than it can train here.
+        argv = (sys.executable, live_job.__file__, str(self.folder), "2000")
+        env = {"POLLUX_JOB": "other", "POLLUX_GENERATION": str(self.generation)}
+        placement, folder = Placement.of(counts), str(self.folder)
+        return Launch("other", self.generation, placement, argv, folder, env, grace_seconds=40.0, live=True)
+
+    def started(self):
+        """How its newest generation began; None before it has."""
+        told = [event for event in self.run.told if isinstance(event, ReplicasStarted) and event.job_id == "other"]
+        return next((event for event in told if event.generation == self.generation), None)
+
+    def begin(self, **counts):
+        self.run.backend.submit(self.launch(**counts))
+        self.run.until("the other's step", lambda: self.started() and live_job.living(self.folder, stepped=True))
+
+    def end(self):
+        self.run.backend.stop("other", self.generation, 0.0)
+        self.run.until("the other's end", lambda: not live_job.living(self.folder))
+
+
+def test_who_comes_waits_until_another_job_has_left_its_places(make_run, tmp_path):
+    run = make_run(epochs=EPOCHS)
+    other = Other(run, tmp_path / "other")
+    run.begin({"n0": 2})
+    other.begin(n1=2)
+    before = live_job.living(run.folder)
+    run.order({"n1": 2})
+    calm = time.monotonic() + 1.0
+    run.until("moment", lambda: time.monotonic() > calm)
+    assert (live_job.living(run.folder), run.on(1)) == (before, []), "no two on one place"
+    run.backend.resize(other.launch(n2=2))
+    run.settled()
+    run.until("the other's move", other.started)
+    assert (other.started().kind, [kind for kind, _ in run.pauses]) == ("move", ["move"])
+    other.end()
+    check(run)
+
+
+def test_two_jobs_that_change_places_come_about_by_one_restart(make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(_work, "_TANGLED_SECONDS", 0.3)
+    run = make_run(epochs=EPOCHS)
+    other = Other(run, tmp_path / "other")
+    run.begin({"n0": 2})
+    other.begin(n1=2)
+    run.order({"n1": 2})
+    run.backend.resize(other.launch(n0=2))
+    run.settled()
+    run.until("the other's move", other.started)
+    run.until("its two on their node", lambda: len(run.on(1)) == len(live_job.living(run.folder)) == 2)
+    run.until("the end of who has left", lambda: len(live_job.living(other.folder)) == 2)
+    assert (other.started().kind, run.pauses) == ("move", []), (
+        "the first saves and starts anew, which lets the other move"
+    )
+    other.end()
+    check(run)

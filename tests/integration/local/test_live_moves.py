@@ -1,0 +1,178 @@
+"""A real job all of whose replicas go to other places while it trains, and what may happen to it on the way.
+
+A backend of one machine never asks that of a job; here its ground is made to.
+"""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from pollux.backends._grounds import LocalGround
+from pollux.backends.local import LocalBackend
+from pollux.backends.protocol import ReplicasEnded
+from pollux.testing import live_job
+from pollux.testing.live_events import EventRun
+from pollux.testing.waiting import wait_until
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+EPOCHS = 40
+
+
+class Shared:
+    """One backend for most tests of this file, as each of them sees it."""
+
+    def __init__(self, backend, listeners):
+        self._backend, self._listeners = backend, listeners
+
+    def start(self, listener):
+        self._listeners.append(listener)
+
+    def close(self):
+        pass
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def elsewhere():
+    """Whatever a job has, a change gives it other places."""
+    plain = LocalGround.take
+
+    def take(self, job, placement, kept, busy):
+        return plain(self, job, placement, (), busy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalGround, "take", take)
+        yield
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory, elsewhere):
+    listeners: list[Any] = []
+    backend = LocalBackend(tmp_path_factory.mktemp("home"), slots=4, hang_seconds=2.5)
+    backend.start(lambda event: [listener(event) for listener in listeners])
+    yield Shared(backend, listeners)
+    backend.close()
+
+
+@pytest.fixture
+def job(local, tmp_path, request):
+    """Makes a job of so many replicas that trains; ends it with the test."""
+    made = []
+
+    def start(gpus, make=lambda: local, **env):
+        run = EventRun(make, tmp_path / "job", EPOCHS, env=env, job_id=f"job-{abs(hash(request.node.name)) % 10**8}")
+        made.append(run)
+        wait_until("warm backend", lambda: run.backend.is_warm, 120.0)
+        run.start(gpus)
+        run.settled()
+        run.stepped()
+        return run
+
+    yield start
+    for run in made:
+        run.close()
+
+
+def places(run):
+    """Of the generation that runs."""
+    return run.backend._work._jobs[run.job_id].now.places
+
+
+def check(run, restarts=0):
+    verdict = run.finish()
+    assert verdict.exact
+    assert (verdict.samples_lost, verdict.samples_repeated) == (0, 0)
+    assert verdict.largest_difference < 1e-11
+    assert len(verdict.restarts) == restarts, verdict.restarts
+
+
+def codes(run):
+    """How the replicas of the first generation that failed ended."""
+    ended = next(event for event in run.told if isinstance(event, ReplicasEnded))
+    return [each.code for each in ended.exits]
+
+
+@pytest.mark.parametrize(("before", "after", "kind"), [(1, 1, "move"), (2, 2, "move"), (1, 3, "grow")])
+def test_a_job_goes_to_other_places_in_one_pause(job, before, after, kind):
+    run = job(before)
+    processes, had = set(live_job.living(run.folder)), set(places(run))
+    run.resize(after)
+    run.settled()
+    assert not had & set(places(run))
+    assert not processes & set(live_job.living(run.folder)), "who has left is gone when that is told"
+    assert [each for each, _ in run.pauses] == [kind]
+    assert not run.losses
+    check(run)
+
+
+def test_there_and_back_and_once_more(job):
+    run = job(2)
+    for _ in range(3):
+        run.resize(2)
+    run.settled()
+    assert (run.generation, run.restarts, run.losses) == (4, [], [])
+    check(run)
+
+
+@pytest.mark.parametrize("phase", ["prepare", "transfer", "first step"])
+def test_where_one_that_comes_dies_those_that_were_to_leave_save(job, phase):
+    run = job(1, POLLUX_FAIL_AT=f"{phase}/0/{KILL}")
+    run.resize(1)
+    run.settled()
+    assert run.restarts[0].startswith("lost: joining replica 0 ended"), run.story()
+    assert codes(run)[0] == 143, "it says that it was stopped, which it does when it has saved"
+    check(run, restarts=1)
+
+
+def test_where_the_only_one_that_holds_the_state_dies_the_job_starts_from_its_checkpoint(job):
+    run = job(1, POLLUX_FAIL_AT=f"transfer/1/{KILL}")
+    run.until("checkpoint", lambda: any((run.folder / "checkpoints").glob("step-*")) or None)
+    run.resize(1)
+    run.settled()
+    assert run.restarts == ["lost: replica 0 was killed by signal 9"], run.story()
+    check(run, restarts=1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "number", "sent"), [("transfer", 2, KILL), ("boundary", 0, KILL), ("transfer", 1, STOP)]
+)
+def test_where_one_of_several_fails_another_saves(job, phase, number, sent):
+    run = job(2, POLLUX_FAIL_AT=f"{phase}/{number}/{sent}")
+    run.resize(2)
+    run.settled()
+    assert run.restarts[0].startswith("lost: "), run.story()
+    assert 143 in codes(run)
+    check(run, restarts=1)
+
+
+@pytest.mark.parametrize("phase", ["door", "first step"])
+def test_a_request_to_stop_midway_is_obeyed_after_saving(job, phase):
+    run = job(1, POLLUX_FAIL_AT=f"{phase}/0/{STOP}")
+    run.resize(1)
+    run.until("joiner that hangs", lambda: (run.folder / "failed-0").exists())
+    run.backend.stop(run.job_id, run.generation, 40.0)
+    run.until("end", lambda: run.restarts)
+    assert run.restarts == ["stopped: "]
+    assert codes(run)[0] == 143
+    run.settled()
+    check(run, restarts=1)
+
+
+def test_a_service_that_ends_midway_is_followed_by_one_that_learns_of_the_move(job, tmp_path):
+    run = job(2, make=lambda: LocalBackend(tmp_path / "home", slots=4), POLLUX_FAIL_AT=f"prepare/1/{STOP}")
+    before = set(live_job.living(run.folder))
+    run.resize(2)
+    run.until("joiner that hangs", lambda: (run.folder / "failed-1").exists())
+    run.backend.close()
+    run.backend = run._make()
+    run.backend.start(run._hear)
+    for pid in set(live_job.living(run.folder)) - before:
+        os.kill(pid, signal.SIGCONT)
+    run.settled()
+    assert (len(places(run)), before & set(live_job.living(run.folder))) == (2, set())
+    assert not run.restarts
+    check(run)

@@ -1,0 +1,126 @@
+"""Ray's head is lost and comes back: without Redis it has forgotten everything, so its nodes are started anew."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.integration.ray.conftest import wait
+from tests.integration.ray.runs import RayRun
+
+from pollux.backends.protocol import NodeDown, ReplicasEnded
+from pollux.testing import live_job
+
+PORT = 6399
+EPOCHS = 120
+
+
+class Parts:
+    """A head without GPUs and one node with four, started as people start them and ended by their numbers."""
+
+    address = f"127.0.0.1:{PORT}"
+
+    def __init__(self):
+        # Sockets lie below, and their names may not be long.
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        self._running = []
+        self.head = self.start_head()
+        self.node = self.start_node()
+
+    def _start(self, *words):
+        environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+        # Nodes wait for a head for as long as a busy machine may take to start one.
+        environ |= {"RAY_TMPDIR": str(self.folder), "RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
+        command = [
+            str(Path(sys.executable).parent / "ray"),
+            "start",
+            "--block",
+            "--object-store-memory=80000000",
+            *words,
+        ]
+        # What is on another machine does not see the processes here: Ray refuses a second head beside what is left.
+        apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"] if "--head" in words else []
+        with (self.folder / f"part-{len(self._running)}.log").open("w") as log:
+            process = subprocess.Popen([*apart, *command], env=environ, stdout=log, stderr=log, start_new_session=True)
+        self._running.append(process)
+        return process
+
+    def start_head(self):
+        head = self._start("--head", f"--port={PORT}", "--num-cpus=2", "--num-gpus=0", "--include-dashboard=false")
+        wait(f"head; {head.poll()}", self._is_reached)
+        return head
+
+    def _is_reached(self):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", PORT), 1.0):
+            return True
+
+    def start_node(self):
+        return self._start(f"--address={self.address}", "--num-cpus=8", "--num-gpus=4")
+
+    def kill(self, process):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def logs(self):
+        return "\n".join(path.read_text()[-1500:] for path in sorted(self.folder.glob("part-*.log")))
+
+    def end(self):
+        for process in self._running:
+            self.kill(process)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Run(RayRun):
+    """A job that is not started again by itself, as the service does it when there is somewhere to."""
+
+    def start(self, gpus):
+        self.state = "lost"
+
+
+@pytest.fixture
+def parts():
+    made = Parts()
+    yield made
+    made.end()
+
+
+def test_jobs_train_on_without_the_head_and_go_on_from_checkpoints_on_the_nodes_of_the_next(parts, tmp_path):
+    run = Run(parts.address, tmp_path / "job", EPOCHS, "headless", 1, lease_seconds=60.0, lost_seconds=90.0)
+    try:
+        (node,) = run.names
+        run.begin(**{node: 2})
+        replicas, told = live_job.living(run.folder), len(run.told)
+        parts.kill(parts.head)
+        run.until("warning", run.backend.warnings)
+        assert run.backend.warnings()[0].startswith("lost the connection to Ray (")
+        assert "check 'ray status' and --address; trying again" in run.backend.warnings()[0]
+        assert (live_job.living(run.folder), run.names, len(run.told)) == (replicas, [node], told), "nobody is lost yet"
+
+        parts.head = parts.start_head()
+        run.until("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == node])
+        (ended,) = [event for event in run.told if isinstance(event, ReplicasEnded)]
+        assert ended.outcome == "lost", ended
+        assert f"node '{node}' is gone" in ended.detail
+        run.until("warning", lambda: "knows none of the nodes of before" in "".join(run.backend.warnings()))
+
+        parts.kill(parts.node)
+        parts.node = parts.start_node()
+        run.until("new node", lambda: run.names)
+        run.until("calm", lambda: not run.backend.warnings())
+        run.begin(**{run.names[0]: 2})
+        verdict = run.finish()
+        assert (verdict.samples_lost, verdict.samples_repeated, verdict.exact) == (0, 0, True), verdict
+        assert verdict.largest_difference < 1e-9, verdict
+        assert len(verdict.restarts) == 1, verdict
+    except BaseException:
+        print(parts.logs())
+        raise
+    finally:
+        run.close()

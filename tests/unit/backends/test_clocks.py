@@ -1,0 +1,26 @@
+"""Machines whose clocks are apart: a moment that replicas are told is by the clock of their own node."""
+
+import pytest
+
+from pollux.backends import _keeper
+from pollux.backends._keeper import _by_own_clock
+
+SERVICE = 1_800_000_000.0
+
+
+@pytest.mark.parametrize("apart", [0.0, 3 * 3600.0, -5 * 3600.0])
+def test_a_pause_is_as_long_on_a_node_whose_clock_is_hours_off(monkeypatch, apart):
+    node = SERVICE + apart
+    monkeypatch.setattr(_keeper.time, "time", lambda: node)
+    told = _by_own_clock({"POLLUX_STOPPED_AT": repr(SERVICE - 4.0), "A": "1"}, SERVICE)
+    assert node - float(told["POLLUX_STOPPED_AT"]) == pytest.approx(4.0)
+    assert told["A"] == "1"
+
+
+@pytest.mark.parametrize("environ", [{}, {"POLLUX_STOPPED_AT": "once upon a time"}])
+def test_what_is_no_moment_stays_as_it_is(environ):
+    assert _by_own_clock(environ, SERVICE) == environ
+
+
+def test_one_that_does_not_say_when_it_is_with_them_is_taken_by_its_word():
+    assert _by_own_clock({"POLLUX_STOPPED_AT": "5.0"}, None) == {"POLLUX_STOPPED_AT": "5.0"}

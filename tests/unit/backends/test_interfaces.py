@@ -1,0 +1,61 @@
+"""Interfaces by their addresses, and what replicas are told of them: names of machines may lead to the loopback."""
+
+import fcntl
+
+import pytest
+
+from pollux.backends import _interfaces, _ray_host, _slurm_node
+from pollux.backends._interfaces import interface_of, meeting_variables
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Three interfaces; the last has no address."""
+    has = {b"lo": b"\x7f\x00\x00\x01", b"ib0": b"\x0a\x00\x00\x07"}
+
+    def answer(number, request, given):
+        name = given.rstrip(b"\0")
+        if name not in has:
+            raise OSError(99, "Cannot assign requested address")
+        return given[:20] + has[name] + given[24:]
+
+    monkeypatch.setattr(_interfaces.socket, "if_nameindex", lambda: [(1, "lo"), (2, "down0"), (3, "ib0")])
+    monkeypatch.setattr(_interfaces.fcntl, "ioctl", answer)
+
+
+def test_the_loopback_of_this_machine_is_found():
+    assert fcntl.ioctl is _interfaces.fcntl.ioctl
+    assert interface_of("127.0.0.1") == "lo"
+
+
+@pytest.mark.parametrize(
+    ("address", "name"), [("10.0.0.7", "ib0"), ("10.0.0.8", ""), ("fe80::1", ""), ("node1", ""), ("", "")]
+)
+def test_an_interface_is_found_by_its_address(machine, address, name):
+    assert interface_of(address) == name
+
+
+def test_replicas_meet_where_the_host_listens_unless_somebody_says_where(machine):
+    assert meeting_variables("10.0.0.7", {}) == {"GLOO_SOCKET_IFNAME": "ib0"}
+    assert meeting_variables("10.0.0.7", {"GLOO_SOCKET_IFNAME": "eth1"}) == {}
+    assert meeting_variables("127.0.0.1", {}) == {}, "fleets on one machine say so themselves"
+    assert meeting_variables("10.0.0.8", {}) == {}
+
+
+class _Seen(Exception):
+    """Instead of a host that is started."""
+
+
+def test_hosts_of_both_engines_hand_it_to_replicas(machine, monkeypatch, tmp_path):
+    def popen(words, env, **more):
+        raise _Seen(env["GLOO_SOCKET_IFNAME"])
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(_slurm_node.subprocess, "Popen", popen)
+    monkeypatch.setattr(_ray_host.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    (tmp_path / "pilots").mkdir()
+    node = _slurm_node._Node(tmp_path, "1_0", "node1")
+    with pytest.raises(_Seen, match="ib0"):
+        node.start({"places": 1, "gpus": []}, "10.0.0.7:20001", warm=False)
+    with pytest.raises(_Seen, match="ib0"):
+        _ray_host.NodeHost("node1", 1, "10.0.0.7", "5a" * 16, with_gpus=False, warm=False)
