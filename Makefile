@@ -49,7 +49,8 @@ test-browser: setup  ## the pages in a real browser; installs Chromium where it 
 
 test-faults: setup  ## the long set of kills, stops, resumes and strange requests; prints seeds, tries nothing twice
 	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 --force-reruns 0 \
-		--events $(EVENTS) $(if $(SEED),--seed $(SEED)) tests/faults tests/integration/service/test_schema.py
+		--events $(EVENTS) $(if $(SEED),--seed $(SEED)) tests/faults tests/integration/service/test_schema.py \
+		tests/integration/service/test_random_sequences.py
 
 test-gpu: setup  ## what only a GPU can show; needs one
 	$(BIN)/pytest -m gpu tests/gpu tests/unit/agent

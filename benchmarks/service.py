@@ -2,7 +2,8 @@
 
 1,000 jobs, 1,000 agents that report every 30 seconds (durable before the reply) and 20 clients that list 100 jobs once
 a second, for 60 seconds (`--quick`: 20), from a process of its own. The service is the real one, SQLite included, in a
-process of its own as well; only the replicas are made up. Then a while without load, for what it costs when idle.
+process of its own as well; only the replicas are made up. Then a while without load, for what it costs when idle, and
+the same for a service with the real `local` backend and two jobs that sleep, all its processes counted.
 `--viewers N`: after that time, as long again with so many open pages besides, each with its stream of events and the
 requests that the page makes after them; what decisions suffer is read from the one half beside the other.
 """
@@ -11,24 +12,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from measure import finish
 from viewers import Client, Crowd
 
+from pollux.service import Tokens
+
 NUM_JOBS, NUM_CLIENTS, REPORT_SECONDS = 1000, 20, 30.0
 NODES, GPUS_PER_NODE = 100, 8
 EXTRA_JOBS, CHURN_SECONDS = 5, 2.0
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+SECRET = "benchmark"
+SLEEPERS = 2
 
 
 def serve(home: Path, seed: int) -> None:
@@ -46,7 +54,7 @@ def serve(home: Path, seed: int) -> None:
     def build(settings: ServiceSettings) -> Engine:
         store = server.open_store(server.store_file(home))
         telemetry = server.open_telemetry(server.telemetry_file(home))
-        tokens = server.Tokens(server.operator_token(server.token_file(home)), "benchmark")
+        tokens = server.Tokens(server.operator_token(server.token_file(home)), SECRET)
         engine = Engine(policies.create("pollux"), Paper(), store, telemetry, settings, tokens=tokens)
         decided = engine.runner.decided
 
@@ -133,16 +141,18 @@ class Load:
         self.took[kind].append((time.perf_counter() - began) * 1e3)
 
     async def agent(self, number: int, until: float) -> None:
-        client = Client(self.port, self.token)
+        """As agents report: with the token of their job, over a connection of its own for every report."""
+        token = Tokens(self.token, SECRET).for_job(f"job-{number}")
         step = 1
         pause = self.random.uniform(0, REPORT_SECONDS)
         while (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(pause, left))
             if pause < left:
+                client = Client(self.port, token)
                 await self.timed("report", client, "POST", f"/v1/jobs/job-{number}/reports", self.report(number, step))
+                client.close()
             step += 1
             pause = REPORT_SECONDS
-        client.close()
 
     async def lister(self, until: float) -> None:
         client = Client(self.port, self.token)
@@ -230,28 +240,111 @@ def ask(home: Path, path: str) -> Any:
 
 
 def decisions(home: Path, span: list[float], prefix: str = "") -> dict[str, Any]:
-    """Of the decisions made in a span of time: how long after they were due the policy began, how long it thought."""
+    """Of the decisions made in a span of time: how long after they were due the policy began, how long it thought.
+
+    `decision_due` is both together: from when one is due until it is made.
+    """
     lines = [tuple(map(float, line.split())) for line in (home / "decisions.txt").read_text().splitlines()]
     made = [(1e3 * late, 1e3 * thought) for at, late, thought in lines if span[0] <= at < span[1]]
     late, thought = sorted(one for one, _ in made), sorted(one for _, one in made)
+    due = sorted(late + thought for late, thought in made)
     return {
         f"{prefix}decisions": len(made),
         f"{prefix}decision_late_p50_ms": round(statistics.median(late), 1),
         f"{prefix}decision_late_p99_ms": round(percentile(late, 0.99), 1),
         f"{prefix}decision_p50_ms": round(statistics.median(thought), 1),
         f"{prefix}decision_p99_ms": round(percentile(thought, 0.99), 1),
+        f"{prefix}decision_due_p50_ms": round(statistics.median(due), 1),
+        f"{prefix}decision_due_p99_ms": round(percentile(due, 0.99), 1),
     }
 
 
 def compared(result: dict[str, Any]) -> dict[str, Any]:
-    """What viewers do to decisions: the time from when one is due until it is made, and how many there are."""
-    with_them, alone = (
-        result[f"{which}decision_late_p50_ms"] + result[f"{which}decision_p50_ms"] for which in ("", "alone_")
-    )
+    """What viewers do to decisions: how many there are, and how much later they are made, in the median and at p99."""
+    later = {
+        share: result[f"decision_due_{share}_ms"] - result[f"alone_decision_due_{share}_ms"] for share in ("p50", "p99")
+    }
     return {
         "decisions_ratio": round(result["decisions"] / result["alone_decisions"], 3),
-        "decision_later_ms": round(with_them - alone, 1),
+        "decision_later_ms": round(later["p50"], 1),
+        "decision_later_p99_ms": round(later["p99"], 1),
     }
+
+
+def serve_local(home: Path, seed: int) -> None:
+    """The service as it is started by `pollux serve`, with replicas that are processes."""
+    from pollux.service import ServiceSettings, server
+
+    server.serve(ServiceSettings(home=home, port=0, seed=seed, backend_options={"slots": SLEEPERS}))
+
+
+def family(pid: int) -> list[int]:
+    """A process with its children and theirs: shims and their replicas, and what is kept warm for the next."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                parents.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for each in found:
+        found += parents.get(each, [])
+    return found
+
+
+def submit(home: Path, name: str) -> None:
+    import urllib.request
+
+    url = json.loads((home / "service.json").read_text())["url"] + "/v1/jobs"
+    body = json.dumps({"name": name, "run": "sleep 1000", "workdir": "/", "gpus": 1}).encode()
+    headers = {"Authorization": f"Bearer {(home / 'token').read_text().strip()}", "Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30).close()
+
+
+def is_at_rest(pid: int, seconds: float = 3.0) -> bool:
+    """Whether a process and its family leave the processor alone for a while: a twentieth of a core at most."""
+    everyone = family(pid)
+    before = sum(core_seconds(each) for each in everyone)
+    time.sleep(seconds)
+    return sum(core_seconds(each) for each in everyone) - before <= 0.05 * seconds
+
+
+def idle_local(home: Path, idle_seconds: float, seed: int) -> dict[str, Any]:
+    """What a service with real replicas costs when they sleep: all its processes together, and how many there are."""
+    service = subprocess.Popen([sys.executable, __file__, "--serve-local", str(home), "--seed", str(seed)])
+    everyone: list[int] = []
+    try:
+        waited(lambda: (home / "service.json").exists(), "no service")
+        for number in range(SLEEPERS):
+            submit(home, f"sleeper-{number}")
+        waited(
+            lambda: [job["state"] for job in ask(home, "/v1/jobs")["jobs"]] == ["running"] * SLEEPERS,
+            "the jobs do not run",
+        )
+        # What is imported for the next jobs, in the background, is not rest.
+        waited(lambda: is_at_rest(service.pid), "the service does not come to rest", 180.0)
+        everyone = family(service.pid)
+        began, before = time.monotonic(), [core_seconds(pid) for pid in everyone]
+        time.sleep(idle_seconds)
+        spent = sum(core_seconds(pid) for pid in everyone) - sum(before)
+        share = spent / (time.monotonic() - began)
+        return {"idle_core_fraction_local": round(share, 5), "idle_processes_local": len(everyone)}
+    finally:
+        service.terminate()
+        service.wait(60)
+        # The service lets its jobs run on; these go with the folder.
+        for pid in everyone:
+            with contextlib.suppress(OSError):
+                if str(home).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGTERM)
+
+
+def waited(is_so: Callable[[], bool], otherwise: str, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > until:
+            raise SystemExit(f"{otherwise} after {seconds:g} s")
+        time.sleep(0.05)
 
 
 def measure(home: Path, seconds: float, idle_seconds: float, seed: int, viewers: int = 0) -> dict[str, Any]:
@@ -288,11 +381,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--viewers", type=int, default=0, help="people who watch the page meanwhile")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--serve-local", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pid", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
         serve(options.serve, options.seed)
+    elif options.serve_local is not None:
+        serve_local(options.serve_local, options.seed)
     elif options.load is not None:
         url = json.loads((options.load / "service.json").read_text())["url"]
         token = (options.load / "token").read_text().strip()
@@ -301,9 +397,10 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory(prefix="pollux-service-") as folder:
             seconds = options.seconds or (20.0 if options.quick else 60.0)
-            result = measure(
-                Path(folder) / "home", seconds, 10.0 if options.quick else 30.0, options.seed, options.viewers
-            )
+            idle_seconds = 10.0 if options.quick else 30.0
+            result = measure(Path(folder) / "home", seconds, idle_seconds, options.seed, options.viewers)
+            if not options.viewers:
+                result |= idle_local(Path(folder) / "local", idle_seconds, options.seed)
         finish("service_viewers" if options.viewers else "service", result, options.quick)
 
 

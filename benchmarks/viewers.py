@@ -1,7 +1,8 @@
-"""People who look at the cluster page, for `service.py`: what an open page asks for, as often as it does.
+"""People who look at the cluster page, for `service.py`: what a page asks for when it is opened, and then again.
 
-The page's script is `cluster.js`: it follows the events, and after each of them it reads what it shows anew, each part
-at most so often. The figures here are those of the script; a test compares them.
+The page's script is `cluster.js`: it reads its files, what it shows and the timeline of a day at first; then it follows
+the events, and after each of them it reads what it shows anew, each part at most so often and the timeline as far back
+as anything ran. The figures here are those of the scripts; a test compares them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -22,8 +24,25 @@ OVERVIEW = (
 )
 JOBS = (f"/v1/jobs?active=true&limit={JOBS_SHOWN}",)
 OVERVIEW_SECONDS, JOBS_SECONDS, TIMELINE_SECONDS, WITHOUT_EVENTS_SECONDS = 1.5, 2.5, 4.0, 10.0
-SPAN_SECONDS = 3600.0
 FEW_WATCHERS = 25
+FIRST_SPAN_SECONDS, LEAST_SPAN_SECONDS, SOON_SECONDS = 86400.0, 30.0, 0.2
+SPANS_SECONDS = (900.0, 3600.0, 21600.0, 86400.0)
+EVENTS_RECALLED = 200
+OPENED_WITHIN_SECONDS = 10.0
+_LINKS = re.compile(rb'"(/static/[^"]+)"|from "\./([\w.]+)"')
+
+
+def fitting(ran_seconds: float) -> float:
+    """How far back the timeline goes where the first job began so long ago; the script's function of that name."""
+    wanted = max(1.1 * ran_seconds, LEAST_SPAN_SECONDS)
+    rounded = (span for span in SPANS_SECONDS if wanted > 600.0 and span >= 0.9 * wanted)
+    return next(rounded, min(wanted, FIRST_SPAN_SECONDS))
+
+
+def links(text: bytes) -> list[str]:
+    """The files that a page or a script names."""
+    found = ((page or b"/static/js/" + script).decode() for page, script in _LINKS.findall(text))
+    return list(dict.fromkeys(found))
 
 
 class Client:
@@ -34,18 +53,27 @@ class Client:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    async def ask(self, method: str, path: str, body: bytes = b"", headers: str = "") -> tuple[int, bytes]:
         if self._writer is None or self._reader is None:
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._token}\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._token}\r\n{headers}"
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         status = int((await self._reader.readline()).split()[1])
-        length = 0
+        length, in_pieces = 0, False
         while (line := await self._reader.readline()) not in (b"\r\n", b""):
             name, _, value = line.partition(b":")
             if name.lower() == b"content-length":
                 length = int(value)
-        return status, await self._reader.readexactly(length)
+            in_pieces = in_pieces or name.lower() == b"transfer-encoding"
+        return status, await (self._pieces(self._reader) if in_pieces else self._reader.readexactly(length))
+
+    @staticmethod
+    async def _pieces(reader: asyncio.StreamReader) -> bytes:
+        found = []
+        while size := int(await reader.readline(), 16):
+            found.append((await reader.readexactly(size + 2))[:-2])
+        await reader.readline()
+        return b"".join(found)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -62,7 +90,7 @@ class Crowd:
         self.took_ms: list[float] = []
 
     async def watch(self, viewers: int, until: float) -> None:
-        """So many pages, opened within two seconds and left open."""
+        """So many pages, opened within ten seconds and left open."""
         await asyncio.gather(*(Page(self).open(until) for _ in range(viewers)))
 
 
@@ -76,10 +104,13 @@ class Page:
         self.other = Client(crowd.port, crowd.token)
         self.other_lock = asyncio.Lock()
         self.pace = 1.0
+        self.revision = 0
+        self.first = 0.0
 
     async def open(self, until: float) -> None:
         """Look until then."""
-        await asyncio.sleep(self.crowd.random.uniform(0.0, 2.0))
+        await asyncio.sleep(self.crowd.random.uniform(0.0, OPENED_WITHIN_SECONDS))
+        await self.opening()
         parts = [
             (self.overview, OVERVIEW_SECONDS, WITHOUT_EVENTS_SECONDS),
             (self.jobs, JOBS_SECONDS, WITHOUT_EVENTS_SECONDS),
@@ -88,6 +119,8 @@ class Page:
         signals = [asyncio.Event() for _ in parts]
         await asyncio.gather(
             self.follow(until, signals),
+            self.recall(),
+            self.fitted(),
             *(self.again(*part, signal, until) for part, signal in zip(parts, signals, strict=True)),
         )
         for client in (*self.clients, self.other):
@@ -101,19 +134,50 @@ class Page:
         signal: asyncio.Event,
         until: float,
     ) -> None:
-        """Do it at once, then soon after each event, at most once per `every` seconds and never twice at a time."""
-        while (began := time.monotonic()) < until:
+        """Do it soon after each event, at most once per `every` seconds and never twice at a time."""
+        while (left := until - time.monotonic()) > 0.0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(signal.wait(), min(left, at_least))
+            if (began := time.monotonic()) >= until:
+                break
             signal.clear()
             await work()
-            left = until - time.monotonic()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(signal.wait(), max(min(left, at_least), 0.0))
             await asyncio.sleep(max(min(began + every * self.pace, until) - time.monotonic(), 0.0))
+
+    async def opening(self) -> None:
+        """Everything until the page can be used: its files, who looks, what is shown, and the timeline of a day."""
+        await self.files()
+        await self.ask(self.other, "/v1/session")
+        await asyncio.gather(self.overview(), self.jobs())
+        answer = await self.read_timeline(FIRST_SPAN_SECONDS)
+        now = time.time()
+        begins = (job["intervals"][0][0] for job in json.loads(answer or b"{}").get("jobs", []) if job["intervals"])
+        self.first = min(begins, default=now)
+
+    async def files(self) -> None:
+        """The page and all that it names, as of a browser that has none of it."""
+        known = ["/"]
+        for path in known:
+            text = await self.ask(self.other, path)
+            known += [name for name in links(text) if name not in known]
+
+    async def recall(self) -> None:
+        """What happened before, told once."""
+        after = max(self.revision - EVENTS_RECALLED, 0)
+        async with self.other_lock:
+            await self.ask(self.other, "/v1/events?follow=false", f"Last-Event-ID: {after}\r\n")
+
+    async def fitted(self) -> None:
+        """The timeline once more, as far back as anything ran."""
+        await asyncio.sleep(SOON_SECONDS)
+        await self.timeline()
 
     async def overview(self) -> None:
         answers = await asyncio.gather(
             *(self.ask(client, path) for client, path in zip(self.clients, OVERVIEW, strict=True))
         )
+        if answers[0]:
+            self.revision = json.loads(answers[0])["revision"]
         if answers[1]:
             self.pace = max(1.0, json.loads(answers[1])["watchers"] / FEW_WATCHERS)
 
@@ -122,16 +186,19 @@ class Page:
             await self.ask(self.other, JOBS[0])
 
     async def timeline(self) -> None:
-        now = time.time()
-        since = now - 1.05 * SPAN_SECONDS
-        async with self.other_lock:
-            await self.ask(self.other, f"/v1/timeline?since={since:.1f}&until={now:.1f}&limit={TIMELINE_JOBS}")
+        await self.read_timeline(fitting(time.time() - self.first))
 
-    async def ask(self, client: Client, path: str) -> bytes:
+    async def read_timeline(self, span: float) -> bytes:
+        now = time.time()
+        since = max(now - 1.05 * span, 0.0)
+        async with self.other_lock:
+            return await self.ask(self.other, f"/v1/timeline?since={since:.1f}&until={now:.1f}&limit={TIMELINE_JOBS}")
+
+    async def ask(self, client: Client, path: str, headers: str = "") -> bytes:
         answer = b""
         began = time.perf_counter()
         try:
-            status, answer = await client.ask("GET", path)
+            status, answer = await client.ask("GET", path, headers=headers)
             self.crowd.errors += status != 200
             self.crowd.received_bytes += len(answer)
         except (OSError, asyncio.IncompleteReadError, ValueError, IndexError):

@@ -36,7 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
 _BY_THE_CLOCK = ("browser", "conformance", "faults", "integration")
 _WAITING = (OutOfTime, TimeoutError, subprocess.TimeoutExpired)
 _ERRORS = pytest.StashKey[list[BaseException]]()
-_SEEDED = ("faults", "integration/service/test_schema.py")
+_SEEDED = (
+    "faults",
+    "integration/service/test_random_sequences.py",
+    "integration/service/test_schema.py",
+)
 _APART = {"tests/integration/ray": "ray", "tests/integration/slurm": "slurm", "tests/browser": "browser"}
 
 

@@ -15,6 +15,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
+class OutOfTime(SystemExit):
+    """Jobs did not end in the time that they were given; `left` says which."""
+
+    def __init__(self, left: list[str], seconds: float) -> None:
+        super().__init__(f"not done after {seconds:.0f} s: {', '.join(left)}")
+        self.left = left
+
+
 @dataclass(frozen=True)
 class Request:
     """A job of the demonstration: when it comes, how long it trains, and how many slots its user would ask for."""
@@ -117,7 +125,8 @@ def run(
 ) -> dict[str, Watched]:
     """Submit the jobs at their times and watch until all have ended; `show(seconds, statuses)` is called on the way.
 
-    With a `prefix` before their names they are told from others that the service knows.
+    With a `prefix` before their names they are told from others that the service knows. OutOfTime after
+    `limit_seconds`.
     """
     adaptive = service.policy == "pollux"
     began = time.monotonic()
@@ -126,9 +135,9 @@ def run(
     while waiting or any(job.ended is None for job in seen.values()):
         now = time.monotonic() - began
         if now > limit_seconds:
-            raise SystemExit(
-                f"not done after {limit_seconds:.0f} s: {[n for n, job in seen.items() if job.ended is None]}"
-            )
+            left = [f"{prefix}{job.name} not submitted" for job in waiting]
+            left += [f"{prefix}{name} {job.state}" for name, job in seen.items() if job.ended is None]
+            raise OutOfTime(left, limit_seconds)
         while waiting and waiting[0].at <= now:
             job = waiting.pop(0)
             service.submit(job, adaptive, prefix)

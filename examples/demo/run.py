@@ -4,7 +4,8 @@
 
 The first time, jobs are elastic, and slots and batches move between them as they come and go; the second time each
 keeps the slots and the batch that its user chose. A table and the web page show both live, the page at one address
-from begin to end; the picture and the figures are saved.
+from begin to end; the picture and the figures are saved. It ends by itself within three minutes; with --stay the page
+stays up until Enter is pressed.
 """
 
 import argparse
@@ -15,13 +16,16 @@ import sys
 import time
 from pathlib import Path
 
-from cluster import WORKLOAD, Service, Watched, run
+from cluster import WORKLOAD, OutOfTime, Service, Watched, run
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 SLOTS = 4
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00")
+# For both halves, from the service's start on: with the summary, the picture and its end that makes three minutes.
+LIMIT_SECONDS = 170.0
+MARK = "made-by-the-demonstration"
 
 
 def live_table(title: str, seconds: float, statuses: list[dict]) -> Table:
@@ -50,7 +54,9 @@ def live_table(title: str, seconds: float, statuses: list[dict]) -> Table:
     return table
 
 
-def watch(console: Console, service: Service, title: str, prefix: str = "") -> dict[str, Watched]:
+def watch(
+    console: Console, service: Service, title: str, prefix: str = "", limit_seconds: float = LIMIT_SECONDS
+) -> dict[str, Watched]:
     """One run of the whole workload, shown as it goes."""
     console.print(f"[bold]{title}[/]: {SLOTS} CPU slots, policy {service.policy}")
     with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as screen:
@@ -63,24 +69,35 @@ def watch(console: Console, service: Service, title: str, prefix: str = "") -> d
                 last[0] = seconds
                 console.print(table)
 
-        return run(service, WORKLOAD, show, prefix=prefix)
+        return run(service, WORKLOAD, show, limit_seconds, prefix)
 
 
-def both(console: Console, folder: Path, compare) -> tuple[dict[str, Watched], dict[str, Watched]]:
+def both(
+    console: Console, folder: Path, compare, stay: bool = False, limit_seconds: float = LIMIT_SECONDS
+) -> tuple[dict[str, Watched], dict[str, Watched]]:
     """The workload under pollux and then as its users would fix it; one service, whose page is there all the time."""
+    ends_at = time.monotonic() + limit_seconds
     with Service(folder, "pollux", SLOTS) as service:
         console.print(f"[bold]web page[/]: {service.url}", soft_wrap=True, highlight=False)
         console.print(
             f"   [bold]token[/]: {service.token} (both hold until the end)\n", soft_wrap=True, highlight=False
         )
-        pollux = watch(console, service, "with pollux")
-        # The page says "Reconnecting" for a moment, and goes on.
-        service.switch("fifo")
-        fixed = watch(console, service, "first come, first served", "fixed-")
+        try:
+            pollux = watch(console, service, "with pollux", "", ends_at - time.monotonic())
+            # The page says "Reconnecting" for a moment, and goes on.
+            service.switch("fifo")
+            fixed = watch(console, service, "first come, first served", "fixed-", ends_at - time.monotonic())
+        except OutOfTime as late:
+            raise SystemExit(
+                f"error: both halves did not end within {limit_seconds:.0f} s ({', '.join(late.left)}): "
+                "this machine is too slow or too busy for that; end what else runs here, or give --limit SECONDS"
+            ) from None
         compare(pollux, fixed)
-        if console.is_terminal and sys.stdin.isatty():
+        if stay:
             with contextlib.suppress(EOFError, KeyboardInterrupt):
                 console.input(f"done; the page is at {service.url} until you press Enter ")
+        else:
+            console.print("done; with --stay the page stays up until you press Enter")
         return pollux, fixed
 
 
@@ -171,12 +188,27 @@ def slots_at(job: Watched, moment: float) -> int:
     return next((slots for at, slots, _, _ in reversed(job.samples) if at <= moment), 0)
 
 
+def fresh_folder(folder: Path) -> Path:
+    """A folder of the demonstration's own: what an earlier one left there goes, what is anybody else's is refused."""
+    if (folder / MARK).is_file():
+        shutil.rmtree(folder)
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SystemExit(f"error: '{folder}' is there already, and is not the demonstration's; give another --output")
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    (folder / MARK).touch()
+    return folder
+
+
 def main() -> None:
     """Run both, show both, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("build/demo"))
-    output = parser.parse_args().output.resolve()
-    shutil.rmtree(output, ignore_errors=True)
+    parser.add_argument("--output", type=Path, default=Path("build/demo"), help="for picture and figures")
+    parser.add_argument("--stay", action="store_true", help="keep the page up at the end, until Enter is pressed")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, metavar="SECONDS", help="for both halves")
+    chosen = parser.parse_args()
+    output = chosen.output.resolve()
+    home = fresh_folder(output / "service")
     console = Console()
     console.print(__doc__.strip().splitlines()[0])
     console.print(
@@ -187,12 +219,12 @@ def main() -> None:
     def compare(pollux: dict[str, Watched], fixed: dict[str, Watched]) -> None:
         result = summary(pollux, fixed)
         print_summary(console, result)
-        (output / "summary.json").write_text(json.dumps(result, indent=2))
         draw(pollux, fixed, output / "demo.png")
         seconds = time.monotonic() - began
+        (output / "summary.json").write_text(json.dumps({**result, "seconds": round(seconds, 1)}, indent=2))
         console.print(f"picture: {output / 'demo.png'}\nfigures: {output / 'summary.json'} ({seconds:.0f} s in all)")
 
-    runs = both(console, output / "home", compare)
+    runs = both(console, home, compare, chosen.stay, chosen.limit)
     sys.exit(0 if all(job.state == "succeeded" for jobs in runs for job in jobs.values()) else 1)
 
 

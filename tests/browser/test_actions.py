@@ -57,20 +57,6 @@ def test_resize(stage, page):
     assert (job.min_gpus, job.max_gpus) == (2, 8)
 
 
-def test_what_the_service_adds_is_told_too(stage, page):
-    def add(route):
-        answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "note": "it needs 32 GPUs, and there are 10"})
-
-    page.route("**/v1/jobs/alpha/resize", add)
-    page.get_by_role("button", name="Resize…").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_label("GPUs").fill("32")
-    dialog.get_by_role("button", name="Resize").click()
-    expect(page.locator("#toasts")).to_contain_text("may now hold 32 GPUs")
-    expect(page.locator("#toasts")).to_contain_text("alpha: it needs 32 GPUs, and there are 10")
-
-
 def test_only_what_is_known_to_be_kept_is_promised(stage, page):
     question = page.get_by_role("dialog")
     page.get_by_role("button", name="Pause").click()

@@ -28,7 +28,7 @@ def test_a_replay_is_compared_side_by_side(past, operator):
     page = operator.open("/policies").page
     expect(page.get_by_label("pollux (runs here)")).to_be_checked()
     page.get_by_label("tiresias").check()
-    page.get_by_label("Nodes").fill("+1")
+    page.get_by_role("textbox", name="Nodes").fill("+1")
     page.get_by_role("button", name="Replay", exact=True).click()
     expect(page.get_by_role("progressbar")).to_be_visible()
     expect(page.get_by_role("heading", name="Side by side")).to_be_focused(timeout=3000 * PATIENCE_SECONDS)
@@ -120,10 +120,10 @@ def test_jobs_that_are_left_out_are_told_and_not_compared(past, operator):
 
 def test_what_cannot_be_replayed_is_told_in_words(stage, operator):
     page = operator.open("/policies").page
-    page.get_by_label("Nodes").fill("many")
+    page.get_by_role("textbox", name="Nodes").fill("many")
     page.get_by_role("button", name="Replay", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("give sizes such as +2, -1 or 6")
-    page.get_by_label("Nodes").fill("")
+    page.get_by_role("textbox", name="Nodes").fill("")
     page.get_by_role("button", name="Replay", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("no job that can be replayed")
     for box in page.get_by_role("checkbox").all():

@@ -39,19 +39,44 @@ def test_every_number_shown_has_one():
         titles = re.findall(r'title: "([^"]+)"(?:, about: "([^"]*)")?', text[name])
         assert titles, name
         shown |= {word for title, about in titles for word in (title, about) if word}
-    # Columns of tables: those of numbers stand to the right, or have their explanation.
+    # Columns of tables and the lines beside headings.
     columns = re.findall(r'\["([A-Z0-9][^"]+)", (?:\(row\) =>|null\])', text["policies"])
     assert len(set(columns)) > 6
     shown |= set(columns)
-    for name, script in text.items():
-        if '"./words.js"' not in script:
-            continue
-        looked_up = {first or second for first, second in re.findall(r'WORDS(?:\["([^"]+)"\]|\.(\w+))', script)}
-        assert looked_up <= set(WORDS), name
-        for column in re.findall(r'\{ name: "[^"]+"[^{}]*class: "right"[^{}]*\}', script):
-            assert "about: " in column, f"{name}.js: {column}"
+    for script in text.values():
+        shown |= set(re.findall(r'\babout: "([^"]+)"', script))
+        shown |= set(re.findall(r'\bannotate\("[^"]+", "([^"]+)"', script))
     assert len(shown) > 40
     assert shown - NO_NUMBERS <= set(WORDS)
+
+
+# Columns of names, words and times of the clock.
+IN_WORDS = {
+    "In words", "In words, and why", "Job", "Policy", "What", "What happened, and why", "When", "Why", "Why it waits",
+}  # fmt: skip
+
+
+def test_every_column_has_its_word_or_holds_words():
+    seen = 0
+    for path in sorted(JS.glob("*.js")):
+        for column in re.findall(r'\{ (?:key: "\w+", )?name: "[^"]+"[^{}]*\}', path.read_text()):
+            name = re.search(r'name: "([^"]+)"', column)[1]
+            seen += 1
+            assert (name in IN_WORDS) != ("about: " in column), f"{path.name}: {column}"
+    assert seen > 30
+
+
+def test_every_line_beside_a_heading_that_has_numbers_is_explained():
+    """Lines that scripts fill in, but for those that say all in words."""
+    in_words = {"log-hint", "metrics-left-out", "outdated"}
+    text = "".join(path.read_text() for path in JS.glob("*.js"))
+    explained = set(re.findall(r'\bannotate\("([^"]+)"', text))
+    found: set[str] = set()
+    for path in sorted(webpages.FOLDER.glob("*.html")):
+        found |= set(re.findall(r'<p class="hint" id="([^"]+)"[^>]*></p>', path.read_text()))
+    assert len(found) > 6
+    assert found - in_words <= explained
+    assert in_words <= found
 
 
 def test_nothing_of_the_page_makes_markup_of_text():

@@ -227,8 +227,9 @@ def test_the_demonstration_notes_the_end_by_the_services_clock(demo):
     assert job.completion_seconds == pytest.approx(10.0)
 
 
-def test_the_demonstration_has_one_page_from_begin_to_end(demo, tmp_path, monkeypatch):
-    """The second half goes on at the address and with the token of the first, and its jobs are told apart."""
+@pytest.fixture
+def faked(demo, monkeypatch):
+    """The demonstration with a service that is none: what it is told, and jobs that have succeeded at once."""
     cluster, run = demo
     calls, jobs = [], {}
 
@@ -254,6 +255,12 @@ def test_the_demonstration_has_one_page_from_begin_to_end(demo, tmp_path, monkey
     for name, function in (("pollux", pollux), ("post", post), ("get", get)):
         monkeypatch.setattr(cluster.Service, name, function)
     monkeypatch.setattr(run, "WORKLOAD", tuple(cluster.Request(f"j{i}", 0.0, 1, 1) for i in range(2)))
+    return run, calls, jobs
+
+
+def test_the_demonstration_has_one_page_from_begin_to_end(faked, tmp_path):
+    """The second half goes on at the address and with the token of the first, and its jobs are told apart."""
+    run, calls, jobs = faked
     compared = []
     console = run.Console(file=io.StringIO(), width=100)
     runs = run.both(console, tmp_path / "home", lambda *both: compared.append(both))
@@ -271,3 +278,54 @@ def test_the_demonstration_has_one_page_from_begin_to_end(demo, tmp_path, monkey
     said = console.file.getvalue()
     assert said.index("http://127.0.0.1:4711") < said.index("with pollux")
     assert "secret" in said
+
+
+@pytest.mark.parametrize("stay", [False, True])
+def test_the_demonstration_ends_by_itself_in_a_terminal_too(faked, tmp_path, monkeypatch, stay):
+    run, calls, _ = faked
+    asked = []
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(run.Console, "input", lambda console, prompt: asked.append((prompt, calls[-1][0])))
+    console = run.Console(file=io.StringIO(), width=100, force_terminal=True)
+    run.both(console, tmp_path / "service", lambda *both: None, stay)
+    # Where it waits the service is still up.
+    assert asked == [("done; the page is at http://127.0.0.1:4711 until you press Enter ", "up")] * stay
+    assert ("--stay" in console.file.getvalue()) is not stay
+    assert calls[-1] == ("down",)
+
+
+def test_the_demonstration_says_who_took_too_long_and_stops_its_service(faked, tmp_path):
+    run, calls, _ = faked
+    console = run.Console(file=io.StringIO(), width=100)
+    assert run.LIMIT_SECONDS <= 170, "within three minutes, with the summary and the service's end"
+    with pytest.raises(SystemExit) as ended:
+        run.both(console, tmp_path / "service", lambda *both: None, limit_seconds=-1.0)
+    said = str(ended.value)
+    assert said.startswith("error: both halves did not end within")
+    assert "j0 not submitted, j1 not submitted" in said
+    assert "--limit" in said
+    assert calls[-1] == ("down",)
+
+
+def test_the_demonstration_removes_only_what_it_made(faked, tmp_path, monkeypatch):
+    run, _, jobs = faked
+    output = tmp_path / "mine"
+    output.mkdir()
+    (output / "thesis.tex").write_text("years of work")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--output", str(output)])
+    monkeypatch.setattr(run, "draw", lambda pollux, fixed, path: None)
+    for _ in range(2):
+        jobs.clear()
+        with pytest.raises(SystemExit) as ended:
+            run.main()
+        assert ended.value.code == 0
+        assert (output / "thesis.tex").read_text() == "years of work"
+        assert json.loads((output / "summary.json").read_text())["seconds"] >= 0
+        assert not (output / "service" / "left").exists()
+        # A service takes a folder that is not empty only where nobody else can read it.
+        assert (output / "service").stat().st_mode & 0o077 == 0
+        (output / "service" / "left").write_text("by the run before")
+    (output / "service" / run.MARK).unlink()
+    with pytest.raises(SystemExit, match="is not the demonstration's; give another --output"):
+        run.main()
+    assert (output / "service" / "left").exists()

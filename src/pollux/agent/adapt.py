@@ -285,6 +285,13 @@ class Adaptation:
         self.choice = fitting_choice(self.total, self._replicas.num_replicas, fitting, self.allowed.accumulation)
         return self.choice.local_batch
 
+    def limit(self, largest: int) -> bool:
+        """Stay at or below this local batch, with accumulation where needed; returns whether that is news."""
+        is_new = self.memory.limit(largest)
+        if self.choice.local_batch > largest:
+            self.choice = self.fitted()
+        return is_new
+
     def take(self, change: Change) -> None:
         """Go over to another batch."""
         self.choice = change.choice

@@ -195,6 +195,7 @@ class Job(MovingJob):
         self._closed = True
         atexit.unregister(self.close)
         self._iterator = None
+        self._note_death()
         try:
             self._leave()
         finally:
@@ -239,6 +240,8 @@ class Job(MovingJob):
                 _log.error("%s", error)
         elif self._parts.checkpointer is not None:
             _log.warning("not saved: not all replicas left the loop at step %d; break on all of them alike", self.step)
+        if self._parts.live is not None:
+            self._parts.live.finish()
         self._write_output()
 
     # Inside
@@ -253,6 +256,7 @@ class Job(MovingJob):
         return self._loader.pass_done
 
     def _forget_course(self) -> None:
+        self._end_trial()
         self._iterator, self._mid_step, self._snapshot = None, False, None
         self._rounds_not_finite = 0
 
@@ -289,7 +293,10 @@ class Job(MovingJob):
 
     def _begin(self, micro: MicroBatch) -> None:
         local = _local_batch(micro, self.num_replicas)
-        self._engine.begin(micro, self._adaptation.trial_from(local) if micro.index == 0 else None)
+        fits = self._adaptation.trial_from(local) if micro.index == 0 else None
+        if fits is not None and self._notes is not None:
+            self._notes.begin(local, self._adaptation.memory.held, writes=self.is_first)
+        self._engine.begin(micro, fits)
 
     def _moved(self, batch: Any) -> Any:
         device = self._replicas.device
@@ -305,6 +312,7 @@ class Job(MovingJob):
 
     def _drop_unfinished_step(self) -> None:
         if self._mid_step or self._engine.is_waiting:
+            self._end_trial()
             self._engine.abandon()
             self._loader.rewind()
             self._iterator, self._mid_step = None, False
@@ -312,7 +320,9 @@ class Job(MovingJob):
     def _finish_step(self, micro: MicroBatch) -> None:
         local = _local_batch(micro, self.num_replicas)
         progress = self._progress
-        if not self._engine.finish(self._adaptation.factors(micro.total, progress.epochs)):
+        finished = self._engine.finish(self._adaptation.factors(micro.total, progress.epochs))
+        self._end_trial()
+        if not finished:
             self._survive_out_of_memory(local)
             return
         self._engine.clock.end(micro.repeats, local, micro.measured)

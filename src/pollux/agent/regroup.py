@@ -35,6 +35,8 @@ _LEAVE_SECONDS = 5.0
 _REFUSE_SECONDS = 0.2
 # Who was killed is noticed by the others at once, through their connections. After so long nobody will.
 _FREE_SECONDS = 1.0
+# What a supervisor asks of nobody who does not say so: older releases leave at once where a plan names senders.
+_ABILITIES = {"hands_over": True}
 _log = logging.getLogger("pollux")
 
 
@@ -201,7 +203,8 @@ class Live:
 
     def _tell(self, beat: Beat) -> None:
         membership = self.membership
-        membership.tell("beat", membership.generation, membership.rank, {**beat, "refusal": self.refusal})
+        said = {**beat, "refusal": self.refusal, **_ABILITIES}
+        membership.tell("beat", membership.generation, membership.rank, said)
 
     # At step boundaries
 
@@ -214,6 +217,11 @@ class Live:
             return False
         self._end_pause(step)
         return True
+
+    def end_pause(self) -> None:
+        """No step comes next, and others may wait for it: a pause ends here, if one is open."""
+        if self._pause is not None:
+            self._end_pause(self.beat.step)
 
     def _end_pause(self, step: int) -> None:
         pause, self._pause = self._pause, None
@@ -234,8 +242,7 @@ class Live:
 
     def rest(self, what: str) -> None:
         """No step comes next but code of the user's own: that is no part of a pause, which ends here if one is open."""
-        if self._pause is not None:
-            self._end_pause(self.beat.step)
+        self.end_pause()
         self.beat.busy = what
 
     def finish(self) -> None:
@@ -311,7 +318,7 @@ class Live:
         membership = self.membership
         rank, generation = membership.rank, membership.generation
         at_phase("prepare", rank)
-        membership.tell("ready", generation, rank)
+        membership.tell("ready", generation, rank, _ABILITIES)
         at_phase("ready", rank)
         plan = None
         while plan is None:
@@ -429,7 +436,8 @@ class Live:
             if look():
                 return OPEN
             if self._stop_wanted():
-                return "asked to stop"
+                # That may have been said just before, and the request overtaken it.
+                return OPEN if look() else "asked to stop"
             why = membership.has_failed(generation)
             return None if why is None else f"it was given up: {why}"
 
@@ -480,13 +488,17 @@ class Live:
             self.membership.fail(pause.plan.generation, "no replica that holds the state is left")
             raise JobLost
         senders = [number for number, row in enumerate(table) if row == furthest]
-        receivers = [number for number, row in enumerate(table) if row != furthest]
+        # Who leaves needs nothing, and what it holds, a step less maybe, is a whole that it can save.
+        num_going_on = pause.plan.num_replicas if pause.plan.senders else len(table)
+        receivers = [number for number, row in enumerate(table[:num_going_on]) if row != furthest]
         receives = replicas.replica in receivers
         packed: Packed | None = None
-        if not receives:
+        if replicas.replica in senders:
+            # First: those that join count what is left of the pause from when they meet the others.
+            paused = time.perf_counter() - pause.began
             own = job.local_state(whole=bool(receivers))
             own.values["num_replicas"] = num_before
-            own.values["paused_seconds"] = time.perf_counter() - pause.began
+            own.values["paused_seconds"] = paused
             if replicas.num_replicas == 1:
                 return False, own
             packed = pack(own)
@@ -495,8 +507,8 @@ class Live:
         state, pause.num_bytes = exchange(
             packed, senders, receivers, replicas.control, job.templates() if receives else None
         )
-        if self.joins:
-            # It waited for the others' boundary, which is no part of their pause.
+        if self.joins and "paused_seconds" in state.values:
+            # It waited for the others' boundary, which is no part of their pause; older releases do not tell theirs.
             pause.began, pause.last = met - float(state.values["paused_seconds"]), met
             pause.parts["regroup"] = met - pause.began
         return receives, state

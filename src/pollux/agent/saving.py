@@ -6,6 +6,8 @@ When to save is decided in `job`; how files are written is in `checkpoint`.
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +15,15 @@ from typing import Any
 
 from pollux.agent.checkpoint import Saved, load
 from pollux.agent.heartbeat import CHECKPOINT, PASS_END
+from pollux.agent.memory import is_out_of_memory
 from pollux.agent.state import State, from_loaded
 from pollux.agent.status import JobStatus, Parts
+from pollux.agent.trials import TrialNotes
 from pollux.core.errors import MisusedJob, PolluxError
 
 __all__ = ["SavedJob"]
+
+_log = logging.getLogger("pollux")
 
 
 class SavedJob(JobStatus):
@@ -30,6 +36,11 @@ class SavedJob(JobStatus):
         self._preparing: threading.Thread | None = None
         self._saving: tuple[int, float, float] | None = None
         self._resumed_at: tuple[int, int] | None = None
+        self._notes: TrialNotes | None = None
+        if parts.checkpointer is not None:
+            kind, adapts = parts.adaptation.memory.gpu_type, parts.adaptation.adapts
+            # Exactly the batch that was asked for, unless it is certain that memory does not hold it.
+            self._notes = TrialNotes(parts.checkpointer.folder, kind, counts_deaths=adapts)
 
     @property
     def _seconds(self) -> float:
@@ -41,6 +52,9 @@ class SavedJob(JobStatus):
         checkpointer = self._parts.checkpointer
         if checkpointer is None:
             raise MisusedJob("there is no checkpoint folder: pass checkpoint_dir= to pollux.init")
+        if wait and self._parts.live is not None:
+            # Who held the folder before may let it go only when this replica goes on.
+            self._parts.live.end_pause()
         with self._announced():
             self._await_buffers()
             self._note_saved()
@@ -148,6 +162,7 @@ class SavedJob(JobStatus):
         """Go on from a checkpoint, at whatever number of replicas there are now; called by `init`."""
         # Before anything is read into the model: data of another shape is refused, and the model stays as it was.
         self._loader.check_state(dict(saved.values["data"]))  # type: ignore[arg-type]
+        self._parts.state.check_schedule(saved.values)
         tensors = self._parts.state.templates(saved)
         loaded = load(saved, tensors, signature=self._signature())
         state = from_loaded(loaded, tensors)
@@ -165,3 +180,25 @@ class SavedJob(JobStatus):
             text = f"from {before} to {self.num_replicas} replicas"
             self._receipt.event("resized", self.step, self.progress, text, before=before, after=self.num_replicas)
         self._receipt.event("resumed", self.step, self.progress, f"from {saved.path.name}")
+
+    def heed_deaths(self) -> None:
+        """Stay below the local batch that ended an earlier start; called by `init`. A collective."""
+        lesson = None if self._notes is None else self._notes.lesson(writes=self.is_first)
+        everyones = self._replicas.gather([0.0, 0.0] if lesson is None else [float(number) for number in lesson])
+        known = sorted((int(largest), int(local)) for local, largest in everyones.tolist() if largest > 0)
+        if known and self._adaptation.limit(known[0][0]):
+            largest, local = known[0]
+            text = f"a local batch of {local} ended an earlier start for want of memory: none above {largest} is tried"
+            _log.warning("%s", text)
+            self._receipt.event("out-of-memory", self.step, self.progress, text, local_batch=local, smaller=largest)
+
+    def _end_trial(self) -> None:
+        if self._notes is not None:
+            self._notes.end(writes=self.is_first)
+
+    def _note_death(self) -> None:
+        """Where the script ends for want of memory in a trial, the next start is to know; other ends blame nothing."""
+        error = sys.exception() or getattr(sys, "last_value", None)
+        if self._notes is not None and error is not None and is_out_of_memory(error):
+            self._notes.ran_out()
+        self._end_trial()

@@ -339,6 +339,8 @@ def _begin(
             training.seed_rng(0)
         text = f"{replicas.num_replicas} replicas on {replicas.num_nodes} nodes"
         job.receipt.event("started", 0, 0.0, text)
+    if checkpointer is not None and not joins:
+        job.heed_deaths()
     if tensorboard_dir is not None:
         job.attach_scalars(
             Scalars(

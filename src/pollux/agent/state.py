@@ -202,7 +202,21 @@ class TrainingState:
         state.objects["optimizer.others"] = others
         state.objects.update(self.user_objects())
         state.values["rng"] = list(rng_texts)
+        state.values["lr_scheduler"] = self._schedule_kind()
         return state
+
+    def check_schedule(self, values: Mapping[str, Any]) -> None:
+        """Refuse a state whose LR scheduler is of another kind: its numbers would be taken up without a word."""
+        here, there = self._schedule_kind(), values.get("lr_scheduler")
+        if here is not None and there is not None and here != there:
+            raise CheckpointMismatch(
+                f"the checkpoint's lr_scheduler is a {there}, this one is a {here}: build it as it was, or use another "
+                "checkpoint folder"
+            )
+
+    def _schedule_kind(self) -> str | None:
+        schedule = self._stateful.get("lr_scheduler")
+        return None if schedule is None else _kind(schedule)
 
     def copied(self, state: State) -> State:
         """The same with tensors and objects of its own on the host, for a return to it later."""
@@ -325,6 +339,13 @@ def require_stateful(objects: Mapping[str, object]) -> dict[str, Stateful]:
                 "leave it out"
             )
     return {name: item for name, item in objects.items() if isinstance(item, Stateful)}
+
+
+def _kind(schedule: object) -> str:
+    """The name of a scheduler's class, with those of the schedulers inside it."""
+    inner = getattr(schedule, "_schedulers", ())
+    names = ", ".join(_kind(each) for each in inner)
+    return f"{type(schedule).__name__}({names})" if names else type(schedule).__name__
 
 
 def _is_extra(name: str) -> bool:

@@ -61,6 +61,7 @@ class Order:
 
     A place is a number on this machine, or `NODE/number` on one of the `fleet`'s; `gpus` is the device behind a place.
     `live`: its replicas may change while they run; one that is silent for `hang_seconds` then counts as hung.
+    `orphan_seconds`: it ends, with its grace, once nobody has been connected to its shim for so long; None: it goes on.
     """
 
     job_id: str
@@ -81,6 +82,7 @@ class Order:
     hang_seconds: float = 30.0
     gpus: Mapping[str, int] = field(default_factory=dict)
     fleet: Fleet | None = None
+    orphan_seconds: float | None = None
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Order:
@@ -152,6 +154,7 @@ class Generation:
     _over_memory: str = ""
     _trouble: str = ""
     _given_up: str = ""
+    _doubted: dict[int, str] = field(default_factory=dict)
     _port: int = 0
     _look_at: float | None = None
     _memory_at: float = 0.0
@@ -277,6 +280,14 @@ class Generation:
         self._given_up = why
         self._terminate()
         self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + max(0.0, self.order.grace_seconds))
+
+    def doubt(self, number: int, why: str) -> None:
+        """That one ended with 0 does not make the job done, unless `believe` follows."""
+        self._doubted[number] = why
+
+    def believe(self) -> None:
+        """The job has said that it is through."""
+        self._doubted.clear()
 
     @property
     def is_ending(self) -> bool:
@@ -457,12 +468,13 @@ class Generation:
             frozenset(self._ended_by_us),
             self._over_memory,
             self.hands.lacks_memory,
-            frozenset(self._asked),
+            frozenset({*self._asked, *self._doubted}),
         )
         if self._trouble:
             outcome, detail = "crashed", self._trouble
-        if self._given_up and outcome not in ("succeeded", "stopped"):
-            outcome, detail = "lost", self._given_up
+        given_up = self._given_up or next(iter(self._doubted.values()), "")
+        if given_up and outcome not in ("succeeded", "stopped"):
+            outcome, detail = "lost", given_up
         self.ended = ReplicasEnded(time.time(), self.order.job_id, self.order.generation, outcome, exits, detail)
 
     def _drain(self) -> None:

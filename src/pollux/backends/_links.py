@@ -21,13 +21,17 @@ _BACKLOG = 16
 
 
 class ShimLink:
-    """A connection to one job's shim; `warm` None until it is known whether the shim came from the nursery."""
+    """A connection to one job's shim; `warm` None until it is known whether the shim came from the nursery.
+
+    `hands_over`: it can have a job go to other places altogether, which older ones cannot; None until it has said so.
+    """
 
     def __init__(self, job_id: str, peer: socket.socket, warm: bool | None = None) -> None:
         peer.settimeout(_SEND_SECONDS)
         self.job_id = job_id
         self.peer = peer
         self.warm = warm
+        self.hands_over: bool | None = None
         self.leaving = False
         self._rest = b""
 

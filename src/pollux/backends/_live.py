@@ -12,7 +12,7 @@ from typing import Any
 
 from pollux.backends._beats import Beats, ListeningClock
 from pollux.backends._generation import Generation, Member, Order
-from pollux.backends._regroup import Action, GiveUp, Join, Kill, Limits, Lost, SetKey, Started, Watch, settled_at
+from pollux.backends._regroup import Action, Doubt, GiveUp, Join, Kill, Limits, Lost, SetKey, Started, Watch, settled_at
 from pollux.backends._storehost import StoreHost
 
 __all__ = ["LiveGeneration"]
@@ -28,6 +28,7 @@ _PATIENCE_SECONDS = 5.0
 _MOST_STEPS = 50
 _LEAST_BOUNDARY_SECONDS = 30.0
 _LEAST_REGROUP_SECONDS = 5.0
+_CANNOT_HAND_OVER = "an agent of an older release in its replicas cannot hand its state over where nobody stays"
 
 
 def _limits(hang_seconds: float) -> Limits:
@@ -63,6 +64,8 @@ class LiveGeneration:
         self._committed_at, self._steps = 0.0, dict[int, int]()
         self._through = False
         self._refusal = ""
+        # Whether an agent knows how to hand over where nobody stays, by number: older releases do not.
+        self._hands_over: dict[int, bool] = {}
         # Who is who in every generation that replicas may believe to be in, by the rank there.
         self._numbers = {order.generation: self._by_rank()}
         self.lost: Mapping[str, Any] | None = None
@@ -97,20 +100,43 @@ class LiveGeneration:
         elif self._refusal:
             self._refuse(order, self._refusal)
         elif not self._follows or not self._regroup.takes_orders or self._is_through:
-            # Noted at once: whoever asks later, a new service say, must learn that this order was taken.
-            self._generation.renumber(order.generation)
-            self._pending = order
+            self._wait_with(order)
             if not self._follows:
-                now = self._clock()
-                self._follow_by = max(now + _PATIENCE_SECONDS, self._began_at + _START_TIMES * self._beats.hang_seconds)
+                self._wait_for_words()
+        elif (can := self._can_follow(order)) is None:
+            self._wait_with(order)
+            self._wait_for_words()
+        elif not can:
+            self._refuse(order, _CANNOT_HAND_OVER)
         else:
-            self.lost = None
+            self.lost, self._follow_by = None, None
             change = self._generation.seat(order, self._regroup.ranks)
             self._numbers[change.generation] = {rank: seat.number for rank, seat in enumerate(change.seats)}
             for number in change.joiners.values():
                 self._beats.renew(number)
+                self._hands_over.pop(number, None)
             self._do(self._regroup.begin(change, self._clock()))
             self._watch_beats()
+
+    def _wait_with(self, order: Order) -> None:
+        """Note it at once: whoever asks later, a new service say, must learn that this order was taken."""
+        if order.generation != self._generation.order.generation:
+            self._generation.renumber(order.generation)
+        self._pending = order
+
+    def _wait_for_words(self) -> None:
+        if self._follow_by is None:
+            now = self._clock()
+            self._follow_by = max(now + _PATIENCE_SECONDS, self._began_at + _START_TIMES * self._beats.hang_seconds)
+
+    def _can_follow(self, order: Order) -> bool | None:
+        """Whether somebody stays, or all that hold the state say that they hand it over; None: not all have spoken."""
+        ranks = self._regroup.ranks
+        holders = [member for member in self._generation.members if member.code is None and member.number in ranks]
+        if any(member.place in order.places for member in holders):
+            return True
+        said = [self._hands_over.get(member.number) for member in holders]
+        return False if False in said else None if None in said else True
 
     def _refuse(self, order: Order, why: str) -> None:
         self._generation.renumber(order.generation)
@@ -121,20 +147,38 @@ class LiveGeneration:
         what, _, rest = key.partition("/")
         if what == "beat":
             self._heard(rest, value)
+        elif what == "ready" and not self._can_join(rest, value):
+            self._do(self._regroup.give_up("it cannot change while it runs: a replica of an older release that comes "
+                                           "cannot receive the state where nobody stays"))  # fmt: skip
         else:
             self._do(self._regroup.seen(key, value, self._clock()))
 
-    def _heard(self, where: str, value: Any) -> None:
+    def _number_at(self, where: str) -> int | None:
         generation, _, rank = where.partition("/")
-        number = self._numbers.get(int(generation), {}).get(int(rank))
+        return self._numbers.get(int(generation), {}).get(int(rank))
+
+    def _can_join(self, where: str, value: Any) -> bool:
+        """Whether one that is ready can do its part; what it says then it says of changes to come, too."""
+        number, change = self._number_at(where), self._regroup.change
+        says_so = isinstance(value, Mapping) and bool(value.get("hands_over"))
+        if number is not None:
+            self._hands_over[number] = says_so
+        return says_so or self._regroup.phase != "prepare" or change is None or not change.senders
+
+    def _heard(self, where: str, value: Any) -> None:
+        number = self._number_at(where)
         if number is None or not isinstance(value, Mapping):
             return
         was_through, self._refusal = self._is_through, str(value.get("refusal") or "")
         self._beats.heard(number, value, self._clock())
+        if self._beats.is_finished():
+            self._generation.believe()
+        was_known = number in self._hands_over
+        self._hands_over[number] = bool(value.get("hands_over"))
         self._begin_to_follow()
         if self._is_through and self._regroup.phase in ("prepare", "move") and not self._got_state(number):
             self.over()
-        elif was_through and not self._is_through:
+        elif not was_known or (was_through and not self._is_through):
             self._do([])
 
     def _got_state(self, number: int) -> bool:
@@ -157,6 +201,7 @@ class LiveGeneration:
         """A replica has ended; whether that is taken care of here."""
         code = member.code or 0
         self._beats.drop(member.number)
+        self._hands_over.pop(member.number, None)
         alone = not self._follows or self._refusal or self._is_through
         if alone or (code < 0 and self._generation.lacks_memory):
             actions = None
@@ -168,7 +213,7 @@ class LiveGeneration:
             if code != 0 or self._regroup.phase == "prepare":
                 self.over()
             return False
-        if not any(isinstance(action, GiveUp) for action in actions):
+        if not any(isinstance(action, GiveUp | Doubt) for action in actions):
             self._generation.depart(member)
         self._do(actions)
         return True
@@ -204,9 +249,12 @@ class LiveGeneration:
     def look(self) -> None:
         """Act on what is due: replicas that are hung, phases that take too long."""
         now = self._clock()
-        if self._follow_by is not None and now >= self._follow_by and self._pending is not None:
-            order, self._pending, self._follow_by = self._pending, None, None
-            self._refuse(order, "no agent in its replicas gives a sign of life")
+        if self._follow_by is not None and now >= self._follow_by:
+            self._follow_by = None
+            if self._pending is not None and not self._is_through:
+                order, self._pending = self._pending, None
+                why = _CANNOT_HAND_OVER if self._follows else "no agent in its replicas gives a sign of life"
+                self._refuse(order, why)
         for number in self._beats.silent(now):
             rank = self._regroup.ranks.get(number)
             why = f"replica {rank} hung: {self._beats.words.pop(number)}"
@@ -248,6 +296,8 @@ class LiveGeneration:
                 case GiveUp(why):
                     self._regroup.phase = "over"
                     self._generation.give_up(why)
+                case Doubt(number, why):
+                    self._generation.doubt(number, why)
                 case Join(rank, number):
                     self._generation.join(rank, number)
         if self._pending is not None and self._follows and self._regroup.takes_orders and not self._is_through:

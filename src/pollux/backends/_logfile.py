@@ -94,6 +94,7 @@ class LogWriter:
 
     def _rotate(self) -> None:
         parts = self._parts
+        moved = False
         try:
             head = parts.head
             if head == 0:
@@ -102,14 +103,19 @@ class LogWriter:
                 _beside(self.path, ".head").write_bytes(first)
                 head = len(first)
             self._parts = _Parts(head, parts.now, parts.now + self._size)
+            # What needs room comes first: once the file has its new name, it is not to be touched.
+            new = _beside(self.path, ".parts.new")
+            new.write_text(json.dumps(asdict(self._parts)))
             os.replace(self.path, _beside(self.path, ".1"))
-            _beside(self.path, ".parts").write_text(json.dumps(asdict(self._parts)))
+            moved = True
+            os.replace(new, _beside(self.path, ".parts"))
         except OSError:
-            # No room even for this: begin the file anew, which needs none.
-            os.ftruncate(self._fd, 0)
-            self._parts = _Parts(parts.head, parts.before, parts.now + self._size)
-            self._size = 0
-            return
+            if not moved:
+                # No room even for this: begin the file anew, which needs none.
+                os.ftruncate(self._fd, 0)
+                self._parts = _Parts(parts.head, parts.before, parts.now + self._size)
+                self._size = 0
+                return
         os.close(self._fd)
         self._open()
         gap = self._parts.before - self._parts.head

@@ -14,6 +14,7 @@ __all__ = [
     "RESTART_EXIT_CODE",
     "Action",
     "Change",
+    "Doubt",
     "GiveUp",
     "Join",
     "Kill",
@@ -156,7 +157,15 @@ class GiveUp:
     why: str
 
 
-Action = SetKey | Watch | Join | Kill | Lost | Started | GiveUp
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """It ended with 0 while it held the state alone: the job counts as through only where that was said, too."""
+
+    number: int
+    why: str
+
+
+Action = SetKey | Watch | Join | Kill | Lost | Started | GiveUp | Doubt
 """What is to be done."""
 
 
@@ -180,6 +189,7 @@ class Regroup:
     _came: bool = False
     _after_loss: bool = False
     _handed: bool = False
+    _doubt: str = ""
 
     @property
     def awaits_boundary(self) -> bool:
@@ -206,6 +216,7 @@ class Regroup:
         self._after_loss = self.phase == "lost"
         self.change, self._ready, self._done, self._gone = change, set(), {}, set()
         self._through = self._told = self._handed = False
+        self._doubt = ""
         # Numbers of the dead are given anew.
         self.ranks = {number: rank for number, rank in self.ranks.items() if number not in self.dead}
         self.dead = set()
@@ -300,6 +311,8 @@ class Regroup:
             return self.give_up(f"replica {self.ranks[number]} could not go on by itself")
         if code > 0 and self.phase == "lost":
             return self.give_up(f"replica {self.ranks[number]} did not outlive the loss of another: exit code {code}")
+        if code == 0 and self.phase == "move" and change is not None and number in change.senders:
+            return self._doubtful(number, now)
         if code == 0 and self.phase == "move" and not self._through:
             # Through with the job before it saw that it should move: who was to join waits for nobody.
             self._through, self.due = True, now + self.limits.through
@@ -331,6 +344,13 @@ class Regroup:
         self.dead.add(number)
         self._lost.add(self.ranks[number])
         return [SetKey(f"lost/{self.settled}", sorted(self._lost))]
+
+    def _doubtful(self, number: int, now: float) -> list[Action]:
+        """Whether it was through, which it then said, or left with what nobody else has: that is known in a moment."""
+        if not self._through:
+            self._through, self.due = True, now + self.limits.through
+        self._doubt = f"replica {self.ranks[number]} ended without handing over what it holds"
+        return [Doubt(number, self._doubt)]
 
     def over(self) -> list[Action]:
         """The job ends, by itself or by order: no change any more, and joiners are not needed."""
@@ -422,6 +442,8 @@ class Regroup:
             named = ", ".join(map(str, late))
             return self._withdraw(f"joining replicas {named} were not ready after {self.limits.prepare:g} s")
         if self.phase == "move":
+            if self._doubt:
+                return self.give_up(self._doubt)
             return self.over() if self._through else self._late(now)
         if self.phase == "lost":
             return self.give_up(f"nobody said within {self.limits.order:g} s how to go on after a loss")

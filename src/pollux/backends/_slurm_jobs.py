@@ -55,10 +55,17 @@ class SlurmJobLender(SlurmLender):
         self._resting: dict[str, float] = {}
         self._refused: dict[str, str] = {}
         self._idle_since: dict[str, float] = {}
+        self._knows_jobs = False
+
+    def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
+        """Note what is in use."""
+        self._knows_jobs = True
+        super().claim(job_id, places)
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
         """Ask Slurm for the nodes that are not there yet; places are given once their hosts are up."""
         self._refused.pop(job_id, None)
+        self._knows_jobs = True
         super().ask(job_id, wanted)
         self._wake.set()
 
@@ -87,7 +94,7 @@ class SlurmJobLender(SlurmLender):
         rows = self._aged()
         now = self._clock()
         running = {pilot: now - since for pilot, since in self._since.items()}
-        picture = look(self.options, rows, self._states, notes, running)
+        picture = look(self.options, rows, self._states, notes, running, self._patience_seconds)
         with self._books:
             up = {hosted.node.id: hosted for hosted in picture.hosts}
             for name in self._up.keys() - up.keys():
@@ -141,14 +148,16 @@ class SlurmJobLender(SlurmLender):
         with self._books:
             wanted = {job: set(nodes) for job, nodes in self._wanted.items()}
             held = {job: {name for name, places in nodes.items() if places} for job, nodes in self._held.items()}
+            working = set().union(*(self._works_on(job) for job in held))
         needed = set().union(*wanted.values(), *held.values())
         asked = {row.id: set(_nodes_of(row)) for row in self._rows.values()}
         now = self._clock()
         since = {pilot: self._idle_since.get(pilot, now) for pilot, nodes in asked.items() if not nodes & needed}
         self._idle_since = since
         idle = [pilot for pilot, at in since.items() if now - at >= _LINGER_SECONDS]
-        # Whoever waits for its host is refused when its node goes, and is placed anew.
-        idle += [pilot for pilot in self._picture.faulty if pilot not in idle]
+        # Whoever waits for its host is refused when its node goes, and is placed anew; what runs beside it is spared.
+        faulty = [pilot for pilot in self._picture.faulty if not asked.get(pilot, set()) & working]
+        idle += [pilot for pilot in faulty if pilot not in idle]
         if idle:
             self._cancel(tuple(idle))
         there = set().union(*asked.values())
@@ -158,6 +167,12 @@ class SlurmJobLender(SlurmLender):
                 if lacking and job_id not in self._refused and now >= self._submit_after:
                     self._submit_for(job_id, lacking)
                     there |= lacking
+
+    def _works_on(self, job_id: str) -> set[str]:
+        """The nodes that a job uses: those it was given while it still waits for others of them are not used yet."""
+        held, wanted = self._held.get(job_id, {}), self._wanted.get(job_id, {})
+        waits = any(len(held.get(node, ())) < number for node, number in wanted.items())
+        return {node for node, places in held.items() if places and not (waits and node in wanted)}
 
     def _submit_for(self, job_id: str, nodes: set[str]) -> None:
         listed = fold_nodes(nodes)
@@ -181,7 +196,10 @@ class SlurmJobLender(SlurmLender):
             super()._leave()
 
     def _unneeded(self) -> list[str]:
-        return [*self._rows]
+        """What waits and what is idle; all, where it is known that no job runs, and not only where none was told of."""
+        now = self._clock()
+        idle = {pilot for pilot, at in self._idle_since.items() if now - at >= _LINGER_SECONDS}
+        return [row.id for row in self._rows.values() if self._knows_jobs or row.is_waiting or row.id in idle]
 
 
 def _nodes_of(row: PilotRow) -> tuple[str, ...]:

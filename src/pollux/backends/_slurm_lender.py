@@ -16,7 +16,7 @@ from pathlib import Path
 from pollux.backends._slurm_calls import SlurmCalls
 from pollux.backends._slurm_folder import PoolFolder
 from pollux.backends._slurm_node import CLOSED
-from pollux.backends._slurm_pool import ANNOUNCE_SECONDS, Picture, look, plan
+from pollux.backends._slurm_pool import ANNOUNCE_SECONDS, GIVE_UP_SECONDS, Picture, look, plan
 from pollux.backends._slurm_script import PILOT_COMMENT, PilotOptions, batch_script, pool_name
 from pollux.backends._slurm_text import NodeRow, PilotRow, read_nodes, read_pilots
 from pollux.backends.lender import PooledLender
@@ -34,6 +34,7 @@ _FIRST_PAUSE_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _AFTER_FAILURE_SECONDS = 30.0
 _BAD_NODE_SECONDS = 3600.0
+_LONGEST_PATIENCE_SECONDS = 7200.0
 
 
 class SlurmLender(PooledLender):
@@ -70,6 +71,7 @@ class SlurmLender(PooledLender):
         self._failures = 0
         self._submit_after = 0.0
         self._surplus_since: float | None = None
+        self._patience_seconds = GIVE_UP_SECONDS
         self._beaten_at = -_BEAT_SECONDS
         self._alert_until = 0.0
         self._sure = False
@@ -236,7 +238,7 @@ class SlurmLender(PooledLender):
         self._say("notes", odd[0] if odd else "")
         now = self._clock()
         running = {pilot: now - since for pilot, since in self._since.items()}
-        self._publish(look(self.options, self._aged(), self._states, notes, running))
+        self._publish(look(self.options, self._aged(), self._states, notes, running, self._patience_seconds))
 
     def _aged(self) -> list[PilotRow]:
         """The rows as they are by now."""
@@ -325,6 +327,9 @@ class SlurmLender(PooledLender):
             return
         self._say("cancel", "")
         self._cancelled.update(new)
+        if set(new) & set(self._picture.given_up):
+            # What takes so long to prepare would never come where each is given back as soon as the last.
+            self._patience_seconds = min(2.0 * self._patience_seconds, _LONGEST_PATIENCE_SECONDS)
         _log.info("gave nodes back to Slurm: %s", ", ".join(new))
 
     def _say(self, key: str, text: str) -> None:

@@ -12,12 +12,13 @@ from pollux.backends._slurm_text import NodeRow, PilotRow, gres_type
 from pollux.backends.lender import HostedNode
 from pollux.core import Node
 
-__all__ = ["ANNOUNCE_SECONDS", "Note", "Picture", "Plan", "look", "plan"]
+__all__ = ["ANNOUNCE_SECONDS", "GIVE_UP_SECONDS", "Note", "Picture", "Plan", "look", "plan"]
 
 ANNOUNCE_SECONDS = 90.0
 """A host that has not announced itself so long after its pilot began is not likely to."""
 
-_GIVE_UP_SECONDS = 600.0
+GIVE_UP_SECONDS = 600.0
+"""After so long one is given back, the first time: preparations of the user's own may take longer."""
 
 _MOST_AT_ONCE = 1000
 _FROZEN = ("SUSPENDED", "STOPPED")
@@ -51,7 +52,8 @@ _NOTHING = Note()
 class Picture:
     """The pool at one moment: hosts that are up, those of them to be left (by id, with why), and warnings for people.
 
-    `steady` are the pilots that count for what is wanted; `of` names the pilot of each host.
+    `steady` are the pilots that count for what is wanted; `of` names the pilot of each host. `faulty` are to go, and
+    those of them that are `given_up` since their hosts never came.
     """
 
     hosts: tuple[HostedNode, ...] = ()
@@ -60,6 +62,7 @@ class Picture:
     steady: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     faulty: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
     bad_nodes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -78,15 +81,17 @@ def look(
     states: Mapping[str, NodeRow],
     notes: Mapping[tuple[str, str], Note],
     running_seconds: Mapping[str, float],
+    give_up_seconds: float = GIVE_UP_SECONDS,
 ) -> Picture:
     """The pool as the queue, the nodes' states and the nodes' own notes show it.
 
-    `seconds_left` of the rows is that of now. `running_seconds`: for how long each pilot has been seen running.
+    `seconds_left` of the rows is that of now. `running_seconds`: for how long each pilot has been seen running; one
+    that brings no host in `give_up_seconds` is faulty.
     """
     looking = _Looking(options, states, notes)
     for row in rows:
         looking.take(row)
-    return looking.picture(running_seconds)
+    return looking.picture(running_seconds, give_up_seconds)
 
 
 class _Looking:
@@ -138,12 +143,13 @@ class _Looking:
                 self._leaving[note.id] = why
         return not why
 
-    def picture(self, running_seconds: Mapping[str, float]) -> Picture:
+    def picture(self, running_seconds: Mapping[str, float], give_up_seconds: float) -> Picture:
         """All of it."""
         silent = [row for row in self._silent if running_seconds.get(row.id, 0.0) > ANNOUNCE_SECONDS]
         # One that nobody can use is held for nothing, and stands for a node that is lacking.
-        given_up = {row.id for row in silent if running_seconds[row.id] > _GIVE_UP_SECONDS}
-        said = [*self._faulty.values(), *_silences(silent, running_seconds), *_queue(self._waiting)]
+        given_up = {row.id for row in silent if running_seconds[row.id] > give_up_seconds}
+        silences = _silences(silent, running_seconds, give_up_seconds)
+        said = [*self._faulty.values(), *silences, *_queue(self._waiting)]
         return Picture(
             tuple(sorted(self._hosts, key=lambda hosted: _natural(hosted.node.id))),
             self._leaving,
@@ -151,6 +157,7 @@ class _Looking:
             tuple(pilot for pilot in self._steady if pilot not in given_up),
             tuple(row.id for row in self._waiting),
             (*self._faulty, *sorted(given_up)),
+            tuple(sorted(given_up)),
             tuple(self._bad),
             (*said, *_goings(self._leaving)),
         )
@@ -203,11 +210,11 @@ def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)
 
 
-def _silences(silent: Collection[PilotRow], running_seconds: Mapping[str, float]) -> list[str]:
+def _silences(silent: Collection[PilotRow], running_seconds: Mapping[str, float], give_up_seconds: float) -> list[str]:
     return [
         f"pilot {row.id} has run on {','.join(row.nodes)} for {running_seconds[row.id]:.0f} s, and its host has not "
         "announced itself: is the pool= on a file system that the node shares? See the pilot's log; it is given back "
-        f"after {_GIVE_UP_SECONDS:.0f} s"
+        f"after {give_up_seconds:.0f} s"
         for row in silent
     ]
 

@@ -55,6 +55,8 @@ _MAX_ATTEMPTS = 3
 _MAX_NURSERIES = 5
 # So long changes wait for places that nobody seems to leave; an engine may take seconds to hand some over.
 _TANGLED_SECONDS = 5.0
+# So long one waits for places elsewhere that nobody seems to give while it holds those that it has, by a quota say.
+_LONGEST_WAIT_SECONDS = 300.0
 
 
 class Work(Loop):
@@ -68,6 +70,7 @@ class Work(Loop):
         warm: bool,
         log_cap_bytes: int,
         hang_seconds: float,
+        orphan_seconds: float | None = None,
     ) -> None:
         super().__init__()
         self._home = home
@@ -76,6 +79,7 @@ class Work(Loop):
         self._warm = warm
         self._log_cap_bytes = log_cap_bytes
         self._hang_seconds = hang_seconds
+        self._orphan_seconds = orphan_seconds
         self._jobs: dict[str, LocalJob] = {}
         self._nurseries = 0
         self._children: set[int] = set()
@@ -327,36 +331,48 @@ class Work(Loop):
         else:
             why, target = found
         if not target:
-            self._untangle(job, now, held)
+            self._untangle(job, now, held, kept)
             return
         if why and now.kept is None and set(target) & set(kept):
             self._refuse_change(job, why, target, kept)
             return
-        if why and not set(target) & set(kept):
-            # It cannot be there, and must not be here any more: what runs saves its state, and ends.
-            held.changes = False
-            now.ask_to_stop(held.launch.grace_seconds)
-            self._rouse()
-            return
+        if not set(target) & set(kept):
+            if not why and job.link.hands_over is None:
+                # It says so any moment.
+                return
+            if why or not job.link.hands_over:
+                # It cannot be there, or not get there while it runs, and must not be here any more.
+                self._restart(now, held)
+                return
         held.target = target
         held.places = (*now.places, *(place for place in target if place not in now.places))
         held.sent = True
         job.now, job.next = held, None
         job.link.send(op="resize", order=asdict(self._order(held.launch, held.target)))
 
-    def _untangle(self, job: LocalJob, now: Held, held: Held) -> None:
-        """Changes that wait for places of one another would do so for ever: the first saves, ends and starts anew."""
+    def _untangle(self, job: LocalJob, now: Held, held: Held, kept: tuple[str, ...]) -> None:
+        """Changes that wait for places of one another would do so for ever: the first saves, ends and starts anew.
+
+        So does one that is to go elsewhere, and to which nobody gives anything while it holds what it has.
+        """
         if held.waits_since is None:
             held.waits_since = time.monotonic()
-            self._after(_TANGLED_SECONDS, lambda: None)
-        jobs = self._jobs.values()
-        if any(other.is_moving for other in jobs) or time.monotonic() < held.waits_since + _TANGLED_SECONDS:
-            return
-        if any(other.awaits_change for other in jobs if other is not job):
-            assert held.launch is not None
-            held.changes = False
-            now.ask_to_stop(held.launch.grace_seconds)
-            self._rouse()
+            for seconds in (_TANGLED_SECONDS, _LONGEST_WAIT_SECONDS):
+                self._after(seconds, lambda: None)
+        assert held.launch is not None
+        waited, jobs = time.monotonic() - held.waits_since, self._jobs.values()
+        others_wait = any(other.awaits_change for other in jobs if other is not job)
+        tangled = waited >= _TANGLED_SECONDS and others_wait and not any(other.is_moving for other in jobs)
+        elsewhere = not dict(self._ground.placement(kept)).keys() & dict(held.launch.placement).keys()
+        if tangled or (waited >= _LONGEST_WAIT_SECONDS and elsewhere):
+            self._restart(now, held)
+
+    def _restart(self, now: Held, held: Held) -> None:
+        """What runs saves its state and ends, and what it was to become starts from there."""
+        assert held.launch is not None
+        held.changes = False
+        now.ask_to_stop(held.launch.grace_seconds)
+        self._rouse()
 
     def _vet(
         self, launch: Launch, target: tuple[str, ...], kept: tuple[str, ...]
@@ -425,6 +441,7 @@ class Work(Loop):
             log_cap_bytes=self._log_cap_bytes,
             live=launch.live,
             hang_seconds=self._hang_seconds,
+            orphan_seconds=self._orphan_seconds,
             **self._ground.details(launch, places, identity),
         )
 
@@ -450,7 +467,7 @@ class Work(Loop):
         if self._take_aside(job, message):
             return
         if message["event"] == "status":
-            link.warm = bool(message["warm"])
+            link.warm, link.hands_over = bool(message["warm"]), bool(message.get("hands_over"))
             if held is None and message["generation"] is not None:
                 self._learn(job, int(message["generation"]))
                 held = job.now

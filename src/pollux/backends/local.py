@@ -31,6 +31,8 @@ class LocalBackend(ShimBackend):
     `slots`: so many CPU slots instead of GPUs; None for the GPUs, or one slot per core without any. `warm`: keep a
     process that has imported PyTorch (some 300 MB), from which `python SCRIPT` jobs start in milliseconds.
     `hang_seconds`: silence after which a replica of a live job is ended as hung; None for POLLUX_HANG_SECONDS, or 30.
+    `orphan_seconds`: jobs are stopped, with their grace, once nobody has looked after them for so long, as after a
+    `kill -9`; None: they go on, and the next object finds them.
     """
 
     name = "local"
@@ -42,6 +44,7 @@ class LocalBackend(ShimBackend):
         warm: bool = True,
         log_cap_bytes: int = DEFAULT_CAP_BYTES,
         hang_seconds: float | None = None,
+        orphan_seconds: float | None = None,
     ) -> None:
         self._devices = find_devices(slots, os.environ)
         can_warm = warm and importlib.util.find_spec("torch") is not None
@@ -49,7 +52,7 @@ class LocalBackend(ShimBackend):
         self._ground = LocalGround(self._devices, environ)
         home = Path(home).absolute()
         hang = _shimmed.hang_seconds(hang_seconds)
-        super().__init__(home, Work(home, self._ground, environ, can_warm, log_cap_bytes, hang))
+        super().__init__(home, Work(home, self._ground, environ, can_warm, log_cap_bytes, hang, orphan_seconds))
 
     def inventory(self) -> tuple[Node, ...]:
         """One node; where it has no GPU, its type is `cpu` and its "GPUs" are CPU slots."""

@@ -109,6 +109,7 @@ class Shim:
                 key.data()
             self._reap()
             self._look_far()
+            self._look_for_owner()
             self._look()
 
     def _listen_to_signals(self) -> None:
@@ -163,6 +164,8 @@ class Shim:
             times += [] if at is None else [at]
             at = None if self._live is None else self._live.look_again_at
             times += [] if at is None else [at]
+            at = self._orphaned_at()
+            times += [] if at is None else [at]
         elif not self._connections:
             times.append(self._idle_since + IDLE_SECONDS)
         if self._unwritten is not None:
@@ -170,6 +173,19 @@ class Shim:
         due = None if self._far is None else self._far.due()
         times += [] if due is None else [time.monotonic() + due]
         return min(max(0.0, min(times) - time.monotonic()), _LONGEST_SLEEP_SECONDS) if times else None
+
+    def _orphaned_at(self) -> float | None:
+        """When what runs is stopped unless somebody connects; None: it is not."""
+        if self._generation is None or self._connections or self._leaving or not self._is_busy():
+            return None
+        seconds = self._generation.order.orphan_seconds
+        return None if seconds is None else self._idle_since + seconds
+
+    def _look_for_owner(self) -> None:
+        at = self._orphaned_at()
+        if at is not None and time.monotonic() >= at:
+            print("whoever started the job is gone: it is stopped", file=sys.stderr, flush=True)
+            self._leave()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -223,6 +239,8 @@ class Shim:
     def _status(self) -> dict[str, Any]:
         newest = newest_generation(self._folder)
         status: dict[str, Any] = {"event": "status", "warm": self._warm_variables is not None, "generation": newest}
+        # Older shims do not say so, and cannot.
+        status["hands_over"] = True
         if self._generation is not None and self._generation.order.generation == newest:
             ended = None if self._unwritten else self._generation.ended
             status["state"] = "ended" if ended else "stopping" if self._generation.told_to_stop else "running"

@@ -6,14 +6,14 @@ Exit codes are those the errors carry; usage errors are 2, an interrupt is 130.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
 from pollux import __version__
-from pollux.cli.options import print_json
+from pollux.cli.options import PARTIAL, print_json
 from pollux.cli.registry import LazyGroup
 from pollux.core.errors import PolluxError
 
@@ -37,12 +37,16 @@ def _wants_json(words: Sequence[str]) -> bool:
     return "--json" in ours
 
 
-def _print_error(words: Sequence[str], code: str, message: str, retryable: bool, exit_code: int) -> None:
-    """One line for people; with `--json` also the document that standard output was promised, as the service has it."""
+def _print_error(meta: Mapping[str, Any], code: str, message: str, retryable: bool, exit_code: int) -> None:
+    """One line for people; with `--json` also the document that standard output was promised, as the service has it.
+
+    Before the error it has what was done up to then.
+    """
     line = " ".join(message.split())
     typer.echo(f"error: {line}", err=True)
-    if _wants_json(words):
-        print_json({"error": {"code": code, "message": line, "retryable": retryable, "exit_code": exit_code}})
+    if _wants_json(meta.get(_WORDS, ())):
+        error = {"code": code, "message": line, "retryable": retryable, "exit_code": exit_code}
+        print_json({**meta.get(PARTIAL, {}), "error": error})
 
 
 @contextmanager
@@ -62,7 +66,7 @@ def _one_line_errors(ctx: Any) -> Iterator[None]:
         message, code = f"{error.format_message().rstrip('.')}{where}", 2
     else:
         return
-    _print_error(ctx.meta.get(_WORDS, ()), kind, message, retryable, code)
+    _print_error(ctx.meta, kind, message, retryable, code)
     raise typer.Exit(code)
 
 

@@ -11,6 +11,7 @@ import typer
 from pollux.core.errors import PolluxError, UnknownName
 
 __all__ = [
+    "PARTIAL",
     "Job",
     "Json",
     "complete_jobs",
@@ -21,6 +22,10 @@ __all__ = [
     "trigger",
     "whole",
 ]
+
+
+PARTIAL = "pollux.partial"
+"""In a context's `meta`: what was done before an error, as a part of the document that tells it."""
 
 
 def complete_jobs(incomplete: str) -> list[str]:

@@ -28,6 +28,8 @@ __all__ = ["app", "run"]
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30
+# After a `kill -9` of this command nobody looks after its job.
+_ORPHAN_SECONDS = 5.0
 # What asks a command to end: Ctrl-C, `timeout` or a machine that goes down, and a terminal that is closed.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
@@ -71,8 +73,8 @@ def run(
 ) -> None:
     """Run one job on this machine, without a service: it gets GPUs, batch and learning rate as under one.
 
-    Its output is shown. Ctrl-C, SIGTERM and SIGHUP let it save and end it, Ctrl-C twice kills it. Ends with 0 if the
-    job did, else with 1.
+    Its output is shown. Ctrl-C, SIGTERM and SIGHUP let it save and end it, and so does, some seconds later, a 'kill -9'
+    of this command; Ctrl-C twice kills it. Ends with 0 if the job did, else with 1.
 
     Example: pollux run --gpus 1..4 train.py --epochs 10
     """
@@ -168,7 +170,7 @@ def _engine(home: Path, slots: int | None, policy: str) -> Iterator[Engine]:
             min_gap_seconds=0.2,
             report_every_seconds=5.0,
         )
-        backend = backends.create("local", home=home, **options)
+        backend = backends.create("local", home=home, orphan_seconds=_ORPHAN_SECONDS, **options)
         engine = Engine(policies.create(policy), backend, open_store(None), open_telemetry(None), settings)
         desk.engine = engine
         engine.start()

@@ -88,7 +88,9 @@ def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
         held = "" if current is None else f"; {duration(current - now)} if it keeps its GPUs"
         yield "ends in", eta_range(status, now) + held + (", by what it told before" if status.get("outdated") else "")
     if status.get("batch_size"):
-        steps = f", {status['accumulation']} accumulated" if (status.get("accumulation") or 1) > 1 else ""
+        # What it tells are the micro-steps beyond the first.
+        extra = status.get("accumulation") or 0
+        steps = f", {extra + 1} micro-steps" if extra > 0 else ""
         local = f" ({status['local_batch']} per GPU{steps})" if status.get("local_batch") else ""
         yield "batch", f"{status['batch_size']:,}{local}, learning rate × {status.get('learning_rate_factor') or 1:.3g}"
     if status.get("throughput") is not None:

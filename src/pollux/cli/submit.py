@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from pollux.cli.options import Json, complete_jobs, complete_queues, print_json
+from pollux.cli.options import PARTIAL, Json, complete_jobs, complete_queues, print_json
 from pollux.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -79,16 +79,20 @@ def submit(
     if follow and (len(requests) > 1 or as_json or dry_run):
         raise InvalidInput("--follow prints the output of one job: give one file, without --json and --dry-run")
     client = connect()
-    if ship and dry_run:
-        answers = [_would_ship(client, request, as_json) for request in requests]
-    else:
-        if ship:
-            from pollux.cli.shipping import ship as shipped
+    if ship and not dry_run:
+        from pollux.cli.shipping import ship as shipped
 
-            requests = [shipped(client, request) for request in requests]
-        answers = [_send(client, request, dry_run, as_json) for request in requests]
+        requests = [shipped(client, request) for request in requests]
+    answers: list[dict[str, Any]] = []
+    for request in requests:
+        if ship and dry_run:
+            answers.append(_would_ship(client, request, as_json))
+        else:
+            answers.append(_send(client, request, dry_run, as_json))
+        # Where a later one is refused, these are there all the same.
+        ctx.meta[PARTIAL] = {"planned" if dry_run else "submitted": answers}
     if as_json and not wait:
-        print_json({"planned" if dry_run else "submitted": answers})
+        print_json(ctx.meta[PARTIAL])
     if dry_run or not (wait or follow):
         return
     _finish(client, [str(answer["job"]["id"]) for answer in answers], follow, answers if as_json else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,10 +70,14 @@ def create_app(
     return Guard(app, tokens, allowed_hosts, sessions, replays.close)
 
 
-def _folders_in_use(engine: Engine) -> list[str]:
-    """The working folders of the jobs that have not ended."""
-    requests = [card.record.spec.request for card in engine.board.cards(active=True)]
-    return [request.workdir for request in requests if request is not None]
+def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:
+    """The working folders of jobs, and until when each was used: now, where its job has not ended."""
+    records = [card.record for card in engine.board.cards()]
+    return [
+        (record.spec.request.workdir, time.time() if record.ended_at is None else record.ended_at)
+        for record in records
+        if record.spec.request is not None
+    ]
 
 
 def _describe_at(app: FastAPI, document: dict[str, Any]) -> None:

@@ -14,17 +14,28 @@ from typing import Any
 
 from pollux.controller import ENDED, HOLDING, JobRecord, JobState
 from pollux.controller.costs import medians
+from pollux.controller.explain import explain_cost
 from pollux.core import Snapshot
 from pollux.core.errors import UnknownName
 from pollux.service.estimates import estimate, explained
 from pollux.wire import codec
 from pollux.wire.status import Eta, JobStatus
 
-__all__ = ["Board", "Card", "frozen"]
+__all__ = ["Board", "Card", "Said", "frozen"]
 
 # While it is being resized, its earlier replicas may go on and report.
 _STARTED = (JobState.STARTING, JobState.RUNNING)
 _ACTIVE = "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the job's record alone says about why it has what it has; `explanations` makes the whole text of it."""
+
+    cause: str
+    next_step: str
+    jobs: tuple[str, ...]
+    cost: str
 
 
 @dataclass(slots=True)
@@ -38,6 +49,7 @@ class Card:
     others: Mapping[str, JobRecord] = field(default_factory=dict)
     widened: Callable[[str, Eta, float], Eta] | None = None
     rendered: bytes = b""
+    _said: Said | None = None
 
     @property
     def ended(self) -> bool:
@@ -87,6 +99,16 @@ class Card:
             outdated=self.outdated,
             fairness=fairness,
         )  # fmt: skip
+
+    def said(self) -> Said:
+        """The reason and the cost of a change in words: made once, since nothing but a new card changes them."""
+        if self._said is None:
+            reason, cost = explained(self.record), explain_cost(self.record)
+            if reason is None:
+                self._said = Said(self.record.detail or "no decision was made about it yet", "", (), cost)
+            else:
+                self._said = Said(reason.text, reason.next_step, reason.jobs, cost)
+        return self._said
 
     @property
     def outdated(self) -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 from pollux import __version__
-from pollux.backends.protocol import ChecksFolders, LogChunk, Warns
+from pollux.backends.protocol import ChecksFolders, LogChunk, Running, Warns
 from pollux.controller import (
     ENDED,
     JobCancelled,
@@ -320,8 +320,11 @@ class Engine(EngineLoop):
         leaving = self.leaving_before(job_id)
         return replace(status, detail=leaving) if leaving else status
 
-    def leaving_before(self, job_id: str) -> str:
-        """For whom a job that was given GPUs still waits, in words; empty where it does not."""
+    def leaving_before(self, job_id: str, running: Sequence[Running] | None = None) -> str:
+        """For whom a job that was given GPUs still waits, in words; empty where it does not.
+
+        `running` is what the backend has, for who asks about many jobs at once.
+        """
         if self.board.get(job_id).record.state not in (JobState.STARTING, JobState.RESIZING):
             return ""
         board = self.board
@@ -329,7 +332,7 @@ class Engine(EngineLoop):
         def is_resizing(other: str) -> bool:
             return other in board and board.get(other).record.state is JobState.RESIZING
 
-        return waits_to_leave(job_id, self.backend.running(), is_resizing)
+        return waits_to_leave(job_id, self.backend.running() if running is None else running, is_resizing)
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """All jobs in the order in which they were submitted."""

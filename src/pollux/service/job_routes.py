@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -11,11 +10,12 @@ from typing import Any, TypeVar
 
 from fastapi import Response
 
-from pollux.controller import JobState
-from pollux.controller.explain import explain_cost, explain_lack
+from pollux.controller import JobRecord, JobState
+from pollux.controller.explain import explain_lack
 from pollux.controller.forecast import lack_of
 from pollux.core.errors import InvalidInput, Unreachable, choices
 from pollux.service.estimates import explained
+from pollux.service.explanations import Explainer, explanation_of
 from pollux.service.page_routes import Views
 from pollux.service.routing import Call, Operation, Param, json_response
 from pollux.service.schemas import ID_PATTERN, NAME_PATTERN, listed, only, ref
@@ -34,7 +34,6 @@ _ANSWER_SECONDS = 120.0
 # Making a job's JSON takes a fraction of a millisecond: after so many of them others get their turn.
 _FRESH_AT_ONCE = 20
 _USUAL_QUEUE = "default"
-_QUOTED = re.compile(r"'([a-z0-9._-]+)'")
 
 
 async def answer(future: Future[T]) -> T:
@@ -114,7 +113,8 @@ async def _list(call: Call) -> Response:
 
 def _pieces(call: Call) -> Iterator[bytes]:
     """A page of the list; an empty piece after so much work that others should get their turn."""
-    query, fairness = call.query, call.engine.fairness()
+    query, fairness, explainer = call.query, call.engine.fairness(), Explainer(call.engine)
+    words: list[bytes] = []
     count = fresh = 0
     last: str | None = None
     yield b'{"jobs":['
@@ -127,13 +127,15 @@ def _pieces(call: Call) -> Iterator[bytes]:
             break
         fresh += not card.rendered
         row = card.json(fairness.now, fairness.of(card))
+        words.append(explainer.json(card))
         yield row if count == 0 else b"," + row
         if fresh >= _FRESH_AT_ONCE:
             fresh = 0
             yield b""
         count += 1
         last = card.record.spec.id
-    yield b'],"next":' + (f'"{last}"' if more else "null").encode() + b"}"
+    yield b'],"explanations":{' + b",".join(words)
+    yield b'},"next":' + (f'"{last}"' if more else "null").encode() + b"}"
 
 
 async def _show(call: Call) -> Response:
@@ -178,23 +180,26 @@ async def _resize(call: Call) -> Response:
     status = await answer(call.engine.begin_resize(call.job_id, low, high))
     card = call.engine.board.get(call.job_id)
     lack = None if card.around is None else lack_of(card.record, card.around)
-    return json_response({"job": encode(status), "note": "" if lack is None else explain_lack(lack)})
+    notes = ("" if lack is None else explain_lack(lack), _pinned_note(card.record, low, high))
+    return json_response({"job": encode(status), "note": "; ".join(note for note in notes if note)})
+
+
+def _pinned_note(record: JobRecord, low: int, high: int) -> str:
+    """That a rigid job does not move; empty for others, and where it has exactly what is asked for."""
+    held, name = record.placement.num_gpus, record.spec.id
+    if not record.spec.limits.pinned or held == 0 or low == high == held:
+        return ""
+    return (
+        f"it is rigid and keeps its {held} GPU{'s' * (held != 1)} as long as it runs; "
+        f"the new limits count from its next start, as after 'pollux pause {name}' and 'pollux resume {name}'"
+    )
 
 
 async def _explain(call: Call) -> Response:
     card = call.engine.board.get(call.job_id)
+    found = explanation_of(card, call.engine.leaving_before(call.job_id), call.engine.board)
     reason = explained(card.record)
-    text, step = ("no decision was made about it yet", "") if reason is None else (reason.text, reason.next_step)
-    named = [] if reason is None else list(reason.jobs)
-    if leaving := call.engine.leaving_before(call.job_id):
-        text = f"{text}; {leaving}"
-        named += _QUOTED.findall(leaving)
-    if cost := explain_cost(card.record):
-        text = f"{text}. {cost[0].upper()}{cost[1:]}"
-    # Ended jobs too, as long as there is a page of theirs.
-    known = [job_id for job_id in dict.fromkeys(named) if job_id in call.engine.board]
-    found: dict[str, Any] = {"job_id": call.job_id, "text": text, "next_step": step, "jobs": known}
-    return json_response({**found, "reason": None if reason is None else encode(reason)})
+    return json_response({"job_id": call.job_id, **encode(found), "reason": None if reason is None else encode(reason)})
 
 
 async def _logs(call: Call) -> Response:
@@ -221,6 +226,7 @@ async def _report(call: Call) -> Response:
 _JOB = only({"job": ref("JobStatus")})
 _TEXT, _NULL = {"type": "string"}, {"type": "null"}
 _FREE = {"type": "object"}
+_WORDS = only({"text": _TEXT, "jobs": listed(_TEXT)})
 _KEY = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -240,8 +246,12 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=(404, 409, 422), links=_AFTER_SUBMIT,
     ),
     Operation(
-        "GET", "/v1/jobs", "list_jobs", "Jobs in the order in which they were submitted, page by page.", _list,
-        only({"jobs": listed(ref("JobStatus")), "next": {"anyOf": [_TEXT, _NULL]}}),
+        "GET", "/v1/jobs", "list_jobs", "Jobs in order of submission, page by page, each explained in words.",
+        _list,
+        only({
+            "jobs": listed(ref("JobStatus")), "explanations": {"type": "object", "additionalProperties": _WORDS},
+            "next": {"anyOf": [_TEXT, _NULL]},
+        }),
         params=(
             Param("state", "string", "only jobs in this state", choices=tuple(str(state) for state in JobState)),
             Param("queue", "string", "the name of a queue: only its jobs", pattern=NAME_PATTERN),

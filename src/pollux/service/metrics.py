@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pollux import __version__
@@ -93,8 +93,8 @@ def families(engine: Engine, summary: Mapping[str, Any]) -> Iterable[Family]:
     held = sum(card.record.attained(now) for card in cards)
     numbers.add("gpu_seconds_total", engine.board.forgotten_gpu_seconds + held)
     active = [card for card in cards if not card.ended]
-    _queues(numbers, active)
-    _jobs(numbers, [card for card in active if card.record.state in HOLDING])
+    named = _queues(numbers, active)
+    _jobs(numbers, [card for card in active if card.record.state in HOLDING], named)
     return numbers.families.values()
 
 
@@ -138,7 +138,8 @@ def _summed(numbers: _Numbers, summary: Mapping[str, Any]) -> None:
     numbers.add("false_alarms_total", summary["false_alarms"])
 
 
-def _queues(numbers: _Numbers, active: Sequence[Card]) -> None:
+def _queues(numbers: _Numbers, active: Sequence[Card]) -> frozenset[str]:
+    """The numbers of queues; returns the queues that have a label of their own."""
     jobs: dict[str, int] = {}
     gpus: dict[str, int] = {}
     for card in active:
@@ -153,13 +154,14 @@ def _queues(numbers: _Numbers, active: Sequence[Card]) -> None:
     if rest:
         numbers.add("queue_jobs", sum(jobs[name] for name in rest), queue=OTHER)
         numbers.add("queue_gpus", sum(gpus[name] for name in rest), queue=OTHER)
+    return frozenset(shown)
 
 
-def _jobs(numbers: _Numbers, holding: Sequence[Card]) -> None:
+def _jobs(numbers: _Numbers, holding: Sequence[Card], named: Collection[str]) -> None:
     ranked = sorted(holding, key=lambda card: (-card.record.placement.num_gpus, card.record.spec.id))
     for card in ranked[:MOST_JOBS]:
         record, report = card.record, card.report
-        labels = {"job_id": record.spec.id, "queue": record.spec.queue}
+        labels = {"job_id": record.spec.id, "queue": record.spec.queue if record.spec.queue in named else OTHER}
         noise = report.get("noise") or {}
         total, done = report.get("total_progress"), report.get("progress")
         numbers.add("job_gpus", record.placement.num_gpus, **labels)

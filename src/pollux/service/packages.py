@@ -21,6 +21,7 @@ MAX_PIECE_BYTES = 512 * 1024
 """Of an archive that one request brings."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")
+_LEFTOVERS = ("old-", "new-")
 _MAX_UNFINISHED = 16
 # Jobs may have written results there, which people fetch when they come to it.
 _KEPT_SECONDS = 7 * 24 * 3600.0
@@ -29,11 +30,11 @@ _KEPT_SECONDS = 7 * 24 * 3600.0
 class Packages:
     """Everything at `home/packages`: a folder for each digest, and pieces that are not whole yet beside them.
 
-    `needed` gives the folders of the jobs that have not ended. Others go a week after they were last asked for or used,
-    when the next package comes.
+    `needed` gives the folders of jobs, and until when each was used, as seconds since 1970. A package goes a week after
+    it was last asked for or used, when the next one comes.
     """
 
-    def __init__(self, home: Path, needed: Callable[[], Iterable[str]] = tuple) -> None:
+    def __init__(self, home: Path, needed: Callable[[], Iterable[tuple[str, float]]] = tuple) -> None:
         self._folder = home / "packages"
         self._needed = needed
         self._lock = threading.Lock()
@@ -78,17 +79,24 @@ class Packages:
         return (have, None) if have < size else (have, self._finish(digest, whole, part))
 
     def _sweep(self) -> None:
-        """Remove what nobody has needed for long; a job that has not ended uses its folder now."""
-        needed = {Path(folder) for folder in self._needed()}
-        for whole in self._folder.iterdir():
+        """Remove what nobody has needed for long, and what an earlier removal or unpacking has left."""
+        long_ago = time.time() - _KEPT_SECONDS
+        used: dict[Path, float] = {}
+        for folder, at in self._needed():
+            if at > long_ago:
+                path = Path(folder).resolve()
+                for each in (path, *path.parents):
+                    used[each] = max(at, used.get(each, 0.0))
+        for whole in self._folder.resolve().iterdir():
             with contextlib.suppress(OSError):
-                if _DIGEST.fullmatch(whole.name) is None:
-                    continue
-                if any(folder == whole or whole in folder.parents for folder in needed):
-                    os.utime(whole)
-                elif time.time() - whole.stat().st_mtime > _KEPT_SECONDS:
+                if whole.name.startswith(_LEFTOVERS):
+                    shutil.rmtree(whole, ignore_errors=True)
+                elif _DIGEST.fullmatch(whole.name) and max(whole.stat().st_mtime, used.get(whole, 0.0)) <= long_ago:
                     # Renamed first: half of it must not be taken for the whole.
                     shutil.rmtree(whole.rename(whole.with_name(f"old-{whole.name}")), ignore_errors=True)
+                elif whole in used:
+                    # A service that comes later may not know of all jobs any more.
+                    os.utime(whole, (used[whole], max(whole.stat().st_mtime, used[whole])))
 
     def _forget_oldest(self) -> None:
         parts = sorted(self._folder.glob("*.part"), key=lambda path: path.stat().st_mtime)

@@ -18,7 +18,7 @@ __all__ = ["check_report", "fact_of", "row_of"]
 
 
 def check_report(record: JobRecord, report: Report) -> None:
-    """Refuse a report of a version or generation that cannot be, or with numbers below zero."""
+    """Refuse a report of a version or generation that cannot be, with numbers below zero, or a model that is none."""
     job_id = record.spec.id
     if not 1 <= report.version <= REPORT_VERSION:
         raise InvalidInput(
@@ -52,6 +52,9 @@ def check_report(record: JobRecord, report: Report) -> None:
         value = getattr(report, name)
         if value is not None and value < 0:
             raise InvalidInput(f"job '{job_id}' reports {name} {value}; give 0 or more, or null")
+    if report.model is not None and report.generation != record.generation:
+        # What is not taken up is to be right all the same; a model that is, is checked when it is made.
+        model_from(report.model)
 
 
 def fact_of(record: JobRecord, report: Report, at: float) -> JobReported | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from pollux.controller.costs import LIVE_KINDS, RESTART
 from pollux.wire.report import Report, ReportReply
 from pollux.wire.status import Eta, JobStatus, NodeStatus, Plan, QueueStatus, ReasonStatus, ServiceStatus
 
@@ -144,7 +145,11 @@ def components() -> dict[str, Any]:
     for name in ("Report", "ModelReport", "NoiseReport"):
         found[name] = _strict(found[name])
     found["Report"]["properties"]["version"] = {"const": 1}
-    found["ModelReport"]["properties"]["parameters"] |= {"minItems": 7, "maxItems": 7}
+    found["Report"]["properties"]["resize_kind"]["enum"] = ["", RESTART, *LIVE_KINDS]
+    model = found["ModelReport"]["properties"]
+    model["parameters"] |= {"minItems": 7, "maxItems": 7, "items": {"type": "number", "minimum": 0}}
+    for name in ("initial_batch", "max_batch", "local_batch_min", "local_batch_max"):
+        model[name]["minimum"] = 1
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import signal
@@ -49,6 +50,8 @@ __all__ = [
 
 _GRACEFUL_SECONDS = 2
 _PLACE = "listened_at"
+_VIEWER = "viewer-token"
+_log = logging.getLogger("pollux.service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def build_engine(settings: ServiceSettings) -> Engine:
     try:
         telemetry = open_telemetry(telemetry_file(settings.home) if kept else None)
         token = token_file(settings.home)
-        viewer = operator_token(token.with_name("viewer-token"))
+        viewer = operator_token(token.with_name(_VIEWER))
         tokens = Tokens(operator_token(token), _secret(store), viewer)
         options = dict(settings.backend_options)
         if "home" in backends.options(settings.backend):
@@ -104,29 +107,64 @@ def build_engine(settings: ServiceSettings) -> Engine:
 
 
 def prepare_home(home: Path) -> None:
-    """Make the folder, for its owner only."""
+    """Make the folder, for its owner only; one that is open to others and holds what is not ours is refused."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if home.stat().st_mode & 0o077:
-            home.chmod(0o700)
+        mode = stat.S_IMODE(home.stat().st_mode)
+        if not mode & 0o077:
+            return
+        if not _is_ours(home):
+            raise InvalidInput(
+                f"home {home} has mode {mode:o}, so others can read it, and holds files that are not Pollux's; "
+                "give a new or empty folder with POLLUX_HOME, or 'chmod 700' this one if it is meant"
+            )
+        home.chmod(0o700)
     except OSError as error:
         raise InvalidInput(f"home {home} cannot be used: {error.strerror}; give another with POLLUX_HOME") from error
 
 
+def _is_ours(home: Path) -> bool:
+    """Whether a service was here before, or nobody; a command may have begun the log of a new one."""
+    names = set(os.listdir(home)) - {"service.log", "lost+found"}
+    return not names or bool(names & {_VIEWER, service_file(home).name, store_file(home).name})
+
+
 def operator_token(path: Path) -> str:
     """A person's token, made on first use; refuses one that others can read."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
+            _log.warning("token file %s was empty, as after a full disk; a new token is made", path)
+    if os.path.lexists(path):
+        return _known_token(path)
+    token = secrets.token_urlsafe(32)
+    # Whole or not there: a process that is killed here leaves no token that the next one cannot use.
+    new = path.with_name(f"{path.name}.new")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(token + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _name(new, path)
     except FileExistsError:
         return _known_token(path)
     except OSError as error:
         raise InvalidInput(f"token file {path} cannot be made: {error.strerror}; check its folder") from error
-    token = secrets.token_urlsafe(32)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token + "\n")
-        file.flush()
-        os.fsync(file.fileno())
     return token
+
+
+def _name(new: Path, path: Path) -> None:
+    """Give a file its name; FileExistsError where another has it, as far as the file system can tell."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # Not every file system has links.
+        os.replace(new, path)
+    else:
+        new.unlink()
 
 
 def _known_token(path: Path) -> str:

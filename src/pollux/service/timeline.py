@@ -34,6 +34,8 @@ _MOST_REALLOCATIONS = 20_000
 _MOST_CAPACITIES = 20_000
 # Of each job, so that a busy cluster does not push those of a long one out.
 _MOST_OF_ONE = 400
+# Up to so many numbers of jobs are not worth a search for those that nothing refers to any more.
+_FEW_JOBS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,16 @@ class _Columns:
 
 
 class Timeline:
-    """The changes of the last weeks, as many as are kept: 400,000, then the older half goes."""
+    """The changes of the last weeks, as many as are kept: 400,000, then the older half goes.
+
+    A job's number is kept while its id is known or a change refers to it; at most as many again wait to be dropped.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._columns = _Columns()
         self._order: list[str] = []
+        self._compact_at = _FEW_JOBS
         self._jobs: dict[str, _Job] = {}
         self._names: dict[str, str] = {}
         self._nodes: dict[str, int] = {}
@@ -276,6 +282,8 @@ class Timeline:
     def _job(self, job_id: str) -> _Job:
         job = self._jobs.get(job_id)
         if job is None:
+            if len(self._order) >= self._compact_at:
+                self._compact()
             job = self._jobs[job_id] = _Job(len(self._order))
             self._order.append(job_id)
         return job
@@ -311,6 +319,17 @@ class Timeline:
         for mine, theirs in ((new.at, old.at), (new.who, old.who), (new.gpus, old.gpus)):
             mine.extend(theirs[half:])  # type: ignore[arg-type]
         self._columns = new
+        self._compact()
+
+    def _compact(self) -> None:
+        """Number anew those jobs that are known or that a change refers to, and drop the others."""
+        kept = sorted({*self._columns.who, *(job.number for job in self._jobs.values())})
+        numbers = {old: new for new, old in enumerate(kept)}
+        self._order = [self._order[old] for old in kept]
+        self._columns.who = array("l", (numbers[old] for old in self._columns.who))
+        for job in self._jobs.values():
+            job.number = numbers[job.number]
+        self._compact_at = max(2 * len(kept), _FEW_JOBS)
 
     def _note_capacity(self, at: float) -> None:
         total = sum(self._nodes.values())

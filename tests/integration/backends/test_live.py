@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from pollux.backends._grounds import LocalGround
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
 from pollux.testing.backend_conformance import Bench
@@ -336,3 +337,14 @@ def test_what_was_not_launched_live_starts_anew(bench):
     bench.wait("second start", lambda: bench.log("plain") == "1\n2\n")
     bench.backend.stop("plain", 2, 20.0)
     assert bench.end("plain", 2).outcome == "stopped"
+
+
+def test_an_agent_that_cannot_hand_over_is_started_anew_where_nobody_stays(bench, monkeypatch):
+    """It would leave with what only it holds, and end well: the job must not count as done."""
+    plain = LocalGround.take
+    monkeypatch.setattr(LocalGround, "take", lambda ground, job, asked, kept, busy: plain(ground, job, asked, (), busy))
+    job = Job(bench, "elsewhere").start(1)
+    job.resize(2, 1)
+    ended = bench.end("elsewhere", 2)
+    assert (ended.outcome, [each.code for each in ended.exits]) == ("lost", [143])
+    assert "cannot hand its state over" in ended.detail

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,24 @@ def test_whatever_ends_it_lets_it_save_and_what_was_saved_is_kept(work, number):
     assert f"'pollux run --home {kept}' with the same script goes on from there" in stderr
     code, stdout, _ = finished(start(work, "--home", str(kept), "save.py"))
     assert (code, stdout.split()[0]) == (0, "resumed")
+
+
+def test_its_job_saves_and_ends_where_it_is_killed_itself(work):
+    """Nobody would ever look after that job again."""
+    process = start(work, "save.py")
+    try:
+        assert process.stdout is not None
+        word, pid = process.stdout.readline().split()
+        assert word == "new"
+    finally:
+        process.kill()
+        process.communicate()
+    end = time.monotonic() + 120
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{pid}").exists(), "the job runs on"
+    [kept] = (work / "t").glob("pollux-run-*")
+    assert (kept / "checkpoints" / "save" / "state").read_text() == "saved"
 
 
 def test_a_signal_that_is_ignored_stays_so(work):

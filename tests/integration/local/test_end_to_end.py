@@ -35,7 +35,8 @@ class Service:
 
     def __init__(self, home):
         self.home = home
-        (home / "noted").mkdir(parents=True)
+        home.mkdir(mode=0o700)
+        (home / "noted").mkdir()
         (home / "registering.py").write_text(REGISTERING)
         started = pollux(home, "up", "--detach", "--slots", str(SLOTS), "--port", "0")
         assert started.returncode == 0, started.stderr

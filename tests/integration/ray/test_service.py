@@ -27,7 +27,8 @@ class Service:
     def __init__(self, home, cluster):
         self.home, self.cluster = home, cluster
         # The name and the secret of those before: their hosts are up.
-        (home / "run").mkdir(parents=True)
+        home.mkdir(mode=0o700)
+        (home / "run").mkdir()
         (home / "run" / "fleet.secret").write_text(SECRET)
         (home / "ray.json").write_text(json.dumps({"service": SERVICE}))
         self.up()

@@ -203,6 +203,9 @@ class Beating:
     def rest(self, what: str) -> None:
         self.beat.busy = what
 
+    def end_pause(self) -> None:
+        pass
+
     def stepped(self, step: int) -> bool:
         self.beat.step, self.beat.busy = step, ""
         return False

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import pollux
@@ -422,6 +424,38 @@ def test_a_checkpoint_of_another_job_is_refused(tmp_path):
     assert "size 20" in mismatch(tmp_path, *parts(size=25))
     assert "seed 0" in mismatch(tmp_path, *parts(), seed=1)
     assert "no state for 'counter'" in mismatch(tmp_path, *parts(), state={"counter": Counter()})
+
+
+def scheduled(kind, **options) -> tuple[tuple[Any, Any, Any], Any]:
+    model, optimizer, data = parts()
+    return (model, optimizer, data), kind(optimizer, **options)
+
+
+def in_turn(optimizer, second) -> Any:
+    first = lr_scheduler.LinearLR(optimizer, total_iters=2)
+    return lr_scheduler.SequentialLR(optimizer, [first, second(optimizer)], milestones=[2])
+
+
+def saved_with(folder, kind, **options) -> Any:
+    given, schedule = scheduled(kind, **options)
+    with pollux.init(*given, 5, checkpoint_dir=folder, lr_scheduler=schedule) as job:
+        train(job)
+    return schedule
+
+
+def test_a_checkpoint_with_another_kind_of_schedule_is_refused(tmp_path):
+    saved_with(tmp_path, lr_scheduler.StepLR, step_size=3)
+    given, schedule = scheduled(lr_scheduler.CosineAnnealingLR, T_max=9)
+    text = mismatch(tmp_path, *given, lr_scheduler=schedule)
+    assert "the checkpoint's lr_scheduler is a StepLR, this one is a CosineAnnealingLR" in text
+    assert saved_with(tmp_path, lr_scheduler.StepLR, step_size=3).last_epoch == 4
+
+
+def test_schedules_in_turn_are_of_a_kind_by_their_parts(tmp_path):
+    saved_with(tmp_path, in_turn, second=partial(lr_scheduler.ExponentialLR, gamma=0.9))
+    given, schedule = scheduled(in_turn, second=lr_scheduler.ConstantLR)
+    text = mismatch(tmp_path, *given, lr_scheduler=schedule)
+    assert "SequentialLR(LinearLR, ExponentialLR), this one is a SequentialLR(LinearLR, ConstantLR)" in text
 
 
 def test_a_refused_checkpoint_leaves_the_model_as_it_was(tmp_path):

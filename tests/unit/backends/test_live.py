@@ -77,7 +77,15 @@ def live(clock):
 
 
 def beat(live, generation, rank, step=3, busy="", refusal="", **more):
-    live.found(f"beat/{generation}/{rank}", {"step": step, "at": 0.0, "busy": busy, "refusal": refusal, **more})
+    said = {"step": step, "at": 0.0, "busy": busy, "refusal": refusal, "hands_over": True, **more}
+    live.found(f"beat/{generation}/{rank}", said)
+
+
+def move(live, *places):
+    """Order all of the job to other places."""
+    seats = tuple(Seat(2 + rank, None) for rank, _ in enumerate(places))
+    live.generation.seat = lambda order, ranks: Change(order.generation, seats, tuple(ranks))
+    live.resize(Order(2, places))
 
 
 def until(live, clock, end, *beating):
@@ -245,10 +253,9 @@ def test_it_looks_often_enough_to_know_that_it_was_awake(live, clock):
 def test_a_replica_that_is_through_right_after_it_got_the_state_ends_no_move(live):
     beat(live, 1, 0)
     beat(live, 1, 1)
-    live.generation.seat = lambda order, ranks: Change(2, (Seat(2, None), Seat(3, None)), (0, 1))
-    live.resize(Order(2, ("2", "3")))
+    move(live, "2", "3")
     for rank in (0, 1):
-        live.found(f"ready/2/{rank}", "")
+        live.found(f"ready/2/{rank}", {"hands_over": True})
     live.found("done/2/0", {"kind": "move", "pause_seconds": 0.1})
     beat(live, 2, 0, busy="finished")
     assert not asked(live, "kill"), "the others of them have still to say that they have it"
@@ -258,8 +265,121 @@ def test_a_replica_that_is_through_right_after_it_got_the_state_ends_no_move(liv
 
 def test_a_move_of_a_job_that_is_through_is_over(live):
     beat(live, 1, 0)
-    live.generation.seat = lambda order, ranks: Change(2, (Seat(2, None),), (0, 1))
-    live.resize(Order(2, ("2",)))
-    live.found("ready/2/0", "")
+    beat(live, 1, 1)
+    move(live, "2")
+    live.found("ready/2/0", {"hands_over": True})
     beat(live, 1, 0, busy="finished")
     assert asked(live, "kill") == [(2,)]
+
+
+# Where nobody stays, and agents may be of an older release
+
+
+def test_where_an_agent_cannot_hand_over_a_move_is_a_restart(live):
+    beat(live, 1, 0)
+    beat(live, 1, 1, hands_over=None)
+    move(live, "2", "3")
+    assert "plan/2" not in live.store.keys
+    ((why,),) = asked(live, "give_up")
+    assert "cannot hand its state over" in why
+    assert asked(live, "renumber") == [(2,)]
+
+
+def test_an_agent_that_cannot_hand_over_can_do_all_else(live):
+    beat(live, 1, 0, hands_over=None)
+    beat(live, 1, 1, hands_over=None)
+    live.resize(Order(2, ("0", "1", "2")))
+    assert "plan/2" in live.store.keys
+    assert asked(live, "give_up") == []
+
+
+def test_a_move_waits_until_all_have_said_what_they_can(live, clock):
+    beat(live, 1, 0)
+    move(live, "2", "3")
+    assert "plan/2" not in live.store.keys
+    assert asked(live, "renumber") == [(2,)]
+    until(live, clock, 2.0, 0)
+    beat(live, 1, 1)
+    assert "plan/2" in live.store.keys
+    until(live, clock, 9.0, 0, 1)
+    assert asked(live, "give_up") == []
+
+
+def test_a_move_does_not_wait_for_a_word_that_never_comes(live, clock):
+    clock.now = 2.0
+    beat(live, 1, 0)
+    move(live, "2", "3")
+    until(live, clock, 6.9, 0)
+    assert asked(live, "give_up") == []
+    until(live, clock, 7.5, 0)
+    assert "cannot hand its state over" in asked(live, "give_up")[0][0]
+
+
+def test_who_joined_has_said_what_it_can_when_it_was_ready(live):
+    beat(live, 1, 0)
+    beat(live, 1, 1)
+    live.resize(Order(2, ("0", "1", "2")))
+    live.found("ready/2/2", {"hands_over": True})
+    for what, rank in itertools.product(("here", "done"), (0, 1, 2)):
+        live.found(f"{what}/2/{rank}", {})
+    live.generation.members.append(Member(2, "2"))
+    live.generation.seat = lambda order, ranks: Change(3, (Seat(4, None),), tuple(ranks))
+    live.resize(Order(3, ("7",)))
+    assert "plan/3" in live.store.keys
+
+
+def test_one_that_comes_and_knows_of_no_senders_is_not_waited_for(live):
+    beat(live, 1, 0)
+    beat(live, 1, 1)
+    move(live, "2")
+    live.found("ready/2/0", "")
+    assert live.store.keys["committed"] == "1", "those that hold the state never paused"
+    assert "cannot receive" in asked(live, "give_up")[0][0]
+
+
+def leave(live, number):
+    """Have one that was to hand over end with 0."""
+    member = next(member for member in live.generation.members if member.number == number)
+    member.code = 0
+    return live.ended(member)
+
+
+def test_one_that_leaves_without_handing_over_makes_no_job_done(live, clock):
+    beat(live, 1, 0)
+    beat(live, 1, 1)
+    move(live, "2", "3")
+    for rank in (0, 1):
+        live.found(f"ready/2/{rank}", {"hands_over": True})
+    assert leave(live, 0)
+    assert leave(live, 1)
+    assert [number for number, _ in asked(live, "doubt")] == [0, 1]
+    assert asked(live, "depart") == []
+    until(live, clock, 2.9)
+    assert asked(live, "give_up") == []
+    until(live, clock, 4.0)
+    assert "without handing over" in asked(live, "give_up")[0][0]
+    assert asked(live, "believe") == []
+
+
+def test_one_that_was_through_is_believed_when_that_is_heard_after_its_end(live, clock):
+    beat(live, 1, 0)
+    beat(live, 1, 1)
+    move(live, "2")
+    live.found("ready/2/0", {"hands_over": True})
+    leave(live, 0)
+    leave(live, 1)
+    clock.now = 1.0
+    beat(live, 1, 0, busy="finished")
+    assert asked(live, "believe")
+    assert asked(live, "kill") == [(2,)]
+    until(live, clock, 9.0)
+    assert asked(live, "give_up") == []
+
+
+def test_a_move_that_waits_for_a_word_ends_no_job_that_is_through(live, clock):
+    beat(live, 1, 0)
+    move(live, "2", "3")
+    beat(live, 1, 0, busy="finished")
+    until(live, clock, 9.0)
+    assert asked(live, "give_up") == []
+    assert live.look_again_at is None or live.look_again_at > clock.now, "nothing is due again and again"

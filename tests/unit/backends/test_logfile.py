@@ -97,6 +97,34 @@ def test_a_full_disk_costs_lines_only(path, monkeypatch):
     assert text == "before\n\n[pollux: 5 bytes of log were lost here: the disk took no more]\nafter\n"
 
 
+@pytest.mark.parametrize("refused", ["write_text", "replace"])
+def test_a_rotation_that_fails_half_way_keeps_the_log(path, monkeypatch, refused):
+    """Where it begins cannot be noted: nothing that has its new name is emptied, and the log goes on by its own."""
+    writer = LogWriter(path, cap_bytes=8 << 10)
+    writer.write(b"a" * 3072)
+    writer.write(b"b" * 3072)
+    assert (path.parent / "0.log.1").read_bytes() == b"a" * 3072
+
+    def full(*names):
+        if ".parts" in "".join(map(str, names)):
+            raise OSError(errno.ENOSPC, "no space")
+        return real(*names)
+
+    owner = type(path) if refused == "write_text" else os
+    real = getattr(owner, refused)
+    monkeypatch.setattr(owner, refused, full)
+    writer.write(b"c" * 100)
+    monkeypatch.setattr(owner, refused, real)
+    assert (path.parent / "0.log.1").stat().st_size == 3072
+    assert path.read_bytes().endswith(b"c" * 100)
+    writer.write(b"d" * 3072)
+    writer.close()
+    text, _ = read_all(path)
+    assert text.startswith("a" * 2048)
+    assert text.endswith("d" * 100)
+    assert "c" * 100 in text
+
+
 def test_a_negative_offset_counts_from_the_end(path):
     writer = LogWriter(path)
     writer.write(b"0123456789")

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from pollux.backends import _work
 from pollux.backends._jobs import Held, LocalJob
 from pollux.backends._shared import Verdict
 from pollux.backends.fleet import FleetBackend
@@ -15,7 +16,7 @@ from pollux.core import Node, Placement
 class Link:
     """A shim that only remembers what it was told."""
 
-    leaving, warm = False, True
+    leaving, warm, hands_over = False, True, True
 
     def __init__(self):
         self.sent = []
@@ -132,6 +133,56 @@ def test_a_change_that_keeps_no_place_waits_for_who_has_the_new_ones(backend, wo
     lender.drop("other", {"b": (0, 1)})
     work._work()
     assert [message["op"] for message in job.link.sent] == ["resize"]
+
+
+def test_a_shim_of_an_older_release_saves_and_ends_instead(backend, work, shared):
+    job = work._jobs["job"]
+    job.link.hands_over = False
+    backend.resize(launch(2, b=1))
+    work._work()
+    assert (job.next.generation, job.next.changes) == (2, False)
+    assert job.now.stop_grace == launch(2, b=1).grace_seconds
+    work._work()
+    assert [message["op"] for message in job.link.sent] == ["stop"]
+
+
+def test_a_shim_of_an_older_release_changes_where_somebody_stays(backend, work, shared):
+    job = work._jobs["job"]
+    job.link.hands_over = False
+    backend.resize(launch(2, a=1, b=1))
+    work._work()
+    assert [message["op"] for message in job.link.sent] == ["resize"]
+
+
+def test_a_shim_that_has_not_said_what_it_can_is_waited_for(backend, work, shared):
+    job = work._jobs["job"]
+    job.link.hands_over = None
+    backend.resize(launch(2, b=1))
+    work._work()
+    assert (job.link.sent, job.next.generation, job.now.stop_grace) == ([], 2, None)
+    work._take(job, job.link, {"event": "status", "warm": True, "generation": 1, "hands_over": True})
+    work._work()
+    assert [message["op"] for message in job.link.sent] == ["resize"]
+
+
+@pytest.mark.parametrize(("more", "stops"), [({}, True), ({"a": 1}, False)])
+def test_places_that_never_come_are_not_waited_for_without_end_by_who_holds_others(
+    backend, work, lender, shared, monkeypatch, more, stops
+):
+    """Under a quota, say, nobody gets the new ones while it has the old ones."""
+    clock = [1000.0]
+    monkeypatch.setattr(_work.time, "monotonic", lambda: clock[0])
+    lender.ask("other", {"b": 2})
+    backend.resize(launch(2, b=1, **more))
+    job = work._jobs["job"]
+    work._work()
+    clock[0] += 299.0
+    work._work()
+    assert (job.next.changes, job.now.stop_grace) == (True, None)
+    clock[0] += 2.0
+    work._work()
+    assert (job.now.stop_grace is not None) == stops
+    assert job.next.changes != stops
 
 
 def test_what_is_to_go_where_nothing_can_be_saves_and_ends(backend, work, lender):

@@ -5,6 +5,7 @@ import pytest
 from pollux.backends._regroup import (
     RESTART_EXIT_CODE,
     Change,
+    Doubt,
     GiveUp,
     Join,
     Kill,
@@ -560,3 +561,15 @@ def test_after_a_move_the_next_change_counts_from_it():
     assert (keys(actions)["plan/3"]["before"], keys(actions)["plan/3"]["senders"]) == (2, [])
     machine.seen("done/3/0", "", 5.0)
     assert only(machine.ended(3, 0, 5.0), Started)
+
+
+def test_one_that_ends_well_before_it_has_handed_over_is_doubted():
+    machine = running(0, 1)
+    move(machine)
+    machine.seen("ready/2/0", "", 1.0)
+    machine.seen("ready/2/1", "", 1.0)
+    assert only(machine.ended(1, 0, 2.0), Doubt)[0].number == 1
+    assert machine.tick(2.9) == []
+    actions = machine.tick(3.0)
+    assert "without handing over" in only(actions, GiveUp)[0].why
+    assert only(actions, Kill) == [Kill(2), Kill(3)]

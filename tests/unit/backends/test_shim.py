@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,10 @@ def test_a_shim_whose_folder_was_removed_ends(shim):
     assert shim._is_done()
 
 
+def test_it_says_that_it_can_have_a_job_go_elsewhere_altogether(shim):
+    assert shim._status()["hands_over"] is True
+
+
 def test_a_change_under_way_is_over_where_a_node_is_taken_back(shim):
     """Else the end of a replica there would be told as a loss, and answered by an order for what is ending."""
     told = []
@@ -44,6 +49,24 @@ def test_a_change_under_way_is_over_where_a_node_is_taken_back(shim):
     shim._far, shim._live, shim._generation = far, live, generation
     shim._look_far()
     assert told == ["over", notice.why]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "idle_for", "connected", "stopped"),
+    [(5.0, 6.0, False, [7.0]), (5.0, 1.0, False, []), (5.0, 6.0, True, []), (None, 1e6, False, [])],
+)
+def test_a_job_whose_owner_is_gone_is_stopped_where_its_order_says_so(shim, seconds, idle_for, connected, stopped):
+    told: list[float] = []
+    order = SimpleNamespace(grace_seconds=7.0, orphan_seconds=seconds)
+    shim._generation = SimpleNamespace(order=order, ended=None, stop=told.append, look_again_at=lambda: None)
+    shim._idle_since = time.monotonic() - idle_for
+    shim._connections = [object()] if connected else []
+    waits = shim._timeout()
+    shim._look_for_owner()
+    shim._look_for_owner()
+    assert told == stopped
+    # Nothing else happens to it, so this is what the loop wakes up for.
+    assert (waits is not None) == (seconds is not None and not connected)
 
 
 def test_an_order_of_a_newer_service_is_understood_without_what_it_adds(tmp_path):

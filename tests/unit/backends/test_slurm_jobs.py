@@ -278,3 +278,34 @@ def test_who_goes_gives_back_what_no_job_uses(bench, in_use, cancelled):
         bench.lender.drop("train", {"node1": (0,)})
     bench.lender._leave()
     assert bench.slurm.cancelled == cancelled
+
+
+def test_a_batch_job_of_which_one_node_is_faulty_is_kept_while_another_is_in_use(bench):
+    bench.lender.ask("train", {"node1": 1, "node2": 1})
+    bench.turn()
+    bench.grant("1_0", "node[1-2]", ["node1", "node2"], "train@node[1-2]")
+    bench.turn()
+    assert bench.lender.held("train") == {"node1": (0,), "node2": (0,)}
+    (bench.folder / "pilots" / "1_0.node2.json").unlink()
+    (bench.folder / "pilots" / "1_0.node2.problem").write_text("its GPUs are not those that Slurm has")
+    bench.turn()
+    assert bench.lender._picture.faulty == ("1_0",)
+    assert bench.slurm.cancelled == [], "a job trains on node1"
+    bench.lender.drop("train", {"node1": (0,), "node2": (0,)})
+    bench.turn()
+    assert bench.slurm.cancelled == ["1_0"]
+
+
+def test_one_that_could_not_start_gives_nothing_back_on_which_jobs_may_run(bench):
+    """What jobs hold is told after the start: until then the books know of none."""
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    bench.grant("1_0", "node1", ["node1"], "train@node1")
+    bench.turn()
+    bench.lender.ask("other", {"node2": 1})
+    bench.turn()
+    later = SlurmJobLender(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
+    later._folder.prepare(b"secret")
+    later._read_queue()
+    later._leave()
+    assert bench.slurm.cancelled == ["2_0"], "only what waits"

@@ -115,6 +115,13 @@ def test_a_pilot_whose_host_never_comes_is_given_back_and_another_is_asked_for(b
     assert bench.slurm.cancelled == ["1_0"]
     assert bench.slurm.submitted == [(2, ()), (1, ())]
     assert bench.nodes == ["node2"]
+    bench.slurm.grant("2_0", "node3")
+    bench.turn()
+    bench.turn(1100.0)
+    assert bench.slurm.cancelled == ["1_0"], "the next has longer: preparations may take their time"
+    assert any("given back after 1200 s" in warning for warning in bench.lender.warnings())
+    bench.turn(200.0)
+    assert bench.slurm.cancelled == ["1_0", "2_0"]
 
 
 def test_names_of_pilots_that_ended_while_nobody_looked_are_free_again(bench):

@@ -22,7 +22,7 @@ def job(job_id: str, **values: Any) -> dict[str, Any]:
         "id": job_id, "name": job_id, "state": "running", "queue": "default", "priority": "normal",
         "submitted_at": NOW - 600, "min_gpus": 1, "max_gpus": 8, "gpus": 4, "placement": {"node-a": 4},
         "generation": 2, "started_at": NOW - 500, "ended_at": None, "restarts": 1, "crashes": 0, "retries": 3,
-        "rigid": False, "after": [], "detail": "", "batch_size": 1024, "local_batch": 128, "accumulation": 2,
+        "rigid": False, "after": [], "detail": "", "batch_size": 1024, "local_batch": 128, "accumulation": 1,
         "learning_rate_factor": 1.5, "throughput": 2000.0, "efficiency": 0.81, "goodput": 1620.0,
         "noise_scale": 5000.0, "loss": 0.25, "epoch": 3.5, "progress": 0.42,
         "eta": {"low": NOW + 690, "high": NOW + 1350, "current": NOW + 930},

@@ -81,7 +81,7 @@ def test_show(run, fake):
     }
     text = run("show", "resnet").stdout
     for phrase in (
-        "4 of 1..8 on node-a 4", "11min–22min; 15min if it keeps its GPUs", "128 per GPU, 2 accumulated",
+        "4 of 1..8 on node-a 4", "11min–22min; 15min if it keeps its GPUs", "1,024 (128 per GPU, 2 micro-steps)",
         "learning rate × 1.5", "1,620 useful samples/s (statistical efficiency 81%)", "2.00 GPU-hours",
         "1 re-allocation,", "0 of 3 retries", "python train.py 'a b'", "SEED=1", "placed     given 4 GPUs: node-a 4",
         "grace        1min", "costs it about 0.41 s, without a restart; so far: grow 0.41 s, shrink 0.2 s",
@@ -89,6 +89,15 @@ def test_show(run, fake):
     ):  # fmt: skip
         assert phrase in text, phrase
     assert json.loads(run("show", "resnet", "--json").stdout)["eta_quality"]["predictions"] == 20
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"), [(None, "(64 per GPU),"), (0, "(64 per GPU),"), (1, "2 micro-steps),"), (3, "4 micro-steps),")]
+)
+def test_micro_steps_are_those_beyond_the_first_and_the_first(run, fake, extra, said):
+    shown = fake.job("resnet", gpus=1, local_batch=64, accumulation=extra, batch_size=64 * ((extra or 0) + 1))
+    fake.answers["GET", "/v1/jobs/resnet"] = {"job": shown, "request": None, "events": [], "eta_quality": None}
+    assert said in run("show", "resnet").stdout
 
 
 def test_figures_from_before_the_last_start_are_marked(run, fake):

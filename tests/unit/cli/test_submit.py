@@ -7,6 +7,7 @@ import pytest
 
 from pollux.cli import logs
 from pollux.cli.plan import plan_lines
+from pollux.core.errors import Conflict
 
 
 @pytest.fixture
@@ -109,6 +110,29 @@ def test_refusals_are_one_line_and_nothing_is_sent(run, service, words, said):
     assert result.stderr.count("\n") == 1
     assert said in result.stderr
     assert service.asked == []
+
+
+@pytest.mark.parametrize("words", [("--json",), ("--json", "--wait"), ()])
+def test_what_was_submitted_before_a_refusal_is_told(run, service, tmp_path, words):
+    files = [write(tmp_path / f"{name}.yaml", f"run: {sys.executable} train.py\n") for name in ("a", "b", "c")]
+    submitted = service.answers["POST", "/v1/jobs"]
+
+    def answer(query, body):
+        refused = service.error("Conflict", "there is a job 'b' already")
+        return (409, refused) if body["name"] == "b" else submitted(query, body)
+
+    service.answers["POST", "/v1/jobs"] = answer
+    result = run("submit", *words, *files)
+    assert result.exit_code == Conflict.exit_code
+    assert result.stderr == "error: there is a job 'b' already\n"
+    assert [body["name"] for _, body in service.calls("POST")] == ["a", "b"]
+    if not words:
+        assert result.stdout.startswith("a: starts now on 2 GPUs\n")
+        return
+    document = json.loads(result.stdout)
+    assert list(document) == ["submitted", "error"]
+    assert [entry["job"]["id"] for entry in document["submitted"]] == ["a"]
+    assert (document["error"]["code"], document["error"]["exit_code"]) == ("Conflict", Conflict.exit_code)
 
 
 @pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -144,6 +145,15 @@ def test_without_a_token_nothing_but_health(world, client):
     assert client.get("/v1/nothing").status_code == 401
 
 
+@pytest.mark.parametrize("generation", [0, 1])
+def test_a_model_that_is_none_is_refused_of_earlier_replicas_too(world, client, generation):
+    world.submit("a", max_gpus=1)
+    body = encode(sample_report(generation, model=replace(SAMPLE_MODEL, max_batch=1)))
+    answer = client.post("/v1/jobs/a/reports", json=body)
+    assert (answer.status_code, code_of(answer)) == (422, "InvalidInput")
+    assert client.post("/v1/jobs/a/reports", json=encode(sample_report(generation))).status_code == 200
+
+
 def test_a_jobs_token_reports_and_reads_its_own_job_only(world, client):
     world.submit("a", max_gpus=1)
     world.submit("b", max_gpus=1)
@@ -235,6 +245,28 @@ def test_more_gpus_than_there_are_are_taken_and_told(world, client):
     assert told["job"]["min_gpus"] == 9
     assert "needs 9 GPUs" in told["note"]
     assert client.post("/v1/jobs/a/resize", json={"gpus": "1..9"}).json()["note"] == ""
+
+
+def test_a_rigid_job_that_runs_is_said_not_to_move(world, client):
+    client.post("/v1/jobs", json=job_file(world, gpus=2))
+    world.after(3.0)
+    world.backend.started("a")
+    world.engine.settle()
+    told = client.post("/v1/jobs/a/resize", json={"gpus": "1..4"}).json()
+    assert (told["job"]["gpus"], told["job"]["max_gpus"]) == (2, 4)
+    assert told["note"] == (
+        "it is rigid and keeps its 2 GPUs as long as it runs; the new limits count from its next start, "
+        "as after 'pollux pause a' and 'pollux resume a'"
+    )
+    assert client.post("/v1/jobs/a/resize", json={"gpus": 2}).json()["note"] == ""
+    client.post("/v1/jobs/a/resize", json={"gpus": 3})
+    client.post("/v1/jobs/a/pause")
+    world.backend.ended("a", "stopped", "")
+    world.engine.settle()
+    assert client.post("/v1/jobs/a/resize", json={"gpus": 3}).json()["note"] == ""
+    client.post("/v1/jobs/a/resume")
+    world.after(30.0)
+    assert client.get("/v1/jobs/a").json()["job"]["gpus"] == 3
 
 
 def test_figures_from_before_the_last_start_are_marked(world, client):

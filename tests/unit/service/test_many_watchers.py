@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import random
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -140,9 +143,76 @@ def test_viewers_of_the_benchmark_do_what_the_page_does(monkeypatch):
     assert number(r"&limit=(\d+)`\)", cluster) == viewers.TIMELINE_JOBS
     assert number(r"const PAGE = (\d+)", table) == viewers.JOBS_SHOWN
     assert number(r"FEW_WATCHERS = (\d+)", live) == viewers.FEW_WATCHERS
-    assert number(r"\bspan: (\d+)", timeline) == viewers.SPAN_SECONDS
+    assert number(r"EVENTS_RECALLED = (\d+)", cluster) == viewers.EVENTS_RECALLED
+    # The first view, and how far back the timeline goes from then on.
+    begin = timeline.partition("async begin() {")[2].partition("\n  }\n")[0]
+    assert number(r"this\.span = (\d+);\n +await this\.refresh\(\);", begin) == viewers.FIRST_SPAN_SECONDS
+    assert begin.rstrip().endswith("this.fit();")
+    assert number(r"this\.refresh\(\)\), (\d+)\);", timeline) / 1000 == viewers.SOON_SECONDS
+    assert number(r"LEAST_SPAN = (\d+)", timeline) == viewers.LEAST_SPAN_SECONDS
+    spans = re.search(r"SPANS = \[(.*)\];", timeline)[1]
+    assert tuple(float(seconds) for seconds in re.findall(r"\", (\d+)", spans)) == viewers.SPANS_SECONDS
+    fitting = timeline.partition("  fitting() {")[2].partition("\n  }\n")[0]
+    assert "Math.max((this.now() - this.first) * 1.1, LEAST_SPAN)" in fitting
+    assert "wanted > 600 && seconds >= 0.9 * wanted) ?? Math.min(wanted, 86400)" in fitting
+    assert number(r"margin = ([\d.]+) \* this\.span", timeline) == 0.05
     # Every request of the cluster page, of whichever module, is one of those.
     asked = set(re.findall(r"get\([`\"](/v1/[a-z]+)", cluster + shell + timeline)) | {"/v1/jobs"}
+    assert "eventsAfter(Math.max(revision - EVENTS_RECALLED, 0))" in cluster
+    assert 'fetch("/v1/events?follow=false"' in live
     paths = {path.partition("?")[0] for path in (*viewers.OVERVIEW, *viewers.JOBS, "/v1/timeline")}
     assert asked == paths
     assert len(re.findall(r"list\(\"(?:queued|paused)\"\)", cluster)) == 2
+
+
+@pytest.mark.parametrize(
+    ("ran", "span"),
+    [(0, 30), (100, 110), (600, 900), (890, 900), (3000, 3600), (3700, 21600), (40000, 86400), (1e6, 86400)],
+)
+def test_the_timeline_of_the_viewers_goes_back_as_far_as_anything_ran(monkeypatch, ran, span):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    viewers = importlib.import_module("viewers")
+    assert viewers.fitting(ran) == pytest.approx(span)
+
+
+def test_opening_a_page_is_part_of_the_benchmark(monkeypatch, world, client):
+    """The viewer's requests until it has what a page shows at first, answered by the real service."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    viewers = importlib.import_module("viewers")
+    clock = SimpleNamespace(time=lambda: world.clock.time, perf_counter=time.perf_counter)
+    monkeypatch.setattr(viewers, "time", clock)
+    world.submit("a", max_gpus=1)
+    world.after(300.0)
+    asked = []
+
+    async def ask(self, method, path, body=b"", headers=""):
+        answer = client.request(method, path, headers=dict([headers.strip().split(": ")]) if headers else {})
+        asked.append(path)
+        return answer.status_code, answer.content
+
+    monkeypatch.setattr(viewers.Client, "ask", ask)
+    monkeypatch.setattr(viewers, "SOON_SECONDS", 0.0)
+    crowd = viewers.Crowd(0, "", 1)
+    page = viewers.Page(crowd)
+
+    async def look():
+        await page.opening()
+        await page.recall()
+        await page.fitted()
+
+    asyncio.run(look())
+    assert crowd.errors == 0
+    read = {"/static/js/cluster.js", "/static/js/timeline.js", "/static/js/words.js", "/static/js/shared.js"}
+    assert {"/", "/static/css/base.css", *read} <= set(asked)
+    assert len(asked) == len(set(asked)), "nothing is read twice"
+    data = [path for path in asked if path.startswith("/v1/")]
+    assert data[0] == "/v1/session"
+    assert set(data[1:6]) == {*viewers.OVERVIEW, *viewers.JOBS}
+    now = world.clock.time
+    assert data[6:] == [
+        f"/v1/timeline?since=0.0&until={now:.1f}&limit={viewers.TIMELINE_JOBS}",
+        "/v1/events?follow=false",
+        f"/v1/timeline?since={now - 1.05 * 1.1 * (now - page.first):.1f}&until={now:.1f}&limit={viewers.TIMELINE_JOBS}",
+    ]
+    assert page.first == pytest.approx(1010.0, abs=10.0), "when its job got its GPU"
+    assert page.revision == world.engine.store.revision

@@ -103,6 +103,20 @@ def test_labels_are_bounded(make_world, monkeypatch):
     assert sum(value for _, value in found["pollux_job_gpus"]) == 6.0
 
 
+def test_a_job_of_a_queue_without_a_label_has_none_either(make_world, monkeypatch):
+    world = make_world(gpus=8)
+    monkeypatch.setattr(metrics, "MOST_QUEUES", 2)
+    for number in range(4):
+        job_id = world.submit(f"j{number}", min_gpus=1, max_gpus=1, queue=f"q{number}")
+        world.backend.started(job_id)
+        world.engine.settle()
+        world.engine.report(job_id, sample_report(world.engine.job(job_id).generation, loss=0.5))
+    found = samples(world.engine)
+    for name in ("pollux_queue_gpus", "pollux_job_gpus", "pollux_job_loss"):
+        assert {labels["queue"] for labels, _ in found[name]} == {"q0", "q1", OTHER}, name
+    assert [labels["job_id"] for labels, _ in found["pollux_job_gpus"]] == ["j0", "j1", "j2", "j3"]
+
+
 def test_every_state_has_its_number(world):
     world.submit("a", max_gpus=1)
     found = {labels["state"]: value for labels, value in samples(world.engine)["pollux_jobs"]}

@@ -1,9 +1,10 @@
 import base64
+import time
 
 import pytest
 from fastapi.testclient import TestClient
 
-from pollux.service.api import create_app
+from pollux.service.api import _folders_in_use, create_app
 from pollux.wire.package import digest_of, pack
 
 
@@ -60,3 +61,16 @@ def test_what_cannot_be_is_refused(client, archive, other, status):
 def test_it_needs_a_token(client, archive):
     del client.headers["Authorization"]
     assert client.post("/v1/packages", json=body_for(archive)).status_code == 401
+
+
+def test_the_folder_of_a_job_counts_as_used_until_its_end(world, tmp_path):
+    """Results that a long job left are there for as long after its end as those of a short one."""
+    running, done = (world.submit(name, workdir=str(tmp_path)) for name in ("running", "done"))
+    world.after(100.0)
+    world.engine.cancel(done)
+    world.after(100.0)
+    ended = world.engine.board.get(done).record.ended_at
+    before = time.time()
+    (_, now), (folder, at) = _folders_in_use(world.engine)
+    assert (folder, at) == (str(tmp_path), ended)
+    assert now >= before, running

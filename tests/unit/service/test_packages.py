@@ -85,7 +85,7 @@ def test_unfinished_packages_do_not_pile_up(packages, tmp_path):
 
 
 def test_what_no_job_needs_goes_a_week_after_it_was_used(archive, tmp_path):
-    needed: list[str] = []
+    needed: list[tuple[str, float]] = []
     packages = Packages(tmp_path / "home", lambda: needed)
     folder = tmp_path / "home" / "packages"
     folder.mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_what_no_job_needs_goes_a_week_after_it_was_used(archive, tmp_path):
     for each in (used, old, fresh):
         each.mkdir()
         (each / "train.py").touch()
-    needed.append(str(used / "below"))
+    needed.append((str(used / "below"), time.time()))
     week_ago = time.time() - 8 * 24 * 3600.0
     for each in (used, old):
         os.utime(each, (week_ago, week_ago))
@@ -105,3 +105,27 @@ def test_what_no_job_needs_goes_a_week_after_it_was_used(archive, tmp_path):
     assert packages.add(digest_of(archive), len(archive), 0, b"")[1] == sent, "asked for, and so used"
     packages.add("e" * 64, 9, 0, b"12345")
     assert sorted(path.name[0] for path in folder.iterdir() if path.is_dir()) == sorted(["a", "c", Path(sent).name[0]])
+
+
+DAY = 24 * 3600.0
+
+
+@pytest.mark.parametrize(("days", "kept"), [(6.0, True), (8.0, False)])
+def test_what_a_job_left_is_kept_for_a_week_after_its_end(archive, tmp_path, days, kept):
+    """However long ago it was sent: nobody fetches results before they are there."""
+    whole = tmp_path / "home" / "packages" / ("a" * 64)
+    whole.mkdir(parents=True)
+    os.utime(whole, (time.time() - 30 * DAY,) * 2)
+    # The home may have been named by another way to it when the job came.
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    jobs = [(str(tmp_path / "link" / "packages" / whole.name / "below"), time.time() - days * DAY)]
+    Packages(tmp_path / "home", lambda: jobs).add(digest_of(archive), len(archive), 0, archive)
+    assert whole.exists() == kept
+
+
+def test_what_could_not_be_removed_whole_goes_the_next_time(archive, tmp_path):
+    folder = tmp_path / "home" / "packages"
+    for name in (f"old-{'a' * 64}", "new-abc"):
+        (folder / name / "part").mkdir(parents=True)
+    Packages(tmp_path / "home").add(digest_of(archive), len(archive), 0, archive)
+    assert [path.name for path in folder.iterdir()] == [digest_of(archive)]

@@ -78,6 +78,32 @@ def test_goodput_against_a_static_allocation(world):
     assert goodputs([card, card], cluster)["static_jobs"] == 1, "no GPUs are left for the second"
 
 
+def test_later_smaller_jobs_fill_what_a_static_allocation_leaves(make_world):
+    world = make_world(gpus=8)
+    asks = {"wide": (1, 6), "large": (1, 4), "small": (1, 1), "tiny": (1, 1), "late": (1, 1)}
+    for name, (least, most) in asks.items():
+        trained(world, name, min_gpus=least, max_gpus=most)
+    cluster = world.engine.runner.controller.cluster
+    cards = list(world.engine.board.cards())
+    assert [card.record.spec.id for card in cards] == list(asks)
+    models = {card.record.spec.id: card.record.goodput for card in cards}
+
+    def plain(name, gpus):
+        return static_model(models[name]).goodput(1, gpus, "cpu")
+
+    three = goodputs(cards[:3], cluster)
+    assert three["static"] == pytest.approx(plain("wide", 6) / plain("wide", 1) + 1.0), "the large one gets none"
+    assert (three["static_jobs"], three["unknown_jobs"]) == (2, 0)
+    held = {card.record.spec.id: card.record.placement.num_gpus for card in cards[:3]}
+    alone = [models[name].goodput(1, gpus, "cpu") / plain(name, 1) for name, gpus in held.items() if gpus]
+    assert three["now"] == pytest.approx(sum(alone))
+    assert three["jobs"] == len(alone)
+    assert three["ratio"] == pytest.approx(three["now"] / three["static"])
+    five = goodputs(cards, cluster)
+    assert five["static"] == pytest.approx(three["static"] + 1.0), "one more fits, the last one does not"
+    assert five["static_jobs"] == 3
+
+
 def test_finish_time_fairness_by_hand(world):
     trained(world, "a", min_gpus=4, max_gpus=4)
     cluster = world.engine.runner.controller.cluster

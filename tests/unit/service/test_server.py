@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -30,13 +31,76 @@ def test_a_token_that_others_can_read_is_refused(tmp_path, mode):
         operator_token(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40])
+@pytest.mark.parametrize("content", [b"short\n", b"\xff" * 40])
 def test_a_damaged_token_is_refused(tmp_path, content):
     path = tmp_path / "token"
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(InvalidInput, match="remove it"):
         operator_token(path)
+
+
+def test_an_empty_token_is_replaced_with_a_word(tmp_path, caplog):
+    """A version before left one where it was killed between making and writing it."""
+    path = tmp_path / "token"
+    path.touch(0o600)
+    token = operator_token(path)
+    assert len(token) >= 40
+    assert [record.getMessage() for record in caplog.records] == [
+        f"token file {path} was empty, as after a full disk; a new token is made"
+    ]
+    assert operator_token(path) == token
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("at", ["fdopen", "fsync", "link"])
+def test_a_start_that_is_killed_before_the_token_is_there_leaves_the_next_one_free(tmp_path, monkeypatch, at):
+    path = tmp_path / "token"
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, at, killed)
+        with pytest.raises(KeyboardInterrupt):
+            operator_token(path)
+    assert not path.exists()
+    token = operator_token(path)
+    assert path.read_text() == token + "\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_token_is_made_where_there_are_no_links(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    path = tmp_path / "token"
+    assert operator_token(path) == path.read_text().strip()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_of_others_keeps_its_mode(tmp_path):
+    home = tmp_path / "shared"
+    home.mkdir()
+    (home / "thesis.tex").touch()
+    home.chmod(0o755)
+    with pytest.raises(InvalidInput, match=r"mode 755.*not Pollux's.*POLLUX_HOME"):
+        prepare_home(home)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o755
+    home.chmod(0o700)
+    prepare_home(home)
+
+
+@pytest.mark.parametrize("name", ["service.log", "store.sqlite", "service.json", "viewer-token"])
+def test_a_folder_of_a_service_is_closed_again(tmp_path, name):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / name).touch()
+    home.chmod(0o755)
+    prepare_home(home)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
 def test_home_is_for_its_owner_only(tmp_path):

@@ -238,3 +238,38 @@ def test_a_busy_cluster_does_not_push_out_the_changes_of_a_long_job(timeline, mo
     for step in range(1000):
         timeline.add(decided(200.0 + step, b=on(1 + step % 2)))
     assert len(timeline.reallocations_of("b")) == 400, "bounded all the same"
+
+
+def test_jobs_that_nobody_asks_for_any_more_are_not_kept(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_CHANGES", 1000)
+    monkeypatch.setattr(module, "_FEW_JOBS", 50)
+    timeline = Timeline()
+    timeline.add(JobSubmitted(0.0, JobSpec("steady")))
+    timeline.add(decided(0.5, steady=on(3)))
+    for number in range(3000):
+        at, job_id = 1.0 + number, f"j{number}"
+        timeline.add(JobSubmitted(at, JobSpec(job_id)))
+        timeline.add(decided(at, **{job_id: on(2)}))
+        timeline.add(JobCancelled(at + 0.5, job_id))
+        timeline.forget(job_id)
+    changes = timeline.changes()
+    drawn = {changes.jobs[number] for number in changes.who}
+    assert {"steady", "j2999"} <= drawn
+    assert len(changes.jobs) <= 2 * (len(drawn) + 1) + 50
+    assert intervals(timeline, 2990.0, 2992.0) == {
+        "steady": [[2990, 2992, 3]], "j2989": [[2990, 2990.5, 2]], "j2990": [[2991, 2991.5, 2]],
+    }  # fmt: skip
+    timeline.add(decided(4000.0, steady=on(4)))
+    assert intervals(timeline, 3999.0, 4001.0) == {"steady": [[3999, 4000, 3], [4000, 4001, 4]]}
+
+
+def test_jobs_that_never_held_anything_are_not_kept_either(monkeypatch):
+    monkeypatch.setattr(module, "_FEW_JOBS", 50)
+    timeline = Timeline()
+    for number in range(500):
+        timeline.add(JobSubmitted(float(number), JobSpec(f"j{number}")))
+        timeline.forget(f"j{number}")
+    assert len(timeline.changes().jobs) <= 50
+    timeline.add(JobSubmitted(600.0, JobSpec("last")))
+    timeline.add(decided(601.0, last=on(1)))
+    assert intervals(timeline, 600.0, 602.0) == {"last": [[601, 602, 1]]}

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.replaying import held_child
 
 from pollux.core.errors import Conflict, UnknownName
-from pollux.service import create_app
+from pollux.service import api, create_app
 from pollux.service.replay_result import MOST_JOBS, shortened
 from pollux.service.whatif import Progress, Replays, command_of
 from pollux.testing.service import SAMPLE_MODEL, sample_report
@@ -240,7 +241,15 @@ def test_a_policy_that_is_not_there(client):
     assert client.get("/v1/whatif/0123").status_code == 404
 
 
-def test_the_real_replay_of_real_history(world, client):
+def test_the_real_replay_of_real_history(world, tmp_path, monkeypatch):
+    go = tmp_path / "go"
+    monkeypatch.setattr(api, "Replays", lambda history: Replays(history, held_child(go)))
+    with TestClient(create_app(world.engine, world.tokens), base_url="http://127.0.0.1:7341") as client:
+        client.headers["authorization"] = f"Bearer {world.tokens.operator}"
+        _replay(world, client, go)
+
+
+def _replay(world, client, go):
     for name in ("a", "b"):
         world.submit(name, max_gpus=2)
         world.backend.started(name)
@@ -255,11 +264,21 @@ def test_the_real_replay_of_real_history(world, client):
     begun = client.post("/v1/whatif", json={"policies": ["pollux", "fifo"], "nodes": ["+1"]})
     assert begun.status_code == 202, begun.text
     path = f"/v1/whatif/{begun.json()['id']}"
-    until = time.monotonic() + 120
-    while (found := client.get(path).json())["state"] == "running" and time.monotonic() < until:
-        assert 0.0 <= found["progress"] <= 1.0
-        time.sleep(0.1)
-    assert found["state"] == "done", found
+    seen = []
+
+    def look(wanted):
+        found = client.get(path).json()
+        seen.append(found["progress"])
+        return wanted(found)
+
+    # Held after the first of two sizes: its own bar says that it is half way.
+    wait_for(lambda: look(lambda found: found["state"] != "running" or found["progress"] >= 0.5), 120)
+    assert (client.get(path).json()["state"], seen[-1]) == ("running", 0.5)
+    go.touch()
+    wait_for(lambda: look(lambda found: found["state"] != "running"), 120)
+    assert seen == sorted(seen)
+    found = client.get(path).json()
+    assert (found["state"], found["progress"]) == ("done", 1.0), found
     runs = found["result"]["runs"]
     assert [run["nodes"] for run in runs] == [1, 2]
     for run in runs:

@@ -43,6 +43,13 @@ export async function get(path) {
   }
 }
 
+/** A page of the list of jobs; each has `why`, the words of `pollux explain` about it and the jobs that they name. */
+export async function getJobs(path) {
+  const page = await get(path);
+  for (const job of page.jobs) job.why = page.explanations?.[job.id] ?? { text: "", jobs: [] };
+  return page;
+}
+
 /** POST, PUT or DELETE with the session's CSRF value. */
 export async function send(method, path, body) {
   try {

@@ -1,9 +1,10 @@
 // Line charts: uPlot in the page's colours, with marks, a text for screen readers and the numbers as a table.
 
 import { themeColour } from "./colours.js";
-import { el, fill, say, table } from "./dom.js";
+import { el, fill, say } from "./dom.js";
 import { moment, NONE, number, tick } from "./format.js";
 import { info } from "./shell.js";
+import { table } from "./table.js";
 import uPlot from "../vendor/uplot/uPlot.js";
 
 const HEIGHT = 178;
@@ -43,8 +44,8 @@ export function wholeTime() {
  * `update(xs, columns, marks)`: marks are [{at, text}], drawn as dashed lines and named when pointed at.
  */
 export class Chart {
-  constructor({ title, about, series, x = "time", format = number, xLabel = "", log = false, waiting = "Nothing reported yet.", xFormat = null, height = HEIGHT, zero = false, whole = false, share = false, latest = null }) {
-    Object.assign(this, { title, series, x, format, xLabel, log, waiting, height, zero, whole, share, latestText: latest });
+  constructor({ title, about, series, x = "time", format = number, xLabel = "", log = false, waiting = "Nothing reported yet.", xFormat = null, height = HEIGHT, zero = false, whole = false, wholeX = false, share = false, latest = null }) {
+    Object.assign(this, { title, series, x, format, xLabel, log, waiting, height, zero, whole, wholeX, share, latestText: latest });
     this.xFormat = xFormat ?? (x === "time" ? (value) => moment(value, true) : number);
     this.zoom = x === "time" ? timeZoom : new Zoom();
     this.marks = [];
@@ -104,7 +105,7 @@ export class Chart {
       padding: [8, 10, 0, 0],
       scales: { x: { time: this.x === "time" }, y: { distr: this.log ? 3 : 1, log: 2, range: this.log ? undefined : this.share ? shareSpan : this.zero ? zeroSpan : ySpan } },
       axes: [
-        { ...axis, space: 70, size: 28, label: this.xLabel || undefined, labelSize: this.xLabel ? 17 : 0, labelGap: 0, values: this.x === "time" ? clockTicks : (_, ticks) => ticks.map(number) },
+        { ...axis, space: 70, size: 28, label: this.xLabel || undefined, labelSize: this.xLabel ? 17 : 0, labelGap: 0, incrs: this.wholeX ? WHOLE : undefined, values: this.x === "time" ? clockTicks : (_, ticks) => ticks.map(number) },
         { ...axis, size: 52, space: 32, incrs: this.whole ? WHOLE : undefined, values: (_, ticks) => ticks.map((value) => (value === null ? "" : this.format(value))) },
       ],
       series: [{}, ...this.series.map((one) => this.line(one))],
@@ -201,7 +202,8 @@ export class Chart {
     }
     const names = this.series.map((one) => ({ name: one.label || this.title, class: "right" }));
     const found = table(`${this.title}, newest first`, [{ name: this.x === "time" ? "Time" : this.xLabel || "x" }, ...names], rows);
-    fill(this.details, this.details.firstChild, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${this.title}, numbers` }, found));
+    const part = every > 1 && el("p", { class: "hint part" }, `One in ${every} of ${xs.length.toLocaleString()} points, the newest first.`);
+    fill(this.details, this.details.firstChild, part, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${this.title}, numbers` }, found));
   }
 }
 

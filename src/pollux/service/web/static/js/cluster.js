@@ -1,19 +1,20 @@
 // The cluster page: who holds what, what that is worth, who waits for what, and what changed.
 
-import { get, jobPage } from "./api.js";
+import { get, getJobs, jobPage } from "./api.js";
 import { introduce } from "./colours.js";
-import { byId, el, fill, onChange, say, table } from "./dom.js";
+import { byId, el, fill, onChange, say } from "./dom.js";
 import { linked } from "./explain.js";
 import { duration, eta, gpuTime, moment, NONE, percent, range, times } from "./format.js";
 import { JobTable } from "./jobtable.js";
 import { eventsAfter, follow, quietly, setPace, throttled, whenSeen } from "./live.js";
 import { Nodes } from "./nodes.js";
-import { frame, info, serverNow, serviceStatus, showLive } from "./shell.js";
+import { annotate, frame, info, serverNow, serviceStatus, showLive } from "./shell.js";
+import { showTable, table } from "./table.js";
 import { Timeline } from "./timeline.js";
-import { WORDS } from "./words.js";
 
 const QUEUE_SHOWN = 40;
 const CHANGES_SHOWN = 60;
+const LONGEST_WHOLE = 24;
 const EVENTS_RECALLED = 200;
 const changes = [];
 
@@ -38,7 +39,7 @@ function showTiles(summary, status) {
   const { gpus, goodput, fairness, reallocations, jobs_by_state: states } = summary;
   const count = (...names) => names.reduce((sum, name) => sum + (states[name] ?? 0), 0);
   const gain = goodput?.ratio ?? null;
-  const ended = [`${count("succeeded").toLocaleString()} done`, count("failed") && `${count("failed").toLocaleString()} failed`].filter(Boolean).join(", ");
+  const ended = [`${count("succeeded").toLocaleString()} done`, ...["failed", "cancelled"].map((state) => count(state) && `${count(state).toLocaleString()} ${state}`)].filter(Boolean).join(", ");
   tile("GPUs in use", String(gpus.used), ` of ${gpus.total}`, gpus.total ? percent(gpus.utilisation) : "no nodes", gpus.utilisation ?? 0);
   tile("Goodput vs. static", times(gain), "", gain === null ? "known once jobs have reported" : `${goodput.jobs} job${goodput.jobs === 1 ? "" : "s"} now, ${goodput.static_jobs} if static`);
   tile("Jobs", count("running", "starting", "resizing").toLocaleString(), " running", `${count("queued", "paused").toLocaleString()} waiting, ${ended}`);
@@ -49,22 +50,25 @@ function showTiles(summary, status) {
   say(byId("cluster-line"), `policy ${status.policy}, backend ${status.backend}, up since ${moment(status.started_at)}`);
 }
 
+/** A job by its name, in one piece unless it is so long that nothing else had room. */
+const jobLink = (id) => el("a", { href: jobPage(id), class: id.length <= LONGEST_WHOLE ? "nowrap" : null }, id);
+
 function showQueue(jobs, total) {
   const now = serverNow();
   const rows = jobs.map((job) => [
-    el("a", { href: jobPage(job.id) }, job.id), range(job.min_gpus, job.max_gpus), el("span", { class: "nowrap" }, duration(now - job.submitted_at)), eta(job.eta, now),
-    el("span", {}, linked(job.reason?.text ?? "waits for the next decision", job.reason?.jobs, job.id)),
+    jobLink(job.id), range(job.min_gpus, job.max_gpus), el("span", { class: "nowrap" }, duration(now - job.submitted_at)), eta(job.eta, now),
+    el("span", {}, linked(job.why.text, job.why.jobs, job.id)),
   ]);
   say(byId("queue-hint"), jobs.length && total > jobs.length ? `the first ${jobs.length} of ${total.toLocaleString()}` : "");
-  fill(byId("queue"), jobs.length
-    ? table("Jobs that wait", [{ name: "Job" }, { name: "Asks for", about: WORDS["Asks for"] }, { name: "Waits for", about: WORDS["Waits for"] }, { name: "Expected end", about: WORDS["Expected end"] }, { name: "Why it waits" }], rows)
-    : el("p", { class: "empty" }, "Nobody waits."));
+  const columns = [{ name: "Job" }, { name: "Asks for", about: "Asks for" }, { name: "Waits for", about: "Waits for" }, { name: "Expected end", about: "Expected end" }, { name: "Why it waits" }];
+  if (jobs.length) showTable(byId("queue"), table("Jobs that wait", columns, rows));
+  else fill(byId("queue"), el("p", { class: "empty" }, "Nobody waits."));
 }
 
 function showChanges() {
   const rows = changes.slice(0, CHANGES_SHOWN).map((one) => [
     el("span", { class: "number nowrap" }, moment(one.at, true)),
-    one.job_id ? el("a", { href: jobPage(one.job_id) }, one.job_id) : "cluster",
+    one.job_id ? jobLink(one.job_id) : "cluster",
     el("span", {}, linked(one.text, one.jobs, one.job_id)),
   ]);
   fill(byId("changes"), rows.length
@@ -100,6 +104,10 @@ const breath = () => new Promise((resolve) => setTimeout(resolve, 0));
 
 async function start() {
   await frame("/");
+  annotate("nodes-hint", "GPUs of a node");
+  annotate("timeline-hint", "GPU-time in view");
+  annotate("queue-hint", "Waiting jobs");
+  annotate("jobs-hint", "Jobs in the list");
   const nodes = new Nodes(byId("nodes"), byId("nodes-hint"));
   byId("nodes-find").addEventListener("input", (event) => nodes.filter(event.target.value));
   const load = (since, until) => get(`/v1/timeline?since=${since.toFixed(1)}&until=${until.toFixed(1)}&limit=120`);
@@ -109,7 +117,7 @@ async function start() {
   let revision = 0;
 
   async function overview() {
-    const list = (state) => get(`/v1/jobs?state=${state}&limit=${QUEUE_SHOWN}`);
+    const list = (state) => getJobs(`/v1/jobs?state=${state}&limit=${QUEUE_SHOWN}`);
     const [status, summary, queued, paused] = await Promise.all([serviceStatus(), get("/v1/summary"), list("queued"), list("paused")]);
     const holders = new Set(status.nodes.flatMap((node) => Object.keys(node.jobs)));
     introduce(holders);

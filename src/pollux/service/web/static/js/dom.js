@@ -45,12 +45,3 @@ export function onChange(show) {
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
-
-/** A table with a caption for screen readers; cells are text or elements. */
-export function table(caption, columns, rows, props = {}) {
-  const head = columns.map((column) => el("th", { scope: "col", class: column.class, title: column.about }, column.name));
-  const body = rows.map((cells) =>
-    el("tr", {}, cells.map((cell, index) =>
-      index === 0 ? el("th", { scope: "row" }, cell ?? "–") : el("td", { class: columns[index].class }, cell ?? "–"))));
-  return el("table", props, el("caption", { class: "sr-only" }, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
-}

@@ -3,7 +3,7 @@
 import { showActions } from "./actions.js";
 import { get, jobPage, jobPath } from "./api.js";
 import { colourVar, introduce } from "./colours.js";
-import { byId, el, fill, onChange, say, table } from "./dom.js";
+import { byId, el, fill, onChange, say } from "./dom.js";
 import { linked } from "./explain.js";
 import { duration, eta, gpus, gpuTime, moment, NONE, number, percent, partOf, range, times } from "./format.js";
 import { stateBadge } from "./jobtable.js";
@@ -12,20 +12,22 @@ import { Log } from "./log.js";
 import { showReceipt } from "./receipt.js";
 import { Series } from "./series.js";
 import { frame, info, serverNow, serviceStatus, showLive, toast } from "./shell.js";
+import { table } from "./table.js";
 
+const LONG_FACT = 40;
 const ENDED = ["succeeded", "failed", "cancelled"];
 const id = decodeURIComponent(location.pathname.split("/")[2] ?? "");
 
 const facts = new Map();
 
 /** One number of the job; made once, then only its text changes. */
-function fact(name, value, title = "") {
+function fact(name, value) {
   if (!facts.has(name)) {
     facts.set(name, el("dd"));
     byId("facts").append(el("div", {}, el("dt", {}, name, info(name)), facts.get(name)));
   }
   say(facts.get(name), value ?? NONE);
-  facts.get(name).title = title;
+  facts.get(name).parentNode.classList.toggle("long", (value ?? "").length > LONG_FACT);
 }
 
 const showProgress = onChange(({ share, text }) => fill(byId("progress"),
@@ -69,7 +71,8 @@ function showNow(found, noise) {
     say(byId("outdated"), `Figures marked “before” were told${ago}, ${idle ? "when it last held GPUs" : "before it was given these GPUs; its next report renews them"}.`);
   }
   const told = (text) => (stale && text !== NONE ? `${text} before` : text);
-  fact("GPUs", ENDED.includes(job.state) ? `${range(job.min_gpus, job.max_gpus)} allowed` : `${job.gpus} of ${range(job.min_gpus, job.max_gpus)}`, where);
+  fact("GPUs", ENDED.includes(job.state) ? `${range(job.min_gpus, job.max_gpus)} allowed` : `${job.gpus} of ${range(job.min_gpus, job.max_gpus)}`);
+  fact("Where", where || NONE);
   fact("Total batch", told(number(job.batch_size)));
   fact("Local batch", told(number(job.local_batch)));
   fact("Accumulation", told(number(job.accumulation)));

@@ -1,12 +1,12 @@
 // All jobs, however many: pages come from the service as they are scrolled to, and only rows in sight are elements.
 
-import { get, jobPage } from "./api.js";
+import { getJobs, jobPage } from "./api.js";
 import { el, fill, say } from "./dom.js";
 import { linked } from "./explain.js";
 import { eta, moment, NONE, number, partOf, percent, range } from "./format.js";
 import { quietly } from "./live.js";
 import { serverNow } from "./shell.js";
-import { WORDS } from "./words.js";
+import { columnHead } from "./table.js";
 
 const ROW = 38;
 const PAGE = 100;
@@ -14,11 +14,11 @@ const SPARE = 8;
 const OLD_MS = 10000;
 const STATES = ["queued", "starting", "running", "resizing", "paused", "succeeded", "failed", "cancelled"];
 const COLUMNS = [
-  { name: "Job", width: "17%" }, { name: "State", width: "106px", about: WORDS.State }, { name: "GPUs", width: "104px", about: WORDS.GPUs },
-  { name: "Batch", width: "66px", class: "right", about: WORDS["Total batch"] }, { name: "Goodput", width: "78px", class: "right", about: WORDS.Goodput },
-  { name: "Efficiency", width: "94px", class: "right", about: WORDS.Efficiency }, { name: "Progress", width: "126px", about: WORDS.Progress },
-  { name: "Fairness", width: "78px", class: "right", about: WORDS.Fairness }, { name: "Expected end", width: "132px", about: WORDS["Expected end"] },
-  { name: "Why", about: "The dominant reason for what the job holds, in words." },
+  { name: "Job", width: "17%" }, { name: "State", width: "100px", about: "State" }, { name: "GPUs", width: "92px", about: "GPUs" },
+  { name: "Batch", width: "78px", class: "right", about: "Total batch" }, { name: "Goodput", width: "94px", class: "right", about: "Goodput" },
+  { name: "Efficiency", width: "108px", class: "right", about: "Efficiency" }, { name: "Progress", width: "112px", about: "Progress" },
+  { name: "Fairness", width: "92px", class: "right", about: "Fairness" }, { name: "Expected end", width: "128px", about: "Expected end" },
+  { name: "Why" },
 ];
 
 /** The state of a job as a word in its colour. */
@@ -30,7 +30,7 @@ export class JobTable {
     this.body = el("tbody");
     this.table = el("table", { "aria-label": "Jobs" },
       el("colgroup", {}, COLUMNS.map((column) => el("col", { vars: column.width ? { width: column.width } : {} }))),
-      el("thead", {}, el("tr", {}, COLUMNS.map((column) => el("th", { scope: "col", class: column.class, title: column.about }, column.name)))), this.body);
+      el("thead", {}, el("tr", {}, COLUMNS.map(columnHead))), this.body);
     this.view = el("div", { class: "scroll virtual", tabindex: "0", role: "region", "aria-label": "All jobs", id: "jobs-view" }, this.table);
     this.note = el("p", { class: "empty", hidden: true }, "No jobs here. Submit one with: pollux submit job.yaml");
     this.tip = el("div", { class: "tip words", hidden: true, "aria-hidden": "true" });
@@ -121,7 +121,7 @@ export class JobTable {
     const after = this.next;
     let page;
     try {
-      page = await get(this.query(after));
+      page = await getJobs(this.query(after));
     } catch (error) {
       if (error.status === 404 && after !== null) return this.restart();
       throw error;
@@ -147,7 +147,7 @@ export class JobTable {
     for (const [index, page] of this.pagesInSight()) {
       let found;
       try {
-        found = await get(this.query(page.after));
+        found = await getJobs(this.query(page.after));
       } catch (error) {
         // The job behind which the page begins is forgotten.
         if (error.status === 404) return this.restart();
@@ -175,7 +175,7 @@ export class JobTable {
     const [rows, pages] = [[], []];
     let next = null;
     do {
-      const found = await get(this.query(next));
+      const found = await getJobs(this.query(next));
       if (which !== this.which) return;
       pages.push({ after: next, start: rows.length, length: found.jobs.length, at: performance.now() });
       rows.push(...found.jobs);
@@ -224,9 +224,8 @@ export class JobTable {
 
   row(job, index, now) {
     if (!job) return el("tr", { "aria-rowindex": String(index + 2) }, el("td", { colspan: String(COLUMNS.length), class: "muted" }, "…"));
-    const why = job.reason?.text || job.detail || "";
     // Told before it was given its present GPUs.
-    const told = (text) => (job.outdated && text !== NONE ? el("td", { class: "right muted", title: "Told before it was given its present GPUs" }, `~ ${text}`) : el("td", { class: "right" }, text));
+    const told = (text) => (job.outdated && text !== NONE ? el("td", { class: "right muted", title: "Told before it was given its present GPUs" }, `~ ${text}`, el("span", { class: "sr-only" }, ", told before it was given its present GPUs")) : el("td", { class: "right" }, text));
     return el("tr", { "aria-rowindex": String(index + 2), "data-job": job.id },
       el("th", { scope: "row" }, el("a", { href: jobPage(job.id) }, job.id)),
       el("td", {}, stateBadge(job.state)),
@@ -237,7 +236,7 @@ export class JobTable {
       el("td", {}, progress(job.progress)),
       el("td", { class: "right" }, typeof job.fairness === "number" ? job.fairness.toFixed(2) : NONE),
       el("td", { class: "num" }, job.ended_at !== null ? `ended ${moment(job.ended_at)}` : eta(job.eta, now)),
-      el("td", { class: "cause" }, el("span", {}, linked(why, job.reason?.jobs ?? [], job.id))));
+      el("td", { class: "cause" }, el("span", {}, linked(job.why.text, job.why.jobs, job.id))));
   }
 }
 

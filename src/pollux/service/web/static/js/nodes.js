@@ -101,7 +101,8 @@ export class Nodes {
       vars: { left: `${(index % this.columns) * this.cardWidth}px`, top: `${top}px`, width: `${this.cardWidth}px`, height: `${this.cardHeight}px` },
     },
       el("div", { class: "node-card" },
-        el("div", { class: "name" }, el("b", { title: `${node.id}, ${node.gpu_type}${out}` }, node.id), el("span", {}, `${node.used} / ${node.gpus}`)),
+        el("div", { class: "name" }, el("b", { title: `${node.id}, ${node.gpu_type}${out}` }, node.id, el("span", { class: "sr-only" }, `, ${node.gpu_type}${out}`)),
+          el("span", {}, `${node.used} / ${node.gpus}`, el("span", { class: "sr-only" }, " GPUs in use"))),
         el("div", { class: "gpus" },
         jobs.map(([id, count]) => el("a", {
           href: jobPage(id), "aria-label": `${id} holds ${gpus(count)} of ${node.id}`, "data-at": `${node.id} ${id}`,

@@ -2,11 +2,11 @@
 
 import { get, send } from "./api.js";
 import { Chart } from "./chart.js";
-import { byId, el, fill, say, table } from "./dom.js";
+import { byId, el, fill, say } from "./dom.js";
 import { duration, gpus, NONE, number, partOf, percent, times } from "./format.js";
 import { follow, quietly } from "./live.js";
-import { frame, serviceStatus, showLive } from "./shell.js";
-import { WORDS } from "./words.js";
+import { annotate, frame, serviceStatus, showLive } from "./shell.js";
+import { table } from "./table.js";
 
 const POLL_MS = 700;
 const AGAIN_MS = 3000;
@@ -124,6 +124,8 @@ function rowsOf(result) {
 const sameJobs = (a, b) => a.count === b.count && JSON.stringify(a.leftOut) === JSON.stringify(b.leftOut);
 
 const HOUR = 3600;
+// Over a line that is the same, a dashed one leaves some of it to be seen.
+const DASHES = [[8, 6], [3, 5], [12, 4, 3, 4]];
 const COLUMNS = [
   ["Replayed jobs", (row) => row.count.toLocaleString()], ["Average completion", (row) => duration(row.avg_jct_hours * HOUR)], ["Against the first", null],
   ["99th percentile", (row) => duration(row.p99_jct_hours * HOUR)], ["Makespan", (row) => duration(row.makespan_hours * HOUR)], ["Utilisation", (row) => percent(row.utilization)],
@@ -158,7 +160,7 @@ function showResult(result, focus = true) {
   if (!rows.length) return fill(byId("table"), el("p", { class: "empty" }, "The replay holds no jobs."));
   const sizes = new Set(rows.map((row) => row.nodes));
   const name = (row) => (sizes.size > 1 ? `${row.policy}, ${nodesText(row.nodes)}` : row.policy);
-  const columns = [{ name: "Policy" }, ...COLUMNS.map(([title]) => ({ name: title, class: "right", about: WORDS[title] }))];
+  const columns = [{ name: "Policy" }, ...COLUMNS.map(([title]) => ({ name: title, class: "right", about: title }))];
   const cells = rows.map((row) => [name(row), ...COLUMNS.map(([, show]) => (show ? show(row) : against(row, rows[0])))]);
   fill(byId("table"), table("Policies side by side", columns, cells));
   const counts = [...new Set(rows.map((row) => row.count))].sort((a, b) => a - b);
@@ -171,7 +173,7 @@ function showResult(result, focus = true) {
 /** Which share of the jobs was through after how long, and how many jobs there were over time. */
 function showPlots(rows, name) {
   const shown = rows.slice(0, 12);
-  const series = shown.map((row, index) => ({ label: name(row), colour: `--c${index}`, step: true }));
+  const series = shown.map((row, index) => ({ label: name(row), colour: `--c${index}`, step: true, dash: index > 0 ? DASHES[(index - 1) % DASHES.length] : undefined }));
   const done = new Chart({ title: "Jobs through after", x: "count", xLabel: "minutes since submission", series, format: percent, zero: true, height: 240, latest: () => "" });
   const present = new Chart({ title: "Jobs not ended", x: "count", xLabel: "minutes since the first submission", series, zero: true, height: 240, latest: () => "" });
   fill(byId("plots"), done.element, present.element);
@@ -218,6 +220,8 @@ async function start() {
   const [status, found] = await Promise.all([serviceStatus(), get("/v1/policies")]);
   showChoices(found.policies, status.policy);
   mayStop = role === "operator";
+  annotate("bar", "Replayed so far");
+  annotate("result-hint", "Replayed history");
   byId("ask").addEventListener("submit", ask);
   byId("stop").addEventListener("click", stop);
   if (role !== "operator") {

@@ -1,14 +1,17 @@
 // The receipt of a run, as its agent wrote it: untrusted, so every part is looked at before it is shown.
 
-import { el, fill, table } from "./dom.js";
+import { el, fill } from "./dom.js";
 import { duration, moment, NONE, number } from "./format.js";
 import { info } from "./shell.js";
+import { table } from "./table.js";
 
 const EVENTS_SHOWN = 100;
 const CHANGES_SHOWN = 3;
 const finite = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
 const list = (value) => (Array.isArray(value) ? value : []);
 const text = (value) => (value === null || value === undefined ? NONE : String(value));
+
+const counted = (count, what) => `${count.toLocaleString()} ${what}${count === 1 ? "" : "s"}`;
 
 function fact(name, value) {
   return el("div", {}, el("dt", {}, name, info(name)), el("dd", {}, value));
@@ -49,19 +52,26 @@ export function showReceipt(place, receipt) {
       fact("Time in training", duration(finite(totals.seconds))),
       fact("Useful samples", number(finite(progress.predicted))),
       fact("Realised by the loss", realised(list(progress.realised?.changes)))),
-    configurations.length > 0 && el("details", { class: "as-table" }, el("summary", {}, `${configurations.length} configurations`), scrolled("Configurations", configurationTable(configurations))),
-    el("details", { class: "as-table", open: events.length > 0 && events.length < 12 }, el("summary", {}, `${events.length} events`), scrolled("Events of the receipt", eventTable(events))));
+    configurations.length > 0 && el("details", { class: "as-table" }, el("summary", {}, counted(configurations.length, "configuration")), scrolled("Configurations", configurationTable(configurations))),
+    el("details", { class: "as-table", open: events.length > 0 && events.length < 12 }, el("summary", {}, counted(events.length, "event")), scrolled("Events of the receipt", eventTable(events))));
 }
 
 const scrolled = (label, content) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, content);
 
+const CONFIGURATION = [
+  { key: "step", name: "From step", about: "From step" }, { key: "samples", name: "From samples", about: "From samples" },
+  { key: "progress", name: "From useful samples", about: "From useful samples" }, { key: "seconds", name: "From time", about: "From time", show: duration },
+  { key: "num_replicas", name: "Replicas", about: "Replicas" }, { key: "num_nodes", name: "Nodes", about: "Nodes" },
+  { key: "local_batch", name: "Local batch", about: "Local batch" }, { key: "accumulation", name: "Accumulation", about: "Accumulation" },
+  { key: "total_batch", name: "Total batch", about: "Total batch" },
+];
+
 function configurationTable(rows) {
-  const names = Object.keys(rows[0] ?? {}).slice(0, 10);
-  const columns = names.map((name) => ({ name: name.replaceAll("_", " ") }));
-  return table("Configurations in order", columns, rows.map((row) => names.map((name) => typeof row[name] === "number" ? number(row[name]) : text(row[name]))));
+  const columns = CONFIGURATION.map(({ name, about }, index) => ({ name, about, class: index > 0 ? "right" : null }));
+  return table("Configurations in order", columns, rows.map((row) => CONFIGURATION.map(({ key, show = number }) => show(finite(row?.[key])))));
 }
 
 function eventTable(rows) {
-  const columns = [{ name: "When" }, { name: "What" }, { name: "Step" }, { name: "In words" }];
+  const columns = [{ name: "When" }, { name: "What" }, { name: "Step", about: "Step" }, { name: "In words" }];
   return table("Events, newest first", columns, rows.map((row) => [moment(finite(row?.time), true), text(row?.kind), number(finite(row?.step)), text(row?.text)]));
 }

@@ -2,7 +2,7 @@
 
 import { get, jobPath } from "./api.js";
 import { Chart, onTimeZoom, wholeTime } from "./chart.js";
-import { byId, el, fill } from "./dom.js";
+import { byId, el, fill, say } from "./dom.js";
 import { duration, number, percent, times } from "./format.js";
 
 const MOST_ROWS = 4000;
@@ -39,13 +39,13 @@ export class Series {
     this.metrics = new Map();
     fill(byId("learning"), this.loss.element);
     this.curve = new Chart({
-      title: "Speed-up", x: "count", xLabel: "GPUs", format: times, xFormat: (count) => `${count} GPU${count === 1 ? "" : "s"}`,
+      title: "Speed-up", x: "count", xLabel: "GPUs", wholeX: true, format: times, xFormat: (count) => `${count} GPU${count === 1 ? "" : "s"}`,
       series: [{ label: "predicted", colour: "--c0", dots: true }, { label: "now", colour: "--c4", points: true }],
       waiting: "Known once the job has measured a few steps.", zero: true,
       latest: ([ks, , now]) => ks.flatMap((k, index) => (now[index] === null ? [] : [`${times(now[index])} with ${k} GPU${k === 1 ? "" : "s"}`])).join("") || "holds none now",
     });
     this.best = new Chart({
-      title: "Best batch", x: "count", xLabel: "GPUs", xFormat: (count) => `${count} GPU${count === 1 ? "" : "s"}`,
+      title: "Best batch", x: "count", xLabel: "GPUs", wholeX: true, xFormat: (count) => `${count} GPU${count === 1 ? "" : "s"}`,
       series: [{ label: "", colour: "--c1", dots: true }], zero: true, latest: () => "", waiting: "Known once the job has measured a few steps.",
     });
     fill(byId("speedup"), this.curve.element, this.best.element);
@@ -74,9 +74,11 @@ export class Series {
     }
     const samples = this.rows.map((row) => row.values.samples);
     this.bySamples(this.loss, samples, value("loss"));
-    for (const name of this.names()) {
+    const names = this.names();
+    this.tellLeftOut(names.length - MOST_METRICS);
+    for (const name of names.slice(0, MOST_METRICS)) {
       if (!this.metrics.has(name)) {
-        const chart = new Chart({ title: name, about: "", series: [{ label: "", colour: `--c${(this.metrics.size + 5) % 12}`, dots: true }], x: "count", xLabel: "samples" });
+        const chart = new Chart({ title: name, about: "Own metric", series: [{ label: "", colour: `--c${(this.metrics.size + 5) % 12}`, dots: true }], x: "count", xLabel: "samples" });
         this.metrics.set(name, chart);
         byId("learning").append(chart.element);
       }
@@ -107,7 +109,13 @@ export class Series {
   names() {
     const found = new Set();
     for (const row of this.rows) for (const name of Object.keys(row.values.metrics ?? {})) found.add(name);
-    return [...found].sort().slice(0, MOST_METRICS);
+    return [...found].sort();
+  }
+
+  tellLeftOut(count) {
+    const place = byId("metrics-left-out");
+    place.hidden = count <= 0;
+    if (count > 0) say(place, `${count.toLocaleString()} more metric${count === 1 ? " is" : "s are"} not drawn: the page has room for the first ${MOST_METRICS} by name.`);
   }
 
   /** A measurement against samples seen; what a job did before it went back to a checkpoint is drawn over. */

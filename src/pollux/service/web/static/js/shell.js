@@ -90,18 +90,25 @@ export function info(name) {
   const button = el("button", { type: "button", "aria-label": `What is ${name}? ${text}` }, "i");
   const place = el("span", { class: "info" }, button);
   const close = () => {
+    removeEventListener("scroll", settle, true);
     bubble?.remove();
     bubble = null;
   };
+  const settle = () => {
+    if (!button.isConnected) return close();
+    const box = bubble.getBoundingClientRect();
+    const here = button.getBoundingClientRect();
+    bubble.style.left = `${Math.max(Math.min(here.left - 14, document.documentElement.clientWidth - box.width - 8), 8)}px`;
+    bubble.style.top = `${here.bottom + box.height + 12 > innerHeight ? here.top - box.height - 6 : here.bottom + 6}px`;
+  };
   const open = () => {
     if (bubble) return;
-    bubble = el("span", { class: "bubble", "aria-hidden": "true" }, text);
+    // Above everything, so that no list that scrolls cuts it off.
+    bubble = el("span", { class: "bubble", popover: "manual", "aria-hidden": "true" }, text);
     place.append(bubble);
-    const box = bubble.getBoundingClientRect();
-    const here = place.getBoundingClientRect();
-    const left = Math.min(Math.max(8, here.left - 14), document.documentElement.clientWidth - box.width - 8);
-    bubble.style.left = `${left - here.left}px`;
-    bubble.style.top = here.bottom + box.height + 12 > innerHeight ? `${-box.height - 6}px` : "22px";
+    bubble.showPopover?.();
+    settle();
+    addEventListener("scroll", settle, { capture: true, passive: true });
   };
   button.addEventListener("mouseenter", open);
   button.addEventListener("focus", open);
@@ -109,6 +116,11 @@ export function info(name) {
   button.addEventListener("blur", close);
   button.addEventListener("keydown", (event) => event.key === "Escape" && close());
   return place;
+}
+
+/** Put the explanation of what an element shows behind it. */
+export function annotate(id, name) {
+  byId(id).after(info(name));
 }
 
 /** Ask before something is done; resolves to the form's values, or null. */

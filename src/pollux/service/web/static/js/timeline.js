@@ -2,10 +2,10 @@
 
 import { jobPage } from "./api.js";
 import { colourVar, introduce, themeColour, colourIndex } from "./colours.js";
-import { el, fill, table } from "./dom.js";
+import { el, fill } from "./dom.js";
 import { duration, gpus, gpuTime, moment, tick } from "./format.js";
 import { quietly } from "./live.js";
-import { WORDS } from "./words.js";
+import { showTable, table } from "./table.js";
 
 const LEFT = 44;
 const BOTTOM = 24;
@@ -333,8 +333,12 @@ export class Timeline {
   fillTable() {
     if (!this.details.open) return;
     const rows = this.usage().slice(0, 100).map(({ job, seconds }) => [job.id === null ? "other jobs" : el("a", { href: jobPage(job.id) }, job.id), gpuTime(seconds), (seconds / this.span).toFixed(1)]);
-    const found = table("GPU-time of jobs in the time shown", [{ name: "Job" }, { name: "GPU-time", class: "right", about: WORDS["GPU-time"] }, { name: "GPUs on average", class: "right", about: WORDS["GPUs on average"] }], rows);
-    fill(this.details, this.details.firstChild, el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "GPU-time by job" }, found));
+    const found = table("GPU-time of jobs in the time shown", [{ name: "Job" }, { name: "GPU-time", class: "right", about: "GPU-time in view" }, { name: "GPUs on average", class: "right", about: "GPUs on average" }], rows);
+    if (!this.region) {
+      this.region = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "GPU-time by job" });
+      this.details.append(this.region);
+    }
+    showTable(this.region, found);
   }
 }
 

@@ -1,0 +1,28 @@
+// Tables whose columns say what they hold: the explanation is a button in the head, for pointer, keys and ears alike.
+
+import { el, fill } from "./dom.js";
+import { info } from "./shell.js";
+
+/** The head of a column `{name, about, class}`; `about` is the entry of WORDS that explains it. */
+export function columnHead({ name, about, class: kind }) {
+  const button = about ? info(about) : null;
+  // Who moves through cells by ear is told the name of the column, not its explanation each time.
+  return el("th", { scope: "col", class: kind, "aria-label": button && name }, button ? el("span", { class: "explained" }, name, button) : name);
+}
+
+/** A table with a caption for screen readers; cells are text or elements. */
+export function table(caption, columns, rows, props = {}) {
+  const body = rows.map((cells) =>
+    el("tr", {}, cells.map((cell, index) =>
+      index === 0 ? el("th", { scope: "row" }, cell ?? "–") : el("td", { class: columns[index].class }, cell ?? "–"))));
+  return el("table", props, el("caption", { class: "sr-only" }, caption), el("thead", {}, el("tr", {}, columns.map(columnHead))), el("tbody", {}, body));
+}
+
+const columnsOf = (found) => JSON.stringify([...found.tHead.rows[0].cells].map((cell) => cell.ariaLabel ?? cell.textContent));
+
+/** Show a table in a place; where the same one is there already its head stays, and who reads an explanation goes on. */
+export function showTable(place, found) {
+  const before = place.firstElementChild;
+  if (before?.tagName === "TABLE" && columnsOf(before) === columnsOf(found)) fill(before.tBodies[0], [...found.tBodies[0].children]);
+  else fill(place, found);
+}
