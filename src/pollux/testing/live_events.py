@@ -74,6 +74,7 @@ class EventRun:
         self.losses: list[str] = []
         self.generation = 0
         self.state = "none"
+        self.placement = Placement()
         self.restarts: list[str] = []
         self.pauses: list[tuple[str, float]] = []
         self.outcomes: collections.Counter[str] = collections.Counter()
@@ -99,7 +100,7 @@ class EventRun:
         self.state = "moving"
         env = {"POLLUX_JOB": self.job_id, "POLLUX_GENERATION": str(self.generation)} | self._env
         argv = (sys.executable, live_job.__file__, str(self.folder), str(self._epochs))
-        placement = self._placement(gpus) if isinstance(gpus, int) else gpus
+        self.placement = placement = self._placement(gpus) if isinstance(gpus, int) else gpus
         folder, grace = str(self.folder), 40.0
         return Launch(self.job_id, self.generation, placement, argv, folder, env, grace_seconds=grace, live=True)
 

@@ -91,6 +91,10 @@ class Late:
         self.clock.time += 3.0
         self.engine.poke()
         await asyncio.to_thread(self.engine.settle)
+        replay = self.app._app.state.replays._thread
+        if replay is not None:
+            # One that is under way refuses the next: how long its process takes must not decide an answer.
+            await asyncio.to_thread(replay.join, 60)
 
 
 LATE = Late()
