@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "examples" / "demo"))
 from cluster import WORKLOAD, Service, run  # noqa: E402
 
 JOB = "long"
-JOB_AT = 0.8
+JOB_AT = 0.65
 """How far that job is when its picture is taken."""
 DONE, ACTIVE = 1, 3
 """How many jobs have ended when the cluster's is taken, and how many are left at least: some history, some sharing."""

@@ -329,10 +329,12 @@ class Engine(EngineLoop):
             return ""
         board = self.board
 
-        def is_resizing(other: str) -> bool:
-            return other in board and board.get(other).record.state is JobState.RESIZING
+        def restarts(other: str) -> bool:
+            # One that moves in its living processes waits for others only.
+            record = board.get(other).record if other in board else None
+            return record is not None and record.state is JobState.RESIZING and not record.moves_live
 
-        return waits_to_leave(job_id, self.backend.running() if running is None else running, is_resizing)
+        return waits_to_leave(job_id, self.backend.running() if running is None else running, restarts)
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """All jobs in the order in which they were submitted."""

@@ -3,7 +3,7 @@
 import pytest
 
 from pollux import policies
-from pollux.backends.protocol import ReplicasLost, ReplicasStarted
+from pollux.backends.protocol import ReplicasLost, ReplicasStarted, Running
 from pollux.controller.explain import explain_cost
 from pollux.core import Decision, Node, Placement
 from pollux.core.errors import InvalidInput
@@ -229,3 +229,22 @@ def test_a_move_that_keeps_no_node_is_live_too(make_world, monkeypatch):
     assert launch.placement == Placement.of({"node-1": 2})
     assert world.backend.stops == []
     assert len(world.backend.launches) == 1
+
+
+@pytest.mark.parametrize(("live", "said"), [
+    (True, "waits for its GPUs to become free"), (False, "waits for its earlier replicas to leave"),
+])  # fmt: skip
+def test_only_who_is_resized_by_a_restart_waits_for_itself(make_world, monkeypatch, live, said):
+    monkeypatch.setattr(policies, "create", lambda name: Elsewhere())
+    world = make_world()
+    world.submit(min_gpus=1, max_gpus=2)
+    world.backend.started("job")
+    world.engine.report("job", sample_report(1, live=live))
+    world.after(3.0)
+    world.backend.resize = lambda launch: None
+    world.backend.stop = lambda *words: None
+    world.backend.node_up(Node("node-1", 4, "cpu"))
+    world.after(3.0)
+    assert world.engine.job("job").state == "resizing"
+    world.backend._entries["job"] = Running("job", 2, "waiting")
+    assert world.engine.job("job").detail == said
