@@ -4,7 +4,8 @@
 
 A round is all that an adapter does in the steady state with a job on every second node: commands run (played by scripts
 that print what was recorded), what Ray's driver tells read, nodes offered, pilots and places counted, every job asked
-after. What is asked of the engine meanwhile is counted.
+after. What is asked of the engine meanwhile is counted: Slurm's commands, what Ray's driver is told, and its own calls
+to Ray (which is played) with a tenth of all claims waiting.
 
 The start is measured on a real Slurm and a real Ray cluster of this machine where they are installed, with a real
 service: from the decision, by the service's own record of it, to the end of the first training step on a node whose
@@ -17,12 +18,14 @@ import argparse
 import importlib.util
 import json
 import logging
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import types
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,12 +34,14 @@ from typing import Any
 
 from measure import finish
 
+from pollux.backends._ray_driver import Driver
 from pollux.backends._ray_lender import RayLender
 from pollux.backends._ray_nodes import seen_nodes
 from pollux.backends._slurm_calls import SlurmCalls
 from pollux.backends._slurm_lender import SlurmLender
 from pollux.backends._slurm_script import PilotOptions
 
+MOST_SECONDS = 1.0
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
 
@@ -151,9 +156,9 @@ class PlayedLink:
         self.told.append(order)
 
 
-def ray_rounds(nodes: int, repeats: int) -> dict[str, Any]:
-    """As for Slurm, over what `ray.nodes()` returns; every replica has its placement group."""
-    rows = [
+def ray_rows(nodes: int) -> list[dict[str, Any]]:
+    """What `ray.nodes()` returns."""
+    return [
         {
             "NodeID": f"{number:06x}" * 9,
             "Alive": True,
@@ -164,6 +169,11 @@ def ray_rounds(nodes: int, repeats: int) -> dict[str, Any]:
         }
         for number in range(nodes)
     ]
+
+
+def ray_rounds(nodes: int, repeats: int) -> dict[str, Any]:
+    """As for Slurm, over what `ray.nodes()` returns; every replica has its placement group."""
+    rows = ray_rows(nodes)
     with tempfile.TemporaryDirectory(prefix="pollux-engines-") as name:
         lender, link = RayLender(Path(name)), PlayedLink()
         lender._link = link  # type: ignore[assignment]
@@ -199,6 +209,92 @@ def ray_rounds(nodes: int, repeats: int) -> dict[str, Any]:
         "ray_round_seconds": round(statistics.median(steady), 4),
         "ray_changed_round_seconds": round(changed, 4),
         "ray_orders_per_round": orders / repeats,
+        **ray_calls(nodes, repeats, None),
+        **ray_calls(nodes, repeats, 8),
+    }
+
+
+class CountedRay:
+    """As much of Ray as its driver uses, with every call counted that would leave the process."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+        self.states: dict[str, str] = {}
+        self.calls = 0
+        self.util = types.SimpleNamespace(placement_group_table=self._table, remove_placement_group=self._counted)
+        self.kill = self.wait = self._counted
+
+    def modules(self) -> dict[str, Any]:
+        """What the driver looks up by name."""
+        strategies = {
+            name: lambda *given, **named: None
+            for name in ("NodeAffinitySchedulingStrategy", "PlacementGroupSchedulingStrategy")
+        }
+        return {
+            "ray": types.ModuleType("ray"),
+            "ray.util": types.ModuleType("ray.util"),
+            "ray.util.scheduling_strategies": types.SimpleNamespace(**strategies),
+            "ray.util.placement_group": types.SimpleNamespace(placement_group=self._group),
+        }
+
+    def nodes(self) -> list[dict[str, Any]]:
+        self.calls += 1
+        return self._rows
+
+    def remote(self, what: Any) -> Any:
+        """A class or function whose calls never answer."""
+        future = types.SimpleNamespace(add_done_callback=lambda handle: None)
+        called = types.SimpleNamespace(remote=lambda: self._counted() or types.SimpleNamespace(future=lambda: future))
+        actor = types.SimpleNamespace(report=called, watch=called, part=called, future=lambda: future)
+        return types.SimpleNamespace(
+            options=lambda **options: types.SimpleNamespace(remote=lambda *given, **named: self._counted() or actor)
+        )
+
+    def _counted(self, *given: Any, **named: Any) -> None:
+        self.calls += 1
+
+    def _group(self, bundles: Any, name: str, lifetime: str, bundle_label_selector: Any) -> str:
+        """Nine of ten are created at once."""
+        self.calls += 1
+        self.states[name] = "PENDING" if len(self.states) % 10 == 0 else "CREATED"
+        return name
+
+    def _table(self, group: str | None = None) -> dict[str, Any]:
+        self.calls += 1
+        if group is not None:
+            return {"state": self.states[group]}
+        return {name: {"name": name, "state": state} for name, state in self.states.items()}
+
+
+def ray_calls(nodes: int, repeats: int, slots: int | None) -> dict[str, Any]:
+    """Calls to Ray, and seconds, of a driver's look around with a claim on every node."""
+    rows = ray_rows(nodes)
+    ray, told = CountedRay(rows), []
+    order = {"secret": "ab" * 32, "slots": slots, "with_gpus": True, "warm": True, "prefix": "pollux:s:"}
+    before = {name: sys.modules.get(name) for name in ray.modules()}
+    sys.modules.update(ray.modules())
+    try:
+        driver = Driver(ray, {**order, "claims": {}, "desired": None}, lambda kind, **more: told.append((kind, more)))
+        driver.look_around()
+        names = [node["name"] for node in told[0][1]["nodes"]]
+        driver.obey({"do": "take", "claims": {f"pollux:s:j:{number}": name for number, name in enumerate(names)}})
+        for claim, known in driver._groups.items():
+            if slots is None and ray.states[claim] == "CREATED":
+                driver._probed(["0"], None, claim, known.group)
+            else:
+                assert known.waits_since is not None
+                known.waits_since -= 3600.0
+        driver.look_around()
+        assert [kind for kind, _ in told].count("granted") == nodes - math.ceil(nodes / 10)
+        ray.calls = 0
+        seconds = [timed(driver.look_around) for _ in range(repeats)]
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name) if module is None else sys.modules.update({name: module})
+    kind = "ray" if slots is None else "ray_slots"
+    return {
+        f"{kind}_calls_per_look": ray.calls / repeats,
+        f"{kind}_look_seconds": round(statistics.median(seconds), 4),
     }
 
 
@@ -409,6 +505,8 @@ def main() -> None:
             f"with changes {changed:.3f} s",
             flush=True,
         )
+        if max(first, steady, changed) > MOST_SECONDS:
+            print(f"MISSED: a round of {engine} takes longer than {MOST_SECONDS:g} s", flush=True)
     if not arguments.quick:
         for engine in engines:
             figures |= (slurm_starts if engine == "slurm" else ray_starts)(arguments.repeats)

@@ -220,7 +220,8 @@ def _job_with_events(chance: random.Random, count: int) -> Any:
     with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
         home = Path(folder) / "home"
         home.mkdir()
-        run = EventRun(lambda: LocalBackend(home, slots=4, hang_seconds=2.5), Path(folder) / "job", 30 + 4 * count)
+        job = Path(folder) / "job"
+        run = EventRun(lambda: LocalBackend(home, slots=4, hang_seconds=2.5), job, 30 + 4 * count, home=home)
         try:
             run.until("warm backend", lambda: isinstance(run.backend, LocalBackend) and run.backend.is_warm)
             run.start(2)

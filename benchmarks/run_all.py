@@ -130,11 +130,15 @@ CLAIMS: list[tuple[str, float | None, bool, Callable[[Results], Any]]] = [
     ("start on a warm Slurm node over a step importing PyTorch", 2.0, True, _of("engines", "slurm_warm_start_ratio")),
     ("start on a warm Ray node over a plain actor", 2.0, True, _of("engines", "ray_warm_start_ratio")),
     ("a round over 1,000 Slurm nodes, s", 1.0, True, _of("engines", "slurm_round_seconds")),
+    ("... the first one, s", 1.0, True, _of("engines", "slurm_first_round_seconds")),
     ("... in which 50 of them change, s", 1.0, True, _of("engines", "slurm_changed_round_seconds")),
     ("Slurm's commands in a round, however many jobs", 2, True, _of("engines", "slurm_commands_per_round")),
     ("a round over 1,000 Ray nodes, s", 1.0, True, _of("engines", "ray_round_seconds")),
+    ("... the first one, s", 1.0, True, _of("engines", "ray_first_round_seconds")),
     ("... in which 50 of them go, s", 1.0, True, _of("engines", "ray_changed_round_seconds")),
-    ("what is asked of Ray in a steady round", 0, True, _of("engines", "ray_orders_per_round")),
+    ("what Ray's driver is asked in a steady round", 0, True, _of("engines", "ray_orders_per_round")),
+    ("calls to Ray in a look of its driver, however many claims", 1, True, _of("engines", "ray_calls_per_look")),
+    ("... with CPU slots, some of them waited for", 2, True, _of("engines", "ray_slots_calls_per_look")),
 ]  # fmt: skip
 
 # Figures that have no bar of their own, told beside the claims.

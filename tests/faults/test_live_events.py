@@ -24,7 +24,7 @@ def one_run(folder, chance, left, tell):
     home = folder / "home"
     home.mkdir(parents=True)
     epochs = min(30 + 4 * left, MOST_EPOCHS)
-    run = EventRun(lambda: LocalBackend(home, slots=4, hang_seconds=2.5), folder / "job", epochs)
+    run = EventRun(lambda: LocalBackend(home, slots=4, hang_seconds=2.5), folder / "job", epochs, home=home)
     try:
         run.until("warm backend", lambda: run.backend.is_warm)
         run.start(2)

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pollux.agent.averaging import Averager, check_weighting
 from pollux.agent.batchnorm import has_batchnorm, set_counted
+from pollux.agent.given import stand_in
 from pollux.agent.late import Late
 from pollux.agent.memory import Trial, free_memory, is_out_of_memory
 from pollux.agent.meter import GradientMeter
@@ -37,7 +39,7 @@ class StepOptions:
 
 
 class Engine:
-    """Runs the micro-batches of one step after another; `model` is what the user's loop calls.
+    """Runs the micro-batches of one step after another; `model` is what is called now, `given` what the script gets.
 
     Without a GPU, losses and gradients are checked as they come. On a GPU looking would mean waiting, so losses
     are summed on the device and `losses` is asked for now and then: what is not finite stays so in a sum.
@@ -80,11 +82,21 @@ class Engine:
         self._weighted: Tensor | None = None
         self._whole_factor = 1.0
         self.model = self._wrap()
+        self._alone: nn.Module | None = None
 
     def _wrap(self) -> nn.Module:
         if self.is_sharded:
             return self.inner
         return self._replicas.wrap(self.inner, self._options.wrapper_options)
+
+    @property
+    def given(self) -> nn.Module:
+        """The model for the user's loop. It may be kept: where replicas change, calling it is calling `model`."""
+        if self.is_sharded or not self._replicas.can_change or isinstance(self.model, WrappedModel):
+            return self.model
+        if self._alone is None:
+            self._alone = stand_in(self.inner, lambda: self.model)
+        return self._alone
 
     @property
     def is_waiting(self) -> bool:
@@ -259,6 +271,8 @@ class Engine:
             options.before_step()
         if not (self._on_gpu or scaler is not None or self.is_sharded or self.tolerates):
             self._require_finite(micro)
+        if self._replicas.is_broken:
+            raise dist.DistError("other replicas are gone, and this step's gradients with them")
         base = [group["lr"] for group in optimizer.param_groups]
         if any(factor != 1.0 for factor in lr_factors):
             for group, factor in zip(optimizer.param_groups, lr_factors, strict=True):
@@ -302,7 +316,10 @@ class Engine:
     def rebuild(self) -> None:
         """A new wrapper round the same model, after the old one was interrupted."""
         self._num_finished = 0
-        self.model = self._wrap()
+        before, self.model = self.model, self._wrap()
+        if isinstance(before, WrappedModel):
+            # Not the new one by name: there may be many more, and a script that kept this one has only this.
+            before.follow(lambda: self.model)
 
     def disconnect(self) -> None:
         """Wait for no collective any more: the step that one belongs to does not count."""

@@ -17,10 +17,10 @@ import warnings
 import weakref
 from pathlib import Path
 
-from pollux.agent.manifest import MANIFEST_NAME, Manifest, decode, encode, read_manifest, verify_files
+from pollux.agent.manifest import MANIFEST_NAME, Manifest, created_at, decode, encode, read_manifest, verify_files
 from pollux.core.errors import CheckpointDamaged, CheckpointMismatch, InvalidInput, MisusedJob, PolluxError
 
-__all__ = ["CheckpointFolder", "flush", "step_name"]
+__all__ = ["CheckpointFolder", "flush", "last_created", "step_name"]
 
 _logger = logging.getLogger("pollux")
 _STEP_NAME = re.compile(r"step-(\d{10,})(?:-([1-9]\d*))?")
@@ -32,6 +32,19 @@ def step_name(step: int, number: int = 0) -> str:
     `number` counts how often a checkpoint of the step was replaced.
     """
     return f"step-{step:010d}-{number}" if number else f"step-{step:010d}"
+
+
+def last_created(folder: Path) -> float | None:
+    """When the newest checkpoint in a folder was made, in seconds since 1970; None where there is none that says so.
+
+    For a report: it holds nothing, and looks at no more than one manifest.
+    """
+    try:
+        newest = max(((place, path) for path in folder.iterdir() if (place := _place(path)) is not None), default=None)
+        return None if newest is None else created_at(read_manifest(newest[1]).created)
+    except (OSError, PolluxError) as error:
+        _logger.debug("no age of the last checkpoint: %s", error)
+        return None
 
 
 def flush(path: Path) -> None:

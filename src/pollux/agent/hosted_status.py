@@ -5,6 +5,7 @@ The order of a training is in `hosted`; saving is the framework's own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from pollux.agent.adapt import Adaptation, RoundReport
@@ -125,7 +126,7 @@ class HostedReports:
     def saved(self) -> None:
         """The framework has asked for the state of a checkpoint."""
         if self._teller is not None:
-            self._teller.saved()
+            self._teller.saved(time.time())
 
     def round(self, report: RoundReport) -> None:
         """Tell what a round found."""

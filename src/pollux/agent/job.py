@@ -124,6 +124,8 @@ class Job(MovingJob):
             raise MisusedJob("job.batches() was called outside of an epoch: loop over job.epochs(n) around it")
         self._require_open()
         self._drop_unfinished_step()
+        if self._parts.live is not None:
+            self._parts.live.astray.end()
         ended, number = False, self._progress.epoch
         try:
             while self._progress.epoch == number and not self._epoch_over():

@@ -6,6 +6,7 @@ to be whole, of a known format and of the same model before anything in it is un
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ __all__ = [
     "MANIFEST_NAME",
     "FileDigest",
     "Manifest",
+    "created_at",
     "decode",
     "digest_file",
     "encode",
@@ -70,6 +72,14 @@ class Manifest:
     signature: Mapping[str, JSON]
     tied: Mapping[str, str]
     files: Mapping[str, FileDigest]
+
+
+def created_at(created: str) -> float | None:
+    """A manifest's `created` in seconds since 1970; None where it is no time."""
+    try:
+        return datetime.datetime.fromisoformat(created).timestamp()
+    except ValueError:
+        return None
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pollux.agent.batchnorm import has_batchnorm, set_counted, synchronise_batchnorm
 from pollux.agent.environment import gpu_type
+from pollux.agent.folder import last_created
 from pollux.agent.regroup import Live
 from pollux.agent.replicas import WrappedModel, is_loss
 from pollux.agent.reporting import Teller
@@ -26,6 +27,7 @@ from pollux.core.errors import PolluxError
 __all__ = ["MovingJob"]
 
 _log = logging.getLogger("pollux")
+_BUFFERS = "buffers"
 
 
 class MovingJob(SavedJob):
@@ -114,12 +116,16 @@ class MovingJob(SavedJob):
         """Everything, without asking anybody; or what all replicas must have alike."""
         if not whole:
             return State(values={"adaptation": self._adaptation.state_dict(), "rng": list(self._rng_texts)})
-        return self._own_state(list(self._rng_texts))
+        state = self._own_state(list(self._rng_texts))
+        # Among the objects, which come from one sender: what replicas made of such buffers may differ.
+        state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
+        return state
 
     def sendable(self) -> State:
         """What would have to travel to a replica that joins, for a look whether it can."""
         state = self._parts.state.own(())
         state.objects["data.dataset"] = self._loader.dataset_state
+        state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
         return state
 
     def templates(self) -> dict[str, Tensor]:
@@ -132,6 +138,8 @@ class MovingJob(SavedJob):
         self._forget_course()
         self._resumed_at = None
         if receives:
+            # Older releases send none.
+            parts.state.take_buffers(state.objects.pop(_BUFFERS, {}))  # type: ignore[arg-type]
             self._restore(state, in_place=False)
             self._receipt.load_state_dict(values["receipt"])
             self._seconds_before = float(values["seconds"])
@@ -152,11 +160,7 @@ class MovingJob(SavedJob):
         if synchronised:
             synchronise_batchnorm(engine.inner, dist.group.WORLD)
         engine.counts_batchnorm = synchronised
-        before = engine.model
         engine.regroup()
-        if isinstance(before, WrappedModel):
-            # A script may have kept the model it was given first.
-            before.follow(engine.model)
 
     def _rebind_checkpointer(self) -> None:
         checkpointer = self._parts.checkpointer
@@ -164,7 +168,7 @@ class MovingJob(SavedJob):
             checkpointer.rebind(self._replicas.replica, self._replicas.num_replicas, self._replicas.control)
 
     def _tell_anew(self) -> None:
-        """Reports come from replica 0, whichever process that is now."""
+        """Reports come from replica 0, whichever process that is now; the last checkpoint may be another's."""
         parts, live, replicas = self._parts, self._parts.live, self._replicas
         if live is None:
             return
@@ -176,13 +180,18 @@ class MovingJob(SavedJob):
             num_nodes=replicas.num_nodes,
             generation=generation,
         )
-        parts.environment = environment
+        was_first, parts.environment = parts.environment.replica == 0, environment
         if parts.teller is not None and replicas.is_first:
             parts.teller.moved(environment)
         elif replicas.is_first:
             parts.teller = Teller.of(environment, gpu_type(replicas.device))
             if parts.teller is not None and self._epochs_wanted is not None:
                 parts.teller.wants_epochs(self._epochs_wanted)
+        teller, checkpointer = parts.teller, parts.checkpointer
+        known = teller is not None and was_first and teller.knows_of_checkpoint
+        if teller is not None and checkpointer is not None and replicas.is_first and not known:
+            # Whoever wrote it may be gone without a word.
+            teller.saved(last_created(checkpointer.folder))
         if parts.scalars is not None:
             parts.scalars.moved(replicas.replica)
 

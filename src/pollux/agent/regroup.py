@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from pollux.agent.astray import Astray
 from pollux.agent.connections import cut, is_possible, own_ends
 from pollux.agent.heartbeat import FINISHED, FIRST_STEP, REGROUP, Beat, Heartbeat, thread_clock, thread_is_held_up
 from pollux.agent.membership import LOST, OPEN, SHUT, Membership, Plan
@@ -24,7 +25,7 @@ from pollux.agent.replicas import Replicas, is_loss
 from pollux.agent.state import State
 from pollux.agent.transfer import Packed, exchange, pack
 from pollux.agent.watch import STOP, Watch
-from pollux.core.errors import InvalidInput, PolluxError
+from pollux.core.errors import CheckpointMismatch, InvalidInput, PolluxError
 
 __all__ = ["RESTART_EXIT_CODE", "STOPPED_EXIT_CODE", "JobLost", "Live", "Movable", "NotNeeded", "refuse_all"]
 
@@ -145,6 +146,7 @@ class Live:
         self._cutting = threading.Lock()
         self._told_ends = (-1, 0)
         self._lost_since: tuple[int, float] | None = None
+        self.astray = Astray(lambda why: membership.fail(membership.generation, why))
 
     def attend(self, job: Movable, watch: Watch) -> None:
         """The job that moves, and where requests to stop are looked at while this replica waits for others."""
@@ -186,6 +188,7 @@ class Live:
                 # The training thread may have freed itself meanwhile, and be elsewhere.
                 if self._told_ends[0] == generation:
                     self._cut(ends)
+                    self._replicas.break_off()
 
     def _cut(self, ends: frozenset[str]) -> None:
         count = cut(ends)
@@ -197,6 +200,7 @@ class Live:
 
     def tell_beat(self) -> None:
         """Tell that this replica lives, where that is so and due."""
+        self.astray.look()
         beat = self.beat.due()
         if beat is not None:
             self._tell(beat)
@@ -295,9 +299,7 @@ class Live:
             problem = str(error)
         if problem:
             # One of us died on the way out. The plan may stand all the same, if it was one that leaves.
-            self._forget_ends()
-            job.disconnect()
-            job.drop_unfinished()
+            self._break_off(job)
         self._go(job, plan, began, is_whole=not problem)
 
     def recover(self, job: Movable, problem: str) -> None:
@@ -307,11 +309,18 @@ class Live:
         self._pause = None
         self.beat.busy = REGROUP
         at_phase("lost", self.membership.rank)
+        self._break_off(job)
+        self._go(job, self._await_plan(job, self.membership.generation, problem), began)
+
+    def _break_off(self, job: Movable) -> None:
+        """Leave the groups that some are lost in, and the step under way, for the state before it."""
         self._forget_ends()
+        if not self._replicas.break_off():
+            _log.warning("a step on the GPU waited for the lost replicas: what it left is not gone on from")
+            self._has_state = False
         # At once: whoever waits for this replica in the broken step is freed by it.
         job.disconnect()
         job.drop_unfinished()
-        self._go(job, self._await_plan(job, self.membership.generation, problem), began)
 
     def join(self, job: Movable) -> None:
         """Say that this replica is built, wait until its generation is to come about, and receive its state."""
@@ -333,6 +342,7 @@ class Live:
                 time.sleep(0.005)
         self.beat.busy = REGROUP
         self._go(job, plan, time.perf_counter())
+        self.astray.begin()
 
     # Between generations
 
@@ -359,11 +369,17 @@ class Live:
                     _log.info("no change of replicas: %s", problem)
                     self.beat.busy = ""
                     return
+            except CheckpointMismatch as error:
+                # What was sent does not fit what is here, and would not a second time.
+                self.membership.fail(plan.generation, f"the state does not fit a replica: {error}")
+                raise JobLost from error
             except (dist.DistError, RuntimeError, PolluxError) as error:
                 problem = f"{type(error).__name__}: {error}"
             _log.warning("generation %d did not come about: %s", plan.generation, problem.splitlines()[0][:300])
             is_whole = False
             self._forget_ends()
+            # Whether a step was under way does not matter: none is, and who sends only reads.
+            self._replicas.break_off()
             job.disconnect()
             plan = self._await_plan(job, plan.generation, problem)
         self._pause = pause

@@ -9,8 +9,9 @@ import datetime
 import gc
 import inspect
 import re
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pollux.agent import nccl
 from pollux.agent.batchnorm import set_counted, synchronise_batchnorm
 from pollux.agent.environment import Environment
 from pollux.core.errors import InvalidInput
@@ -30,6 +32,8 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 _UNFINISHED = "Expected to have finished reduction"
 _NAMED = 5
 _LOOK_SECONDS = 0.05
+# A step that is not done on the GPU so long after a loss is known waits for the lost ones.
+_IDLE_SECONDS = 2.0
 
 
 def is_loss(error: BaseException) -> bool:
@@ -38,6 +42,12 @@ def is_loss(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and any(sign in text for sign in ("/gloo/", "Gloo", "NCCL"))
+
+
+def _data_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
 
 
 class WrappedModel(DistributedDataParallel):
@@ -49,10 +59,10 @@ class WrappedModel(DistributedDataParallel):
     ran: bool = False
     broken: str = ""
     survives: bool = False
-    successor: nn.Module | None = None
+    successor: Callable[[], nn.Module] | None = None
 
-    def follow(self, successor: nn.Module) -> None:
-        """From here on be the other model, for scripts that kept this one."""
+    def follow(self, successor: Callable[[], nn.Module]) -> None:
+        """From here on be whichever model that says, for scripts that kept this one."""
         vars(self)["successor"] = successor
 
     def let_go(self) -> None:
@@ -63,7 +73,7 @@ class WrappedModel(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's own forward; noted, so that a step that went round it can be told."""
         if self.successor is not None:
-            return self.successor(*inputs, **kwargs)
+            return self.successor()(*inputs, **kwargs)
         self.ran = True
         try:
             return super().forward(*inputs, **kwargs)
@@ -105,7 +115,8 @@ class Replicas:
     """This process among `num_replicas`; alone, it opens no socket. With `meeting`, replicas may change while they run.
 
     Two groups: `data` (the default one: NCCL on GPUs, gloo elsewhere) carries gradients, `control` (always
-    gloo) carries the few small numbers that replicas agree on, without touching the GPU.
+    gloo) carries the few small numbers that replicas agree on, without touching the GPU. `is_broken`: collectives on
+    the GPU were broken off, and gradients are none.
     """
 
     def __init__(
@@ -124,8 +135,11 @@ class Replicas:
         self.owns_group = False
         self._wrapped: WrappedModel | None = None
         self._others: list[dist.ProcessGroup] = []
-        self._lives = meeting is not None
+        self.can_change = meeting is not None
         self._are_alike = False
+        self._breaking = threading.Lock()
+        self._is_intact: bool | None = None
+        self.is_broken = False
         # Longer than what one replica may have to do alone: who hangs is ended by whoever supervises it, not by this.
         self._limit = datetime.timedelta(seconds=timeout or environment.timeout or DEFAULT_TIMEOUT_SECONDS)
         if dist.is_initialized():
@@ -155,6 +169,8 @@ class Replicas:
         if not dist.is_initialized():
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             store = self._rendezvous() if meeting is None else meeting
+            if self.can_change and backend == "nccl":
+                nccl.keep_watchdog_out()
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("pollux/group", store),
@@ -186,6 +202,22 @@ class Replicas:
         if num_replicas > 1:
             self._join(meeting, patience)
 
+    def break_off(self) -> bool:
+        """End what waits on a GPU for replicas that are gone, before `disconnect`; from any thread, once a group.
+
+        False where a step was under way there: what the optimiser made of it is not to be trusted. Without NCCL there
+        is nothing to do: its collectives end by themselves, with an error, and no step is taken after one.
+        """
+        with self._breaking:
+            if not (self.owns_group and dist.is_initialized() and dist.get_backend() == "nccl"):
+                return True
+            if self._is_intact is None:
+                # From here on no step is taken: see `Engine`.
+                self.is_broken = True
+                self._is_intact = nccl.watchdog_is_out() and nccl.is_idle(self.device, _IDLE_SECONDS)
+                nccl.abort(_data_group())
+            return self._is_intact
+
     def disconnect(self) -> None:
         """Leave the groups made here; whoever waits for this replica in one of them gets an error."""
         if self._wrapped is not None and self.owns_group:
@@ -194,6 +226,7 @@ class Replicas:
         if self.owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._others.clear()
+        self._is_intact, self.is_broken = None, False
         self.owns_group = False
         self.control = None
         self.store = None
@@ -224,7 +257,7 @@ class Replicas:
         if self._are_alike and "init_sync" in known:
             settings["init_sync"] = False
         self._wrapped = WrappedModel(model, **settings)
-        self._wrapped.survives = self._lives
+        self._wrapped.survives = self.can_change
         return self._wrapped
 
     def check_same(self, what: str, value: int) -> None:

@@ -296,9 +296,14 @@ class Teller:
         """The user's newest metrics."""
         self._metrics.update(values)
 
-    def saved(self) -> None:
-        """A checkpoint was written."""
-        self._saved_at = time.time()
+    def saved(self, at: float | None) -> None:
+        """The last checkpoint there is was made then, in seconds since 1970; None where nobody knows."""
+        self._saved_at = at
+
+    @property
+    def knows_of_checkpoint(self) -> bool:
+        """Whether it was told when the last checkpoint was made."""
+        return self._saved_at is not None
 
     def stepped(self) -> None:
         """A step is done; the first one ends the pause of the re-allocation before it."""
@@ -336,7 +341,7 @@ class Teller:
             resize_seconds=self._pause,
             resize_kind=self._kind,
             live=self.live,
-            checkpoint_age_seconds=None if self._saved_at is None else time.time() - self._saved_at,
+            checkpoint_age_seconds=None if self._saved_at is None else max(time.time() - self._saved_at, 0.0),
             num_nodes=self._environment.num_nodes,
             gpu_type=self._gpu_type,
             final=final,

@@ -15,6 +15,7 @@ from typing import Any
 
 from pollux.agent.checkpoint import Saved, load
 from pollux.agent.heartbeat import CHECKPOINT, PASS_END
+from pollux.agent.manifest import created_at
 from pollux.agent.memory import is_out_of_memory
 from pollux.agent.state import State, from_loaded
 from pollux.agent.status import JobStatus, Parts
@@ -103,7 +104,7 @@ class SavedJob(JobStatus):
         if checkpointer.last_error is None and saved is not None and saved.step == step:
             self._receipt.event("checkpointed", step, progress, f"saved to {checkpointer.folder}", pause=pause)
             if self._parts.teller is not None:
-                self._parts.teller.saved()
+                self._parts.teller.saved(time.time())
 
     def _prepare_buffers(self) -> None:
         """After the first step, when the optimiser has its state: memory for checkpoints, off the training thread."""
@@ -175,6 +176,8 @@ class SavedJob(JobStatus):
         self._parts.state.restore_rng(values, self.step)
         self._seconds_before = float(values["seconds"])
         self._resumed_at = self.step, self.epoch
+        if self._parts.teller is not None:
+            self._parts.teller.saved(created_at(saved.created))
         before = int(values["num_replicas"])
         if before != self.num_replicas:
             text = f"from {before} to {self.num_replicas} replicas"

@@ -145,6 +145,39 @@ class TrainingState:
         state = self._model.state_dict()
         return {f"{_MODEL}{_clean(name)}": value for name, value in state.items() if not _in_memory(name, value)}
 
+    def unsaved_buffers(self) -> dict[str, Tensor | None]:
+        """Buffers that the model's state lacks (`persistent=False`), by name; None where one is registered but not set.
+
+        A checkpoint does without them, as plain PyTorch does. Replicas must hold them alike all the same.
+        """
+        saved = {_clean(name) for name in self._model.state_dict()}
+        return {name: module._buffers[key] for name, (module, key) in self._places().items() if name not in saved}
+
+    def _places(self) -> dict[str, tuple[nn.Module, str]]:
+        """The module and the key of every buffer, by its name."""
+        modules = self._model.named_modules(remove_duplicate=False)
+        return {
+            _clean(f"{prefix}.{key}" if prefix else key): (module, key)
+            for prefix, module in modules
+            for key in module._buffers
+        }
+
+    def take_buffers(self, buffers: Mapping[str, Tensor | None]) -> None:
+        """Hold the buffers of `unsaved_buffers` of another replica, of whatever shape they have become there."""
+        places = self._places()
+        modules = {_clean(name): module for name, module in self._model.named_modules(remove_duplicate=False)}
+        for name in buffers:
+            if name not in places and name.rpartition(".")[0] not in modules:
+                raise CheckpointMismatch(
+                    f"the replicas that go on have a buffer '{name}', and no such module is here: build all of the "
+                    "model before pollux.init, so that every replica has the same modules"
+                )
+        with torch.no_grad():
+            for name, value in buffers.items():
+                prefix, _, last = name.rpartition(".")
+                module, key = places[name] if name in places else (modules[prefix], last)
+                _set_buffer(module, key, value)
+
     def parameter_names(self) -> frozenset[str]:
         """`model.NAME` of every trainable parameter: what must stay finite, unlike buffers (such as a mask of −inf)."""
         named = self._model.named_parameters(remove_duplicate=False)
@@ -346,6 +379,20 @@ def _kind(schedule: object) -> str:
     inner = getattr(schedule, "_schedulers", ())
     names = ", ".join(_kind(each) for each in inner)
     return f"{type(schedule).__name__}({names})" if names else type(schedule).__name__
+
+
+def _set_buffer(module: nn.Module, key: str, value: Tensor | None) -> None:
+    """In place where it fits: others may look at the same memory. What does not is a new buffer."""
+    here = module._buffers.get(key)
+    if value is not None and here is not None:
+        value = value.to(here.device)
+        if (here.shape, here.dtype) == (value.shape, value.dtype) and here.is_contiguous():
+            here.copy_(value)
+            return
+    if key in module._buffers:
+        module._buffers[key] = value
+    else:
+        module.register_buffer(key, value, persistent=False)
 
 
 def _is_extra(name: str) -> bool:

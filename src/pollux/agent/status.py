@@ -89,8 +89,8 @@ class JobStatus:
 
     @property
     def model(self) -> nn.Module:
-        """The model to call in the loop: averages gradients over replicas where there are several."""
-        return self._engine.model
+        """The model to call in the loop: averages gradients over replicas where there are several. It may be kept."""
+        return self._engine.given
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

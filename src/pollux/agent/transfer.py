@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pollux.agent.encoding import decode, encode
 from pollux.agent.state import State
-from pollux.core.errors import PolluxError
+from pollux.core.errors import CheckpointMismatch, PolluxError
 
 __all__ = ["Packed", "Piece", "Segment", "broadcast_bytes", "cut", "exchange", "pack", "share_out"]
 
@@ -196,7 +196,7 @@ def _targets(
         if mine is None:
             continue
         if (mine.dtype, tuple(mine.shape)) != layout[number]:
-            raise PolluxError(
+            raise CheckpointMismatch(
                 f"'{name}' is {layout[number]} on the replicas that go on and {(mine.dtype, tuple(mine.shape))} here: "
                 "start all replicas with the same script and arguments"
             )

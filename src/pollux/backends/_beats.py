@@ -65,12 +65,15 @@ class Beats:
     while which it may wait for others in the store. So much, too, is given to replicas that fell silent together, all
     of them, and to one that is the only one: nobody is known to be held up by them, and with them goes the last copy of
     the state. `false_alarms` counts beats that came after their replica had been given up, for the reason in `words`.
+    Those in `unheard` began together with the others: once one of them has taken a step, all have, and who still says
+    nothing counts as if it had spoken then.
     """
 
     hang_seconds: float = DEFAULT_HANG_SECONDS
     regroup_seconds: float = 30.0
     false_alarms: int = 0
     words: dict[int, str] = field(default_factory=dict)
+    unheard: set[int] = field(default_factory=set)
     _signs: dict[int, _Sign] = field(default_factory=dict)
     _given_up: set[int] = field(default_factory=set)
 
@@ -81,25 +84,32 @@ class Beats:
             self._given_up.discard(number)
             return
         step, busy = int(beat.get("step", -1)), str(beat.get("busy") or "")
+        self.unheard.discard(number)
+        if step >= 0 and self.unheard:
+            self._signs |= {other: _Sign(0, "", now) for other in self.unheard}
+            self.unheard.clear()
         self._signs[number] = _Sign(step, busy, now, float(beat.get("busy_seconds") or 0.0), bool(beat.get("waiting")))
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Forget all others."""
         kept = set(numbers)
+        self.unheard &= kept
         self._signs = {number: sign for number, sign in self._signs.items() if number in kept}
 
     def drop(self, number: int) -> None:
         """It has ended."""
         self._signs.pop(number, None)
+        self.unheard.discard(number)
 
     def renew(self, number: int) -> None:
         """The number is another replica's from now on."""
-        self._signs.pop(number, None)
+        self.drop(number)
         self._given_up.discard(number)
 
     def settle(self, numbers: Iterable[int], now: float) -> None:
         """These are the replicas now, and each has just taken its first step among them."""
         steps = self.steps()
+        self.unheard.clear()
         self._signs = {number: _Sign(max(steps.get(number, 0), 0), "", now) for number in numbers}
 
     def steps(self) -> dict[int, int]:

@@ -7,25 +7,38 @@ import math
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pollux.core import Node
-from pollux.core.errors import InvalidInput
+from pollux.core.errors import BackendFailed, InvalidInput
 
-__all__ = ["Devices", "find_devices"]
+__all__ = ["Devices", "check_lent", "find_devices"]
 
 _MAX_SLOTS = 4096
 
 
+class _NoGpus(Exception):
+    """Why no GPU was found; `is_sure` where there is a driver, and it has nothing good to say."""
+
+    def __init__(self, why: str, is_sure: bool) -> None:
+        super().__init__(why)
+        self.is_sure = is_sure
+
+
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The node, the GPU index behind each of its places (empty: they are CPU slots), and the cores it may use."""
+    """The node, the GPU index behind each of its places (empty: they are CPU slots), and the cores it may use.
+
+    `why_none`: what was wrong where GPUs were looked for and not found; `has_driver`: whether there was one to ask.
+    """
 
     node: Node
     gpus: tuple[int, ...]
     cores: tuple[int, ...]
+    why_none: str = ""
+    has_driver: bool = True
 
     @property
     def is_cpu(self) -> bool:
@@ -53,23 +66,24 @@ def _memory_bytes() -> float:
 
 
 def _gpus() -> list[tuple[int, str, str]]:
-    """Index, name and UUID of every GPU that the driver shows; none where there is no driver or no binding for it."""
+    """Index, name and UUID of every GPU that the driver shows, all or none; `_NoGpus` where it cannot be asked."""
     try:
         pynvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        return []
+        raise _NoGpus("the Python package nvidia-ml-py is not installed", is_sure=False) from None
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
+    except pynvml.NVMLError as error:
+        is_sure = getattr(error, "value", None) != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        raise _NoGpus(f"NVML: {error}", is_sure) from None
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return [
             (index, str(pynvml.nvmlDeviceGetName(handle)), str(pynvml.nvmlDeviceGetUUID(handle)))
             for index, handle in enumerate(handles)
         ]
-    except pynvml.NVMLError:
-        return []
+    except pynvml.NVMLError as error:
+        raise _NoGpus(f"NVML: {error}", is_sure=True) from None
     finally:
         pynvml.nvmlShutdown()
 
@@ -95,7 +109,13 @@ def find_devices(slots: int | None, environ: Mapping[str, str]) -> Devices:
     if slots is not None and (isinstance(slots, bool) or not 1 <= slots <= _MAX_SLOTS):
         raise InvalidInput(f"slots is {slots}: give a whole number from 1 to {_MAX_SLOTS}, or leave it out")
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    gpus = [] if slots is not None else _visible(_gpus(), environ)
+    gpus: list[tuple[int, str, str]] = []
+    why_none, has_driver = "", True
+    if slots is None:
+        try:
+            gpus = _visible(_gpus(), environ)
+        except _NoGpus as none:
+            why_none, has_driver = str(none), none.is_sure
     node = Node(
         id=_node_name(),
         num_gpus=len(gpus) if gpus else slots or len(cores),
@@ -103,4 +123,23 @@ def find_devices(slots: int | None, environ: Mapping[str, str]) -> Devices:
         num_cpus=float(len(cores)),
         memory_bytes=_memory_bytes(),
     )
-    return Devices(node, tuple(index for index, _, _ in gpus), cores)
+    return Devices(node, tuple(index for index, _, _ in gpus), cores, why_none, has_driver)
+
+
+def check_lent(found: Devices, gpus: Sequence[int], lender: str, remedy: str) -> str:
+    """What people should know of the GPUs that `lender` lends here: empty where the driver shows all of them.
+
+    BackendFailed, with the remedy, where there is a driver and it does not: jobs on GPUs that are not there would use
+    up their crashes. Without one to ask, the lender is believed: its GPUs may be of another make.
+    """
+    if set(gpus) <= set(found.gpus):
+        return ""
+    lent = ", ".join(map(str, gpus))
+    if not found.has_driver:
+        return (
+            f"{lender} lends the GPUs {lent} there, and nothing can tell whether they are ({found.why_none}): install "
+            "NVIDIA's driver and nvidia-ml-py on the node, or leave it at that where they are of another make"
+        )
+    shown = ", ".join(map(str, found.gpus)) or "none"
+    why = f" ({found.why_none})" if found.why_none else ""
+    raise BackendFailed(f"{lender} lends the GPUs {lent} there, and the driver shows {shown}{why}: {remedy}")

@@ -23,7 +23,7 @@ from pollux.backends._work import Work
 from pollux.backends.lender import HostedNode, Lender
 from pollux.backends.protocol import Launch, NodeDown, NodeUp
 from pollux.core import Node
-from pollux.core.errors import BackendFailed
+from pollux.core.errors import BackendFailed, PolluxError
 
 __all__ = ["FleetWork"]
 
@@ -40,7 +40,7 @@ _LOG_SECONDS = 5.0
 
 
 class FleetWork(Work):
-    """Work on the nodes of a `lender`; `false_alarms` counts nodes given up that answered again."""
+    """Work on the nodes of a `lender`; `node_alarms` are those of the `false_alarms` that are nodes."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class FleetWork(Work):
     ) -> None:
         super().__init__(home, ground, environ, warm, log_cap_bytes, hang_seconds)
         self._shared = SharedFolders(ground.secret) if shared is None else shared
-        self.false_alarms = 0
+        self.node_alarms = 0
         self._fleet = ground
         self._lender = lender
         self._told: dict[str, HostedNode] = {}
@@ -94,13 +94,15 @@ class FleetWork(Work):
 
     def _remember_from_before(self) -> None:
         """Nodes of a time before count as there until the lender has had time to find them."""
-        found = (read_record(self._memory) or {}).get("nodes", [])
-        self._fleet.remembered = {
-            each["node"]["id"]: HostedNode(
-                Node(**each["node"]), (each["address"][0], int(each["address"][1])), tuple(each["gpus"])
-            )
-            for each in found
-        }
+        noted = (read_record(self._memory) or {}).get("nodes", [])
+        rows = noted if isinstance(noted, list) else []
+        found = [hosted for hosted in map(_hosted, rows) if hosted is not None]
+        if len(found) < len(rows):
+            _log.warning(
+                "%d of the nodes in %s cannot be understood, and are left out until the engine names them; was it "
+                "written by another version?", len(rows) - len(found), self._memory,
+            )  # fmt: skip
+        self._fleet.remembered = {hosted.node.id: hosted for hosted in found}
         self._told = dict(self._fleet.remembered)
         self._after(_RETURN_SECONDS, self._fleet.remembered.clear)
 
@@ -235,11 +237,9 @@ class FleetWork(Work):
             _log.warning("%s (job '%s')", message["why"], job.id)
             self._lender.look_at(str(message["node"]))
             return True
-        if message["event"] == "alarm":
-            self.false_alarms += 1
-            _log.warning("false alarm %d: %s (job '%s')", self.false_alarms, message["text"], job.id)
-            return True
-        return False
+        if message["event"] == "alarm" and "replica" not in message:
+            self.node_alarms += 1
+        return super()._take_aside(job, message)
 
     def _suspect(self, node: str, why: str) -> None:
         """It did not answer a job: nobody is placed there until it answers us."""
@@ -270,6 +270,15 @@ class FleetWork(Work):
                     if self._suspects.pop(node, None) is not None and node not in self._leaving:
                         self._announce()
                 self._rouse()
+
+
+def _hosted(row: Any) -> HostedNode | None:
+    """A node as it was noted; None for what is none, or is one of another version."""
+    try:
+        address, port = row["address"]
+        return HostedNode(Node(**row["node"]), (str(address), int(port)), tuple(map(int, row["gpus"])))
+    except (TypeError, ValueError, KeyError, AttributeError, PolluxError):
+        return None
 
 
 def _plain(node: Node) -> dict[str, Any]:

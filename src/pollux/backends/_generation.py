@@ -10,6 +10,7 @@ import json
 import operator
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -26,6 +27,7 @@ from pollux.backends._regroup import Change, Seat
 from pollux.backends._replica import ReplicaStart
 from pollux.backends._variables import node_of, rank_variables
 from pollux.backends.protocol import Exit, ReplicasEnded
+from pollux.core.errors import BackendFailed
 
 __all__ = ["Fleet", "Generation", "Member", "Order"]
 
@@ -33,6 +35,7 @@ FAILED_OTHERS_SECONDS = 5.0
 """How long replicas may go on once another has failed: a collective that lost a peer ends by itself, or never."""
 
 _LAST_WORDS_SECONDS = 2.0
+_RETRY_SECONDS = 1.0
 _MEMORY_SECONDS = 0.25
 _MEMORY_SHARE = 20.0
 _READ_BYTES = 64 << 10
@@ -157,6 +160,7 @@ class Generation:
     _doubted: dict[int, str] = field(default_factory=dict)
     _port: int = 0
     _look_at: float | None = None
+    _note_at: float | None = None
     _memory_at: float = 0.0
     _flooded_until: float | None = None
     _window_began: float = 0.0
@@ -217,6 +221,21 @@ class Generation:
                 "session": self.hands.session,
             },
         )
+        self._note_at = None
+
+    def _note_or_later(self) -> None:
+        """What is so already is no worse for a disk that takes no record of it now."""
+        try:
+            self._note()
+        except BackendFailed as error:
+            if self._note_at is None:
+                print(f"{error}; it is tried again", file=sys.stderr, flush=True)
+            self._note_at = time.monotonic() + _RETRY_SECONDS
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether what it is now is on disk."""
+        return self._note_at is None
 
     # Other replicas in place of some of these
 
@@ -231,7 +250,7 @@ class Generation:
         }
         numbers = [number for number in range(len(used) + len(free)) if number not in used]
         self.order = order.seated((*(member.place for member in staying), *free))
-        self._note()
+        self._note_or_later()
         seats = [Seat(member.number, ranks[member.number]) for member in staying]
         joining = [Seat(number, None) for number, _ in zip(numbers, free, strict=False)]
         leavers = tuple(member.number for member in holders if member.place not in taken)
@@ -240,10 +259,15 @@ class Generation:
     def renumber(self, generation: int) -> None:
         """It ends, and does so as this generation: the order for it came too late."""
         self.order = replace(self.order, generation=generation)
-        self._note()
+        self._note_or_later()
 
     def join(self, rank: int, number: int) -> None:
-        """Start the process of a replica that joins. In a forked replica this does not return: see `ForkedReplica`."""
+        """Start the process of a replica that joins. In a forked replica this does not return: see `ForkedReplica`.
+
+        OSError or BackendFailed where it cannot be started, or that cannot be noted.
+        """
+        if not self.is_noted:
+            self._note()
         self._fork(rank, number, {**self._environ(rank, True), "POLLUX_JOIN": "1"})
         self._note()
 
@@ -258,7 +282,7 @@ class Generation:
         for member in [each for each in self.departed if each.code is not None and each.output < 0]:
             member.log.close()
             self.departed.remove(member)
-        self._note()
+        self._note_or_later()
 
     def depart(self, member: Member) -> None:
         """It is no part of the job any more, however it ends; what it left running ends now."""
@@ -400,7 +424,7 @@ class Generation:
 
     def look_again_at(self) -> float | None:
         """When `look` must be called next, on the monotonic clock; None: only when something happens."""
-        times = [self._kill_at, self._look_at, self._flooded_until]
+        times = [self._kill_at, self._look_at, self._flooded_until, self._note_at]
         if self._failed_at is not None and self._living():
             times.append(self._failed_at + FAILED_OTHERS_SECONDS)
         if self.order.memory_bytes > 0:
@@ -415,6 +439,8 @@ class Generation:
         if self._flooded_until is not None and now >= self._flooded_until:
             self._flooded_until = None
         self._look_at = None
+        if self._note_at is not None and now >= self._note_at:
+            self._note_or_later()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._kill_rest()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pollux.backends._links import ShimLink
-from pollux.backends.protocol import Launch, ReplicasEnded, Running
+from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost, ReplicasStarted, Running
+from pollux.core import Placement
 
-__all__ = ["Held", "LocalJob"]
+__all__ = ["Held", "LocalJob", "loss_of", "start_of"]
 
 
 @dataclass(slots=True)
@@ -95,3 +98,23 @@ class LocalJob:
         """The newest generation, as `Backend.running` tells it; None for a job that was never given one."""
         held = self.next or self.now
         return None if held is None else Running(self.id, held.generation, held.state, held.ended)
+
+
+def start_of(job_id: str, generation: int, message: Mapping[str, Any]) -> ReplicasStarted:
+    """What a shim tells of a start, or of a change that came about, with its pause where that is known."""
+    at, pause = float(message.get("at", time.time())), message.get("pause") or {}
+    seconds, kind = pause.get("pause_seconds"), str(pause.get("kind", ""))
+    return ReplicasStarted(at, job_id, generation, seconds, kind if seconds is not None else "")
+
+
+def loss_of(job_id: str, message: Mapping[str, Any], remaining: Placement) -> ReplicasLost:
+    """What a shim tells of a loss; older ones do not say where nobody that ran is gone."""
+    return ReplicasLost(
+        float(message["at"]),
+        job_id,
+        int(message["generation"]),
+        tuple(int(replica) for replica in message["replicas"]),
+        remaining,
+        str(message["why"]),
+        withdrawn=bool(message.get("withdrawn")),
+    )

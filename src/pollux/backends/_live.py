@@ -14,6 +14,7 @@ from pollux.backends._beats import Beats, ListeningClock
 from pollux.backends._generation import Generation, Member, Order
 from pollux.backends._regroup import Action, Doubt, GiveUp, Join, Kill, Limits, Lost, SetKey, Started, Watch, settled_at
 from pollux.backends._storehost import StoreHost
+from pollux.core.errors import BackendFailed
 
 __all__ = ["LiveGeneration"]
 
@@ -28,13 +29,19 @@ _PATIENCE_SECONDS = 5.0
 _MOST_STEPS = 50
 _LEAST_BOUNDARY_SECONDS = 30.0
 _LEAST_REGROUP_SECONDS = 5.0
+_LEAST_ORDER_SECONDS = 5.0
+_PREPARE_TIMES = 3.0
 _CANNOT_HAND_OVER = "an agent of an older release in its replicas cannot hand its state over where nobody stays"
 
 
 def _limits(hang_seconds: float) -> Limits:
-    """Who meets the others in a new group is silent meanwhile, and waits no longer than silence is borne."""
+    """Who meets the others in a new group is silent meanwhile, and waits no longer than silence is borne.
+
+    Nor does who waits for a word after a loss.
+    """
     usual = Limits()
-    return replace(usual, regroup=min(usual.regroup, max(_LEAST_REGROUP_SECONDS, hang_seconds)))
+    regroup = min(usual.regroup, max(_LEAST_REGROUP_SECONDS, hang_seconds))
+    return replace(usual, regroup=regroup, order=min(usual.order, max(_LEAST_ORDER_SECONDS, hang_seconds)))
 
 
 class LiveGeneration:
@@ -54,13 +61,14 @@ class LiveGeneration:
         limits = limits or _limits(order.hang_seconds)
         self._regroup = settled_at(order.generation, [member.number for member in generation.members], limits)
         self._beats = Beats(order.hang_seconds, self._regroup.limits.regroup)
+        self._beats.unheard.update(member.number for member in generation.members)
         self._hung: dict[int, str] = {}
         self._pending: Order | None = None
         self._follows = False
         self._follow_by: float | None = None
         # Where all of it stood still meanwhile, nobody was silent, or late.
         self._clock = ListeningClock(time.monotonic)
-        self._began_at = self._clock()
+        self._began_at, self._launched_at = self._clock(), time.monotonic()
         self._committed_at, self._steps = 0.0, dict[int, int]()
         self._through = False
         self._refusal = ""
@@ -170,7 +178,12 @@ class LiveGeneration:
         if number is None or not isinstance(value, Mapping):
             return
         was_through, self._refusal = self._is_through, str(value.get("refusal") or "")
+        alarms = self._beats.false_alarms
         self._beats.heard(number, value, self._clock())
+        if self._beats.false_alarms > alarms:
+            rank = self._regroup.ranks.get(number)
+            text = f"replica {rank} gave a sign of life, having been given up as hung"
+            self._tell({"event": "alarm", "text": text, "replica": rank, "at": time.time()})
         if self._beats.is_finished():
             self._generation.believe()
         was_known = number in self._hands_over
@@ -189,6 +202,9 @@ class LiveGeneration:
     def _begin_to_follow(self) -> None:
         if not self._follows:
             self._follows, self._follow_by = True, None
+            # Who joins does what those that run did until their first word, beside them.
+            limits, took = self._regroup.limits, time.monotonic() - self._launched_at
+            self._regroup.limits = replace(limits, prepare=max(limits.prepare, _PREPARE_TIMES * took))
             self._watch_beats()
             self._do([])
 
@@ -299,7 +315,11 @@ class LiveGeneration:
                 case Doubt(number, why):
                     self._generation.doubt(number, why)
                 case Join(rank, number):
-                    self._generation.join(rank, number)
+                    try:
+                        self._generation.join(rank, number)
+                    except (OSError, BackendFailed) as error:
+                        self._do(self._regroup.cannot_join(rank, str(error)))
+                        break
         if self._pending is not None and self._follows and self._regroup.takes_orders and not self._is_through:
             order, self._pending = self._pending, None
             self.resize(order)
@@ -320,6 +340,7 @@ class LiveGeneration:
             "replicas": list(lost.ranks),
             "kept": [member.place for member in sorted(kept, key=lambda member: lost.kept.index(member.number))],
             "why": lost.why,
+            "withdrawn": lost.withdrawn,
         }
         self._tell(self.lost)
 

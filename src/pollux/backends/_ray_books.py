@@ -32,6 +32,7 @@ class ClaimBook:
         self._claims: dict[str, Claim] = {}
         self._jobs: dict[str, dict[str, None]] = {}
         self._granted: Counter[str] = Counter()
+        self._places: dict[tuple[str, int], str] = {}
         self._next = 1
 
     @property
@@ -62,13 +63,37 @@ class ClaimBook:
         return self._remove_all(gone)
 
     def adopt(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> list[Claim]:
-        """Claims for places that a job uses and that no claim stands for: they are granted as they are."""
+        """The new claims for places that a job uses and that no claim stands for: they are granted as they are.
+
+        Claims of the job there that were not granted come first: a grant may have come after the last note of it.
+        """
         held = self.held(job_id)
         found = []
         for node_id, numbers in sorted(places.items()):
+            pending = [claim for claim in self._of(job_id) if claim.node_id == node_id and claim.place is None]
             for place in sorted(set(numbers) - set(held.get(node_id, ()))):
-                found.append(self._put(replace(self._new(job_id, node_id), place=place)))
+                if pending:
+                    self._put(replace(pending.pop(0), place=place, waits=False))
+                else:
+                    found.append(self._put(replace(self._new(job_id, node_id), place=place)))
         return found
+
+    def at(self, node_id: str, place: int) -> Claim | None:
+        """The claim that has this place, if any."""
+        return self._claims.get(self._places.get((node_id, place), ""))
+
+    def swap(self, name: str, other: str) -> None:
+        """Exchange the places of two claims."""
+        one, two = self._claims[name], self._claims[other]
+        self._put(replace(one, place=two.place))
+        self._put(replace(two, place=one.place))
+
+    def instead(self, name: str, other: str = "") -> Claim:
+        """Another claim, by the name `other` or a new one, in the place of this one."""
+        claim = self._claims[name]
+        self.remove(name)
+        new = Claim(other, claim.job_id, claim.node_id) if other else self._new(claim.job_id, claim.node_id)
+        return self._put(replace(new, place=claim.place))
 
     def drop_nodes(self, known: Container[str]) -> list[Claim]:
         """The claims on nodes that are not among the known ones: gone with their nodes."""
@@ -100,6 +125,7 @@ class ClaimBook:
         claim = self._claims.pop(name, None)
         if claim is not None:
             self._granted[claim.node_id] -= claim.place is not None
+            self._leave(claim)
             self._jobs[claim.job_id].pop(name, None)
             if not self._jobs[claim.job_id]:
                 del self._jobs[claim.job_id]
@@ -141,11 +167,14 @@ class ClaimBook:
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """What `record` gave, in a new book; what is no such thing is left out."""
-        for row in record.get("claims", ()):
-            if len(row) == 4 and str(row[0]).startswith(self.prefix):
-                name, job_id, node_id, place = row
-                self._put(Claim(str(name), str(job_id), str(node_id), None if place is None else int(place)))
-        self._next = max(int(record.get("next", 1)), 1)
+        rows = record.get("claims")
+        for row in rows if isinstance(rows, list) else ():
+            if _is_row(row) and row[0].startswith(self.prefix):
+                self._put(Claim(*row))
+        following = record.get("next")
+        used = (name.rpartition(":")[2] for name in self._claims)
+        last = max((int(number) for number in used if number.isdigit()), default=0)
+        self._next = max(following if isinstance(following, int) else 1, last + 1)
 
     def _of(self, job_id: str) -> list[Claim]:
         return [self._claims[name] for name in self._jobs.get(job_id, ())]
@@ -158,10 +187,19 @@ class ClaimBook:
     def _put(self, claim: Claim) -> Claim:
         """Note a claim, or what became of it."""
         before = self._claims.get(claim.name)
+        if before is not None:
+            self._leave(before)
+        if claim.place is not None:
+            self._places[claim.node_id, claim.place] = claim.name
         self._granted[claim.node_id] += (claim.place is not None) - (before is not None and before.place is not None)
         self._claims[claim.name] = claim
         self._jobs.setdefault(claim.job_id, {})[claim.name] = None
         return claim
+
+    def _leave(self, claim: Claim) -> None:
+        """Its place is nobody's, unless it is another's by now."""
+        if claim.place is not None and self._places.get((claim.node_id, claim.place)) == claim.name:
+            del self._places[claim.node_id, claim.place]
 
     def _remove_all(self, gone: list[Claim]) -> list[Claim]:
         for claim in gone:
@@ -171,3 +209,10 @@ class ClaimBook:
     def _free_place(self, node_id: str) -> int:
         used = {claim.place for claim in self._claims.values() if claim.node_id == node_id}
         return next(place for place in range(len(used) + 1) if place not in used)
+
+
+def _is_row(row: object) -> bool:
+    """Whether this is what `record` makes of a claim."""
+    if not isinstance(row, list) or len(row) != 4 or not all(isinstance(word, str) for word in row[:3]):
+        return False
+    return row[3] is None or type(row[3]) is int

@@ -28,7 +28,15 @@ _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.03
 _PATIENCE_SECONDS = 5.0
 _AGAIN_SECONDS = 15.0
+_ODD_SECONDS = 2.0
+# A node that nobody needs is given up after so long: Ray ends none that has an actor.
+_SPARE_SECONDS = 15.0
+# Longer than an actor waits for its host.
+_REPORT_SECONDS = 150.0
+# So many groups are asked for one by one: that of all has every group that Ray ever had.
+_SINGLY = 4
 _CONNECT_CODE = 3
+_LONGEST = 600
 _OURS = f"{BackendFailed.__module__}.{BackendFailed.__qualname__}: "
 _REACH_SECONDS = 10.0
 # Less than the other side waits for the end.
@@ -38,11 +46,15 @@ _LAST_SECONDS = 4.0
 
 @dataclass(slots=True)
 class _Seat:
-    """A node that Ray has, its actor, and when to try for another one (None: there is one, or it is on its way)."""
+    """A node that Ray has, its actor, and when to try for another one (None: there is one, or it is on its way).
+
+    `asked_at`: since when its actor has been on its way, None once it is there.
+    """
 
     node: SeenNode
     actor: Any = None
     again_at: float | None = 0.0
+    asked_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +85,11 @@ class Driver:
         self._failed_at: dict[str, float] = {}
         self._groups: dict[str, _Group] = {}
         self._seats: dict[str, _Seat] = {}
+        # Nodes whose host was started with other options and works: when to ask whether it still does.
+        self._odd: dict[str, float] = {}
+        # Nodes beyond those that were wished for, and since when; those that were given up, so that Ray may end them.
+        self._spare_since: dict[str, float] = {}
+        self._given_up: set[str] = set()
         self._by_name: dict[str, SeenNode] = {}
         self._told: list[dict[str, Any]] | None = None
         self.events: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
@@ -94,10 +111,14 @@ class Driver:
             except queue.Empty:
                 self._see_groups(self._pending())
             if time.monotonic() >= next_look:
-                self._look()
-                self._take_again()
-                self._see_groups([name for name, known in self._groups.items() if not known.granted])
+                self.look_around()
                 next_look = time.monotonic() + _LOOK_SECONDS
+
+    def look_around(self) -> None:
+        """All that is done once a second: see nodes, and what became of claims."""
+        self._look()
+        self._take_again()
+        self._see_groups([name for name, known in self._groups.items() if not known.granted])
 
     def _pending(self) -> list[str]:
         return [name for name, known in self._groups.items() if known.waits_since is not None]
@@ -127,16 +148,25 @@ class Driver:
 
     def _look(self) -> None:
         """See which nodes there are; say so where that changed, and in any case that all is well."""
-        seen = {node.ray_id: node for node in seen_nodes(self._ray.nodes(), self._slots, self._with_gpus)}
+        now = time.monotonic()
+        every = {node.ray_id: node for node in seen_nodes(self._ray.nodes(), self._slots, self._with_gpus)}
+        seen = self._needed(every, now)
         for ray_id in [*self._seats]:
             if ray_id not in seen:
                 del self._seats[ray_id]
-        now = time.monotonic()
+                self._odd.pop(ray_id, None)
         for ray_id, node in seen.items():
             seat = self._seats.setdefault(ray_id, _Seat(node))
             seat.node = node
             if seat.again_at is not None and now >= seat.again_at:
                 self._sit(seat)
+            elif seat.asked_at is not None and now - seat.asked_at > _REPORT_SECONDS:
+                self._ray.kill(seat.actor)
+                why = f"its actor was not up after {_REPORT_SECONDS:g} s; see 'ray list actors' and Ray's logs there"
+                self._unseat(seat, f"node '{node.name}' cannot be used: {why}")
+            elif self._odd.get(ray_id, now) < now:
+                self._odd[ray_id] = now + _ODD_SECONDS
+                self._then(seat.actor.report.remote(), self._asked_odd, ray_id, seat.actor)
         self._by_name = {node.name: node for node in seen.values()}
         described = [node.described() for node in seen.values()]
         if described == self._told:
@@ -146,9 +176,44 @@ class Driver:
             self._tell("nodes", nodes=described)
         self._wish()
 
+    def _needed(self, every: Mapping[str, SeenNode], now: float) -> dict[str, SeenNode]:
+        """The nodes that are used: all, or as many as are wished for and all with claims, from the autoscaler.
+
+        Of the others the host is ended once it has no work; who is needed again gets another.
+        """
+        if self._desired is None:
+            return dict(every)
+        claimed = set(self._claims.values())
+        ranked = sorted(
+            every.values(), key=lambda node: (node.name not in claimed, node.ray_id in self._given_up, node.name)
+        )
+        spare = {node.ray_id for node in ranked[self._desired :] if node.name not in claimed}
+        self._spare_since = {ray_id: self._spare_since.get(ray_id, now) for ray_id in spare}
+        self._given_up &= spare
+        for ray_id, since in self._spare_since.items():
+            seat = self._seats.get(ray_id)
+            if now - since < _SPARE_SECONDS or ray_id in self._given_up:
+                continue
+            if seat is None or seat.actor is None:
+                self._given_up.add(ray_id)
+            elif seat.asked_at is None:
+                self._spare_since[ray_id] = now
+                self._then(seat.actor.report.remote(), self._asked_spare, ray_id, seat.actor)
+        return {ray_id: node for ray_id, node in every.items() if ray_id not in self._given_up}
+
+    def _asked_spare(self, said: dict[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
+        """End the host of a node that is still not needed, and has no work; the next look leaves the node out."""
+        seat = self._seats.get(ray_id)
+        # A claim may have come meanwhile.
+        needed = seat is None or ray_id not in self._spare_since or seat.node.name in self._claims.values()
+        if said is not None and not said["works"] and not needed and self._seats[ray_id].actor is actor:
+            self._given_up.add(ray_id)
+            del self._seats[ray_id]
+            self._ray.kill(actor)
+
     def _sit(self, seat: _Seat) -> None:
         """Find the actor of a node, or start one; then wait for what its host says of itself."""
-        seat.again_at = None
+        seat.again_at, seat.asked_at = None, time.monotonic()
         node = seat.node
         pinned = self._strategies.NodeAffinitySchedulingStrategy(node.ray_id, soft=False)
         actor_class = self._ray.remote(NodeHost).options(
@@ -159,14 +224,22 @@ class Driver:
             max_concurrency=1000,
             scheduling_strategy=pinned,
         )
-        with_gpus = self._with_gpus and self._slots is None
-        seat.actor = actor_class.remote(node.name, node.places, node.address, self._secret, with_gpus, self._warm)
+        seat.actor = actor_class.remote(
+            node.name, listen=node.address, secret=self._secret, prefix=self._prefix, **self._options(node)
+        )
         self._then(seat.actor.report.remote(), self._seated, node.ray_id, seat.actor)
+
+    def _options(self, node: SeenNode) -> dict[str, Any]:
+        """What a host is started with, and must have been started with to be used."""
+        with_gpus = self._with_gpus and self._slots is None
+        return {"places": node.places, "with_gpus": with_gpus, "warm": self._warm}
 
     def _seated(self, said: dict[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
         seat = self._seats.get(ray_id)
         if seat is None or seat.actor is not actor:
             return
+        seat.asked_at = None
+        is_odd = said is not None and said.get("options", self._options(seat.node)) != self._options(seat.node)
         if said is None:
             # What failed once is not asked again: the next try has an actor of its own.
             self._ray.kill(actor)
@@ -174,14 +247,33 @@ class Driver:
         elif said["secret"] != secret_digest(self._secret):
             self._ray.kill(actor)
             self._unseat(seat, f"node '{seat.node.name}' had a host with an old secret, which was ended", 1.0)
+        elif is_odd and not said["works"]:
+            self._ray.kill(actor)
+            self._unseat(seat, f"node '{seat.node.name}' had a host with other options, which was ended", 1.0)
         else:
-            address = [said["address"], said["port"]]
-            self._tell("host", node=seat.node.name, address=address, gpus=said["gpus"], boot=said.get("boot"))
+            odd = ""
+            if is_odd:
+                self._odd[ray_id] = time.monotonic() + _ODD_SECONDS
+                was = ", ".join(f"{name}={value}" for name, value in said["options"].items())
+                odd = (
+                    f"node '{seat.node.name}' has a host that was started with other options ({was}) and still runs "
+                    "replicas: nothing new is started there, and it is started anew once they have ended"
+                )
+            self._tell(
+                "host", node=seat.node.name, address=[said["address"], said["port"]], gpus=said["gpus"],
+                boot=said.get("boot"), odd=odd, doubt=said.get("doubt", ""),
+            )  # fmt: skip
             self._then(actor.watch.remote(), self._unseated, ray_id, actor)
             if self._probes:
                 # Leaves an idle worker on the node, so that the first claim there does not wait for one.
                 pinned = self._strategies.NodeAffinitySchedulingStrategy(ray_id, soft=False)
                 self._ray.remote(found_gpus).options(num_cpus=0, scheduling_strategy=pinned).remote()
+
+    def _asked_odd(self, said: dict[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
+        """End a host of other options once it has no work; whoever waits for its end hears of it."""
+        seat = self._seats.get(ray_id)
+        if seat is not None and seat.actor is actor and said is not None and not said["works"]:
+            self._ray.kill(actor)
 
     def _unseated(self, code: int | None, error: Exception | None, ray_id: str, actor: Any) -> None:
         seat = self._seats.get(ray_id)
@@ -195,7 +287,8 @@ class Driver:
         self._unseat(seat, f"the host of node '{seat.node.name}' ended ({_plain(error) if error else code})", 1.0)
 
     def _unseat(self, seat: _Seat, why: str, again_seconds: float = _AGAIN_SECONDS) -> None:
-        seat.actor, seat.again_at = None, time.monotonic() + again_seconds
+        seat.actor, seat.again_at, seat.asked_at = None, time.monotonic() + again_seconds, None
+        self._odd.pop(seat.node.ray_id, None)
         self._tell("gone", node=seat.node.name, why=why)
 
     # Claims and their placement groups
@@ -264,17 +357,24 @@ class Driver:
     def _see_groups(self, names: list[str]) -> None:
         """See which of these groups Ray has created, and say which it has had nothing for all too long."""
         late = time.monotonic() - _PATIENCE_SECONDS
-        for name in names:
+        since = {name: self._groups[name].waits_since for name in names}
+        is_late = {name: at is not None and at < late for name, at in since.items()}
+        asked = [name for name in names if is_late[name] or not self._probes]
+        created = self._created(asked)
+        for name in asked:
             known = self._groups[name]
-            is_late = known.waits_since is not None and known.waits_since < late
-            if self._probes and not is_late:
-                continue
-            created = self._ray.util.placement_group_table(known.group).get("state") == "CREATED"
-            if created and not self._probes:
+            if name in created and not self._probes:
                 self._probed([], None, name, known.group)
-            elif is_late and not created:
+            elif is_late[name] and name not in created:
                 known.waits_since = None
                 self._tell("waits", claim=name)
+
+    def _created(self, names: list[str]) -> set[str]:
+        """Which of these groups are there. One question, however many they are, unless they are few."""
+        table = self._ray.util.placement_group_table
+        if len(names) <= _SINGLY:
+            return {name for name in names if table(self._groups[name].group).get("state") == "CREATED"}
+        return {row["name"] for row in table().values() if row["state"] == "CREATED"} & set(names)
 
     # The end, and the autoscaler
 
@@ -314,7 +414,15 @@ class Driver:
 def _plain(error: Exception | None) -> str:
     """The last line that says something, of what may be many; what is ours needs no class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1].removeprefix(_OURS) if lines else type(error).__name__)[:300]
+    return (lines[-1].removeprefix(_OURS) if lines else type(error).__name__)[:_LONGEST]
+
+
+def _unreachable(error: Exception) -> str:
+    """Why Ray cannot be reached. That versions differ is said over several lines, and needs all of them."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not any("mismatch" in line.lower() for line in lines):
+        return _plain(error)
+    return "; ".join(lines)[:_LONGEST] + "; install the same Ray and the same Python on every node"
 
 
 def main() -> None:
@@ -338,7 +446,7 @@ def main() -> None:
             configure_logging=False,
         )  # fmt: skip
     except Exception as error:
-        tell("unreachable", why=_plain(error))
+        tell("unreachable", why=_unreachable(error))
         sys.exit(_CONNECT_CODE)
     tell("connected", version=str(ray.__version__))
     driver = Driver(ray, order, tell)

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pollux.backends._devices import find_devices
+from pollux.backends._devices import check_lent, find_devices
 from pollux.backends._interfaces import meeting_variables
 from pollux.core.errors import BackendFailed
 
@@ -58,14 +58,13 @@ def _visible() -> list[int] | None:
     return [int(word) for word in words] if words and all(word.isdigit() for word in words) else None
 
 
-def _compare(gpus: list[int]) -> None:
-    """BackendFailed where the driver of the GPUs does not show all that Ray lends; it may not be there to ask."""
+def _compare(gpus: list[int]) -> str:
+    """What is doubtful about the GPUs that Ray lends; BackendFailed where their driver does not show all of them."""
     found = find_devices(None, {})
-    if not found.is_cpu and not set(gpus) <= set(found.gpus):
-        raise BackendFailed(
-            f"Ray lends the GPUs {', '.join(map(str, gpus))} there, and the driver shows "
-            f"{', '.join(map(str, found.gpus))}: start Ray on it with --num-gpus={len(found.gpus)}"
-        )
+    remedy = f"start Ray on it with --num-gpus={len(found.gpus)}"
+    if found.why_none:
+        remedy = f"see what nvidia-smi says on it, or {remedy}"
+    return check_lent(found, gpus, "Ray", remedy)
 
 
 def _has_work(pid: int) -> bool:
@@ -74,6 +73,15 @@ def _has_work(pid: int) -> bool:
         return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().strip())
     except OSError:
         return True
+
+
+def _free_groups(prefix: str, node_id: str) -> None:
+    """Give back what a service claimed on a node; a claim's name ends with that of its node and a number."""
+    ray: Any = importlib.import_module("ray")
+    for row in ray.util.placement_group_table().values():
+        name = str(row["name"])
+        if name.startswith(prefix) and name.split(":")[-2] == node_id and row["state"] != "REMOVED":
+            ray.util.remove_placement_group(ray.util.get_placement_group(name))
 
 
 def _end_actor() -> None:
@@ -85,16 +93,20 @@ class NodeHost:
     """Starts the host of its node as a child and keeps it: the host ends with this actor, whatever ends that.
 
     `with_gpus` False: the places are CPU slots, whatever Ray calls them. `warm`: with everything imported beforehand.
-    Without work, and without anybody who asks after it, both end after a while.
+    `prefix` begins the names of the service's placement groups. Without work, and without anybody who asks after it,
+    both end after a while, and those groups on the node with them.
     """
 
-    def __init__(self, node_id: str, places: int, listen: str, secret: str, with_gpus: bool, warm: bool) -> None:
+    def __init__(
+        self, node_id: str, places: int, listen: str, secret: str, with_gpus: bool, warm: bool, prefix: str = ""
+    ) -> None:
+        self._node_id, self._prefix = node_id, prefix
+        self._options = {"places": places, "with_gpus": with_gpus, "warm": warm}
         self._secret = secret_digest(secret)
         visible = _visible()
         gpus = (visible if visible is not None and len(visible) >= places else list(range(places)))[:places]
         self._gpus = gpus if with_gpus else []
-        if self._gpus:
-            _compare(self._gpus)
+        self._doubt = _compare(self._gpus)
         self._folder = Path(tempfile.mkdtemp(prefix="pollux-host-"))
         self._announce = self._folder / "announce.json"
         words = [sys.executable, "-P", "-m", "pollux.backends.host", "--node", node_id, "--places", str(places)]
@@ -119,13 +131,21 @@ class NodeHost:
         self._patience, self._asked_at = patience_seconds, time.monotonic()
 
     def _mind(self) -> None:
-        """End host and actor once there was neither work nor a question for too long."""
+        """End host and actor once there was neither work nor a question for too long.
+
+        Nobody else would give back what the service had claimed here: other Ray jobs would wait for ever.
+        """
         while time.monotonic() - self._asked_at <= self._patience:
             time.sleep(_MIND_SECONDS)
             if self._process.poll() is None and _has_work(self._process.pid):
                 self._asked_at = time.monotonic()
         self._clear()
         self._process.wait()
+        if self._prefix:
+            try:
+                _free_groups(self._prefix, self._node_id)
+            except Exception as error:
+                print(f"the placement groups of {self._prefix} stay: {error}", file=sys.stderr, flush=True)
         _end_actor()
 
     def _clear(self) -> None:
@@ -150,7 +170,9 @@ class NodeHost:
                 raise BackendFailed(f"its host was not up after {_START_SECONDS:g} s; see Ray's log of the actor")
             await asyncio.sleep(_POLL_SECONDS)
         said = json.loads(self._announce.read_text(encoding="utf-8"))
-        return {**said, "gpus": self._gpus, "secret": self._secret}
+        works = _has_work(self._process.pid)
+        of_it = {"gpus": self._gpus, "doubt": self._doubt, "options": self._options, "works": works}
+        return {**said, **of_it, "secret": self._secret}
 
     async def watch(self) -> int | None:
         """Wait for the end of the host; its exit code, or None after a while without one.

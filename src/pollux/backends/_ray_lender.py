@@ -75,6 +75,11 @@ class RayLender:
         self._failures: dict[str, str] = {}
         self._refusals: dict[str, str] = {}
         self._barred: dict[str, float] = {}
+        # Hosts that were started with other options: what runs there may stay, and nothing comes to it.
+        self._odd: dict[str, str] = {}
+        self._doubts: dict[str, str] = {}
+        # Groups with other GPUs than the one that is in use, by the claim for that one: kept until Ray has given it.
+        self._wrong: dict[str, list[str]] = {}
         self._limits: dict[str, int] = {}
         self._feelers: dict[str, str] = {}
         self._hosts: tuple[HostedNode, ...] = ()
@@ -143,9 +148,11 @@ class RayLender:
     def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
         """Stand by what a job uses: its claims are known from before, or are made now."""
         with self._lock:
+            before = self._book.held(job_id)
             taken = self._book.adopt(job_id, places)
-            if taken:
+            if self._book.held(job_id) != before:
                 self._save()
+            if taken:
                 self._link.send({"do": "take", "claims": {claim.name: claim.node_id for claim in taken}})
 
     def held(self, job_id: str) -> Mapping[str, tuple[int, ...]]:
@@ -180,6 +187,15 @@ class RayLender:
                 self._desired = num_nodes
                 self._link.send({"do": "desire", "nodes": num_nodes})
 
+    def _without_nodes(self) -> list[str]:
+        """What there is to say of a cluster without a node for us; nothing where none is needed and one can be had."""
+        what = "CPUs" if self._slots is not None else "GPUs"
+        if not self._autoscale:
+            return [f"the Ray cluster has no node with {what}: add one, or give --slots for CPU slots"]
+        if not self._desired:
+            return []
+        return [f"no node with {what} yet; Ray's autoscaler was asked for {self._desired}: see 'ray status'"]
+
     def warnings(self) -> tuple[str, ...]:
         """Ray out of reach, and nodes that it has but that cannot be used."""
         with self._lock:
@@ -187,9 +203,9 @@ class RayLender:
             if not said and self._is_new_head and self._link.is_connected:
                 said.append(_NEW_HEAD)
             elif not said and not self._nodes and self._link.is_connected:
-                what = "CPUs" if self._slots is not None else "GPUs"
-                said.append(f"the Ray cluster has no node with {what}: add one, or give --slots for CPU slots")
-            return (*said, *(texts[name] for texts in (self._troubles, self._failures) for name in sorted(texts)))
+                said += self._without_nodes()
+            tables = (self._troubles, self._odd, self._doubts, self._failures)
+            return (*said, *(texts[name] for texts in tables for name in sorted(texts)))
 
     def close(self) -> None:
         """End the driver; actors and placement groups stay in Ray, and the next object finds them.
@@ -214,6 +230,8 @@ class RayLender:
         """The first line for a new driver."""
         with self._lock:
             self._is_first_look = True
+            # A new driver removes the groups that it is not told of.
+            self._wrong.clear()
             wanted = {claim.name: claim.node_id for claim in self._book.claims.values()}
             return {
                 "address": self._address,
@@ -237,9 +255,17 @@ class RayLender:
             elif kind == "host":
                 self._reports[said["node"]] = _report(said)
                 self._troubles.pop(said["node"], None)
+                self._odd.pop(said["node"], None)
+                if said.get("odd"):
+                    _note(self._odd, said["node"], said["odd"])
+                self._doubts.pop(said["node"], None)
+                if said.get("doubt"):
+                    _note(self._doubts, said["node"], f"node '{said['node']}': {said['doubt']}")
                 self._save()
             elif kind == "gone":
                 self._reports.pop(said["node"], None)
+                self._odd.pop(said["node"], None)
+                self._doubts.pop(said["node"], None)
                 _note(self._troubles, said["node"], said["why"])
                 self._save()
             elif kind == "granted":
@@ -259,7 +285,8 @@ class RayLender:
         self._described = {str(each["name"]): each for each in described}
         self._nodes = {node.id: node for node in map(node_from, described)}
         tables: tuple[dict[str, Any], ...] = (
-            self._reports, self._troubles, self._failures, self._barred, self._limits, self._feelers,
+            self._reports, self._troubles, self._odd, self._doubts, self._failures, self._barred, self._limits,
+            self._feelers,
         )  # fmt: skip
         for table in tables:
             for name in table.keys() - self._nodes.keys():
@@ -267,7 +294,7 @@ class RayLender:
         gone = self._book.drop_nodes(self._nodes)
         self._save()
         if gone:
-            self._link.send({"do": "free", "names": [claim.name for claim in gone]})
+            self._let_go([claim.name for claim in gone])
 
     def _grant(self, name: str, gpu: str | None) -> None:
         if self._end_feeler(name):
@@ -279,15 +306,52 @@ class RayLender:
             why = f"node '{claim.node_id}' lends GPU '{gpu}', which is no whole GPU: it is not used"
             self._bar(claim, why, math.inf)
             return
-        report = self._reports.get(claim.node_id)
-        place = claim.place
-        if place is None and gpu is not None:
-            number = int(gpu)
-            place = report.gpus.index(number) if report is not None and number in report.gpus else number
+        place = claim.place if gpu is None else self._place_of(claim, int(gpu))
+        other = None if place is None else self._book.at(claim.node_id, place)
+        if claim.place is not None and claim.place != place:
+            if other is None or other.job_id != claim.job_id:
+                self._take_other(claim)
+                return
+            self._book.swap(name, other.name)
+        elif other is not None and other.name != name:
+            why = f"Ray gave GPU {gpu} of node '{claim.node_id}', which job '{other.job_id}' uses; asking again"
+            self._bar(claim, why, _BARRED_SECONDS)
+            return
         self._book.grant(name, place)
+        self._link_free(self._wrong.pop(name, []))
         self._limits.pop(claim.node_id, None)
         if claim.node_id not in self._barred:
             self._failures.pop(claim.node_id, None)
+        self._save()
+
+    def _place_of(self, claim: Claim, gpu: int) -> int:
+        """The place of a GPU on its node; where the host has not said which it has, that of before is believed."""
+        report = self._reports.get(claim.node_id)
+        if report is not None and gpu in report.gpus:
+            return report.gpus.index(gpu)
+        return gpu if claim.place is None else claim.place
+
+    def _take_other(self, claim: Claim) -> None:
+        """Ray made a group anew for a place in use, and with another GPU: ask for one more, which cannot have that."""
+        new = self._book.instead(claim.name)
+        self._wrong[new.name] = [*self._wrong.pop(claim.name, []), claim.name]
+        self._save()
+        self._link.send({"do": "take", "claims": {new.name: new.node_id}})
+
+    def _take_no_other(self, claim: Claim) -> None:
+        """Ray has nothing more there: what it gave last stands for the place in its books, and that is said."""
+        *others, last = self._wrong.pop(claim.name)
+        self._book.instead(claim.name, last)
+        self._link_free([claim.name, *others])
+        report = self._reports.get(claim.node_id)
+        gpus = dict(enumerate(report.gpus)) if report is not None else {}
+        gpu = None if claim.place is None else gpus.get(claim.place, claim.place)
+        why = (
+            f"job '{claim.job_id}' uses GPU {gpu} of node '{claim.node_id}', which Ray has lent to somebody else: "
+            "nothing new is started there for a minute; 'ray list placement-groups' and 'ray list actors' show who"
+        )
+        _note(self._failures, claim.node_id, why)
+        self._barred[claim.node_id] = time.monotonic() + _BARRED_SECONDS
         self._save()
 
     def _end_feeler(self, name: str) -> bool:
@@ -317,7 +381,7 @@ class RayLender:
         self._refusals[claim.job_id] = why
         self._barred[claim.node_id] = time.monotonic() + seconds
         self._book.remove(claim.name)
-        self._link.send({"do": "free", "names": [claim.name]})
+        self._let_go([claim.name])
         self._save()
 
     def _limit(self, name: str) -> None:
@@ -327,6 +391,9 @@ class RayLender:
         """
         self._book.wait(name)
         claim = self._book.claims.get(name)
+        if claim is not None and name in self._wrong:
+            self._take_no_other(claim)
+            return
         node = None if claim is None else self._nodes.get(claim.node_id)
         if node is not None and self._book.hoped_for(node.id) < node.num_gpus:
             self._limits[node.id] = self._book.hoped_for(node.id)
@@ -339,15 +406,23 @@ class RayLender:
                 self._feelers[claim.node_id] = claim.name
             else:
                 freed.append(claim.name)
-        if freed:
-            self._link.send({"do": "free", "names": freed})
+        self._let_go(freed)
+
+    def _let_go(self, names: list[str]) -> None:
+        """Give groups back, and those that were kept for them."""
+        self._link_free([*names, *(wrong for name in names for wrong in self._wrong.pop(name, []))])
+
+    def _link_free(self, names: list[str]) -> None:
+        if names:
+            self._link.send({"do": "free", "names": names})
 
     def _offered(self) -> tuple[HostedNode, ...]:
         found = []
         for node_id, report in sorted(self._reports.items()):
             node = self._nodes.get(node_id)
             if node is not None:
-                most = 0 if node_id in self._barred else self._limits.get(node_id, node.num_gpus)
+                is_shut = node_id in self._barred or node_id in self._odd
+                most = 0 if is_shut else self._limits.get(node_id, node.num_gpus)
                 limit = max(most, self._book.granted_on(node_id))
                 found.append(HostedNode(replace(node, num_gpus=limit), report.address, report.gpus))
         return tuple(found)

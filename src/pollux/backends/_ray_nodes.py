@@ -71,7 +71,7 @@ def _seen(row: Mapping[str, Any], slots: int | None, with_gpus: bool) -> SeenNod
     host = re.sub(r"[^A-Za-z0-9-]+", "-", str(row.get("NodeManagerHostname", ""))).strip("-")[:48] or "node"
     return SeenNode(
         ray_id=str(row["NodeID"]),
-        name=f"{host}-{str(row['NodeID'])[:6]}",
+        name=f"{host}-{str(row['NodeID'])[-6:]}",
         address=str(row["NodeManagerAddress"]),
         places=int(resources.get("GPU", 0.0)) if slots is None else min(slots, math.floor(cpus)),
         gpu_type=no_type if slots is not None or not types else " and ".join(types),

@@ -48,14 +48,15 @@ class Limits:
 
     `boundary` is as long as those that join wait for the script's own code between two steps, an evaluation say: where
     steps go by, their number decides. `move` is for the largest states; replicas that hang are known by their silence
-    before. `regroup` and `transfer` are told to replicas, and so is how long the door may be waited at.
+    before. `order` gives a service that is away time to come back: by themselves, those left wait for 30 s. `regroup`
+    and `transfer` are told to replicas, and so is how long the door may be waited at.
     """
 
     prepare: float = 180.0
     boundary: float = 600.0
     move: float = 240.0
     leave: float = 10.0
-    order: float = 5.0
+    order: float = 25.0
     through: float = 3.0
     regroup: float = 30.0
     transfer: float = 60.0
@@ -134,12 +135,16 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Tell that these ranks of a generation will not be; `kept` are the numbers of those that can go on."""
+    """Tell that these ranks of a generation will not be; `kept` are the numbers of those that can go on.
+
+    `withdrawn`: they were all to join, and nobody else is gone, or has paused.
+    """
 
     generation: int
     ranks: tuple[int, ...]
     kept: tuple[int, ...]
     why: str
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +374,10 @@ class Regroup:
             return None
         return self._lose(f"joining replica {rank} ended, exit code {code}", now)
 
+    def cannot_join(self, rank: int, why: str) -> list[Action]:
+        """The process of a joiner could not be started, and nobody has been told to go."""
+        return self._withdraw(f"joining replica {rank} could not be started: {why}")
+
     def _drop_joiners(self, why: str, withdrawn: bool = False) -> list[Action]:
         """Joiners hold nothing yet that others do not; those of a withdrawn change must not come later."""
         if self.change is None or self.phase not in ("prepare", "move") or self._handed:
@@ -386,7 +395,7 @@ class Regroup:
         kept = self._kept()
         self.phase, self.due = "withdrawn", None
         lost = tuple(self.change.joiners)
-        return [*actions, Watch(()), Lost(self.change.generation, lost, kept, why)]
+        return [*actions, Watch(()), Lost(self.change.generation, lost, kept, why, withdrawn=True)]
 
     def _kept(self) -> tuple[int, ...]:
         """Numbers of those that hold the state and are to stay, in the order of their ranks."""

@@ -38,6 +38,11 @@ class ShimBackend(ABC):
         """Whether its thread runs and gets its work done; false after several turns in a row that failed."""
         return self._work.healthy
 
+    @property
+    def false_alarms(self) -> int:
+        """How often a node or a replica that was given up gave a sign of life, since this object began."""
+        return self._work.false_alarms
+
     def start(self, listener: Listener) -> None:
         """Find what runs from before and tell how what ended meanwhile did; one object at a time works in a home."""
         self._work.start(listener)

@@ -10,26 +10,40 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from pollux.backends._slurm_script import array_words
-from pollux.backends._slurm_text import SINFO_FORMAT, SQUEUE_FORMAT, fold_nodes
+from pollux.backends._slurm_text import ALL_NODES_FORMAT, SINFO_FORMAT, SQUEUE_FORMAT, fold_nodes
 from pollux.core.errors import BackendFailed
 
 __all__ = ["SlurmCalls"]
 
 _MOST_WORDS = 200
+_AUTHENTICATION = "authentication is refused: is munge running here, with the cluster's key and a right clock?"
+_SHARED = "a limit that your account or QOS shares with others is reached; ask for fewer nodes=, or wait"
+_QUOTA = "your quota is used up; ask for fewer nodes= or gpus_per_node=, or another account= or another qos="
+# The first that is found counts: names of limits come before the words that all refusals for limits have.
 _REMEDIES = {
-    "munge": "authentication is refused: is munge running here, with the cluster's key and a right clock?",
+    "munge": _AUTHENTICATION,
+    "authentication": _AUTHENTICATION,
+    "Zero Bytes": f"slurmctld does not answer this machine; mostly {_AUTHENTICATION}",
+    "WallDuration": "check time_limit= against your account's and QOS's: 'sacctmgr show associations' and 'show qos'",
+    "AssocGrp": _SHARED,
+    "QOSGrp": _SHARED,
+    "QOSMin": "a job asks for less than the QOS takes: ask for more gpus_per_node= or cpus_per_node=, or another qos=",
+    "SubmitJob": "your quota of jobs is used up; ask for fewer nodes=, or wait",
+    "AssocMax": _QUOTA,
+    "QOSMax": _QUOTA,
+    "accounting/QOS policy": "a limit of your account or QOS: 'sacctmgr show associations' and 'show qos' list them",
     "Invalid user": "this machine's user is not known to the cluster; run the service as one who may submit jobs",
     "association": "the account or partition is not yours: check account=, partition= and qos=",
     "Invalid account": "check account= and partition=: 'sacctmgr show associations' lists yours",
     "Invalid qos": "check qos=: 'sacctmgr show qos' lists them",
     "invalid partition": "check partition=: 'sinfo' lists them",
-    "AssocMaxSubmitJobLimit": "your quota of jobs is used up; ask for fewer nodes=, or wait",
-    "QOSMax": "your quota is used up; ask for fewer nodes=, or another qos=",
     "Requested node configuration is not available": "no node has so much: check gpus_per_node=, memory=, partition=",
     "time limit": "check time_limit= against the partition's: 'sinfo -o %P,%l' lists them",
     "slurm_load_jobs error": "is slurmctld up? 'scontrol ping' tells",
+    "configuration source": "this machine does not know its cluster: set SLURM_CONF, or have its slurm.conf put here",
     "Unable to contact": "is slurmctld up? 'scontrol ping' tells",
 }
+_LIMIT = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+|\bMax\w+Per\w+")
 
 
 class SlurmCalls:
@@ -55,9 +69,9 @@ class SlurmCalls:
         return self.run(["sinfo", "-h", "-N", f"--nodes={fold_nodes(names)}", "-o", SINFO_FORMAT])
 
     def all_nodes(self, partition: str) -> str:
-        """The state of every node of a partition; of the cluster, where none is named."""
+        """The state of every node of a partition, and what of it is used; of the cluster, where none is named."""
         where = [f"--partition={partition}"] if partition else []
-        return self.run(["sinfo", "-h", "-N", *where, "-o", SINFO_FORMAT])
+        return self.run(["sinfo", "-h", "-N", *where, "-O", ALL_NODES_FORMAT])
 
     def submit(self, script: str, count: int, exclude: Sequence[str] = ()) -> str:
         """Submit that many, not on the nodes `exclude`; the id of the array."""
@@ -115,6 +129,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _explain(command: str, code: int, complaint: str) -> str:
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it said nothing"
+    # The last line says that it was refused, and often only one before it says why.
+    why = next((line for line in lines if _LIMIT.search(line)), lines[0] if lines else "it said nothing")
+    said = "; ".join(dict.fromkeys([why, *lines[-1:]]))
     remedy = next((text for key, text in _REMEDIES.items() if key.lower() in complaint.lower()), "")
-    return f"'{command}' failed with exit code {code}: {last}{'; ' + remedy if remedy else ''}"
+    return f"'{command}' failed with exit code {code}: {said}{'; ' + remedy if remedy else ''}"

@@ -164,7 +164,7 @@ def _note(host: Mapping[str, Any], facts: Mapping[str, Any]) -> Note:
     """What a host and its node say; ValueError for what cannot be."""
     note = Note(
         str(host["node"]),
-        (str(host["address"]), int(host["port"])),
+        (str(facts.get("address") or host["address"]), int(host["port"])),
         int(host["places"]),
         tuple(int(gpu) for gpu in host["gpus"] or ()),
         str(facts["gpu_type"]),

@@ -16,7 +16,16 @@ from pathlib import Path
 from pollux.backends._slurm_lender import SlurmLender
 from pollux.backends._slurm_pool import look
 from pollux.backends._slurm_script import PilotOptions, batch_script
-from pollux.backends._slurm_text import NodeRow, PilotRow, expand_nodes, fold_nodes, gres_count, gres_type, read_nodes
+from pollux.backends._slurm_text import (
+    NOT_RESPONDING,
+    NodeRow,
+    PilotRow,
+    expand_nodes,
+    fold_nodes,
+    gres_count,
+    gres_type,
+    read_nodes,
+)
 from pollux.backends.lender import HostedNode
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
@@ -30,7 +39,11 @@ _FIRST_PORT, _PORTS = 20000, 12000
 _REST_SECONDS = 5.0
 # The next generation of a job is asked for a moment after the last one's places were given back.
 _LINGER_SECONDS = 2.0
+# So long a node is not offered that kept a job waiting while others were free: it would be sent there again.
+_AVOID_SECONDS = 300.0
 _BUSY = ("allocated", "completing")
+# Reasons to wait that another node may not have, whatever the states of these look like.
+_OF_THE_NODES = ("Resources", "ReqNodeNotAvail", "Nodes required", "Reservation")
 
 
 def host_port(pool: str, node: str) -> int:
@@ -39,10 +52,18 @@ def host_port(pool: str, node: str) -> int:
     return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS
 
 
-def job_script(options: PilotOptions, folder: Path, head: str, job_id: str, nodes: Collection[str]) -> str:
-    """The batch job that asks for these nodes for a job."""
-    listed = fold_nodes(nodes)
-    ports = {name: host_port(str(folder), name) for name in nodes}
+def job_script(
+    options: PilotOptions,
+    folder: Path,
+    head: str,
+    job_id: str,
+    nodes: Collection[str],
+    addresses: Mapping[str, str] | None = None,
+) -> str:
+    """The batch job that asks for these nodes for a job. `addresses`: what Slurm has for them, else their names."""
+    listed, known = fold_nodes(nodes), addresses or {}
+    words = {name: name if known.get(name, name) == name else f"{name}={known[name]}" for name in nodes}
+    ports = {words[name]: host_port(str(folder), name) for name in nodes}
     return batch_script(options, folder, head, f"{job_id}@{listed}", listed, len(nodes), ports)
 
 
@@ -55,6 +76,7 @@ class SlurmJobLender(SlurmLender):
         self._resting: dict[str, float] = {}
         self._refused: dict[str, str] = {}
         self._idle_since: dict[str, float] = {}
+        self._pending_since: dict[str, float] = {}
         self._knows_jobs = False
 
     def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
@@ -73,6 +95,10 @@ class SlurmJobLender(SlurmLender):
         """What Slurm said to the batch job that was asked for."""
         return self._refused.get(job_id, "") or super().refusal(job_id)
 
+    def is_up(self, node: str) -> bool:
+        """Whether its host is there: others are offered that Slurm would have to lend first."""
+        return node in self._up
+
     def _giving(self) -> Container[str]:
         """Only those whose host is up."""
         return self._up.keys() & self._sizes.keys()
@@ -81,7 +107,7 @@ class SlurmJobLender(SlurmLender):
 
     def _read_states(self) -> None:
         try:
-            states, odd = read_nodes(self._calls.all_nodes(self.options.partition))
+            states, odd = read_nodes(self._calls.all_nodes(self.options.partition), with_use=True)
         except BackendFailed as error:
             self._say("nodes", f"{error}; nodes are taken for as they were")
             return
@@ -116,19 +142,24 @@ class SlurmJobLender(SlurmLender):
         names = [
             row.name
             for row in self._states.values()
-            if row.name in lent
-            or (row.verdict == "well" and (row.name in asked or (may_ask and self._could_lend(row))))
+            if row.name in lent or (row.verdict == "well" and row.name in asked) or (may_ask and self._could_lend(row))
         ]
         rested = [name for name in names if self._resting.get(name, 0.0) <= now or name in self._up]
-        return tuple(self._host(self._states[name]) for name in rested)
+        # Of a host that is up it need not be known what Slurm has to say: jobs run there.
+        unnamed = [hosted for name, hosted in self._up.items() if name in lent and name not in self._states]
+        return (*(self._host(self._states[name]) for name in rested), *unnamed)
 
     def _could_lend(self, row: NodeRow) -> bool:
-        """Whether it is not taken, and has all that a batch job asks for on each of its nodes."""
+        """Whether it answers Slurm, and has left all that a batch job asks for on each of its nodes."""
         asked, kind = self.options.request, gres_type(self.options.request)
+        cpus = row.cpus if row.idle_cpus is None else row.idle_cpus
         return (
-            not row.state.rstrip("*").startswith(_BUSY)
-            and gres_count(row.gres, kind) >= gres_count(asked)
-            and (not row.cpus or row.cpus >= self.options.cpus_per_node)
+            row.verdict == "well"
+            and NOT_RESPONDING not in row.state
+            and not row.state.startswith(_BUSY)
+            and (not row.state.startswith("reserved") or "--reservation" in self.options.words)
+            and gres_count(row.gres, kind) - gres_count(row.used, kind) >= gres_count(asked)
+            and (not row.cpus or cpus >= max(1, self.options.cpus))
         )
 
     def _host(self, row: NodeRow) -> HostedNode:
@@ -160,6 +191,8 @@ class SlurmJobLender(SlurmLender):
         idle += [pilot for pilot in faulty if pilot not in idle]
         if idle:
             self._cancel(tuple(idle))
+        if self._sure:
+            self._give_up_waiting(now)
         there = set().union(*asked.values())
         if self._sure and not self._halt.is_set():
             for job_id, nodes in wanted.items():
@@ -174,10 +207,52 @@ class SlurmJobLender(SlurmLender):
         waits = any(len(held.get(node, ())) < number for node, number in wanted.items())
         return {node for node, places in held.items() if places and not (waits and node in wanted)}
 
+    def _give_up_waiting(self, now: float) -> None:
+        """Refuse what Slurm has kept waiting for its nodes while it has others to lend: it is placed there instead."""
+        pending = [row for row in self._rows.values() if row.state == "PENDING" and row.id not in self._cancelled]
+        self._pending_since = {row.id: self._pending_since.get(row.id, now) for row in pending}
+        late = [row for row in pending if now - self._pending_since[row.id] >= self.options.wait_seconds]
+        if not late:
+            return
+        taken = {name for row in self._rows.values() for name in _nodes_of(row)}
+        free = [
+            row.name
+            for row in self._states.values()
+            if self._could_lend(row) and row.name not in taken and self._resting.get(row.name, 0.0) <= now
+        ]
+        left = len(free)
+        for row in sorted(late, key=lambda row: self._pending_since[row.id]):
+            # For each that is free only one leaves its place in Slurm's queue: the others may be served there first.
+            if left > 0:
+                waited, said = now - self._pending_since[row.id], row.reason or "no reason given"
+                why = f"for {waited:.0f} s ({said}), and has others to lend ({fold_nodes(free)})"
+                left -= self._give_up(row, why, now)
+
+    def _give_up(self, row: PilotRow, why: str, now: float) -> bool:
+        """Refuse one that waits, and leave the nodes alone that keep it; False where it would wait elsewhere, too."""
+        names = [name for name in _nodes_of(row) if name in self._states]
+        # Where each could be lent, what keeps them from it is not seen in their states.
+        blamed = [name for name in names if not self._could_lend(self._states[name])]
+        if not blamed and row.reason.startswith(_OF_THE_NODES):
+            blamed = names
+        if not blamed:
+            return False
+        why = f"Slurm has not lent {fold_nodes(blamed)} {why}: the job is placed anew"
+        with self._books:
+            jobs = [job for job, wanted in self._wanted.items() if any(name in wanted for name in _nodes_of(row))]
+            self._resting.update(dict.fromkeys(blamed, now + _AVOID_SECONDS))
+            self._refused.update(dict.fromkeys(jobs, why))
+        _log.info("%s: %s", ", ".join(jobs) or row.id, why)
+        self._cancel((row.id,))
+        self._changed()
+        return True
+
     def _submit_for(self, job_id: str, nodes: set[str]) -> None:
         listed = fold_nodes(nodes)
         try:
-            array = self._calls.submit(job_script(self.options, self._folder.path, self.head, job_id, nodes), 1)
+            addresses = {name: self._states[name].address or name for name in nodes if name in self._states}
+            script = job_script(self.options, self._folder.path, self.head, job_id, nodes, addresses)
+            array = self._calls.submit(script, 1)
         except BackendFailed as error:
             self._refused[job_id] = f"Slurm does not lend {listed}: {error}"
             pause = self._pause()

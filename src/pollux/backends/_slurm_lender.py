@@ -61,6 +61,7 @@ class SlurmLender(PooledLender):
         self._rows: dict[str, PilotRow] = {}
         self._rows_at = 0.0
         self._states: Mapping[str, NodeRow] = {}
+        self._kept: set[str] = set()
         self._since: dict[str, float] = {}
         self._over: set[str] = set()
         self._cancelled: set[str] = set()
@@ -70,6 +71,8 @@ class SlurmLender(PooledLender):
         self._desired = 0
         self._failures = 0
         self._submit_after = 0.0
+        # How many are asked for at once; None: as many as are wanted.
+        self._most_at_once: int | None = None
         self._surplus_since: float | None = None
         self._patience_seconds = GIVE_UP_SECONDS
         self._beaten_at = -_BEAT_SECONDS
@@ -87,6 +90,7 @@ class SlurmLender(PooledLender):
         super().start(secret, head, changed)
         self._folder.prepare(secret)
         self._rows = {row.id: row for row in self._folder.remembered()}
+        self._kept = {*self._rows}
         self._rows_at = self._clock()
         self._glance()
         self._thread = threading.Thread(target=self._run, name="pollux-slurm", daemon=True)
@@ -95,6 +99,10 @@ class SlurmLender(PooledLender):
     def leaving(self) -> Mapping[str, str]:
         """Nodes that still work and are to be left now, with why."""
         return self._picture.leaving
+
+    def is_up(self, node: str) -> bool:
+        """Whether the host of a node that is offered is there: always, where only such are offered."""
+        return True
 
     def desire(self, num_nodes: int) -> None:
         """So many would be used; kept between the fewest and the most that were allowed."""
@@ -157,7 +165,8 @@ class SlurmLender(PooledLender):
         """One round; `full`: with a look at Slurm's books, else only at what nodes wrote."""
         if self._clock() - self._beaten_at >= _BEAT_SECONDS:
             self._beaten_at = self._clock()
-            self._folder.beat()
+            if self._written(self._folder.beat):
+                self._say("folder", "")
         if full:
             self._read_queue()
             self._read_states()
@@ -205,8 +214,20 @@ class SlurmLender(PooledLender):
             # They ended while nobody looked. Their nodes' names are free again for the next ones.
             self._has_swept = True
             self._folder.sweep({pilot: nodes for pilot, nodes in strangers.items() if pilot not in self._rows})
-        if {row.id for row in before.values() if row.is_running} != {r.id for r in rows if r.is_running}:
-            self._folder.remember(self._rows.values())
+        running = {row.id for row in self._rows.values() if row.is_running}
+        if running != self._kept and self._written(lambda: self._folder.remember(self._rows.values())):
+            self._kept = running
+
+    def _written(self, write: Callable[[], None]) -> bool:
+        """Whether it could be: a folder that is full for a while is no reason not to look at what runs."""
+        try:
+            write()
+        except OSError as error:
+            self._say("folder", f"cannot write {self._folder.path}: {error.strerror}; free some space or check its "
+                      f"rights: nodes without work go after {self.options.orphan_seconds:g} s without a sign of the "
+                      "service there")  # fmt: skip
+            return False
+        return True
 
     def _take_ends(self, ended: list[PilotRow], before: Mapping[str, PilotRow]) -> None:
         told = {row.id for row in ended}
@@ -302,14 +323,20 @@ class SlurmLender(PooledLender):
 
     def _submit(self, count: int) -> None:
         script = batch_script(self.options, self._folder.path, self.head)
+        count = min(count, self._most_at_once or count)
         exclude = [name for name, at in self._bad_nodes.items() if self._clock() - at < _BAD_NODE_SECONDS]
         try:
             array = self._calls.submit(script, count, exclude)
         except BackendFailed as error:
             # It may have been taken all the same: the queue tells, before it is tried again.
             self._submit_after = self._clock() + _AFTER_FAILURE_SECONDS
-            self._say("submit", f"no node can be asked for: {error}")
+            # An array is refused as a whole, also where a quota has room for a part of it.
+            self._most_at_once = max(1, count // 2)
+            many = f"{count} node{'s' * (count != 1)}"
+            self._say("submit", f"{many} cannot be asked for: {error}; Slurm is asked for "
+                      f"{self._most_at_once} in {_AFTER_FAILURE_SECONDS:.0f} s")  # fmt: skip
             return
+        self._most_at_once = 2 * count if self._most_at_once == count else None
         self._say("submit", "")
         for number in range(count):
             row = PilotRow(f"{array}_{number}", "PENDING", None, None, (), PILOT_COMMENT, "just submitted")

@@ -15,14 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pollux.backends._devices import find_devices
+from pollux.backends._devices import check_lent, find_devices
 from pollux.backends._interfaces import meeting_variables
 from pollux.core.errors import BackendFailed
 
-__all__ = ["CLOSED", "address_towards", "facts_of", "main", "without_slurm"]
+__all__ = ["CLOSED", "Where", "address_towards", "facts_of", "main", "without_slurm"]
 
 _LOOK_SECONDS = 5.0
 _LAST_LOOKS_SECONDS = 0.2
@@ -33,6 +34,20 @@ _KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTER_NAME"})
 
 CLOSED = "closed"
 """How the pulse begins once the service has gone down."""
+
+_EVERYWHERE = "0.0.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a node's host listens: an address, and the port where one is fixed. Replicas `meet` at another.
+
+    `reached`: by what the service reaches it, where it does not read that from the host; empty where it does.
+    """
+
+    listen: str
+    meet: str
+    reached: str = ""
 
 
 def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any]:
@@ -55,11 +70,10 @@ def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any
         raise BackendFailed(f"{gpus} GPUs were asked for, and Slurm gave '{listed}': check the node's gres.conf")
     facts["gpus"] = [int(word) for word in words[:gpus]]
     found = find_devices(None, {})
+    doubt = check_lent(found, facts["gpus"], "Slurm", "have an administrator look at it")
+    if doubt:
+        print(f"warning: {doubt}", flush=True)
     if not found.is_cpu:
-        if not set(facts["gpus"]) <= set(found.gpus):
-            raise BackendFailed(
-                f"Slurm lends the GPUs {listed}, and the driver shows {found.gpus}: have an administrator look at it"
-            )
         facts["gpu_type"] = found.node.gpu_type
     return facts
 
@@ -124,19 +138,19 @@ class _Node:
         with contextlib.suppress(OSError):
             self._path("leaving").write_text(signal.Signals(number).name)
 
-    def start(self, facts: Mapping[str, Any], listen: str, warm: bool) -> subprocess.Popen[bytes]:
+    def start(self, facts: Mapping[str, Any], where: Where, warm: bool) -> subprocess.Popen[bytes]:
         """The host, `warm` with everything imported; it ends with us, since it holds the other end of its input."""
         words = [sys.executable, "-m", "pollux.backends.host", "--node", self.identity()]
-        words += ["--places", str(facts["places"]), "--listen", listen, "--with-parent", "--patient"]
+        words += ["--places", str(facts["places"]), "--listen", where.listen, "--with-parent", "--patient"]
         words += ["--announce", str(self._path("json"))]
         words += ["--secret-file", str(self._folder / "secret")]
         if facts["gpus"]:
             words += ["--gpus", ",".join(map(str, facts["gpus"]))]
         if not warm:
             words.append("--cold")
-        self.note("facts", json.dumps(facts))
+        self.note("facts", json.dumps({**facts, "address": where.reached}))
         environ = without_slurm(os.environ)
-        environ |= meeting_variables(listen.partition(":")[0], environ)
+        environ |= meeting_variables(where.meet, environ)
         return subprocess.Popen(words, stdin=subprocess.PIPE, env=environ)
 
     def pulse(self) -> str:
@@ -149,10 +163,21 @@ class _Node:
         return self._folder / "pilots" / f"{self._pilot}.{self.name}.{what}"
 
 
-def _listen(head: str, ports: str, name: str) -> str:
-    """Address, and the port where one is fixed for this node."""
-    fixed = dict(word.rpartition(":")[::2] for word in ports.split(",") if word)
-    return f"{address_towards(head)}:{fixed[name]}" if name in fixed else address_towards(head)
+def _where(head: str, ports: str, name: str) -> Where:
+    """On the way to `head`; where `ports` fixes the port, the service comes by the address that Slurm has instead.
+
+    The two differ on nodes with several networks, and a name need not mean the same here: then on all of them. Who
+    does not know the secret is turned away on each.
+    """
+    meet = address_towards(head)
+    for word in ports.split(","):
+        known, _, port = word.rpartition(":")
+        node, _, address = known.partition("=")
+        if word and node == name:
+            reached = address or node
+            listen = meet if reached == meet or ":" in meet else _EVERYWHERE
+            return Where(f"{listen}:{port}", meet, reached)
+    return Where(meet, meet)
 
 
 def _has_work(pid: int) -> bool:
@@ -214,14 +239,16 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=0)
     parser.add_argument("--orphan-seconds", type=float, default=900.0)
     parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--ports", default="", help="where hosts listen, by node, as in node1:20001,node2:20002")
+    parser.add_argument(
+        "--ports", default="", help="node=address:port of hosts, as in node1=10.0.0.1:20001,node2:20002"
+    )
     given = parser.parse_args()
     node = _Node(given.folder, given.pilot, os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0])
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, node.leaving)
     try:
         facts = facts_of(os.environ, given.gpus_per_node, given.slots)
-        host = node.start(facts, _listen(given.head, given.ports, node.name), not given.cold)
+        host = node.start(facts, _where(given.head, given.ports, node.name), not given.cold)
     except BackendFailed as error:
         node.note("problem", str(error))
         print(f"error: {error}", flush=True)

@@ -42,7 +42,8 @@ class PilotOptions:
 
     `gpus_per_node` GPUs are asked for on each node (or `gres`, word by word). `slots`: so many CPU slots on each node
     instead of GPUs. `margin_seconds` before a pilot's time limit its nodes are left, and `ahead_seconds` before that
-    the next one is asked for. `setup` is a line of shell run before Python on the node. `idle_seconds`: how long a node
+    the next one is asked for. `wait_seconds`: without pilots, how long a job waits for nodes while others are free.
+    `setup` is a line of shell run before Python on the node. `idle_seconds`: how long a node
     more than wanted is kept; `orphan_seconds`: how long a node without work waits for a service that does not come.
     """
 
@@ -66,6 +67,7 @@ class PilotOptions:
     ahead_seconds: float = 600.0
     idle_seconds: float = 300.0
     orphan_seconds: float = 900.0
+    wait_seconds: float = 60.0
     poll_seconds: float = 5.0
     command_seconds: float = 20.0
 
@@ -83,7 +85,7 @@ class PilotOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not 0 <= value <= 4096:
                 raise InvalidInput(f"{name} is {value}: give a whole number from 1 to 4096, or leave it out")
-        for name in ("margin_seconds", "poll_seconds", "command_seconds", "orphan_seconds"):
+        for name in ("margin_seconds", "poll_seconds", "command_seconds", "orphan_seconds", "wait_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInput(f"{name} is {getattr(self, name)}: give a finite number of seconds above 0")
         for name in ("ahead_seconds", "idle_seconds"):
@@ -96,7 +98,9 @@ class PilotOptions:
                 "longer time_limit, or a smaller margin_seconds"
             )
         if not (self.gpus_per_node or self.slots):
-            raise InvalidInput("Slurm must be asked for something: give gpus_per_node=N, or slots=N for CPU slots")
+            raise InvalidInput(
+                "Slurm must be asked for something: give --option gpus_per_node=N, or --slots N for CPU slots"
+            )
         self._check_words()
 
     def _check_words(self) -> None:
@@ -128,6 +132,11 @@ class PilotOptions:
         return self.slots or self.gpus_per_node
 
     @property
+    def cpus(self) -> int:
+        """CPUs asked for on each node, one for each slot unless told otherwise; 0 leaves it to the cluster."""
+        return self.cpus_per_node or self.slots
+
+    @property
     def request(self) -> str:
         """The generic resources asked for on each node; empty for none."""
         return self.gres or (f"gpu:{self.gpus_per_node}" if self.gpus_per_node else "")
@@ -155,7 +164,8 @@ def batch_script(
 ) -> str:
     """The script of one pilot: a step on its node runs the host until told to leave. `folder`: where the pool is.
 
-    `nodelist`: the very nodes, so many as `nodes`; `ports`: where their hosts listen, None for any free port.
+    `nodelist`: the very nodes, so many as `nodes`; `ports`: where their hosts listen, by the node's name (or
+    `name=address`, where Slurm has another address for it), None for any free port.
     """
     lines = [
         f"--job-name={pool_name(folder)}",
@@ -164,7 +174,7 @@ def batch_script(
         "--ntasks-per-node=1",
         f"--nodelist={nodelist}" if nodelist else "",
         f"--gres={options.request}" if options.request else "",
-        f"--cpus-per-task={options.cpus_per_node}" if options.cpus_per_node else "",
+        f"--cpus-per-task={options.cpus}" if options.cpus else "",
         f"--mem={options.memory}" if options.memory else "",
         f"--partition={options.partition}" if options.partition else "",
         f"--account={options.account}" if options.account else "",

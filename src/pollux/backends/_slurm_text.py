@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pollux.core.errors import BackendFailed
 
 __all__ = [
+    "ALL_NODES_FORMAT",
     "ENDED_STATES",
+    "NOT_RESPONDING",
     "SINFO_FORMAT",
     "SQUEUE_FORMAT",
     "NodeRow",
@@ -30,6 +32,9 @@ SQUEUE_FORMAT = "%i|%T|%L|%l|%N|%k|%r"
 SINFO_FORMAT = "%N|%T|%G|%o|%c|%E"
 """Node, state, generic resources, address, CPUs, reason."""
 
+ALL_NODES_FORMAT = "NodeList:80|,StateLong:24|,Gres:160|,NodeAddr:160|,CPUs:8|,GresUsed:160|,CPUsState:32|,Reason:120"
+"""The same with what of a node is used, for `sinfo -O`: no letter of `-o` stands for the resources in use."""
+
 ENDED_STATES = frozenset(
     {
         "BOOT_FAIL",
@@ -45,6 +50,9 @@ ENDED_STATES = frozenset(
     }
 )
 """States of a job that holds nothing any more."""
+
+NOT_RESPONDING = "*"
+"""What Slurm appends to the state of a node that does not answer it."""
 
 _LEAVING_STATES = frozenset({"COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "SUSPENDED", "RESIZING"})
 _WAITING_STATES = frozenset(
@@ -62,7 +70,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_NODES = 100_000
 # What Slurm appends to a node's state: not responding, powering up or down, reserved, planned and the like.
 _FLAGS = "*~#!%$@^-+"
-_NOT_RESPONDING = "*"
 # Which states keep a job on its node for good; everything else that is known is on the way out.
 _WELL = frozenset({"allocated", "mixed", "idle", "completing", "planned", "reserved", "blocked", "unknown", "unk"})
 _LEAVING = frozenset({"draining", "drained", "drng", "drain", "failing", "maint", "inval", "perfctrs", "reboot"})
@@ -98,7 +105,10 @@ class PilotRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node as Slurm sees it: `well`, `leaving` (drained: nothing new, ends soon) or `down`; `reason` for people."""
+    """One node as Slurm sees it: `well`, `leaving` (drained: nothing new, ends soon) or `down`; `reason` for people.
+
+    `used` (as `gres`) and `idle_cpus` are what others have taken and left; empty and None where that was not asked.
+    """
 
     name: str
     state: str
@@ -107,6 +117,8 @@ class NodeRow:
     reason: str
     address: str = ""
     cpus: float = 0.0
+    used: str = ""
+    idle_cpus: float | None = None
 
 
 def read_pilots(text: str) -> tuple[list[PilotRow], list[str]]:
@@ -139,22 +151,34 @@ def _pilot(line: str) -> PilotRow | None:
     return PilotRow(job_id, state, seconds, most, names, comment, "" if reason == "None" else reason)
 
 
-def read_nodes(text: str) -> tuple[dict[str, NodeRow], list[str]]:
-    """The rows of `sinfo -h -N -o SINFO_FORMAT` by node, and the lines that are none; a node may be there twice."""
+def read_nodes(text: str, with_use: bool = False) -> tuple[dict[str, NodeRow], list[str]]:
+    """The rows of `sinfo -h -N -o SINFO_FORMAT` by node, and the lines that are none; a node may be there twice.
+
+    `with_use`: those of `sinfo -h -N -O ALL_NODES_FORMAT`.
+    """
     rows: dict[str, NodeRow] = {}
     odd: list[str] = []
     for line in text.splitlines():
-        fields = [field.strip() for field in line.split("|", 5)]
+        fields = [field.strip() for field in line.split("|", 7 if with_use else 5)]
         if not line.strip():
             continue
+        used, idle = (fields.pop(5), _idle_cpus(fields.pop(5))) if with_use and len(fields) == 8 else ("", None)
         whole = len(fields) == 6 and _NAME.fullmatch(fields[0]) and fields[4].isdigit()
+        whole = whole and (idle is not None) is with_use
         verdict = _verdict(fields[1]) if whole else ""
         if not verdict:
             odd.append(line)
             continue
         name, state, gres, address, cpus, reason = fields
-        rows[name] = NodeRow(name, state, verdict, gres, "" if reason == "none" else reason, address, float(cpus))
+        why = "" if reason == "none" else reason
+        rows[name] = NodeRow(name, state, verdict, gres, why, address, float(cpus), used, idle)
     return rows, odd
+
+
+def _idle_cpus(text: str) -> float | None:
+    """Of `allocated/idle/other/total`; None for what is none."""
+    found = re.fullmatch(r"\d+/(\d+)/\d+/\d+", text)
+    return float(found.group(1)) if found else None
 
 
 def _verdict(state: str) -> str:
@@ -245,6 +269,9 @@ def gres_type(gres: str) -> str:
 
 
 def gres_count(gres: str, kind: str = "") -> int:
-    """How many GPUs `gpu:a100:4(S:0-1)` has, of that type, or over all types; 0 for none."""
-    counts = re.findall(r"(?:^|,)gpu(?::([A-Za-z][^:,(]*))?:(\d+)", gres)
+    """How many GPUs `gpu:a100:4(S:0-1)` has, of that type, or over all types; 0 for none.
+
+    Where no type is named newer ones write `gpu:(null):4`.
+    """
+    counts = re.findall(r"(?:^|,)gpu(?::([A-Za-z][^:,(]*)|:\(null\))?:(\d+)", gres)
     return sum(int(count) for name, count in counts if not kind or name == kind)

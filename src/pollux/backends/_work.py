@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import selectors
 import shutil
@@ -21,7 +22,7 @@ from typing import Any
 from pollux.backends import _variables
 from pollux.backends._generation import Order
 from pollux.backends._grounds import Ground
-from pollux.backends._jobs import Held, LocalJob
+from pollux.backends._jobs import Held, LocalJob, loss_of, start_of
 from pollux.backends._links import Nursery, ShimLink, find_shim, start_shim
 from pollux.backends._loop import Loop
 from pollux.backends._records import (
@@ -47,6 +48,8 @@ from pollux.backends.protocol import (
 from pollux.core.errors import BackendFailed, Conflict
 
 __all__ = ["Work"]
+
+_log = logging.getLogger("pollux.backends")
 
 _HELLO_SECONDS = 5.0
 _SWEEP_SECONDS = 0.05
@@ -85,6 +88,7 @@ class Work(Loop):
         self._children: set[int] = set()
         self._orders = 0
         self._home_lock = -1
+        self.false_alarms = 0
         self.nursery: Nursery | None = None
 
     def start(self, listener: Listener) -> None:
@@ -490,16 +494,18 @@ class Work(Loop):
             self._take_start(job, held, message)
 
     def _take_aside(self, job: LocalJob, message: Mapping[str, Any]) -> bool:
-        """Whether a shim's word is about something else than its job; here none is."""
-        return False
+        """Whether a shim's word is about something else than how its job stands."""
+        if message["event"] != "alarm":
+            return False
+        self.false_alarms += 1
+        _log.warning("false alarm %d: %s (job '%s')", self.false_alarms, message["text"], job.id)
+        return True
 
     def _take_start(self, job: LocalJob, held: Held, message: Mapping[str, Any]) -> None:
         target = tuple(str(place) for place in message.get("places") or held.target or held.places)
         held.started, held.places, held.kept = True, target, None
         self._keep_places(job)
-        at, pause = float(message.get("at", time.time())), message.get("pause") or {}
-        seconds, kind = pause.get("pause_seconds"), str(pause.get("kind", ""))
-        self._events.append(ReplicasStarted(at, job.id, held.generation, seconds, kind if seconds is not None else ""))
+        self._events.append(start_of(job.id, held.generation, message))
 
     def _take_loss(self, job: LocalJob, held: Held, message: Mapping[str, Any]) -> None:
         """Some replicas are gone: told once, and what is left is what an order may keep."""
@@ -509,11 +515,7 @@ class Work(Loop):
         if held.kept == kept:
             return
         held.kept = kept
-        remaining = self._ground.placement(kept)
-        replicas = tuple(int(replica) for replica in message["replicas"])
-        self._events.append(
-            ReplicasLost(float(message["at"]), job.id, held.generation, replicas, remaining, message["why"])
-        )
+        self._events.append(loss_of(job.id, message, self._ground.placement(kept)))
 
     def _learn(self, job: LocalJob, generation: int) -> None:
         """A generation that reached its shim just before the service before this one ended."""
@@ -550,9 +552,8 @@ class Work(Loop):
             held.attempts += 1
             held.sent = False
         else:
-            self._close(
-                job, held, "crashed", f"its shim ended before it could start anything: see {job.folder}/shim.log"
-            )
+            why = f"its shim ended before it could start anything: see {job.folder}/shim.log"
+            self._close(job, held, "crashed", why)
 
     def _lose(self, job: LocalJob) -> None:
         """The shim is gone, and its replicas with it: make sure of that, then say so."""
@@ -564,9 +565,8 @@ class Work(Loop):
             self._after(_SWEEP_SECONDS, lambda: self._lose(job))
             return
         job.sweeping = False
-        ended = ReplicasEnded(
-            time.time(), job.id, held.generation, "lost", (), "its shim ended, and its replicas with it"
-        )
+        why = "its shim ended, and its replicas with it"
+        ended = ReplicasEnded(time.time(), job.id, held.generation, "lost", (), why)
         with contextlib.suppress(BackendFailed):
             write_record(record_path(job.folder, "ended", held.generation), ended_to(ended))
         self._finish(job, ended)

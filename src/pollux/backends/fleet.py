@@ -88,11 +88,6 @@ class FleetBackend(ShimBackend):
         """What agents are told to report to; warned of where nodes there are cannot reach it."""
         self._reports_to = url
 
-    @property
-    def false_alarms(self) -> int:
-        """How often a node that was given up answered again, since this object began."""
-        return self._fleet.false_alarms
-
     def inventory(self) -> tuple[Node, ...]:
         """Nodes whose host is up and answers."""
         return self._fleet.nodes()
@@ -100,7 +95,7 @@ class FleetBackend(ShimBackend):
     def warnings(self) -> tuple[str, ...]:
         """What is degraded now, a sentence each: nodes that do not answer, and what the lender says."""
         silent = tuple(f"{why}; it is not used until it answers" for why in self._fleet.suspects.values())
-        alarms = self.false_alarms
+        alarms = self._fleet.node_alarms
         told = (f"{alarms} nodes were given up and answered later; raise POLLUX_LOST_SECONDS",) if alarms else ()
         return (*silent, *told, *self._deaf(), *self._lender.warnings())
 

@@ -258,13 +258,26 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--node", required=True, help="the node's name")
     parser.add_argument("--places", type=int, required=True, help="how many replicas it may run")
     parser.add_argument("--gpus", default="", help="device indices behind the places, as in 0,1,2; none: CPU slots")
-    parser.add_argument("--listen", default="127.0.0.1", help="address, or address:port")
+    parser.add_argument("--listen", default="127.0.0.1", help="address, or address:port; for IPv6, [address]:port")
     parser.add_argument("--announce", type=Path, required=True, help="file to write once it is ready")
     parser.add_argument("--secret-file", type=Path, help=f"holds the secret; without it, {SECRET_VARIABLE} does")
     parser.add_argument("--with-parent", action="store_true", help="end when standard input is closed")
     parser.add_argument("--patient", action="store_true", help="leave SIGTERM to the parent and to replicas")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
     return parser.parse_args(words)
+
+
+def _where(listen: str) -> tuple[str, int]:
+    """Address and port, 0 for any; an IPv6 address has brackets around it where a port follows."""
+    address, port = listen, "0"
+    if listen.startswith("["):
+        address, _, rest = listen[1:].partition("]")
+        port = rest.removeprefix(":") or "0"
+    elif listen.count(":") == 1:
+        address, _, port = listen.partition(":")
+    if not address or not port.isdecimal() or int(port) > 65535:
+        raise InvalidInput(f"--listen is '{listen}': give ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT")
+    return address, int(port)
 
 
 def _secret(file: Path | None) -> bytes:
@@ -294,11 +307,12 @@ def main(words: Sequence[str]) -> int:
     if given.patient:
         # From the first moment on: imports take seconds, and whoever reads the announcement may be quick.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    address, _, port = given.listen.rpartition(":") if ":" in given.listen else (given.listen, "", "0")
+    address, port = _where(given.listen)
     secret = _secret(given.secret_file)
     warm = _warm(given.cold)
     _processes.name_this("pollux-host")
-    listener = socket.create_server((address, int(port)), backlog=_BACKLOG)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
     host = Host(secret, listener, warm, given.with_parent, given.patient)
     gpus = [int(word) for word in given.gpus.split(",") if word]
     where = {"node": given.node, "address": address, "port": listener.getsockname()[1], "pid": os.getpid()}

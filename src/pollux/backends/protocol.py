@@ -90,6 +90,7 @@ class ReplicasLost(BackendEvent):
 
     Answered by a `resize` to that placement or by a `stop`; without an answer within seconds the generation ends.
     `refused`: nobody is gone, the others train on and wait for nobody; those that were to join have no places.
+    `withdrawn`: the same, where they had places and did not come; it is answered as a loss is.
     """
 
     job_id: str
@@ -98,6 +99,7 @@ class ReplicasLost(BackendEvent):
     remaining: Placement
     detail: str = ""
     refused: bool = False
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

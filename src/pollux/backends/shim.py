@@ -238,6 +238,8 @@ class Shim:
 
     def _status(self) -> dict[str, Any]:
         newest = newest_generation(self._folder)
+        if self._generation is not None and not self._generation.is_noted:
+            newest = self._generation.order.generation
         status: dict[str, Any] = {"event": "status", "warm": self._warm_variables is not None, "generation": newest}
         # Older shims do not say so, and cannot.
         status["hands_over"] = True
@@ -304,17 +306,18 @@ class Shim:
             if self._far is not None and order.fleet is not None:
                 self._far.learn(order.fleet)
             self._guarded(lambda live: live.resize(order))
-            remove_records(self._folder, order.generation)
+            if generation.is_noted:
+                remove_records(self._folder, order.generation)
 
     def _guarded(self, what: Callable[[LiveGeneration], None]) -> None:
-        """Do something with the live generation; a process that cannot be started ends it."""
+        """Do something with the live generation; an error there ends it, since nobody knows how far it went."""
         if self._live is None or self._generation is None:
             return
         try:
             what(self._live)
         except (OSError, BackendFailed) as error:
             self._live.over()
-            self._generation.give_up(f"a replica could not be started: {error}")
+            self._generation.give_up(f"it cannot be followed any more: {error}")
         self._follow_outputs()
 
     def _open_store(self, order: Order) -> _storehost.StoreHost:

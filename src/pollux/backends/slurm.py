@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,8 @@ class SlurmBackend(FleetBackend):
     `nodes`: how many to hold, a number or a range such as `1..8`. `gpus_per_node` GPUs are asked for on each, or `gres`
     word by word; `slots`: so many CPU slots on each node instead of GPUs. `mode` `job`: no pilots, each generation of a
     job asks for the nodes it lacks. `words` are further options for sbatch, `setup` is a line of shell before Python on
-    a node, `python` the interpreter there. For `margin_seconds`, `ahead_seconds`, `idle_seconds` and `orphan_seconds`
-    see `docs/slurm.md`; the others as for sbatch or the fleet.
+    a node, `python` the interpreter there. For `margin_seconds`, `ahead_seconds`, `idle_seconds`, `orphan_seconds` and
+    `wait_seconds` see `docs/slurm.md`; the others as for sbatch or the fleet.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class SlurmBackend(FleetBackend):
         ahead_seconds: float = 600.0,
         idle_seconds: float = 300.0,
         orphan_seconds: float = 900.0,
+        wait_seconds: float = 60.0,
         poll_seconds: float = 5.0,
         command_seconds: float = 20.0,
         head: str | None = None,
@@ -105,7 +106,7 @@ class SlurmBackend(FleetBackend):
             words=words, setup=setup, python=python, mode=mode, preemptible=preemptible, warm=warm,
             margin_seconds=margin_seconds,
             ahead_seconds=ahead_seconds, idle_seconds=idle_seconds, orphan_seconds=orphan_seconds,
-            poll_seconds=poll_seconds, command_seconds=command_seconds,
+            wait_seconds=wait_seconds, poll_seconds=poll_seconds, command_seconds=command_seconds,
         )  # fmt: skip
         lender = SlurmJobLender if mode == JOB_MODE else SlurmLender
         self._slurm = lender(_pool(home, pool), options, on_leaving=self._leaving_changed)
@@ -126,6 +127,11 @@ class SlurmBackend(FleetBackend):
         """Nodes that are lent and not about to go."""
         leaving = self._slurm.leaving()
         return tuple(node for node in super().inventory() if node.id not in leaving)
+
+    def refuses(self, folders: Sequence[str]) -> str:
+        """Only hosts that are up can tell; the others are asked when a job is placed there."""
+        there = [hosted for node, hosted in self._ground.hosts.items() if self._slurm.is_up(node)]
+        return self._shared.refuses(folders, there)
 
     @classmethod
     def preview(cls, home: Path, **given: Any) -> str:

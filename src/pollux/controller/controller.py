@@ -218,7 +218,7 @@ class Controller:
         record = self._books.record(event.job_id)
         if record.state in ENDED:
             return []
-        for name in ("remaining", "resize_cost_seconds", "local_batch"):
+        for name in ("remaining", "resize_cost_seconds", "local_batch", "progress"):
             value = getattr(event, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InvalidInput(f"job '{event.job_id}' reports {name} {value}; give a finite number, 0 or more")
@@ -226,6 +226,8 @@ class Controller:
             record.goodput = event.goodput
         if event.remaining is not None:
             record.remaining = event.remaining
+        if event.progress is not None:
+            record.progress = event.progress
         if event.live is not None and event.live is not record.live:
             record.live = event.live
             if record.costs:
@@ -262,7 +264,8 @@ class Controller:
             return []
         if any(count > before.on(node) for node, count in after.shares):
             raise InvalidInput(f"job '{event.job_id}' shrank to '{after}', which is not within its '{before}'")
-        outcome: GenerationOutcome = "refused" if event.refused else "lost"
+        # Where nobody that ran is gone, nothing is lost.
+        outcome: GenerationOutcome = "refused" if event.refused else "stopped" if event.withdrawn else "lost"
         ended = GenerationEnded(event.at, event.job_id, event.generation, outcome, event.detail)
         verdict = judge(record, ended)
         if verdict.state is JobState.FAILED or after.num_gpus < record.spec.limits.min_gpus:
@@ -277,7 +280,9 @@ class Controller:
             reason = Reason("refused", {**verdict.reason.numbers, **numbers})
         else:
             record.live = True
-            self._note_loss(record, verdict.losses, event.at)
+            if not event.withdrawn:
+                record.note_loss(verdict.losses)
+            self._note_failed_move(record, event.at)
             reason = Reason("replicas-lost", numbers)
         self._books.place(record, after, event.at)
         return [self._resize(record, before, after, reason, event.detail, event.at), *self._changed(event.at)]
@@ -291,8 +296,7 @@ class Controller:
         record.because(at, reason)
         return ResizeJob(record.spec.id, record.generation, before, after)
 
-    def _note_loss(self, record: JobRecord, losses: int, at: float) -> None:
-        record.losses, record.remaining_at_loss = losses, record.remaining
+    def _note_failed_move(self, record: JobRecord, at: float) -> None:
         if record.state is JobState.RESIZING and _tried_live(record):
             record.note_failed_move(at)
 
@@ -302,7 +306,8 @@ class Controller:
         record.crashes, record.streak, record.losses = verdict.crashes, verdict.streak, verdict.losses
         moved = event.outcome == "lost" and record.state is JobState.RESIZING and _tried_live(record)
         if event.outcome == "lost":
-            self._note_loss(record, verdict.losses, event.at)
+            record.note_loss(verdict.losses)
+            self._note_failed_move(record, event.at)
         if event.outcome == "out-of-memory":
             record.local_batch, record.local_batch_max = None, verdict.local_batch_max
             record.goodput = limited(record.goodput, verdict.local_batch_max)

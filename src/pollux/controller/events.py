@@ -91,7 +91,7 @@ class JobReported(Event):
     """A job's agent has news; fields that are `None` leave what is known as it is.
 
     `resize_cost_seconds` is its last pause, and `resize_kind` of what kind that was (see `costs`); without a kind it is
-    what any change costs. `live`: its replicas can change while they run.
+    what any change costs. `live`: its replicas can change while they run. `progress` are useful samples so far.
     """
 
     job_id: str
@@ -101,13 +101,15 @@ class JobReported(Event):
     local_batch: int | None = None
     resize_kind: str = ""
     live: bool | None = None
+    progress: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationShrunk(Event):
     """Some replicas of this generation are gone, or never came; the others hold the state and wait at `placement`.
 
-    `refused`: nobody is lost; those that were to join have no places, and were never started.
+    `refused`: nobody is lost; those that were to join have no places, and were never started. `withdrawn`: nobody that
+    ran is lost, or has paused; those that were to join did not come.
     """
 
     job_id: str
@@ -115,6 +117,7 @@ class GenerationShrunk(Event):
     placement: Placement
     detail: str = ""
     refused: bool = False
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,7 @@ def _crashed(record: JobRecord, event: GenerationEnded) -> Verdict:
 
 
 def _lost(record: JobRecord, event: GenerationEnded) -> Verdict:
-    known, before = record.remaining, record.remaining_at_loss
-    progressed = known is not None and before is not None and known < before
+    progressed = record.is_beyond_loss(record.remaining, record.progress)
     losses = 1 if progressed or _ran_well(record, event) else record.losses + 1
     numbers = {"losses": float(losses), "most_losses": float(MOST_LOSSES)}
     state, detail = JobState.QUEUED, event.detail

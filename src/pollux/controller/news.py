@@ -49,13 +49,15 @@ def is_news(record: JobRecord, event: JobReported, cluster: Cluster) -> bool:
 
     That is a first model; a predicted goodput that moved by 2 % where the job is, or 5 % on twice as much; remaining
     work that moved by 2 %; a resize cost or a local batch that moved by 10 %; all from the values last logged. A pause
-    of a known kind is told once; so is that it can, or can no longer, change while it runs.
+    of a known kind is told once; so is that it can, or can no longer, change while it runs. After a loss, so is that it
+    got further, however little: by that the next loss is judged.
     """
     if record.state in ENDED:
         return False
     return (
         _moved(record.remaining, event.remaining, _REMAINING)
         or _cost_moved(record, event)
+        or _got_further(record, event)
         or event.live not in (None, record.live)
         or _moved(record.local_batch, event.local_batch, _LOCAL_BATCH)
         or _model_moved(record, event.goodput, cluster)
@@ -66,6 +68,13 @@ def _cost_moved(record: JobRecord, event: JobReported) -> bool:
     if event.resize_kind and event.resize_cost_seconds is not None:
         return record.last_pause != (event.resize_kind, event.resize_cost_seconds)
     return _moved(record.resize_cost_seconds, event.resize_cost_seconds, _COST)
+
+
+def _got_further(record: JobRecord, event: JobReported) -> bool:
+    if not record.losses or record.is_beyond_loss(record.remaining, record.progress):
+        return False
+    first = record.progress is None and event.progress is not None
+    return first or record.is_beyond_loss(event.remaining, event.progress)
 
 
 def _model_moved(record: JobRecord, model: GoodputFunction | None, cluster: Cluster) -> bool:

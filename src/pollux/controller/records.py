@@ -27,13 +27,14 @@ class JobRecord:
     its present placement; `attained_gpu_seconds` are what it held up to then. `running_since` is when the replicas of
     its generation were all there, None while they are not; `held_seconds` how long they ran before. `crashes` count
     against `spec.retries`; `streak` are those since it last ran well, and `losses` the times that its replicas vanished
-    without progress in between. Until `eligible_at`, or while jobs of `waiting_for` have not succeeded, no policy is
-    shown it. `refusals` are the times in a row that places given to it could not be had; until `capped_until`, policies
-    are shown that it may hold no more than it does. `local_batch` is the last one reported, `local_batch_max` what
-    running out of memory has taught. `live`: whether its agent can follow a change in living processes, None while
-    nobody has said; `failed_moves` are those that did not come about since the last that did, the newest at
-    `failed_move_at`. `costs` are its pauses by kind, `last_pause` the newest. `reason` says why it has what it has,
-    since `reason_at`. `seen` and `written` are the last view and parts of the last state.
+    without progress in between, by what was known at the last of them (`remaining_at_loss`, `progress_at_loss`). Until
+    `eligible_at`, or while jobs of `waiting_for` have not succeeded, no policy is shown it. `refusals` are the times in
+    a row that places given to it could not be had; until `capped_until`, policies are shown that it may hold no more
+    than it does. `local_batch` is the last one reported, `local_batch_max` what running out of memory has taught.
+    `live`: whether its agent can follow a change in living processes, None while nobody has said; `failed_moves` are
+    those that did not come about since the last that did, the newest at `failed_move_at`. `costs` are its pauses by
+    kind, `last_pause` the newest. `reason` says why it has what it has, since `reason_at`. `seen` and `written` are the
+    last view and parts of the last state.
     """
 
     spec: JobSpec
@@ -52,12 +53,14 @@ class JobRecord:
     detail: str = ""
     goodput: GoodputFunction | None = None
     remaining: float | None = None
+    progress: float | None = None
     resize_cost_seconds: float = 30.0
     decided_goodput: float | None = None
     crashes: int = 0
     streak: int = 0
     losses: int = 0
     remaining_at_loss: float | None = None
+    progress_at_loss: float | None = None
     eligible_at: float | None = None
     refusals: int = 0
     capped_until: float | None = None
@@ -102,6 +105,19 @@ class JobRecord:
     def likely_kind(self) -> str:
         """How its next change will come about: `live` or `restart`."""
         return "live" if self.moves_live else RESTART
+
+    def is_beyond_loss(self, remaining: float | None, progress: float | None) -> bool:
+        """Whether these are those of a job that got further than what was known of it at its last loss."""
+        less = remaining is not None and self.remaining_at_loss is not None and remaining < self.remaining_at_loss
+        more = progress is not None and self.progress_at_loss is not None and progress > self.progress_at_loss
+        return less or more
+
+    def note_loss(self, losses: int) -> None:
+        """Its replicas, or some of them, are lost; `losses` is what that makes."""
+        self.losses, self.remaining_at_loss = losses, self.remaining
+        known = [progress for progress in (self.progress, self.progress_at_loss) if progress is not None]
+        # The farthest: the way from one checkpoint to the same place, again and again, leads nowhere.
+        self.progress_at_loss = max(known, default=None)
 
     def note_pause(self, kind: str, seconds: float) -> None:
         """Its last change cost it that; told again, the same one counts once."""

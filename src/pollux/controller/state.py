@@ -25,6 +25,7 @@ _PLAIN = (
 
 _NEWER = {
     "live": None, "failed_moves": 0, "failed_move_at": None, "running_since": None, "refusals": 0, "capped_until": None,
+    "progress": None, "progress_at_loss": None,
 }  # fmt: skip
 """Such fields that older states do not have, and what they are there."""
 

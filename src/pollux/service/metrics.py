@@ -62,7 +62,7 @@ _COUNTERS = {
     "pollux_gpu_seconds_total": "GPU-seconds that jobs have held.",
     "pollux_reallocations_total": "Changes of what a running job held.",
     "pollux_reallocation_gpu_seconds_total": "GPU-seconds that jobs stood still for such changes.",
-    "pollux_false_alarms_total": "Nodes or replicas given up that showed up again.",
+    "pollux_false_alarms_total": "Nodes or replicas given up of which a sign of life came later.",
     "pollux_cpu_seconds_total": "CPU time of the service.",
 }
 

@@ -70,6 +70,7 @@ def fact_of(record: JobRecord, report: Report, at: float) -> JobReported | None:
         record.spec.id,
         goodput=None if report.model is None else model_from(report.model, record.local_batch_max, record.goodput),
         remaining=remaining,
+        progress=report.progress,
         resize_cost_seconds=cost if cost is not None and math.isfinite(cost) else None,
         local_batch=report.local_batch or None,
         resize_kind=report.resize_kind,

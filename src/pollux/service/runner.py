@@ -357,7 +357,7 @@ class Runner:
             return JobRunning(at, told.job_id, told.generation, *_pause(told)) if starts else None
         if isinstance(told, ReplicasLost):
             lost = current and record.state in HOLDING and told.remaining != record.placement
-            facts = (told.job_id, told.generation, told.remaining, told.detail, told.refused)
+            facts = (told.job_id, told.generation, told.remaining, told.detail, told.refused, told.withdrawn)
             return GenerationShrunk(at, *facts) if lost else None
         outcome = "succeeded" if self._was_through(told) else told.outcome
         if current or outcome == "succeeded":
@@ -406,7 +406,8 @@ class Runner:
             self.take([self._decision(snapshot.revision, Decision({}))])
         desire = getattr(self.backend, "desire", None)
         if desire is not None:
-            desire(nodes_wanted(self.controller.active.values(), self.controller.cluster))
+            desired = None if decision is None or failed is not None else decision.desired_nodes
+            desire(nodes_wanted(self.controller.active.values(), self.controller.cluster, desired))
 
     def _decision(self, revision: int, decision: Decision) -> Ask:
         return Ask(lambda at: Facts(DecisionMade(at, revision, decision, partial=True)), lambda: None)

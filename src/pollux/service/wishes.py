@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from pollux.controller import JobRecord
+from pollux.controller import JobRecord, JobState
 from pollux.core import Cluster
 
 __all__ = ["nodes_wanted"]
 
 
-def nodes_wanted(jobs: Iterable[JobRecord], cluster: Cluster) -> int:
+def nodes_wanted(jobs: Iterable[JobRecord], cluster: Cluster, desired: int | None = None) -> int:
     """Nodes of the largest size there is that would hold every unfinished job at its most GPUs.
 
-    While no node is known, one is enough to find out how large they are; without jobs, none is wanted.
+    Jobs that are paused, or wait for others, want none. While no node is known, one is enough to find out how large
+    they are; without jobs, none is wanted. `desired` is what a policy decided, where it decides that.
     """
-    most = sum(record.spec.limits.max_gpus for record in jobs)
+    if desired is not None:
+        return max(desired, 0)
+    most = sum(
+        record.spec.limits.max_gpus for record in jobs if record.state is not JobState.PAUSED and not record.waiting_for
+    )
     size = max((node.num_gpus for node in cluster.nodes), default=0)
     if most == 0 or size == 0:
         return min(most, 1)

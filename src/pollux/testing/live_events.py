@@ -29,13 +29,17 @@ from pollux.backends.protocol import (
 from pollux.core import Placement
 from pollux.core.errors import PolluxError
 from pollux.testing import live_job
+from pollux.testing.live_left import await_none
 from pollux.testing.waiting import OutOfTime
 
 __all__ = ["EventRun", "Verdict"]
 
 _WAIT_SECONDS = 150.0
 _END_SECONDS = 240.0
+# As slow as a pass may be on a busy machine, all of which may be left.
+_EPOCH_SECONDS = 0.1
 _POLL_SECONDS = 0.02
+_GONE_SECONDS = 10.0
 _WEIGHTS = {"resize": 10, "hasty resize": 3, "kill": 4, "hang": 1, "notice": 1, "new service": 1}
 
 
@@ -57,7 +61,10 @@ class Verdict:
 
 
 class EventRun:
-    """One job on a backend that `make` gives; each call makes another that finds what the one before had started."""
+    """One job on a backend that `make` gives; each call makes another that finds what the one before had started.
+
+    `home` is the backend's folder, where it has one that no other run uses: nothing of it may be left either.
+    """
 
     def __init__(
         self,
@@ -67,6 +74,7 @@ class EventRun:
         most: int = 4,
         env: Mapping[str, str] | None = None,
         job_id: str = "job",
+        home: Path | None = None,
     ) -> None:
         self.folder = folder
         self.job_id = job_id
@@ -82,6 +90,7 @@ class EventRun:
         self._epochs = epochs
         self._most = most
         self._env = dict(env or {})
+        self._places = [folder] if home is None else [folder, home]
         self._new: collections.deque[BackendEvent] = collections.deque()
         self._changed = threading.Condition()
         folder.mkdir(parents=True, exist_ok=True)
@@ -229,7 +238,7 @@ class EventRun:
             self.resize(2)
             self.settled()
         (self.folder / "fast").touch()
-        self.until("end", lambda: self.state == "done", _END_SECONDS)
+        self.until("end", lambda: self.state == "done", _END_SECONDS + _EPOCH_SECONDS * self._epochs)
         self.backend.forget(self.job_id)
         self.close()
         ended = live_job.results(self.folder)
@@ -250,18 +259,18 @@ class EventRun:
         )
 
     def close(self) -> None:
-        """Let go of the backend; an AssertionError where a replica is left, which is ended."""
+        """Let go of the backend; an AssertionError where a process of any kind is left, which is ended."""
         self.backend.stop(self.job_id, self.generation, 0.0)
         deadline = time.monotonic() + _WAIT_SECONDS
         while self._runs() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         self.backend.close()
-        left = live_job.living(self.folder)
+        left = await_none(_GONE_SECONDS, *self._places)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if left:
-            raise AssertionError(f"replicas {left} were left\n{self.story()}")
+            raise AssertionError(f"processes {left} were left\n{self.story()}")
 
     def _runs(self) -> bool:
         return any(each.job_id == self.job_id and each.state != "ended" for each in self.backend.running())

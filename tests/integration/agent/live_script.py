@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -42,12 +43,15 @@ class Unsendable(Counter):
         return {**super().state_dict(), "kept": Path("x")}
 
 
-def task(batchnorm: bool = False, optimizer: str = "adamw") -> tuple[Any, Any, TensorDataset]:
+def task(batchnorm: bool = False, optimizer: str = "adamw", halves: bool = False) -> tuple[Any, Any, TensorDataset]:
     torch.manual_seed(5)
     torch.set_num_threads(1)
     norm = nn.BatchNorm1d(16) if batchnorm else nn.Identity()
     model = nn.Sequential(nn.Linear(6, 16), norm, nn.Tanh(), nn.Linear(16, 3)).double()
     data = TensorDataset(torch.randn(SIZE, 6, dtype=torch.float64), torch.randint(0, 3, (SIZE,)))
+    if halves:
+        # Mixed precision is for models of float32.
+        model, data = model.float(), TensorDataset(data.tensors[0].float(), data.tensors[1])
     kinds = {
         "adamw": lambda: torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1),
         "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
@@ -55,15 +59,21 @@ def task(batchnorm: bool = False, optimizer: str = "adamw") -> tuple[Any, Any, T
     return model, kinds[optimizer](), data
 
 
-def plain(epochs: int, batchnorm: bool = False, optimizer: str = "adamw") -> list[float]:
+def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor, halves: bool) -> torch.Tensor:
+    """In bfloat16 where `halves` says so."""
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=halves):
+        return F.cross_entropy(model(x), y)
+
+
+def plain(epochs: int, batchnorm: bool = False, optimizer: str = "adamw", halves: bool = False) -> list[float]:
     """The parameters after training with plain PyTorch."""
-    model, kind, data = task(batchnorm, optimizer)
+    model, kind, data = task(batchnorm, optimizer, halves)
     scheduler = torch.optim.lr_scheduler.StepLR(kind, 50, 0.9)
     for number in range(epochs):
         for indices in pass_order(SIZE, 0, number).split(BATCH):
             x, y = data[indices]
             kind.zero_grad()
-            F.cross_entropy(model(x), y).backward()
+            loss_of(model, x, y, halves).backward()
             kind.step()
             scheduler.step()
     return numbers(model)
@@ -97,6 +107,9 @@ def train_with(
     kept: bool = False,
     hold: int | None = None,
     scaled: bool = False,
+    halves: bool = False,
+    projects: bool = False,
+    meets: str = "",
     fails: tuple[str, list[int], int] | None = None,
     parts_at: int | None = None,
     hangs_at: int | None = None,
@@ -107,7 +120,12 @@ def train_with(
         fail_at(folder, *fails)
     if saves_at is not None:
         write_slowly(folder)
-    model, optimizer, data = task(batchnorm, options.pop("optimizer", "adamw"))
+    model, optimizer, data = task(batchnorm, options.pop("optimizer", "adamw"), halves)
+    if projects:
+        # Of each process's own, and in no state_dict; the second one comes to its shape in the loop.
+        own = torch.Generator().manual_seed(os.getpid())
+        model.register_buffer("projection", torch.rand(3, generator=own), persistent=False)
+        model.register_buffer("cache", None, persistent=False)
     jobs: list[Any] = []
     if parts_at is not None:
         options["before_step"] = lambda: part_at(jobs[0], parts_at)
@@ -128,11 +146,17 @@ def train_with(
         **{"seed": 0, **options},
     )
     jobs.append(job)
+    if meets == "barrier":
+        dist.barrier()
+    elif meets == "broadcast":
+        dist.broadcast(torch.zeros(8, dtype=torch.float64), 0)
     began, first = job.step, job.model
     for epoch in job.epochs(epochs):
         for x, y in job.batches():
-            job.backward(F.cross_entropy((first if kept else job.model)(x), y))
+            job.backward(loss_of(first if kept else job.model, x, y, halves))
             counter.seen += 1
+            if projects and began == 0 and job.step == 2:
+                model.cache = torch.full((4,), 7.0)
             if job.step == saves_at:
                 job.checkpoint(wait=False)
             if not (folder / "fast").exists():
@@ -157,6 +181,7 @@ def train_with(
         "logged": job.receipt.to_json()["metrics"].get("epoch", {}).get("value", []),
         "batch": job.batch_size,
         "exact": job.is_exact,
+        "projected": [model.projection.tolist(), model.cache.tolist()] if projects else [],
         "fds": len(os.listdir("/proc/self/fd")),
     }
 

@@ -59,6 +59,27 @@ def test_replicas_move_at_the_same_size_and_replica_0_may_leave(supervise, tmp_p
     assert set(supervisor.close()) <= {0}
 
 
+@pytest.mark.parametrize(("first", "sizes"), [(2, (1, 2, 3, 1, 2)), (1, (2, 1, 3))])
+def test_a_model_that_the_script_kept_is_followed_through_all_sizes(supervise, tmp_path, first, sizes):
+    supervisor = supervise(first, kept=True)
+    for num_replicas in sizes:
+        assert supervisor.resize(num_replicas) == "done", supervisor.outputs()
+    values = finish(supervisor, tmp_path)
+    check_exact(values)
+    assert values[0]["events"].count("resized") == len(sizes)
+
+
+@pytest.mark.parametrize("batchnorm", [False, True])
+def test_buffers_that_no_checkpoint_has_reach_who_joins(supervise, tmp_path, batchnorm):
+    supervisor = supervise(2, projects=True, batchnorm=batchnorm, optimizer="sgd")
+    for num_replicas, keep in ((3, None), (2, [2])):
+        assert supervisor.resize(num_replicas, keep) == "done", supervisor.outputs()
+    values = finish(supervisor, tmp_path)
+    check_exact(values, batchnorm=batchnorm, optimizer="sgd")
+    assert values[0]["projected"][1] == [7.0] * 4
+    assert values[0]["projected"] == values[1]["projected"]
+
+
 def test_generations_in_quick_succession_and_during_the_first_step(supervise, tmp_path):
     supervisor = supervise(2)
     for num_replicas in (3, 2, 4, 1):
@@ -104,6 +125,19 @@ def test_layers_that_synchronise_scalers_and_accumulation_go_along(supervise, tm
     check_exact(values, batchnorm=options.get("batchnorm", False), optimizer=options.get("optimizer", "adamw"))
 
 
+def test_a_job_in_mixed_precision_goes_along(supervise, tmp_path):
+    supervisor = supervise(2, halves=True, optimizer="sgd")
+    for num_replicas in (3, 1, 2):
+        assert supervisor.resize(num_replicas) == "done", supervisor.outputs()
+    values = finish(supervisor, tmp_path)
+    # Gradients of parts of a batch round on their own. An epoch less or more would be five times as far away.
+    wanted = LIVE.plain(LIVE.EPOCHS, optimizer="sgd", halves=True)
+    assert LIVE.distance(values[0]["parameters"], wanted) < 0.03
+    assert values[0]["parameters"] == values[1]["parameters"]
+    assert all(value["exact"] and value["seen"] > 0 for value in values)
+    assert all(value["passes"] == [[number, SIZE] for number in range(LIVE.EPOCHS)] for value in values)
+
+
 def test_an_adaptive_job_goes_along(supervise, tmp_path):
     supervisor = supervise(2, max_batch_size=60, epochs=60)
     for num_replicas in (3, 1, 2):
@@ -123,6 +157,20 @@ def test_state_that_cannot_travel_means_a_restart_before_anybody_paused(supervis
     supervisor.running -= 1
     supervisor.withdraw(supervisor.everybody, "refused")
     check_exact(finish(supervisor, tmp_path))
+
+
+@pytest.mark.parametrize("meets", ["barrier", "broadcast"])
+def test_a_collective_of_the_scripts_own_before_its_loop_means_a_restart_that_loses_nothing(supervise, tmp_path, meets):
+    supervisor = supervise(2, meets=meets)
+    supervisor._recovers = False
+    outcome = supervisor.resize(3)
+    assert f"the script calls torch.distributed.{meets} between pollux.init and its first batch" in outcome
+    assert [replica.run.wait(20.0)[0].exit_code for replica in supervisor.everybody] == [75, 75, 75]
+    supervisor.start(3)
+    supervisor._recovers = True
+    values = finish(supervisor, tmp_path)
+    assert values[0]["began"] > 0
+    check_exact(values)
 
 
 @pytest.mark.parametrize("when", ["proposed", "committed"])

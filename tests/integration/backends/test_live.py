@@ -241,6 +241,27 @@ def test_a_hung_replica_is_ended_and_counts_as_lost(bench):
     job.finish(2)
 
 
+def test_records_that_cannot_be_written_end_no_job(bench):
+    job = Job(bench, "full").start(2)
+    folder = bench.home / "run" / "full"
+    for generation in (2, 3):
+        (folder / f"generation-{generation}.tmp").mkdir()
+    job.resize(2, 3)
+    lost = job.lost(2)
+    assert (lost.replicas, lost.remaining.num_gpus, lost.withdrawn) == ((2,), 2, True)
+    assert "could not be started: cannot write" in lost.detail
+    # What nobody joins needs no record at once.
+    job.resize(3, 2)
+    job.started(3)
+    assert not (folder / "generation-3.json").exists()
+    (folder / "generation-3.tmp").rmdir()
+    bench.wait("record of 3", (folder / "generation-3.json").exists)
+    job.resize(4, 3)
+    job.started(4)
+    assert len(job.finish(4).exits) == 3
+    assert len(set(job.pids(0))) == 1
+
+
 def test_without_an_answer_after_a_loss_the_generation_ends(bench):
     job = Job(bench, "orphaned").start(1)
     job.resize(2, 2)

@@ -38,7 +38,7 @@ class Cluster:
 
     def ray_id(self, node_id):
         """What Ray calls a node of ours."""
-        return next(row["NodeID"] for row in self("nodes") if row["Alive"] and node_id.endswith(row["NodeID"][:6]))
+        return next(row["NodeID"] for row in self("nodes") if row["Alive"] and node_id.endswith(row["NodeID"][-6:]))
 
     def groups(self, *, service=""):
         """The placement groups there are: node by name."""

@@ -24,8 +24,8 @@ EPOCHS = 60
 class Service:
     """`pollux up --backend ray` in a folder of its own, and its REST API."""
 
-    def __init__(self, home, cluster):
-        self.home, self.cluster = home, cluster
+    def __init__(self, home, cluster, *options):
+        self.home, self.cluster, self.options = home, cluster, ("cpu_places=yes", *options)
         # The name and the secret of those before: their hosts are up.
         home.mkdir(mode=0o700)
         (home / "run").mkdir()
@@ -34,7 +34,8 @@ class Service:
         self.up()
 
     def up(self):
-        told = ("--backend", "ray", "--address", self.cluster.address, "--option", "cpu_places=yes")
+        told = ["--backend", "ray", "--address", self.cluster.address]
+        told += [word for option in self.options for word in ("--option", option)]
         self.pollux("up", "--detach", "--host", "127.0.0.1", "--port", "0", *told)
         said = json.loads((self.home / "service.json").read_text())
         self.url, self.pid = said["url"], said["pid"]
@@ -105,7 +106,7 @@ class Service:
 
         def seen():
             rows = [row for row in self.cluster("nodes") if row["Alive"] and row["Resources"].get("GPU")]
-            names = {row["NodeID"]: next(n for n in self.nodes() if n.endswith(row["NodeID"][:6])) for row in rows}
+            names = {row["NodeID"]: next(n for n in self.nodes() if n.endswith(row["NodeID"][-6:])) for row in rows}
             assert self.nodes() == {names[row["NodeID"]]: row["Resources"]["GPU"] for row in rows}
             before = {name: job["placement"] for name, job in self.jobs().items() if job["placement"]}
             booked: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pollux.backends import _fleetwork
 from pollux.backends.slurm import SlurmBackend
 from pollux.core import Placement
 from pollux.testing.backend_conformance import Bench
@@ -64,3 +65,30 @@ def test_each_generation_asks_for_its_nodes_and_gives_them_back(bench, slurm):
     bench.backend.forget("train")
     slurm.wait_for(lambda: not queue(slurm), "empty queue")
     bench.wait("nodes", lambda: len(bench.backend.inventory()) == 3)
+
+
+def test_a_job_goes_on_when_the_service_starts_anew_while_slurm_does_not_answer(bench, slurm, monkeypatch):
+    start(bench, 1, node1=1)
+    monkeypatch.setattr(_fleetwork, "_RETURN_SECONDS", 0.5)
+    slurm.stop_controller()
+    try:
+        bench.restart()
+        bench.wait("no memory of nodes", lambda: not bench.backend._ground.remembered)
+        # By then everybody has been told which nodes are gone.
+        bench.wait("nodes", lambda: [node.id for node in bench.backend.inventory()] == ["node1"])
+        assert [each.state for each in bench.backend.running()] == ["running"]
+    finally:
+        slurm.start_controller()
+    (bench.folder / "train.go-1").touch()
+    assert bench.end("train", 1).outcome == "succeeded"
+
+
+def test_what_others_use_is_not_offered_and_not_waited_for_while_there_is_more(bench, slurm):
+    slurm.run("sbatch", "--nodelist=node1", "--gres=gpu:2", "--cpus-per-task=1", "--wrap=sleep 600")
+    bench.wait("others", lambda: [node.id for node in bench.backend.inventory()] == ["node2", "node3"])
+    lender = bench.backend._slurm
+    object.__setattr__(lender.options, "wait_seconds", 1.0)
+    lender.ask("late", {"node1": 1})
+    bench.wait("refusal", lambda: lender.refusal("late").startswith("Slurm has not lent node1 for "))
+    assert "has others to lend (node[2-3])" in lender.refusal("late")
+    assert "late@node1" not in slurm.run("squeue", "-h", "-t", "PENDING", "-o", "%k")

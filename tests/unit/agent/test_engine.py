@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from pollux.agent.averaging import Averager
@@ -156,3 +157,13 @@ def test_parts_of_no_weight_do_not_count_in_a_measured_step(weights, count):
     rows = made.meter.drain()
     assert rows.counts.tolist() == [count]
     assert rows.totals.tolist() == [len(X)]
+
+
+def test_a_step_whose_gradients_were_broken_off_is_not_taken():
+    made = engine()
+    before = made.inner.weight.detach().clone()
+    made._replicas.is_broken = True
+    with pytest.raises(dist.DistError, match="other replicas are gone"):
+        run(made, factors=(3.0,))
+    assert torch.equal(made.inner.weight, before)
+    assert made.optimizer.param_groups[0]["lr"] == 0.1

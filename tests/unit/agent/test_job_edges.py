@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent import start
+from pollux.agent.astray import Astray
 from pollux.agent.heartbeat import Heartbeat
 from pollux.agent.progress import Progress, Schedule
 from pollux.agent.tuner import Change
@@ -199,6 +200,7 @@ class Beating:
     def __init__(self) -> None:
         self.beat: Any = Heartbeat()
         self.refusal = ""
+        self.astray = Astray(lambda why: None)
 
     def rest(self, what: str) -> None:
         self.beat.busy = what

@@ -15,6 +15,7 @@ from pollux.agent.replicas import Replicas, is_loss
 from pollux.agent.shapes import StepShape
 from pollux.agent.state import State
 from pollux.agent.watch import CHECKPOINT, RESIZE, STOP, Watch
+from pollux.core.errors import CheckpointMismatch
 
 
 class Job:
@@ -84,6 +85,20 @@ def test_a_door_that_does_not_open_means_a_restart_after_saving(live):
     assert ended.value.code == 75
     assert "save_alone" in job.calls
     assert b"not all replicas came" in keys(live).get("failed/1")
+
+
+def test_a_state_that_does_not_fit_is_given_up_at_once(live):
+    job: Any = Job()
+
+    def settle(state, receives):
+        raise CheckpointMismatch("a buffer is another one here")
+
+    job.settle = settle
+    publish(live, 1, 0)
+    with pytest.raises(JobLost):
+        live.resize(job, 1)
+    assert b"does not fit a replica: a buffer is another one here" in keys(live).get("failed/1")
+    assert "save_alone" not in job.calls, "the others hold the whole state"
 
 
 def test_a_newer_plan_is_followed_from_the_door(live):

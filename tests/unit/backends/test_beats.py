@@ -1,5 +1,7 @@
 """Who counts as hung."""
 
+import pytest
+
 from pollux.backends._beats import Beats, ListeningClock
 
 
@@ -93,6 +95,28 @@ def test_nobody_hangs_before_the_first_step():
     beats = Beats(1.0)
     beats.heard(0, beat(-1), 0.0)
     assert (beats.due, beats.silent(100.0)) == (None, [])
+
+
+def test_who_never_spoke_is_missed_once_another_has_stepped():
+    beats = Beats(30.0, unheard={0, 1, 2})
+    beats.heard(0, beat(-1, "first step"), 1.0)
+    assert beats.silent(200.0) == [], "a first step may take long, and nobody is held up as yet"
+    beats.heard(0, beat(4), 200.0)
+    beats.heard(1, beat(4), 200.5)
+    for at in range(201, 230):
+        beats.heard(0, beat(4, waiting=True), float(at))
+        beats.heard(1, beat(4, waiting=True), float(at))
+    assert beats.silent(229.9) == []
+    assert beats.silent(230.0) == [2]
+    assert beats.words[2] == "no sign of life for 30 s"
+
+
+@pytest.mark.parametrize("way", ["drop", "renew", "keep"])
+def test_who_is_gone_before_it_spoke_is_not_missed(way):
+    beats = Beats(30.0, unheard={0, 1})
+    beats.keep([0]) if way == "keep" else getattr(beats, way)(1)
+    beats.heard(0, beat(4), 0.0)
+    assert beats.steps() == {0: 4}
 
 
 def test_who_announces_something_long_has_ten_times_as_long_to_say_so_again():

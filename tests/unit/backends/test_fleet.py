@@ -1,5 +1,7 @@
 """What a fleet's backend refuses, remembers and tells, over a lender that is only books."""
 
+import json
+
 import pytest
 
 from pollux.backends._grounds import FleetGround
@@ -73,6 +75,40 @@ def test_nodes_from_before_count_until_the_lender_has_found_them(tmp_path):
     wait(lambda: told)
     assert [event.node.id for event in told] == ["c"]
     backend.close()
+
+
+def test_what_was_noted_by_another_version_is_left_out(tmp_path, caplog):
+    good = {"id": "a", "num_gpus": 2, "gpu_type": "cpu"}
+    rows = [
+        {"node": good, "address": ["127.0.0.1", 1], "gpus": []},
+        {"node": {**good, "id": "b", "colour": "red"}, "address": ["127.0.0.1", 1], "gpus": []},
+        {"node": {**good, "id": "c", "num_gpus": -1}, "address": ["127.0.0.1", 1], "gpus": []},
+        {"node": {**good, "id": "d"}, "address": ["127.0.0.1"], "gpus": []},
+        {"node": {**good, "id": "e"}, "address": ["127.0.0.1", 1], "gpus": 5},
+        {"node": ["f"]},
+        7,
+    ]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "fleet-nodes.json").write_text(json.dumps({"nodes": rows}))
+    backend = FleetBackend(tmp_path, PooledLender(), head="127.0.0.1", warm=False)
+    with caplog.at_level("WARNING", "pollux.backends"):
+        backend.start(lambda event: None)
+    try:
+        assert [each.id for each in backend.inventory()] == ["a"]
+    finally:
+        backend.close()
+    (warning,) = [record.getMessage() for record in caplog.records if "fleet-nodes.json" in record.getMessage()]
+    assert "6 of the nodes" in warning
+
+
+@pytest.mark.parametrize("text", ['{"nodes": 5}', '{"nodes": {"a": 1}}', "[]", "no record"])
+def test_notes_that_are_none_are_as_if_there_were_none(tmp_path, text):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "fleet-nodes.json").write_text(text)
+    backend = FleetBackend(tmp_path, PooledLender(), head="127.0.0.1", warm=False)
+    backend.start(lambda event: None)
+    backend.close()
+    assert backend.inventory() == ()
 
 
 def test_what_cannot_be_placed_is_refused(backend, lender):

@@ -56,6 +56,6 @@ def test_hosts_of_both_engines_hand_it_to_replicas(machine, monkeypatch, tmp_pat
     (tmp_path / "pilots").mkdir()
     node = _slurm_node._Node(tmp_path, "1_0", "node1")
     with pytest.raises(_Seen, match="ib0"):
-        node.start({"places": 1, "gpus": []}, "10.0.0.7:20001", warm=False)
+        node.start({"places": 1, "gpus": []}, _slurm_node.Where("0.0.0.0:20001", "10.0.0.7"), warm=False)
     with pytest.raises(_Seen, match="ib0"):
         _ray_host.NodeHost("node1", 1, "10.0.0.7", "5a" * 16, with_gpus=False, warm=False)

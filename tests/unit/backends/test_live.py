@@ -9,6 +9,7 @@ import pytest
 from pollux.backends import _live as module
 from pollux.backends._live import LiveGeneration
 from pollux.backends._regroup import Change, Seat
+from pollux.core.errors import BackendFailed
 
 
 @dataclass
@@ -68,12 +69,16 @@ def clock(monkeypatch):
     return clock
 
 
-@pytest.fixture
-def live(clock):
-    generation = Generation(Order(1), [Member(0), Member(1, "1")])
+def alive(hang_seconds=3.0):
+    generation = Generation(Order(1, hang_seconds=hang_seconds), [Member(0), Member(1, "1")])
     made: Any = LiveGeneration(generation, Store(), lambda message: generation.told.append(message))
     made.generation, made.store = generation, made._store
     return made
+
+
+@pytest.fixture
+def live(clock):
+    return alive()
 
 
 def beat(live, generation, rank, step=3, busy="", refusal="", **more):
@@ -216,6 +221,16 @@ def test_who_hangs_is_ended_and_who_waits_for_it_is_not(live, clock):
     assert asked(live, "kill") == [(0,)]
 
 
+def test_one_that_is_heard_after_the_verdict_is_a_false_alarm_that_is_told(live, clock):
+    beat(live, 1, 0)
+    until(live, clock, 3.5, 1)
+    assert asked(live, "kill") == [(0,)]
+    beat(live, 1, 0, step=4)
+    beat(live, 1, 1, step=4)
+    (alarm,) = (told for told in live.generation.told if isinstance(told, dict) and told["event"] == "alarm")
+    assert (alarm["replica"], alarm["text"]) == (0, "replica 0 gave a sign of life, having been given up as hung")
+
+
 def test_replicas_that_fall_silent_together_are_not_ended(live, clock):
     until(live, clock, 2.0, 0, 1)
     until(live, clock, 29.0)
@@ -270,6 +285,77 @@ def test_a_move_of_a_job_that_is_through_is_over(live):
     live.found("ready/2/0", {"hands_over": True})
     beat(live, 1, 0, busy="finished")
     assert asked(live, "kill") == [(2,)]
+
+
+@pytest.mark.parametrize(("took", "limit"), [(1.0, 180.0), (100.0, 300.0)])
+def test_those_that_join_have_three_times_what_the_job_took_to_start(live, clock, took, limit):
+    clock.now = took
+    beat(live, 1, 0)
+    beat(live, 1, 1)
+    clock.now += 50.0
+    beat(live, 1, 0)
+    began = clock.now
+    live.resize(Order(2, ("0", "1", "2")))
+    until(live, clock, began + limit - 1.0, 0, 1)
+    assert "withdrawn/2" not in live.store.keys
+    until(live, clock, began + limit + 3.0, 0, 1)
+    assert f"not ready after {limit:g} s" in live.store.keys["withdrawn/2"]
+    assert asked(live, "give_up") == []
+
+
+# After a loss
+
+
+@pytest.mark.parametrize(("hang_seconds", "waits"), [(30.0, 25.0), (300.0, 25.0), (1.0, 5.0)])
+def test_survivors_wait_for_a_service_that_is_away_for_a_while(clock, hang_seconds, waits):
+    """They themselves do so for 30 s."""
+    live = alive(hang_seconds)
+    for rank in (0, 1):
+        beat(live, 1, rank)
+    assert live.ended(Member(1, "1", -9))
+    until(live, clock, waits - 0.5, 0)
+    assert asked(live, "give_up") == []
+    until(live, clock, waits, 0)
+    assert asked(live, "give_up") == [(f"nobody said within {waits:g} s how to go on after a loss",)]
+
+
+def test_an_order_that_comes_late_after_a_loss_is_followed(clock):
+    live = alive(30.0)
+    for rank in (0, 1):
+        beat(live, 1, rank)
+    live.ended(Member(1, "1", -9))
+    until(live, clock, 24.0, 0)
+    live.resize(Order(2, ("0",)))
+    assert live.store.keys["committed"] == "2"
+    assert asked(live, "give_up") == []
+
+
+# What cannot be started, or written
+
+
+@pytest.mark.parametrize("failing", [2, 3])
+@pytest.mark.parametrize("error", [BlockingIOError(11, "no more processes"), BackendFailed("cannot write it")])
+def test_a_joiner_that_cannot_be_started_withdraws_the_change(live, clock, failing, error):
+    def join(rank, number):
+        live.generation.told.append(("join", rank, number))
+        if number == failing:
+            raise error
+
+    live.generation.join = join
+    beat(live, 1, 0)
+    beat(live, 1, 1)
+    live.resize(Order(2, ("0", "1", "2", "3")))
+    assert asked(live, "join") == [(2, 2), (3, 3)][: failing - 1]
+    assert "could not be started" in live.store.keys["withdrawn/2"]
+    assert asked(live, "kill") == [(2,), (3,)]
+    assert live.store.keys["committed"] == "1", "nobody paused"
+    assert live.lost["kept"] == ["0", "1"]
+    assert live.lost["withdrawn"]
+    # It goes on, and follows what it is told then.
+    until(live, clock, 60.0, 0, 1)
+    live.resize(Order(3, ("0", "1")))
+    assert live.store.keys["committed"] == "3"
+    assert asked(live, "give_up") == []
 
 
 # Where nobody stays, and agents may be of an older release

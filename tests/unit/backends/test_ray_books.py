@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,6 +118,32 @@ def test_what_a_job_was_found_to_use_is_claimed_as_it_is():
     assert book.adopt("job", {"a": (0, 2)}) == []
 
 
+def test_what_a_job_uses_is_first_what_it_had_claimed_before_the_grants_were_noted():
+    book = ClaimBook("p:")
+    book.ask("job", {"a": 2})
+    late = ClaimBook("p:")
+    late.restore(book.record())
+    assert late.adopt("job", {"a": (0, 1, 3)}) == [late.at("a", 3)]
+    for name in [*late.claims]:
+        late.grant(name, None)
+    assert late.held("job") == {"a": (0, 1, 3)}
+
+
+def test_who_has_a_place_is_known():
+    book = ClaimBook("p:")
+    one, two = granted(book, "job", {"a": 2})
+    assert (book.at("a", 0).name, book.at("a", 1).name, book.at("a", 2)) == (one.name, two.name, None)
+    book.swap(one.name, two.name)
+    assert (book.at("a", 0).name, book.at("a", 1).name) == (two.name, one.name)
+    assert book.held("job") == {"a": (0, 1)}
+    new = book.instead(one.name)
+    assert (new.place, book.at("a", 1).name, one.name in book.claims) == (1, new.name, False)
+    book.instead(new.name, one.name)
+    assert (book.at("a", 1).name, new.name in book.claims) == (one.name, False)
+    book.remove(one.name)
+    assert book.at("a", 1) is None
+
+
 def test_unknown_names_do_not_matter():
     book = ClaimBook("p:")
     assert book.grant("p:none", 0) is None
@@ -137,6 +164,25 @@ def test_a_new_book_knows_what_the_old_one_recorded():
     assert again[0].name not in book.claims
 
 
+@pytest.mark.parametrize(
+    "row",
+    [5, None, "p:job:a:1", ["p:job:a:1", "job", "a"], ["p:job:a:1", "job", "a", "x"], ["p:job:a:1", "j", "a", []]],
+)
+def test_rows_of_another_version_are_left_out(row):
+    book = ClaimBook("p:")
+    book.restore({"next": "x", "claims": [row, ["p:job:a:7", "job", "a", 2]]})
+    assert book.held("job") == {"a": (2,)}
+    assert len(book.claims) == 1
+    assert book.ask("job", {"a": 2})[0][0].name == "p:job:a:8"
+
+
+@pytest.mark.parametrize("record", [{"claims": 5}, {"claims": None}, {"next": None}, {"next": -3}])
+def test_a_record_that_is_none(record):
+    book = ClaimBook("p:")
+    book.restore(record)
+    assert book.ask("job", {"a": 1})[0][0].name == "p:job:a:1"
+
+
 def test_claims_of_another_service_are_not_restored():
     book = ClaimBook("p:")
     book.ask("job", {"a": 1})
@@ -145,16 +191,24 @@ def test_claims_of_another_service_are_not_restored():
     assert not new.claims
 
 
-@given(st.lists(st.tuples(st.sampled_from("jk"), st.sampled_from("ab"), st.integers(0, 3), st.booleans()), max_size=30))
+STEPS = st.sampled_from(["ask", "give back", "adopt"])
+
+
+@given(st.lists(st.tuples(st.sampled_from("jk"), st.sampled_from("ab"), st.integers(0, 3), STEPS), max_size=30))
 def test_no_place_is_held_twice(steps):
     book = ClaimBook("p:")
-    for job, node, count, give_back in steps:
-        if give_back:
+    for job, node, count, step in steps:
+        if step == "adopt":
+            # What a job uses is nobody else's.
+            free = {place for place in range(9) if (at := book.at(node, place)) is None or at.job_id == job}
+            book.adopt(job, {node: tuple(sorted(free)[:count])})
+        elif step == "give back":
             held = book.held(job)
             book.drop(job, {node: held.get(node, ())[:count]})
         else:
             granted(book, job, {node: count})
         places = [(claim.node_id, claim.place) for claim in book.claims.values()]
         assert len(places) == len(set(places))
+        assert all(book.at(claim.node_id, claim.place) is claim for claim in book.claims.values())
         for each in "ab":
             assert book.granted_on(each) == sum(claim.node_id == each for claim in book.claims.values())

@@ -1,5 +1,6 @@
 """The driver against a Ray that is played: what it asks of Ray, and what it tells."""
 
+import inspect
 import subprocess
 import sys
 import types
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pollux.backends._ray_driver import Driver, _plain
+from pollux.backends import _ray_driver
+from pollux.backends._ray_driver import Driver, _plain, _unreachable
 from pollux.backends._ray_host import NodeHost, found_gpus, secret_digest
 
 SECRET = "ab" * 16
@@ -23,8 +25,8 @@ class Ref:
 
 
 class Actor:
-    def __init__(self, options, given):
-        self.options, self.given = options, given
+    def __init__(self, options, given, named):
+        self.options, self.given, self.named = options, given, named
         self.refs = {"report": Ref(), "watch": Ref(), "part": Ref()}
 
     def __getattr__(self, name):
@@ -38,9 +40,10 @@ class Remote:
     def options(self, **options):
         return Remote(self.ray, self.what, options)
 
-    def remote(self, *given):
+    def remote(self, *given, **named):
         if self.what is NodeHost:
-            self.ray.actors.append(Actor(self.given, given))
+            inspect.signature(NodeHost).bind(*given, **named)
+            self.ray.actors.append(Actor(self.given, given, named))
             return self.ray.actors[-1]
         assert self.what is found_gpus
         self.ray.probes.append((self.given, Ref()))
@@ -58,6 +61,7 @@ class PlayedRay:
     def __init__(self):
         self.rows, self.actors, self.probes, self.killed, self.wishes, self.awaited = [], [], [], [], [], []
         self.groups: dict[str, Group] = {}
+        self.tables = self.looks = 0
         self.util = types.SimpleNamespace(
             placement_group_table=self.table,
             get_placement_group=lambda name: self.groups[name],
@@ -65,6 +69,7 @@ class PlayedRay:
         )
 
     def nodes(self):
+        self.looks += 1
         return self.rows
 
     def remote(self, what):
@@ -78,6 +83,7 @@ class PlayedRay:
         self.killed.append(actor)
 
     def table(self, group=None):
+        self.tables += 1
         if group is not None:
             return {"state": group.state}
         return {name: {"name": name, "state": each.state} for name, each in self.groups.items()}
@@ -147,10 +153,12 @@ def settle(driver):
         handle(*given)
 
 
-def report(actor, secret=SECRET):
-    actor.refs["report"].done.set_result(
-        {"address": "10.0.0.1", "port": 7, "gpus": [0, 1, 2, 3], "boot": "x", "secret": secret_digest(secret)}
-    )
+OPTIONS = {"places": 4, "with_gpus": True, "warm": True}
+
+
+def report(actor, secret=SECRET, works=False, **options):
+    said = {"address": "10.0.0.1", "port": 7, "gpus": [0, 1, 2, 3], "boot": "x", "secret": secret_digest(secret)}
+    actor.refs["report"].done.set_result({**said, "options": {**OPTIONS, **options}, "works": works})
 
 
 def test_every_node_gets_an_actor_of_its_own(ray, make):
@@ -161,7 +169,9 @@ def test_every_node_gets_an_actor_of_its_own(ray, make):
     assert [node["name"] for node in told.of("nodes")[0]["nodes"]] == ["host-aaaaaa", "host-bbbbbb"]
     report(ray.actors[0])
     settle(driver)
-    assert told.of("host") == [{"node": "host-aaaaaa", "address": ["10.0.0.1", 7], "gpus": [0, 1, 2, 3], "boot": "x"}]
+    assert told.of("host") == [
+        {"node": "host-aaaaaa", "address": ["10.0.0.1", 7], "gpus": [0, 1, 2, 3], "boot": "x", "odd": "", "doubt": ""}
+    ]
 
 
 def test_nothing_new_is_told_as_well(ray, make):
@@ -220,12 +230,90 @@ def test_a_node_without_the_package_is_told(ray, make):
     assert ray.killed == [ray.actors[1]], "the next try would find an actor that has failed for good"
 
 
+def test_a_node_whose_actor_never_gets_up_is_told_and_tried_again(ray, make):
+    driver, told = make()
+    report(ray.actors[1])
+    settle(driver)
+    for seat in driver._seats.values():
+        if seat.asked_at is not None:
+            seat.asked_at -= 3600
+    driver._look()
+    assert ray.killed == [ray.actors[0]]
+    (gone,) = told.of("gone")
+    assert gone["node"] == "host-aaaaaa"
+    assert "not up after 150 s" in gone["why"]
+    driver._seats["a" * 56].again_at = 0.0
+    driver._look()
+    assert len(ray.actors) == 3
+    driver._look()
+    assert len(told.of("gone")) == 1
+
+
 def test_a_host_of_another_secret_is_ended(ray, make):
     driver, told = make()
     report(ray.actors[0], "cd" * 16)
     settle(driver)
     assert ray.killed == [ray.actors[0]]
     assert told.of("host") == []
+
+
+@pytest.mark.parametrize("other", [{"places": 2}, {"with_gpus": False}, {"warm": False}])
+def test_an_idle_host_of_other_options_is_ended_and_started_anew(ray, make, other):
+    driver, told = make()
+    report(ray.actors[0], **other)
+    settle(driver)
+    assert ray.killed == [ray.actors[0]]
+    assert told.of("host") == []
+    assert "other options" in told.of("gone")[0]["why"]
+    driver._seats["a" * 56].again_at = 0.0
+    driver._look()
+    assert ray.actors[2].named["places"] == 4
+    report(ray.actors[2])
+    settle(driver)
+    assert told.of("host")[0]["odd"] == ""
+
+
+def test_a_host_of_a_version_that_did_not_say_its_options_is_taken_as_it_is(ray, make):
+    driver, told = make()
+    said = {"address": "10.0.0.1", "port": 7, "gpus": [], "boot": "x", "secret": secret_digest(SECRET)}
+    ray.actors[0].refs["report"].done.set_result(said)
+    settle(driver)
+    assert (ray.killed, told.of("host")[0]["odd"]) == ([], "")
+
+
+def test_a_host_of_other_options_that_works_stays_until_it_is_idle(ray, make):
+    driver, told = make()
+    report(ray.actors[0], works=True, places=2)
+    settle(driver)
+    assert ray.killed == []
+    (said,) = told.of("host")
+    assert "other options" in said["odd"]
+    assert "places=2" in said["odd"]
+    ray.actors[0].refs["report"] = Ref()
+    driver._look()
+    settle(driver)
+    assert not ray.actors[0].refs["report"].done.done(), "not asked again at once"
+    for works, killed in ((True, []), (False, [ray.actors[0]])):
+        ray.actors[0].refs["report"] = Ref()
+        report(ray.actors[0], works=works, places=2)
+        driver._odd["a" * 56] = 0.0
+        driver._look()
+        settle(driver)
+        assert ray.killed == killed
+    ray.actors[0].refs["watch"].done.set_exception(RuntimeError("killed"))
+    settle(driver)
+    assert len(told.of("gone")) == 1
+    assert driver._odd == {}
+    assert len(told.of("host")) == 1
+
+
+def test_slots_are_part_of_what_is_compared(ray, make):
+    driver, told = make(slots=2)
+    report(ray.actors[0], with_gpus=False, places=2)
+    report(ray.actors[1])
+    settle(driver)
+    assert ray.killed == [ray.actors[1]]
+    assert len(told.of("host")) == 1
 
 
 def test_a_claim_is_a_group_on_its_node_and_is_granted_with_its_gpu(ray, make):
@@ -252,6 +340,46 @@ def test_cpu_slots_need_no_process_to_be_found(ray, make):
     driver._see_groups(driver._pending())
     assert told.of("granted") == [{"claim": "pollux:s:j:1", "gpu": None}]
     assert driver._pending() == []
+
+
+@pytest.mark.parametrize(("count", "calls"), [(3, 3), (50, 1)])
+def test_many_claims_are_asked_after_at_once(ray, make, count, calls):
+    driver, told = make(slots=64)
+    driver.obey({"do": "take", "claims": {f"pollux:s:j:{number}": "host-aaaaaa" for number in range(count)}})
+    ray.tables = 0
+    driver._see_groups(driver._pending())
+    assert (ray.tables, told.of("granted")) == (calls, [])
+    ray.groups["pollux:s:j:1"].state = "CREATED"
+    driver._see_groups(driver._pending())
+    assert told.of("granted") == [{"claim": "pollux:s:j:1", "gpu": None}]
+    ray.tables = 0
+    driver._see_groups([])
+    assert ray.tables == 0
+
+
+@pytest.mark.parametrize(("slots", "tables"), [(None, 0), (8, 1)])
+def test_a_look_costs_ray_the_same_however_much_there_is(ray, make, slots, tables):
+    ray.rows = [{**row("a"), "NodeID": f"{number:06x}" * 9} for number in range(300)]
+    driver, told = make(slots=slots)
+    nodes = [node["name"] for node in told.of("nodes")[0]["nodes"]]
+    driver.obey({"do": "take", "claims": {f"pollux:s:j:{number}": name for number, name in enumerate(nodes)}})
+    # Two thirds are granted, and the others wait and have been said to.
+    for number, group in enumerate([*ray.groups.values()]):
+        if number % 3:
+            group.state = "CREATED"
+            if slots is None:
+                ray.probes[number][1].done.set_result(["0"])
+    settle(driver)
+    for known in driver._groups.values():
+        if known.waits_since is not None:
+            known.waits_since -= 3600
+    driver.look_around()
+    assert (len(told.of("granted")), len(told.of("waits"))) == (200, 100)
+    actors, probes = len(ray.actors), len(ray.probes)
+    ray.looks = ray.tables = 0
+    driver.look_around()
+    assert (ray.looks, ray.tables) == (1, tables)
+    assert (len(ray.actors), len(ray.probes)) == (actors, probes)
 
 
 @pytest.mark.parametrize("with_gpus", [True, False])
@@ -325,6 +453,48 @@ def test_a_claim_finds_a_node_that_came_late(ray, make):
     assert ray.groups["pollux:s:j:1"].selector == "c" * 56
 
 
+def spare(ray, driver, monkeypatch):
+    """All hosts are up, and those of nodes that are not needed are asked whether they work."""
+    monkeypatch.setattr(_ray_driver, "_SPARE_SECONDS", 0.0)
+    for actor in ray.actors:
+        report(actor)
+    settle(driver)
+    for actor in ray.actors:
+        actor.refs["report"] = Ref()
+    driver._look()
+
+
+def test_hosts_beyond_the_wish_are_ended_so_that_ray_may_end_their_nodes(ray, make, monkeypatch):
+    driver, told = make(claims={"pollux:s:job:0": "host-bbbbbb"}, desired=1)
+    spare(ray, driver, monkeypatch)
+    report(ray.actors[0])
+    settle(driver)
+    assert ray.killed == [ray.actors[0]]
+    driver._look()
+    assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-bbbbbb"], "the one with a claim stays"
+    driver.obey({"do": "desire", "nodes": 2})
+    driver._look()
+    assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-aaaaaa", "host-bbbbbb"]
+    assert ray.actors[-1].given[0] == "host-aaaaaa", "who is needed again gets another host"
+
+
+@pytest.mark.parametrize("why", ["it works", "a claim came", "it is wished for again", "nobody said what is wished"])
+def test_a_host_that_is_needed_after_all_stays(ray, make, monkeypatch, why):
+    driver, told = make(desired=None if why == "nobody said what is wished" else 1)
+    spare(ray, driver, monkeypatch)
+    if why == "a claim came":
+        driver.obey({"do": "take", "claims": {"pollux:s:job:0": "host-bbbbbb"}})
+    elif why == "it is wished for again":
+        driver.obey({"do": "desire", "nodes": 2})
+        driver._look()
+    monkeypatch.setattr(_ray_driver, "_SPARE_SECONDS", 60.0)
+    report(ray.actors[1], works=why == "it works")
+    settle(driver)
+    driver._look()
+    assert ray.killed == []
+    assert len(told.of("nodes")) == 1, "no node came or went"
+
+
 def test_the_autoscaler_is_asked_for_whole_nodes(ray, make):
     driver, _ = make()
     driver.obey({"do": "desire", "nodes": 3})
@@ -360,6 +530,23 @@ def test_long_errors_are_told_by_their_last_line():
     assert _plain(RuntimeError("Traceback\n  somewhere\nValueError: no\n\n")) == "ValueError: no"
     assert _plain(RuntimeError()) == "RuntimeError"
     assert _plain(RuntimeError("Traceback\npollux.core.errors.BackendFailed: it is away")) == "it is away"
+
+
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.60.0
+    Python: 3.11.7
+This process on node 10.0.0.1:7 was started with:
+    Ray: 2.51.0
+    Python: 3.11.9
+"""
+
+
+def test_another_version_is_told_whole_and_with_a_remedy():
+    told = _unreachable(RuntimeError(MISMATCH))
+    assert all(word in told for word in ("Version mismatch", "Ray: 2.60.0", "Ray: 2.51.0", "3.11.7", "3.11.9"))
+    assert told.endswith("install the same Ray and the same Python on every node")
+    assert "\n" not in told
+    assert _unreachable(ConnectionRefusedError("refused")) == "refused"
 
 
 ENDING = """

@@ -22,7 +22,7 @@ SECRET = "ab" * 32
 KEEPER = """
 import asyncio, json, sys
 from pollux.backends._ray_host import NodeHost
-actor = NodeHost("n", 3, "127.0.0.1", sys.argv[1], True, False)
+actor = NodeHost("n", 3, "127.0.0.1", sys.argv[1], True, False, "pollux:s:")
 print(json.dumps(asyncio.run(actor.report())), flush=True)
 sys.stdin.read()
 """
@@ -36,10 +36,12 @@ def lives(pid):
 
 
 def test_it_says_where_its_host_is_and_how_it_ended():
-    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False)
+    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
     assert (said["node"], said["places"], said["gpus"]) == ("n", 2, [])
     assert said["secret"] == secret_digest(SECRET)
+    assert said["options"] == {"places": 2, "with_gpus": False, "warm": False}
+    assert said["works"] is False
     assert SECRET not in json.dumps(said)
     address = (said["address"], said["port"])
     assert ask_host(address, bytes.fromhex(SECRET), {"see": ["/"]}, 60.0)["seen"] == [True]
@@ -50,7 +52,7 @@ def test_it_says_where_its_host_is_and_how_it_ended():
 def test_a_question_is_not_asked_for_ever(monkeypatch):
     monkeypatch.setattr(_ray_host, "_WATCH_SECONDS", 0.0)
     monkeypatch.setattr(_ray_host, "_WATCH_POLL_SECONDS", 0.0)
-    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False)
+    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
     assert asyncio.run(actor.watch()) is None
     os.kill(said["pid"], 9)
@@ -63,12 +65,13 @@ def ended(monkeypatch):
     """Set when the actor ends itself."""
     ended = threading.Event()
     monkeypatch.setattr(_ray_host, "_end_actor", ended.set)
+    monkeypatch.setattr(_ray_host, "_free_groups", lambda prefix, node_id: None)
     monkeypatch.setattr(_ray_host, "_MIND_SECONDS", 0.01)
     return ended
 
 
 def test_without_work_and_questions_host_and_actor_end(ended, monkeypatch):
-    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False)
+    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
     monkeypatch.setattr(_ray_host, "_PARTED_SECONDS", 0.0)
     asyncio.run(actor.part())
@@ -77,12 +80,57 @@ def test_without_work_and_questions_host_and_actor_end(ended, monkeypatch):
     assert not actor._folder.exists()
 
 
+class PlayedRay:
+    """The placement groups of a cluster, by name."""
+
+    def __init__(self, **states):
+        self.states = {name.replace("_", ":"): state for name, state in states.items()}
+        self.util = self
+
+    def placement_group_table(self):
+        return {str(n): {"name": name, "state": state} for n, (name, state) in enumerate(self.states.items())}
+
+    def get_placement_group(self, name):
+        return name
+
+    def remove_placement_group(self, name):
+        self.states[name] = "REMOVED"
+
+
+def test_at_the_end_the_service_leaves_no_groups_on_the_node(ended, monkeypatch):
+    ray = PlayedRay(
+        pollux_s_j_n_1="CREATED", pollux_s_j_n_2="PENDING", pollux_s_j_m_3="CREATED", pollux_other_j_n_1="CREATED",
+        foreign="CREATED",
+    )  # fmt: skip
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    _ray_host._free_groups("pollux:s:", "n")
+    left = [name for name, state in ray.states.items() if state != "REMOVED"]
+    assert left == ["pollux:s:j:m:3", "pollux:other:j:n:1", "foreign"]
+
+
+def test_groups_are_given_back_once_the_host_has_ended_and_before_the_actor_does(ended, monkeypatch):
+    happened = []
+
+    def free(prefix, node_id):
+        happened.append((prefix, node_id, lives(said["pid"]), ended.is_set()))
+        raise RuntimeError("Ray does not answer")
+
+    monkeypatch.setattr(_ray_host, "_free_groups", free)
+    monkeypatch.setattr(_ray_host, "_PARTED_SECONDS", 0.0)
+    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
+    said = asyncio.run(actor.report())
+    asyncio.run(actor.part())
+    assert ended.wait(60)
+    assert happened == [("pollux:s:", "n", False, False)]
+
+
 def test_work_and_questions_keep_a_host(ended, monkeypatch):
     works = threading.Event()
     monkeypatch.setattr(_ray_host, "_has_work", lambda pid: works.is_set())
     monkeypatch.setattr(_ray_host, "_PARTED_SECONDS", 0.2)
     works.set()
-    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False)
+    actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
     asyncio.run(actor.part())
     assert not ended.wait(0.5)
@@ -107,7 +155,7 @@ def test_a_node_that_has_fewer_gpus_than_ray_believes_is_not_used(monkeypatch):
     found = Devices(Node("n", 2, "H100"), (0, 1), (0,))
     monkeypatch.setattr(_ray_host, "find_devices", lambda slots, environ: found)
     with pytest.raises(BackendFailed, match=r"lends the GPUs 0, 1, 2, 3 there, and the driver shows 0, 1: .*gpus=2"):
-        NodeHost("n", 4, "127.0.0.1", SECRET, True, False)
+        NodeHost("n", 4, "127.0.0.1", SECRET, True, False, "pollux:s:")
     _ray_host._compare([1, 0])
 
 

@@ -69,8 +69,8 @@ class Stage:
     def nodes(self, *names):
         self.say("nodes", nodes=[{"name": name, **NODE} for name in names])
 
-    def host(self, name, gpus=(0, 1, 2, 3)):
-        self.say("host", node=name, address=["10.0.0.1", 7000], gpus=list(gpus), boot="b")
+    def host(self, name, gpus=(0, 1, 2, 3), odd=""):
+        self.say("host", node=name, address=["10.0.0.1", 7000], gpus=list(gpus), boot="b", odd=odd)
 
     def ready(self, *names):
         self.say("connected", version="2")
@@ -98,6 +98,107 @@ def test_the_driver_is_told_whose_it_is_first(stage):
     assert first["secret"] == (b"s" * 16).hex()
     assert first["prefix"] == f"pollux:{first['namespace'].removeprefix('pollux-')}:"
     assert first["claims"] == {}
+
+
+def test_a_host_of_other_options_keeps_what_runs_there_and_gets_nothing_new(stage):
+    stage.ready("a")
+    (claim,) = stage.taken("job", {"a": 1})
+    stage.say("granted", claim=claim, gpu="0")
+    stage.wait(lambda: stage.lender.held("job"))
+    stage.host("a", odd="node 'a' has a host of other options")
+    stage.wait(lambda: stage.lender.hosts()[0].node.num_gpus == 1)
+    assert "node 'a' has a host of other options" in stage.lender.warnings()
+    stage.say("gone", node="a", why="it ended")
+    stage.host("a")
+    stage.wait(lambda: stage.lender.hosts() and stage.lender.hosts()[0].node.num_gpus == 4)
+    assert stage.lender.warnings() == ()
+
+
+def found(stage, job_id, places):
+    """Have a job use places that no claim stood for; the claims in their order."""
+    before = len(stage.told("take"))
+    stage.lender.claim(job_id, places)
+    return list(stage.wait(lambda: stage.told("take")[before:])[0]["claims"])
+
+
+def heard(stage):
+    """Until everything that was said so far has been heard."""
+    stage.say("gone", node="none", why="heard")
+    stage.wait(lambda: "heard" in stage.lender.warnings())
+
+
+def test_gpus_of_one_job_that_are_behind_each_others_claims_are_exchanged(stage):
+    stage.ready("a")
+    one, two = found(stage, "job", {"a": (0, 1)})
+    stage.say("granted", claim=one, gpu="1")
+    stage.say("granted", claim=two, gpu="0")
+    heard(stage)
+    assert stage.lender.held("job") == {"a": (0, 1)}
+    assert len(stage.told("take")) == 1
+    assert stage.told("free") == []
+
+
+def test_a_group_that_was_made_anew_is_made_until_it_has_the_gpu_in_use(stage):
+    stage.ready("a")
+    (first,) = found(stage, "job", {"a": (2,)})
+    stage.say("granted", claim=first, gpu="0")
+    (second,) = stage.wait(lambda: stage.told("take")[1:])[0]["claims"]
+    assert stage.told("free") == [], "Ray would give the same one again"
+    assert stage.lender.held("job") == {"a": (2,)}
+    stage.say("granted", claim=second, gpu="2")
+    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [first]
+    assert stage.lender.held("job") == {"a": (2,)}
+    stage.lender.drop("job", {"a": (2,)})
+    assert stage.wait(lambda: stage.told("free")[1:])[0]["names"] == [second]
+
+
+def test_a_gpu_in_use_that_others_got_from_ray_is_told_and_the_node_gets_no_more(stage):
+    stage.ready("a")
+    (first,) = found(stage, "job", {"a": (2,)})
+    stage.say("granted", claim=first, gpu="0")
+    (second,) = stage.wait(lambda: stage.told("take")[1:])[0]["claims"]
+    stage.say("waits", claim=second)
+    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [second]
+    assert stage.lender.held("job") == {"a": (2,)}
+    (text,) = stage.wait(stage.lender.warnings)
+    assert "GPU 2 of node 'a'" in text
+    assert stage.lender.hosts()[0].node.num_gpus == 1
+    # What stands for it in Ray's books is given back with it.
+    stage.lender.drop("job", {"a": (2,)})
+    assert stage.wait(lambda: stage.told("free")[1:])[0]["names"] == [first]
+
+
+def test_a_place_of_before_is_believed_while_the_host_says_nothing(stage):
+    stage.ready("a")
+    stage.host("a", gpus=(4, 5, 6, 7))
+    stage.wait(lambda: stage.lender.hosts()[0].gpus == (4, 5, 6, 7))
+    (claim,) = found(stage, "job", {"a": (0,)})
+    stage.say("gone", node="a", why="it ended")
+    stage.say("granted", claim=claim, gpu="4")
+    heard(stage)
+    assert len(stage.told("take")) == 1
+    assert stage.lender.held("job") == {"a": (0,)}
+
+
+def test_what_was_held_on_the_way_is_given_back_with_the_claim(stage):
+    stage.ready("a")
+    (first,) = found(stage, "job", {"a": (2,)})
+    stage.say("granted", claim=first, gpu="0")
+    (second,) = stage.wait(lambda: stage.told("take")[1:])[0]["claims"]
+    stage.lender.drop("job", {"a": (2,)})
+    assert sorted(stage.wait(lambda: stage.told("free"))[0]["names"]) == sorted([first, second])
+
+
+def test_a_gpu_that_another_job_uses_is_not_given_to_a_second_one(stage):
+    stage.ready("a")
+    found(stage, "one", {"a": (2, 3)})
+    (claim,) = stage.taken("two", {"a": 1})
+    stage.say("granted", claim=claim, gpu="2")
+    stage.wait(lambda: stage.lender.refusal("two"))
+    assert "job 'one'" in stage.lender.refusal("two")
+    assert stage.lender.held("two") == {}
+    assert stage.lender.held("one") == {"a": (2, 3)}
+    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [claim]
 
 
 def test_nodes_are_offered_once_their_host_is_up(stage):
@@ -376,6 +477,29 @@ def test_a_cluster_without_gpus_is_said(stage):
     stage.say("connected", version="2")
     stage.nodes()
     assert "no node with GPUs" in stage.wait(stage.lender.warnings)[0]
+
+
+def test_a_doubt_about_a_node_is_told_and_the_node_used(stage):
+    stage.ready("a")
+    stage.say("host", node="a", address=["10.0.0.1", 7000], gpus=[0], boot="b", odd="", doubt="nothing can tell")
+    stage.wait(lambda: stage.lender.warnings() == ("node 'a': nothing can tell",))
+    assert stage.taken("job", {"a": 1})
+    stage.host("a")
+    stage.wait(lambda: stage.lender.warnings() == ())
+
+
+def test_where_nodes_can_be_had_none_is_no_trouble_until_one_is_awaited(tmp_path):
+    stage = Stage(tmp_path, autoscale=True)
+    try:
+        stage.ready("a")
+        stage.nodes()
+        stage.wait(lambda: not stage.lender.hosts())
+        assert stage.lender.warnings() == ()
+        stage.lender.desire(2)
+        said = "no node with GPUs yet; Ray's autoscaler was asked for 2: see 'ray status'"
+        stage.wait(lambda: stage.lender.warnings() == (said,))
+    finally:
+        stage.lender.close()
 
 
 def test_the_autoscaler_hears_of_a_wish_once_and_only_where_allowed(tmp_path):

@@ -6,7 +6,7 @@ from pollux.backends._ray_nodes import node_from, seen_nodes
 
 def row(number=1, alive=True, hostname="host.lab", labels=None, **resources):
     return {
-        "NodeID": f"{number:056x}"[::-1],
+        "NodeID": f"{number:056x}",
         "Alive": alive,
         "NodeManagerAddress": f"10.0.0.{number}",
         "NodeManagerHostname": hostname,
@@ -19,9 +19,16 @@ def test_a_node_has_its_gpus_type_cores_and_memory():
     (seen,) = seen_nodes([row()], None, True)
     node = node_from(json.loads(json.dumps(seen.described())))
     assert (node.num_gpus, node.gpu_type, node.num_cpus, node.memory_bytes) == (4, "H100", 8.0, 2.0**30)
-    assert node.id == "host-lab-100000"
+    assert node.id == "host-lab-000001"
     assert seen.address == "10.0.0.1"
     assert not node.preemptible
+
+
+def test_nodes_of_one_host_have_names_of_their_own():
+    # As the nodes of Ray's own trial of its autoscaler: all but the last letters are the same.
+    rows = [row(1), row(2), row(3, hostname="other")]
+    names = [seen.name for seen in seen_nodes(rows, None, True)]
+    assert names == ["host-lab-000001", "host-lab-000002", "other-000003"]
 
 
 def test_dead_nodes_and_nodes_without_gpus_are_left_out():

@@ -127,6 +127,7 @@ def test_a_joiner_that_dies_early_withdraws_the_change():
     assert only(actions, Kill) == [Kill(2)]
     assert only(actions, Lost)[0].ranks == (2, 3)
     assert only(actions, Lost)[0].kept == (0, 1)
+    assert only(actions, Lost)[0].withdrawn
     assert (machine.phase, machine.due) == ("withdrawn", None)
 
 

@@ -48,6 +48,13 @@ def test_a_preview_without_pilots_is_what_a_decision_would_send(tmp_path):
     assert f"--ports NODE:{host_port(str(tmp_path / 'pool'), 'NODE')}" in text
 
 
+@pytest.mark.parametrize("mode", ["pilot", "job"])
+def test_a_preview_shows_a_cpu_for_each_slot(tmp_path, mode):
+    given = {"slots": 4, "mode": mode, "head": "10.0.0.1", "pool": tmp_path / "pool"}
+    assert "#SBATCH --cpus-per-task=4\n" in SlurmBackend.preview(tmp_path, **given)
+    assert "#SBATCH --cpus-per-task=2\n" in SlurmBackend.preview(tmp_path, cpus_per_node=2, **given)
+
+
 def test_what_the_shell_has_for_sbatch_is_the_default(tmp_path, monkeypatch):
     shell = {"SBATCH_ACCOUNT": "lab", "SBATCH_PARTITION": "gpu", "SBATCH_QOS": "long", "SBATCH_TIMELIMIT": "2:00:00"}
     for name, value in {**shell, "SLURM_JOB_PARTITION": "login", "SBATCH_EXCLUSIVE": "1"}.items():
@@ -96,6 +103,21 @@ def test_the_page_shows_what_would_be_sent(monkeypatch):
     assert f"--option head=10.0.0.5 --dry-run\n{text}```" in page
     (name,) = [line for line in text.splitlines() if "--job-name=" in line]
     assert f" {name.partition('=')[2]} RUNNING node1 " in page
+
+
+def test_only_hosts_that_are_up_are_asked_for_folders_when_a_job_is_submitted(tmp_path, monkeypatch):
+    """Without pilots nodes are offered that nobody listens on yet: each would be waited for."""
+    backend = SlurmBackend(tmp_path, gpus_per_node=4, pool=tmp_path / "pool", head="127.0.0.1", mode="job")
+    backend._slurm.offer([hosted("node1"), hosted("node2")])
+    backend._slurm._up = {"node2": hosted("node2")}
+    monkeypatch.setattr(backend._shared, "refuses", lambda folders, hosts: str([each.node.id for each in hosts]))
+    assert backend.refuses(["/shared"]) == "['node2']"
+
+
+def test_all_nodes_of_pilots_are_asked_for_folders(backend, monkeypatch):
+    backend._slurm.offer([hosted("node1"), hosted("node2")])
+    monkeypatch.setattr(backend._shared, "refuses", lambda folders, hosts: f"{len([*hosts])} asked")
+    assert backend.refuses(["/shared"]) == "2 asked"
 
 
 def test_wrong_options_are_refused_before_anything_is_asked(tmp_path):

@@ -81,6 +81,58 @@ def test_a_refusal_comes_with_its_words_and_a_remedy(commands, calls, complaint,
     assert remedy in str(refused.value)
 
 
+_POLICY = (
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size "
+    "and/or time limits)"
+)
+_NO_SUCH_TIME = (
+    "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)"
+)
+_NO_CONFIGURATION = """\
+sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sbatch: error: fetch_config: DNS SRV lookup failed
+sbatch: error: _establish_config_source: failed to fetch config
+sbatch: fatal: Could not establish a configuration source"""
+_NO_MUNGE = """\
+sbatch: error: If munged is up, restart with --num-threads=10
+sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory
+sbatch: error: slurm_send_node_msg: auth_g_create: REQUEST_SUBMIT_BATCH_JOB has authentication error
+sbatch: error: Batch job submission failed: Protocol authentication error"""
+
+
+@pytest.mark.parametrize(
+    ("complaint", "shown", "remedy"),
+    [
+        (f"sbatch: error: AssocGrpSubmitJobsLimit\n{_POLICY}", "AssocGrpSubmitJobsLimit", "shares with others"),
+        (f"sbatch: error: QOSGrpNodeLimit\n{_POLICY}", "QOSGrpNodeLimit", "shares with others"),
+        (f"sbatch: error: AssocMaxSubmitJobLimit\n{_POLICY}", "AssocMaxSubmitJobLimit", "quota of jobs"),
+        (f"sbatch: error: QOSMaxSubmitJobPerUserLimit\n{_POLICY}", "QOSMaxSubmitJobPerUserLimit", "quota of jobs"),
+        (f"sbatch: error: QOSMaxGRESPerUser\n{_POLICY}", "QOSMaxGRESPerUser", "another qos="),
+        (f"sbatch: error: AssocMaxNodePerJobLimit\n{_POLICY}", "AssocMaxNodePerJobLimit", "another account="),
+        (f"sbatch: error: QOSMinGRES\n{_POLICY}", "QOSMinGRES", "asks for less"),
+        (f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{_POLICY}", "QOSMaxWallDurationPerJobLimit", "time_limit="),
+        (f"sbatch: a word of the site\nsbatch: error: QOSMinGRES\n{_POLICY}", "QOSMinGRES", "asks for less"),
+        (_POLICY, "accounting/QOS policy", "sacctmgr show associations"),
+        (_NO_MUNGE, "Protocol authentication error", "munge"),
+        ("slurm_load_jobs error: Protocol authentication error", "authentication", "munge"),
+        ("slurm_load_jobs error: Zero Bytes were transmitted or received", "Zero Bytes", "munge"),
+        (_NO_CONFIGURATION, "Could not establish a configuration source", "SLURM_CONF"),
+        (_NO_SUCH_TIME, "time limit", "check time_limit="),
+    ],
+)
+def test_what_slurm_says_in_several_lines_keeps_the_one_that_counts(commands, calls, complaint, shown, remedy):
+    (commands.folder / "said").write_text(complaint + "\n")
+    commands("sbatch", f"cat > /dev/null; cat {commands.folder}/said >&2; exit 1")
+    with pytest.raises(BackendFailed) as refused:
+        calls.submit("#!/bin/sh", 1)
+    text = str(refused.value)
+    assert shown in text
+    assert complaint.splitlines()[-1].split(": ", 1)[1] in text
+    assert remedy in text
+    assert ("time_limit=" in text) is (remedy in ("time_limit=", "check time_limit="))
+    assert "\n" not in text
+
+
 def test_a_submission_gives_its_number(commands, calls):
     commands("sbatch", f"cat > {commands.folder}/script; echo '4711;lab'")
     assert calls.submit("#!/bin/sh\necho hello\n", 2) == "4711"

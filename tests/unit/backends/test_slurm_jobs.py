@@ -16,12 +16,23 @@ class PlayedSlurm:
         self.states = {"node1": "idle", "node2": "mixed", "node3": "allocated", "node4": "drained"}
         self.scripts: list[str] = []
         self.cancelled: list[str] = []
+        self.used: dict[str, int] = {}
+        self.failing = ""
+        self.odd = ""
 
     def jobs(self, name):
+        if self.failing:
+            raise BackendFailed(self.failing)
         return "".join(f"{pilot}|{rest}\n" for pilot, rest in self.rows.items())
 
     def all_nodes(self, partition):
-        return "".join(f"{name}|{state}|gpu:a100:4|10.0.0.{name[-1]}|64|none\n" for name, state in self.states.items())
+        if self.failing:
+            raise BackendFailed(self.failing)
+        used = {name: 4 * (state == "allocated") for name, state in self.states.items()} | self.used
+        return self.odd + "".join(
+            f"{name}|{state}|gpu:a100:4|10.0.0.{name[-1]}|64|gpu:a100:{used[name]}(IDX:0)|0/64/0/64|none\n"
+            for name, state in self.states.items()
+        )
 
     def submit(self, script, count, exclude=()):
         self.scripts.append(script)
@@ -54,14 +65,14 @@ class Bench:
         self.now += seconds
         self.lender.turn()
 
-    def grant(self, pilot, nodes, names, comment):
+    def grant(self, pilot, nodes, names, comment, told=None, found=None):
         self.slurm.rows[pilot] = f"RUNNING|1:00:00|1:00:00|{nodes}|{comment}|None"
         for name in names:
             port = host_port(str(self.folder), name)
             host = {"node": name, "address": f"10.0.0.{name[-1]}", "port": port, "places": 4, "gpus": [0, 1, 2, 3]}
             facts = {"gpu_type": "A100", "cpus": 8.0, "memory_bytes": 0.0}
-            (self.folder / "pilots" / f"{pilot}.{name}.facts").write_text(json.dumps(facts))
-            (self.folder / "pilots" / f"{pilot}.{name}.json").write_text(json.dumps(host))
+            (self.folder / "pilots" / f"{pilot}.{name}.facts").write_text(json.dumps(facts | (found or {})))
+            (self.folder / "pilots" / f"{pilot}.{name}.json").write_text(json.dumps(host | (told or {})))
 
     @property
     def nodes(self):
@@ -90,7 +101,7 @@ def test_a_generation_asks_once_and_gets_its_places_with_the_hosts(bench):
     (script,) = bench.slurm.scripts
     assert "#SBATCH --nodelist=node[1-2]\n" in script
     assert "#SBATCH --nodes=2\n" in script
-    assert f"node1:{host_port(str(bench.folder), 'node1')}" in script
+    assert f"node1=10.0.0.1:{host_port(str(bench.folder), 'node1')}," in script
     assert bench.lender.held("train") == {}
     before = [hosted.address for hosted in bench.lender.hosts()]
     bench.grant("1_0", "node[1-2]", ["node1", "node2"], "train@node[1-2]")
@@ -210,14 +221,16 @@ def test_a_node_that_was_asked_for_is_waited_for_while_others_have_it(bench):
         ({"gpus_per_node": 4, "gres": "gpu:a100:4"}, ["node1"]),
         ({"gpus_per_node": 1, "cpus_per_node": 32}, ["node2"]),
         ({"slots": 2}, ["node1", "node2", "node3"]),
+        ({"slots": 12}, ["node1", "node2"]),
+        ({"slots": 12, "cpus_per_node": 6}, ["node1", "node2", "node3"]),
     ],
 )
 def test_a_node_with_less_than_is_asked_for_is_not_offered(tmp_path, monkeypatch, asked, names):
     slurm = PlayedSlurm()
     rows = [
-        "node1|idle|gpu:a100:4|h1|16|none",
-        "node2|idle|gpu:h100:8(S:0-1)|h2|64|none",
-        "node3|idle|(null)|h3|8|none",
+        "node1|idle|gpu:a100:4|h1|16|gpu:a100:0(IDX:N/A)|0/16/0/16|none",
+        "node2|idle|gpu:h100:8(S:0-1)|h2|64|gpu:h100:0(IDX:N/A)|0/64/0/64|none",
+        "node3|idle|(null)|h3|8|(null)|0/8/0/8|none",
     ]
     monkeypatch.setattr(slurm, "all_nodes", lambda partition: "\n".join(rows) + "\n")
     lender = SlurmJobLender(tmp_path / "pool", PilotOptions(mode="job", **asked), slurm, lambda: 1000.0)
@@ -309,3 +322,137 @@ def test_one_that_could_not_start_gives_nothing_back_on_which_jobs_may_run(bench
     later._read_queue()
     later._leave()
     assert bench.slurm.cancelled == ["2_0"], "only what waits"
+
+
+@pytest.mark.parametrize("odd", ["", "node1|reboot_requested|gpu:a100:4|10.0.0.1|64|gpu:0|0/64/0/64|none\n"])
+def test_a_new_object_offers_what_ran_before_though_no_state_is_known(bench, odd):
+    """Jobs run there: who takes the node for gone ends them."""
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    # It listens on all of its addresses, and says which of them Slurm has.
+    bench.grant("1_0", "node1", ["node1"], "train@node1", {"address": "0.0.0.0"}, {"address": "10.0.0.1"})
+    bench.turn()
+    (before,) = [hosted for hosted in bench.lender.hosts() if hosted.node.id == "node1"]
+    later = SlurmJobLender(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
+    if odd:
+        bench.slurm.odd, bench.slurm.states = odd, {"node2": "mixed"}
+    else:
+        bench.slurm.failing = "'sinfo' did not answer within 20 s"
+    later.start(b"secret", "127.0.0.1", lambda: None)
+    try:
+        assert [hosted for hosted in later.hosts() if hosted.node.id == "node1"] == [before]
+    finally:
+        later.close()
+    later.turn()
+    assert [hosted for hosted in later.hosts() if hosted.node.id == "node1"] == [before]
+
+
+@pytest.mark.parametrize(
+    ("row", "is_offered"),
+    [
+        ("mixed|gpu:a100:4|10.0.0.9|64|gpu:a100:0(IDX:N/A)|8/56/0/64|none", True),
+        ("mixed|gpu:a100:4|10.0.0.9|64|gpu:a100:1(IDX:2)|8/56/0/64|none", False),
+        ("mixed|gpu:8|10.0.0.9|64|gpu:(null):4(IDX:0,2-4)|8/56/0/64|none", True),
+        ("mixed|gpu:8|10.0.0.9|64|gpu:(null):5(IDX:0,2-5)|8/56/0/64|none", False),
+        ("mixed|gpu:4|10.0.0.9|64|gpu:0|60/4/0/64|none", True),
+        ("mixed|gpu:4|10.0.0.9|64|gpu:0|62/2/0/64|none", False),
+        ("reserved|gpu:4|10.0.0.9|64|gpu:0|0/64/0/64|none", False),
+        ("idle*|gpu:4|10.0.0.9|64|gpu:0|0/64/0/64|none", False),
+        ("idle~|gpu:4|10.0.0.9|64|gpu:0|0/64/0/64|none", True),
+    ],
+)
+def test_only_what_is_left_of_a_node_can_be_lent(tmp_path, monkeypatch, row, is_offered):
+    slurm = PlayedSlurm()
+    monkeypatch.setattr(slurm, "all_nodes", lambda partition: f"node9|{row}\n")
+    options = PilotOptions(mode="job", gpus_per_node=4, cpus_per_node=4)
+    lender = SlurmJobLender(tmp_path / "pool", options, slurm, lambda: 1000.0)
+    lender._folder.prepare(b"secret")
+    lender.turn()
+    assert [hosted.node.id for hosted in lender.hosts()] == ["node9"] * is_offered
+
+
+def test_who_asks_for_a_reservation_is_lent_its_nodes(tmp_path, monkeypatch):
+    slurm = PlayedSlurm()
+    slurm.states = {"node1": "reserved"}
+    options = PilotOptions(mode="job", gpus_per_node=4, words="--reservation=course")
+    lender = SlurmJobLender(tmp_path / "pool", options, slurm, lambda: 1000.0)
+    lender._folder.prepare(b"secret")
+    lender.turn()
+    assert [hosted.node.id for hosted in lender.hosts()] == ["node1"]
+
+
+def test_a_node_that_slurm_does_not_lend_is_given_up_while_another_is_free(bench):
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    bench.slurm.states["node1"] = "allocated"
+    bench.slurm.rows["1_0"] = "PENDING|10:00|10:00||train@node1|Resources"
+    bench.turn()
+    bench.turn(50.0)
+    assert bench.lender.refusal("train") == ""
+    bench.turn(15.0)
+    assert bench.lender.refusal("train") == (
+        "Slurm has not lent node1 for 65 s (Resources), and has others to lend (node2): the job is placed anew"
+    )
+    assert bench.slurm.cancelled == ["1_0"]
+    bench.slurm.states["node1"] = "idle"
+    bench.lender.ask("train", {"node2": 1})
+    bench.turn(10.0)
+    assert bench.lender.refusal("train") == ""
+    assert bench.nodes == ["node2"], "it would be placed there again"
+    assert len(bench.slurm.scripts) == 2
+    bench.turn(300.0)
+    assert bench.nodes == ["node1", "node2"]
+
+
+@pytest.mark.parametrize(
+    ("states", "row"),
+    [
+        # The whole cluster is full.
+        ({"node1": "allocated", "node2": "allocated"}, "PENDING|10:00|10:00||train@node1|Resources"),
+        # What keeps it would keep it anywhere.
+        ({"node1": "idle", "node2": "idle"}, "PENDING|10:00|10:00||train@node1|QOSGrpGRES"),
+        ({"node1": "idle", "node2": "idle"}, "PENDING|10:00|10:00||train@node1|Priority"),
+        # It was granted, and is being prepared.
+        ({"node1": "allocated", "node2": "idle"}, "CONFIGURING|10:00|10:00|node1|train@node1|None"),
+    ],
+)
+def test_what_would_wait_anywhere_waits_without_a_limit(bench, states, row):
+    bench.lender.ask("train", {"node1": 1})
+    bench.turn()
+    bench.slurm.states |= states
+    bench.slurm.rows["1_0"] = row
+    for _ in range(10):
+        bench.turn(100.0)
+    assert (bench.lender.refusal("train"), bench.slurm.cancelled) == ("", [])
+
+
+def test_only_the_nodes_that_keep_a_job_waiting_are_left_alone(bench):
+    bench.slurm.states |= {"node3": "idle", "node5": "idle"}
+    bench.turn()
+    bench.lender.ask("train", {"node1": 1, "node3": 1})
+    bench.lender.ask("other", {"node3": 1})
+    bench.turn()
+    bench.slurm.used["node1"] = 4
+    bench.slurm.rows["1_0"] = "PENDING|10:00|10:00||train@node[1,3]|Priority"
+    bench.turn(30.0)
+    bench.turn(60.0)
+    assert "Slurm has not lent node1 for 60 s (Priority)" in bench.lender.refusal("train")
+    assert bench.lender.refusal("other") != "", "it waited for the same batch job"
+    assert bench.slurm.cancelled == ["1_0"]
+    bench.lender.ask("train", {})
+    bench.lender.ask("other", {})
+    bench.turn()
+    assert bench.nodes == ["node2", "node3", "node5"]
+
+
+def test_no_more_leave_the_queue_than_there_are_free_nodes(bench):
+    bench.slurm.states |= {"node3": "idle", "node5": "idle"}
+    bench.turn()
+    bench.lender.ask("one", {"node1": 1})
+    bench.turn()
+    bench.lender.ask("two", {"node3": 1})
+    bench.turn()
+    bench.slurm.states |= {"node1": "allocated", "node2": "allocated", "node3": "allocated"}
+    bench.turn(100.0)
+    assert bench.slurm.cancelled == ["1_0"]
+    assert bench.lender.refusal("two") == ""

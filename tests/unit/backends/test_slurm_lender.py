@@ -278,14 +278,66 @@ def test_pilots_that_fail_at_once_are_not_asked_for_in_a_storm(bench):
 def test_a_refused_submission_is_said_and_tried_again_later(bench):
     bench.slurm.submit = lambda *_: (_ for _ in ()).throw(BackendFailed("'sbatch' failed: Invalid account"))
     bench.turn()
-    assert "no node can be asked for: 'sbatch' failed: Invalid account" in bench.lender.warnings()
+    assert (
+        "2 nodes cannot be asked for: 'sbatch' failed: Invalid account; Slurm is asked for 1 in 30 s"
+        in bench.lender.warnings()
+    )
     del bench.slurm.submit
     bench.turn()
     assert bench.slurm.submitted == []
     bench.turn(31.0)
-    assert bench.slurm.submitted == [(2, ())]
+    assert bench.slurm.submitted == [(1, ())]
+    bench.turn()
+    assert bench.slurm.submitted == [(1, ()), (1, ())]
     bench.turn()
     assert not any("asked for" in warning for warning in bench.lender.warnings())
+
+
+def test_a_quota_for_some_of_the_nodes_gives_those(tmp_path, monkeypatch):
+    """An array is refused as a whole: fewer are asked for until they are taken, and more when there is room."""
+    bench = Bench(tmp_path, nodes="8")
+    quota, asked, submit = 4, [], bench.slurm.submit
+
+    def within_quota(script, count, exclude=()):
+        asked.append(count)
+        if len([row for row in bench.slurm.rows.values() if row.startswith("PENDING")]) + count > quota:
+            raise BackendFailed("'sbatch' failed: QOSMaxSubmitJobPerUserLimit")
+        return submit(script, count, exclude)
+
+    monkeypatch.setattr(bench.slurm, "submit", within_quota)
+    for _ in range(5):
+        bench.turn(31.0)
+    assert asked == [8, 4, 4, 2, 1]
+    assert len(bench.slurm.rows) == 4
+    assert any("QOSMaxSubmitJobPerUserLimit" in warning for warning in bench.lender.warnings())
+    quota = 8
+    for _ in range(3):
+        bench.turn(31.0)
+    assert asked[5:] == [1, 2, 1]
+    assert len(bench.slurm.rows) == 8
+    assert not any("asked for" in warning for warning in bench.lender.warnings())
+
+
+def test_a_folder_that_is_full_keeps_nobody_from_looking(bench, monkeypatch, caplog):
+    bench.turn()
+    put, full = bench.lender._folder._put, [True]
+
+    def no_space(name, text):
+        if full:
+            raise OSError(28, "No space left on device")
+        put(name, text)
+
+    monkeypatch.setattr(bench.lender._folder, "_put", no_space)
+    bench.lend("1_0", "node1")
+    bench.turn()
+    assert bench.nodes == ["node1"]
+    (warning,) = [each for each in bench.lender.warnings() if "No space left" in each]
+    assert f"cannot write {bench.folder}: No space left on device; free some space" in warning
+    assert not any(record.exc_info for record in caplog.records)
+    full.clear()
+    bench.turn()
+    assert not any("No space left" in each for each in bench.lender.warnings())
+    assert [row.id for row in bench.lender._folder.remembered()] == ["1_0"], "what could not be kept is kept later"
 
 
 def test_a_node_that_lies_is_given_back_and_not_asked_for_again(bench):

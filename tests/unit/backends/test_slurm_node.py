@@ -8,10 +8,13 @@ import subprocess
 import pytest
 
 from pollux.backends import _slurm_node
+from pollux.backends._asking import ask_host
 from pollux.backends._devices import Devices
-from pollux.backends._slurm_node import _keep, _Node, address_towards, facts_of, without_slurm
+from pollux.backends._slurm_folder import PoolFolder
+from pollux.backends._slurm_node import Where, _keep, _Node, _where, address_towards, facts_of, without_slurm
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
+from pollux.testing.waiting import wait_until
 
 
 @pytest.fixture
@@ -34,10 +37,6 @@ def test_gpus_are_those_that_slurm_gave(driver):
     driver(0, 1, 2, 3)
     facts = facts_of({"CUDA_VISIBLE_DEVICES": "2,3"}, 2, 0)
     assert (facts["places"], facts["gpus"], facts["gpu_type"]) == (2, [2, 3], "A100")
-
-
-def test_without_a_driver_slurm_is_believed(driver):
-    assert facts_of({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, 0)["gpu_type"] == ""
 
 
 @pytest.mark.parametrize(
@@ -64,6 +63,56 @@ def test_the_address_on_the_way_to_the_service(monkeypatch):
     monkeypatch.setattr(_slurm_node.socket, "socket", refuse)
     with pytest.raises(BackendFailed, match="'head-1' has no address"):
         address_towards("head-1")
+
+
+@pytest.mark.parametrize(
+    ("ports", "listen", "reached"),
+    [
+        ("", "127.0.0.1", ""),
+        ("node2=10.0.0.2:20002", "127.0.0.1", ""),
+        ("node1=127.0.0.1:20001,node2=10.0.0.2:20002", "127.0.0.1:20001", "127.0.0.1"),
+        ("node1=10.7.0.1:20001", "0.0.0.0:20001", "10.7.0.1"),
+        ("node1:20001", "0.0.0.0:20001", "node1"),
+    ],
+)
+def test_a_host_can_be_reached_at_the_address_that_slurm_has(ports, listen, reached):
+    """A node may have several, and the way to the service need not lead over that one."""
+    where = _where("127.0.0.1", ports, "node1")
+    assert (where.listen, where.meet, where.reached) == (listen, "127.0.0.1", reached)
+
+
+def test_replicas_meet_on_the_way_to_the_service_wherever_the_host_listens(tmp_path, monkeypatch):
+    (tmp_path / "pilots").mkdir()
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(_slurm_node.subprocess, "Popen", lambda words, stdin, env: started.append((words, env)))
+    monkeypatch.setattr(_slurm_node, "meeting_variables", lambda address, environ: {"MEET": address})
+    facts = {"places": 2, "gpus": [0, 1], "gpu_type": "A100", "cpus": 8.0, "memory_bytes": 0.0}
+    _Node(tmp_path, "1_0", "node1").start(facts, Where("0.0.0.0:20001", "10.0.0.1", "10.7.0.1"), False)
+    ((words, environ),) = started
+    assert words[words.index("--listen") + 1] == "0.0.0.0:20001"
+    assert environ["MEET"] == "10.0.0.1"
+    assert words[words.index("--secret-file") + 1] == str(tmp_path / "secret")
+    assert json.loads((tmp_path / "pilots" / "1_0.node1.facts").read_text())["address"] == "10.7.0.1"
+
+
+def test_a_host_that_listens_everywhere_turns_away_who_does_not_know_the_secret(tmp_path):
+    (tmp_path / "pilots").mkdir()
+    (tmp_path / "secret").write_text("ab" * 32)
+    facts = {"places": 1, "gpus": [], "gpu_type": "cpu", "cpus": 1.0, "memory_bytes": 0.0}
+    host = _Node(tmp_path, "1_0", "node1").start(facts, Where("0.0.0.0:0", "127.0.0.1", "127.0.0.2"), False)
+    try:
+        announced = tmp_path / "pilots" / "1_0.node1.json"
+        wait_until("host", announced.exists, 60.0)
+        notes, _ = PoolFolder(tmp_path).notes()
+        ((address, port),) = [note.address for note in notes.values()]
+        assert address == "127.0.0.2"
+        for reached in ("127.0.0.1", address):
+            assert "error" not in ask_host((reached, port), b"\xab" * 32, {"see": []})
+            with pytest.raises(BackendFailed):
+                ask_host((reached, port), b"\xac" * 32, {"see": []})
+    finally:
+        host.stdin.close()
+        host.wait(60.0)
 
 
 def test_a_node_that_two_pilots_share_has_two_names(tmp_path):

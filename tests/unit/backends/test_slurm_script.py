@@ -50,6 +50,12 @@ def test_slots_ask_for_no_gpu_unless_told_to():
     assert "--slots 2" in text
 
 
+def test_each_slot_has_a_cpu_unless_told_otherwise():
+    assert "#SBATCH --cpus-per-task=4\n" in script(slots=4)
+    assert "#SBATCH --cpus-per-task=8\n" in script(slots=4, cpus_per_node=8)
+    assert "--cpus-per-task" not in script()
+
+
 def test_the_script_is_sound_shell(tmp_path):
     path = tmp_path / "pilot.sh"
     path.write_text(script(words="--nice=1", setup="export A='b c'"))
@@ -79,7 +85,7 @@ def test_a_range_of_nodes():
         ({"account": "$(reboot)"}, "account is"),
         ({"time_limit": "soon"}, "time_limit is 'soon'"),
         ({"time_limit": "0:02:00", "margin_seconds": 180.0}, "a smaller margin_seconds"),
-        ({"gpus_per_node": 0}, "gpus_per_node=N"),
+        ({"gpus_per_node": 0}, "give --option gpus_per_node=N, or --slots N for CPU slots"),
         ({"gpus_per_node": -1}, "gpus_per_node is -1"),
         ({"mode": "fast"}, "unknown mode 'fast'"),
         ({"words": "--array=1-3"}, "which Pollux sets itself"),
@@ -87,6 +93,7 @@ def test_a_range_of_nodes():
         ({"words": "'"}, "cannot be split"),
         ({"setup": "a\nb"}, "line break"),
         ({"poll_seconds": 0.0}, "poll_seconds is 0.0"),
+        ({"wait_seconds": 0.0}, "wait_seconds is 0.0"),
         ({"idle_seconds": -1.0}, "idle_seconds is -1.0"),
     ],
 )

@@ -8,6 +8,7 @@ from pollux.controller import (
     Controller,
     GenerationEnded,
     GenerationShrunk,
+    JobLimitsChanged,
     JobReported,
     JobRunning,
     JobState,
@@ -17,7 +18,7 @@ from pollux.controller import (
     StopJob,
 )
 from pollux.controller.generations import MOST_LOSSES
-from pollux.core import NOWHERE, InvalidInput
+from pollux.core import NOWHERE, InvalidInput, JobLimits
 from pollux.testing import place
 
 
@@ -83,6 +84,93 @@ def test_losses_without_progress_end_the_job(running):
     assert record.state is JobState.FAILED
 
 
+def live_through(desk, losses, report):
+    """Reports every 30 s and a loss every 9 minutes, each survived in living processes; the number of facts."""
+    at, record, facts = 62.0, desk.controller.jobs["a"], 0
+    for step in range(18 * losses):
+        at += 30.0
+        told = JobReported(at, "a", live=True, **report(at))
+        if desk.controller.is_news(told):
+            facts += 1
+            desk(told)
+        if step % 18 == 8:
+            desk.decide(at, a="n0:4")
+        if step % 18 == 17:
+            shrunk(desk, at, "n0:3")
+        if record.state is JobState.FAILED:
+            break
+        if record.state is JobState.RESIZING:
+            desk(JobRunning(at + 1, "a", record.generation, 0.2, "recover"))
+    return facts
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        lambda at: {"remaining": 360000.0 - at, "progress": at},
+        lambda at: {"remaining": 360000.0 - at},
+        lambda at: {"progress": at},
+    ],
+    ids=["both", "remaining", "progress"],
+)
+def test_a_job_that_goes_on_after_every_loss_outlives_any_number(running, report):
+    """100 hours of work: between two losses it moves by far less than what is news otherwise."""
+    running(JobReported(62, "a", live=True, **report(62)))
+    facts = live_through(running, 60, report)
+    record = running.controller.jobs["a"]
+    assert (record.state, record.losses) == (JobState.RUNNING, 1)
+    assert facts <= 60, "a sign of progress a loss, and no more"
+    again = running.fresh()
+    for event in running.events:
+        again(event)
+    assert again.commands == running.commands
+
+
+@pytest.mark.parametrize("told", [{"remaining": 1000.0, "progress": 5.0}, {}])
+def test_one_that_gets_no_further_between_losses_is_given_up(running, told):
+    running(JobReported(62, "a", live=True, **told))
+    live_through(running, 100, lambda at: told)
+    record = running.controller.jobs["a"]
+    assert (record.state, record.losses) == (JobState.FAILED, MOST_LOSSES)
+
+
+def test_the_same_way_from_one_checkpoint_again_and_again_is_no_progress(running):
+    """It starts where it was saved, at 100, and is lost at 110; where that was is known for the first of them only."""
+    record, at = running.controller.jobs["a"], 100.0
+    for _ in range(30):
+        for progress in (101.0, 105.0, 110.0):
+            told = JobReported(at, "a", progress=progress, local_batch=int(progress))
+            if running.controller.is_news(told):
+                running(told)
+            at += 30.0
+        running(GenerationEnded(at, "a", record.generation, "lost"))
+        if record.state is JobState.FAILED:
+            break
+        running.decide(at, a="n0:4")
+        running(JobRunning(at, "a", record.generation))
+    assert record.state is JobState.FAILED
+
+
+def test_a_withdrawn_change_is_no_loss(running):
+    record = running.controller.jobs["a"]
+    record.losses, record.remaining = MOST_LOSSES - 1, 10.0
+    running.decide(120, a="n0:4 n1:4")
+    told = GenerationShrunk(125, "a", 2, place("n0:4"), "joining replica 5 ended", withdrawn=True)
+    assert running(told) == [ResizeJob("a", 3, place("n0:4 n1:4"), place("n0:4"))]
+    assert (record.state, record.losses, record.remaining_at_loss) == (JobState.RESIZING, MOST_LOSSES - 1, None)
+    assert record.failed_moves == 1
+
+
+def test_a_withdrawn_change_of_a_job_that_must_have_more_is_no_loss_either(running):
+    record = running.controller.jobs["a"]
+    running.decide(120, a="n0:4 n1:4")
+    running(JobLimitsChanged(121, "a", JobLimits(min_gpus=8, max_gpus=8)))
+    record.losses = MOST_LOSSES - 1
+    commands = running(GenerationShrunk(125, "a", 2, place("n0:4"), withdrawn=True))
+    assert isinstance(commands[0], StopJob)
+    assert (record.state, record.losses) == (JobState.QUEUED, MOST_LOSSES - 1)
+
+
 def test_a_joiner_that_never_came_counts_as_a_failed_move(running):
     running.decide(120, a="n0:4 n1:4")
     assert shrunk(running, 125, "n0:4") == [ResizeJob("a", 3, place("n0:4 n1:4"), place("n0:4"))]
@@ -136,11 +224,13 @@ def test_all_of_it_is_in_the_saved_state_and_the_log(running):
     restored = Controller.restored(saved, running.controller.settings)
     assert restored.jobs["a"] == running.controller.jobs["a"]
     for job in saved["jobs"]:
-        for name in ("live", "failed_moves", "costs", "last_pause", "refusals", "capped_until", "failed_move_at"):
+        for name in ("live", "failed_moves", "costs", "last_pause", "refusals", "capped_until", "failed_move_at",
+                     "progress", "progress_at_loss"):  # fmt: skip
             del job[name]
     older = Controller.restored(saved, running.controller.settings).jobs["a"]
     assert (older.live, older.failed_moves, older.costs, older.last_pause) == (None, 0, {}, None)
     assert (older.refusals, older.capped_until, older.failed_move_at) == (0, None, None)
+    assert (older.progress, older.progress_at_loss) == (None, None)
     again = running.fresh()
     for event in running.events:
         again(event)

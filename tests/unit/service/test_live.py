@@ -89,6 +89,34 @@ def test_a_loss_that_is_told_twice_counts_once(running):
     assert running.engine.runner.controller.jobs["job"].losses == 1
 
 
+def test_a_withdrawn_change_is_no_loss(running):
+    held = running.engine.job("job").gpus
+    running.engine.resize("job", 1, 4)
+    running.engine.settle()
+    generation = running.engine.job("job").generation
+    remaining = Placement.of({"node-0": held - 1})
+    running.backend.tell(
+        ReplicasLost(running.clock.now(), "job", generation, (0,), remaining, "never came", withdrawn=True)
+    )
+    running.engine.settle()
+    record = running.engine.runner.controller.jobs["job"]
+    assert (record.losses, record.placement.num_gpus, record.detail) == (0, held - 1, "never came")
+
+
+def test_progress_of_a_job_without_an_end_is_known_after_a_loss(running):
+    record = running.engine.runner.controller.jobs["job"]
+    running.engine.resize("job", 1, 4)
+    for progress in (100.0, 101.0, 102.0):
+        held = record.placement.num_gpus
+        told = sample_report(record.generation, live=True, progress=progress, total_progress=None)
+        running.engine.report("job", told)
+        running.backend.lost("job", (held - 1,), Placement.of({"node-0": held - 1}), "killed")
+        running.engine.settle()
+        if record.placement.num_gpus == 1:
+            break
+    assert (record.losses, record.progress_at_loss) == (1, record.progress)
+
+
 def test_too_few_survivors_are_stopped(world):
     world.submit(min_gpus=3, max_gpus=4, on_resize="live")
     world.backend.started("job")

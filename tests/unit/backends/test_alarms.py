@@ -1,0 +1,39 @@
+"""False alarms as a backend counts them: what jobs' shims say of replicas and of nodes."""
+
+import socket
+
+import pytest
+
+from pollux.backends._jobs import LocalJob
+from pollux.backends._links import ShimLink
+from pollux.backends.fleet import FleetBackend
+from pollux.backends.lender import PooledLender
+from pollux.backends.local import LocalBackend
+
+REPLICA = {"event": "alarm", "text": "replica 1 gave a sign of life", "replica": 1, "at": 1.0}
+NODE = {"event": "alarm", "text": "node 'n0' answers again", "at": 1.0}
+
+
+@pytest.fixture
+def say(tmp_path):
+    """Have the shim of a job say something to a backend."""
+    with socket.socket() as peer:
+        link = ShimLink("job", peer)
+        yield lambda backend, message: backend._work._take(LocalJob("job", tmp_path), link, message)
+
+
+def test_replicas_are_counted_on_one_machine(say, tmp_path, caplog):
+    backend = LocalBackend(tmp_path, slots=1, warm=False)
+    assert backend.false_alarms == 0
+    say(backend, REPLICA)
+    assert backend.false_alarms == 1
+    assert "false alarm 1: replica 1 gave a sign of life (job 'job')" in caplog.text
+
+
+def test_replicas_and_nodes_are_counted_on_many_and_only_nodes_are_warned_of(say, tmp_path):
+    backend = FleetBackend(tmp_path, PooledLender(), head="127.0.0.1", warm=False)
+    say(backend, REPLICA)
+    assert (backend.false_alarms, backend.warnings()) == (1, ())
+    say(backend, NODE)
+    assert backend.false_alarms == 2
+    assert any("1 nodes were given up and answered later" in text for text in backend.warnings())
