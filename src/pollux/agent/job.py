@@ -111,6 +111,8 @@ class Job(MovingJob):
                 pass
             self._surviving(self._serve_requests)
         self._in_epoch = False
+        if self._parts.live is not None:
+            self._parts.live.astray.end()
         while not self._surviving(self._finish):
             pass
 

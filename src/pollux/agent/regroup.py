@@ -342,7 +342,9 @@ class Live:
                 time.sleep(0.005)
         self.beat.busy = REGROUP
         self._go(job, plan, time.perf_counter())
-        self.astray.begin()
+        # Where nobody stays, all that come run the script from its beginning, together.
+        if not plan.senders:
+            self.astray.begin()
 
     # Between generations
 

@@ -80,6 +80,7 @@ class Driver:
         self._prefix, self._warm = order["prefix"], order["warm"]
         self._claims: dict[str, str] = dict(order["claims"])
         self._desired: int | None = order["desired"]
+        self._awaited, self._size = bool(order.get("awaited")), int(order.get("size") or 0)
         self._wished: list[dict[str, int]] | None = None
         self._largest = 1
         self._failed_at: dict[str, float] = {}
@@ -139,7 +140,9 @@ class Driver:
                 if name in self._groups:
                     self._groups[name].waits_since = time.monotonic()
         elif order["do"] == "desire":
-            self._desired = int(order["nodes"])
+            self._desired, self._awaited = int(order["nodes"]), bool(order.get("awaited"))
+            self._size = int(order.get("size") or 0)
+            self._spare_since = {}
             self._wish()
         elif order["do"] == "part":
             self._part()
@@ -179,13 +182,16 @@ class Driver:
     def _needed(self, every: Mapping[str, SeenNode], now: float) -> dict[str, SeenNode]:
         """The nodes that are used: all, or as many as are wished for and all with claims, from the autoscaler.
 
-        Of the others the host is ended once it has no work; who is needed again gets another.
+        Of the others the host is ended once it has no work; who is needed again gets another. While somebody waits, all
+        are needed: which of them suits is not known here.
         """
-        if self._desired is None:
+        if self._desired is None or self._awaited:
+            self._spare_since, self._given_up = {}, set()
             return dict(every)
         claimed = set(self._claims.values())
         ranked = sorted(
-            every.values(), key=lambda node: (node.name not in claimed, node.ray_id in self._given_up, node.name)
+            every.values(),
+            key=lambda node: (node.name not in claimed, not self._is_up(node.ray_id), -node.places, node.name),
         )
         spare = {node.ray_id for node in ranked[self._desired :] if node.name not in claimed}
         self._spare_since = {ray_id: self._spare_since.get(ray_id, now) for ray_id in spare}
@@ -201,14 +207,20 @@ class Driver:
                 self._then(seat.actor.report.remote(), self._asked_spare, ray_id, seat.actor)
         return {ray_id: node for ray_id, node in every.items() if ray_id not in self._given_up}
 
+    def _is_up(self, ray_id: str) -> bool:
+        seat = self._seats.get(ray_id)
+        return seat is not None and seat.actor is not None and seat.asked_at is None
+
     def _asked_spare(self, said: dict[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
-        """End the host of a node that is still not needed, and has no work; the next look leaves the node out."""
+        """End the host of a node that is still not needed, and has no work; the node is left out."""
         seat = self._seats.get(ray_id)
         # A claim may have come meanwhile.
         needed = seat is None or ray_id not in self._spare_since or seat.node.name in self._claims.values()
-        if said is not None and not said["works"] and not needed and self._seats[ray_id].actor is actor:
+        works = said is None or said.get("works", True)
+        if not works and not needed and self._seats[ray_id].actor is actor:
             self._given_up.add(ray_id)
-            del self._seats[ray_id]
+            # Nothing may be started there any more by then.
+            self._look()
             self._ray.kill(actor)
 
     def _sit(self, seat: _Seat) -> None:
@@ -386,7 +398,7 @@ class Driver:
         if self._desired is None:
             return
         self._largest = max(self._largest, *(seat.node.places for seat in self._seats.values()), 1)
-        bundle = {"CPU": self._slots} if self._slots is not None else {"GPU": self._largest}
+        bundle = {"CPU": self._slots} if self._slots is not None else {"GPU": self._size or self._largest}
         wished = [bundle] * self._desired
         if wished != self._wished:
             self._wished = wished
@@ -414,7 +426,10 @@ class Driver:
 def _plain(error: Exception | None) -> str:
     """The last line that says something, of what may be many; what is ours needs no class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1].removeprefix(_OURS) if lines else type(error).__name__)[:_LONGEST]
+    said = (lines[-1].removeprefix(_OURS) if lines else type(error).__name__)[:_LONGEST]
+    # An actor of ours that is not made as we make it.
+    older = "unexpected keyword argument" in said or "No module named 'pollux" in said
+    return f"{said}; install the same version of pollux-scheduler on every node" if older else said
 
 
 def _unreachable(error: Exception) -> str:

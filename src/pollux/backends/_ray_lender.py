@@ -86,6 +86,7 @@ class RayLender:
         self._stale = False
         self._is_first_look = self._is_new_head = False
         self._desired: int | None = None
+        self._awaited, self._size = False, 0
         self._secret = self._service = ""
         self._changed: Callable[[], None] = _nothing
         self._book = ClaimBook("")
@@ -180,12 +181,14 @@ class RayLender:
     def look_at(self, node: str) -> None:
         """Nothing: Ray tells by itself."""
 
-    def desire(self, num_nodes: int) -> None:
+    def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """Pass the wish to Ray's autoscaler, where that was allowed."""
         with self._lock:
-            if self._autoscale and num_nodes != self._desired:
-                self._desired = num_nodes
-                self._link.send({"do": "desire", "nodes": num_nodes})
+            # Of such nodes are so many: the largest that are up, by which they were counted.
+            size = max((self._nodes[name].num_gpus for name in self._reports if name in self._nodes), default=0)
+            if self._autoscale and (num_nodes, awaited, size) != (self._desired, self._awaited, self._size):
+                self._desired, self._awaited, self._size = num_nodes, awaited, size
+                self._link.send({"do": "desire", "nodes": num_nodes, "awaited": awaited, "size": size})
 
     def _without_nodes(self) -> list[str]:
         """What there is to say of a cluster without a node for us; nothing where none is needed and one can be had."""
@@ -242,6 +245,8 @@ class RayLender:
                 "with_gpus": self._with_gpus,
                 "warm": self._warm,
                 "desired": self._desired,
+                "awaited": self._awaited,
+                "size": self._size,
                 "claims": wanted | {name: node_id for node_id, name in self._feelers.items()},
             }
 

@@ -37,7 +37,9 @@ _REMEDIES = {
     "Invalid account": "check account= and partition=: 'sacctmgr show associations' lists yours",
     "Invalid qos": "check qos=: 'sacctmgr show qos' lists them",
     "invalid partition": "check partition=: 'sinfo' lists them",
-    "Requested node configuration is not available": "no node has so much: check gpus_per_node=, memory=, partition=",
+    "Requested node configuration is not available": (
+        "no node has so much: check gpus_per_node=, cpus_per_node= (--slots), memory=, partition="
+    ),
     "time limit": "check time_limit= against the partition's: 'sinfo -o %P,%l' lists them",
     "slurm_load_jobs error": "is slurmctld up? 'scontrol ping' tells",
     "configuration source": "this machine does not know its cluster: set SLURM_CONF, or have its slurm.conf put here",

@@ -44,6 +44,8 @@ _AVOID_SECONDS = 300.0
 _BUSY = ("allocated", "completing")
 # Reasons to wait that another node may not have, whatever the states of these look like.
 _OF_THE_NODES = ("Resources", "ReqNodeNotAvail", "Nodes required", "Reservation")
+# Reasons that it would have on any node.
+_OF_THE_USER = ("Assoc", "QOS", "JobHeld", "Dependency", "BeginTime", "MaxJobs", "MaxMem", "Licenses")
 
 
 def host_port(pool: str, node: str) -> int:
@@ -222,21 +224,25 @@ class SlurmJobLender(SlurmLender):
         ]
         left = len(free)
         for row in sorted(late, key=lambda row: self._pending_since[row.id]):
-            # For each that is free only one leaves its place in Slurm's queue: the others may be served there first.
-            if left > 0:
+            # No more leave their place in Slurm's queue than find others: the rest may be served there first.
+            blamed = self._blamed(row)
+            if blamed and len(blamed) <= left:
+                left -= len(blamed)
                 waited, said = now - self._pending_since[row.id], row.reason or "no reason given"
                 why = f"for {waited:.0f} s ({said}), and has others to lend ({fold_nodes(free)})"
-                left -= self._give_up(row, why, now)
+                self._give_up(row, blamed, why, now)
 
-    def _give_up(self, row: PilotRow, why: str, now: float) -> bool:
-        """Refuse one that waits, and leave the nodes alone that keep it; False where it would wait elsewhere, too."""
+    def _blamed(self, row: PilotRow) -> list[str]:
+        """The nodes that keep one waiting; none where it would wait elsewhere, too."""
+        if row.reason.startswith(_OF_THE_USER):
+            return []
         names = [name for name in _nodes_of(row) if name in self._states]
         # Where each could be lent, what keeps them from it is not seen in their states.
         blamed = [name for name in names if not self._could_lend(self._states[name])]
-        if not blamed and row.reason.startswith(_OF_THE_NODES):
-            blamed = names
-        if not blamed:
-            return False
+        return names if not blamed and row.reason.startswith(_OF_THE_NODES) else blamed
+
+    def _give_up(self, row: PilotRow, blamed: list[str], why: str, now: float) -> None:
+        """Refuse one that waits, and leave the nodes alone that keep it."""
         why = f"Slurm has not lent {fold_nodes(blamed)} {why}: the job is placed anew"
         with self._books:
             jobs = [job for job, wanted in self._wanted.items() if any(name in wanted for name in _nodes_of(row))]
@@ -244,8 +250,8 @@ class SlurmJobLender(SlurmLender):
             self._refused.update(dict.fromkeys(jobs, why))
         _log.info("%s: %s", ", ".join(jobs) or row.id, why)
         self._cancel((row.id,))
+        self._glance()
         self._changed()
-        return True
 
     def _submit_for(self, job_id: str, nodes: set[str]) -> None:
         listed = fold_nodes(nodes)

@@ -104,7 +104,7 @@ class SlurmLender(PooledLender):
         """Whether the host of a node that is offered is there: always, where only such are offered."""
         return True
 
-    def desire(self, num_nodes: int) -> None:
+    def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """So many would be used; kept between the fewest and the most that were allowed."""
         if num_nodes != self._desired:
             self._desired = num_nodes

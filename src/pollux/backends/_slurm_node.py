@@ -176,7 +176,7 @@ def _where(head: str, ports: str, name: str) -> Where:
         if word and node == name:
             reached = address or node
             listen = meet if reached == meet or ":" in meet else _EVERYWHERE
-            return Where(f"{listen}:{port}", meet, reached)
+            return Where(f"[{listen}]:{port}" if ":" in listen else f"{listen}:{port}", meet, reached)
     return Where(meet, meet)
 
 

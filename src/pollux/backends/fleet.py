@@ -120,9 +120,9 @@ class FleetBackend(ShimBackend):
         """Why a job with these folders cannot run on the nodes there are: one that is not shared with them."""
         return self._shared.refuses(folders, self._ground.hosts.values())
 
-    def desire(self, num_nodes: int) -> None:
-        """How many nodes would be used, for engines that scale."""
-        self._lender.desire(num_nodes)
+    def desire(self, num_nodes: int, awaited: bool = False) -> None:
+        """How many nodes would be used, for engines that scale, and whether a job that has none waits for them."""
+        self._lender.desire(num_nodes, awaited)
 
     def render(self, launch: Launch) -> Mapping[str, Any]:
         """Command, folder, and each replica's variables beside its node's; which GPUs is seen at the start."""

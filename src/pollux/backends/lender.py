@@ -61,8 +61,8 @@ class Lender(Protocol):
     def look_at(self, node: str) -> None:
         """A job has heard that this node is taken back: look soon."""
 
-    def desire(self, num_nodes: int) -> None:
-        """How many nodes would be used; an engine that cannot scale does nothing."""
+    def desire(self, num_nodes: int, awaited: bool = False) -> None:
+        """How many nodes would be used, `awaited` by a job that has none; an engine that cannot scale does nothing."""
 
     def warnings(self) -> tuple[str, ...]:
         """What is degraded now, a sentence each."""
@@ -168,7 +168,7 @@ class PooledLender:
     def look_at(self, node: str) -> None:
         """Nothing: nobody takes them back."""
 
-    def desire(self, num_nodes: int) -> None:
+    def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """Nothing: this one has the nodes that it has."""
 
     def warnings(self) -> tuple[str, ...]:

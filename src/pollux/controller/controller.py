@@ -269,6 +269,8 @@ class Controller:
         ended = GenerationEnded(event.at, event.job_id, event.generation, outcome, event.detail)
         verdict = judge(record, ended)
         if verdict.state is JobState.FAILED or after.num_gpus < record.spec.limits.min_gpus:
+            if event.withdrawn:
+                self._note_failed_move(record, event.at)
             commands = self._ended_badly(record, ended, in_place=False)
             # Those that are left wait for a word; of who was refused, they are told by now.
             told = verdict.state is JobState.FAILED or event.refused

@@ -47,7 +47,7 @@ from pollux.service.executor import Executor, Refused, reconcile, stopped_at
 from pollux.service.settings import ServiceSettings
 from pollux.service.story import Feed
 from pollux.service.tokens import Tokens
-from pollux.service.wishes import nodes_wanted
+from pollux.service.wishes import nodes_wanted, somebody_waits
 from pollux.store.protocol import SavedState, Store, Telemetry, TelemetryRow
 
 __all__ = ["Ask", "Facts", "Runner", "our_fault"]
@@ -407,7 +407,8 @@ class Runner:
         desire = getattr(self.backend, "desire", None)
         if desire is not None:
             desired = None if decision is None or failed is not None else decision.desired_nodes
-            desire(nodes_wanted(self.controller.active.values(), self.controller.cluster, desired))
+            jobs = self.controller.active.values()
+            desire(nodes_wanted(jobs, self.controller.cluster, desired), somebody_waits(jobs))
 
     def _decision(self, revision: int, decision: Decision) -> Ask:
         return Ask(lambda at: Facts(DecisionMade(at, revision, decision, partial=True)), lambda: None)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pollux.controller import JobRecord, JobState
 from pollux.core import Cluster
 
-__all__ = ["nodes_wanted"]
+__all__ = ["nodes_wanted", "somebody_waits"]
 
 
 def nodes_wanted(jobs: Iterable[JobRecord], cluster: Cluster, desired: int | None = None) -> int:
@@ -19,10 +19,17 @@ def nodes_wanted(jobs: Iterable[JobRecord], cluster: Cluster, desired: int | Non
     """
     if desired is not None:
         return max(desired, 0)
-    most = sum(
-        record.spec.limits.max_gpus for record in jobs if record.state is not JobState.PAUSED and not record.waiting_for
-    )
+    most = sum(record.spec.limits.max_gpus for record in jobs if _wants(record))
     size = max((node.num_gpus for node in cluster.nodes), default=0)
     if most == 0 or size == 0:
         return min(most, 1)
     return math.ceil(most / size)
+
+
+def somebody_waits(jobs: Iterable[JobRecord]) -> bool:
+    """Whether a job that wants GPUs has none."""
+    return any(_wants(record) and not record.placement for record in jobs)
+
+
+def _wants(record: JobRecord) -> bool:
+    return record.state is not JobState.PAUSED and not record.waiting_for

@@ -2,14 +2,16 @@
 
 import copy
 import gc
+import io
 import pickle
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import parametrize
 
 from pollux.agent.averaging import Averager
 from pollux.agent.engine import Engine, StepOptions
@@ -137,3 +139,87 @@ def test_a_stand_in_is_the_model_but_for_its_calls():
 def test_a_model_that_cannot_have_one_stands_for_itself():
     model = Unlike()
     assert stand_in(model, lambda: model) is model
+
+
+class Hooked(Model):
+    """Keeps what its layer gave, through a hook that is a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Any = None
+        self.layer.register_forward_hook(self.keep)
+
+    def keep(self, layer: Any, inputs: Any, output: Any) -> None:
+        self.last = output
+
+    def forward(self, x: Any, times: float = 1.0) -> Any:
+        self.layer(x)
+        return self.last * times
+
+
+class Careful(Model):
+    """Copies itself in a way of its own."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = type(self)()
+        copied.load_state_dict(self.state_dict())
+        return copied
+
+
+def elsewhere() -> nn.Module:
+    raise AssertionError("that is not the model that the script was given")
+
+
+def through_torch(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("kind", [Model, Hooked, Careful])
+@pytest.mark.parametrize("way", [copy.deepcopy, through_torch, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_a_model_of_its_own(kind, way):
+    model = kind()
+    copied = way(stand_in(model, elsewhere))
+    assert type(copied) is kind
+    with torch.no_grad():
+        copied.layer.weight.zero_()
+        copied.layer.bias.fill_(3.0)
+    assert torch.equal(copied(X), torch.full((2, 1), 3.0))
+    assert not torch.equal(model(X), copied(X))
+
+
+def test_what_is_made_from_its_class_is_a_model_of_its_own():
+    handle = stand_in(Model(), elsewhere)
+    assert handle.__class__ is Model
+    for kind in (type(handle), handle.__class__):
+        other = kind()
+        assert torch.equal(other(X), Model.forward(other, X))
+        assert torch.equal(copy.deepcopy(other)(X), other(X))
+        assert type(pickle.loads(pickle.dumps(other))) is Model
+    chain = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    assert torch.equal(stand_in(chain, elsewhere)[:1](X), chain[0](X))
+
+
+def test_a_parametrization_of_the_model_itself_reaches_it():
+    model = nn.Linear(3, 1)
+    handle = stand_in(model, lambda: model)
+    parametrize.register_parametrization(handle, "weight", nn.Tanh())
+    assert torch.equal(handle(X), nn.functional.linear(X, model.weight, model.bias))
+    assert torch.equal(handle.weight, model.weight)
+
+
+class Listed(Model):
+    """Knows all that derives from it."""
+
+    known: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls) -> None:
+        cls.known.append(cls.__name__)
+
+
+def test_a_class_that_knows_who_derives_from_it_is_left_alone():
+    model = Listed()
+    assert stand_in(model, elsewhere) is model
+    assert Listed.known == []

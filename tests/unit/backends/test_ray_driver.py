@@ -224,9 +224,8 @@ def test_a_node_without_the_package_is_told(ray, make):
     driver, told = make()
     ray.actors[1].refs["report"].done.set_exception(ImportError("No module named 'pollux'"))
     settle(driver)
-    assert told.of("gone") == [
-        {"node": "host-bbbbbb", "why": "node 'host-bbbbbb' cannot be used: No module named 'pollux'"}
-    ]
+    why = "No module named 'pollux'; install the same version of pollux-scheduler on every node"
+    assert told.of("gone") == [{"node": "host-bbbbbb", "why": f"node 'host-bbbbbb' cannot be used: {why}"}]
     assert ray.killed == [ray.actors[1]], "the next try would find an actor that has failed for good"
 
 
@@ -476,6 +475,42 @@ def test_hosts_beyond_the_wish_are_ended_so_that_ray_may_end_their_nodes(ray, ma
     driver._look()
     assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-aaaaaa", "host-bbbbbb"]
     assert ray.actors[-1].given[0] == "host-aaaaaa", "who is needed again gets another host"
+
+
+def test_while_a_job_waits_every_node_is_needed(ray, make, monkeypatch):
+    driver, told = make(desired=0)
+    spare(ray, driver, monkeypatch)
+    for actor in ray.actors[:2]:
+        report(actor)
+    settle(driver)
+    assert told.of("nodes")[-1]["nodes"] == []
+    # Which of them suits it, and which is broken, is not known here.
+    driver.obey({"do": "desire", "nodes": 1, "awaited": True})
+    driver._look()
+    assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-aaaaaa", "host-bbbbbb"]
+
+
+def test_of_nodes_that_nobody_uses_the_large_ones_that_are_up_stay(ray, make, monkeypatch):
+    ray.rows = [row("a", 1), row("b"), row("c", 8)]
+    driver, _ = make(desired=1)
+    monkeypatch.setattr(_ray_driver, "_SPARE_SECONDS", 0.0)
+    report(ray.actors[0], places=1)
+    report(ray.actors[1])
+    settle(driver)
+    for actor in ray.actors[:2]:
+        actor.refs["report"] = Ref()
+    driver._look()
+    report(ray.actors[0], places=1)
+    settle(driver)
+    assert ray.killed == [ray.actors[0]], "the host of the largest one is not up as yet"
+
+
+def test_a_host_of_an_older_release_is_not_known_to_be_idle(ray, make, monkeypatch):
+    driver, _ = make(desired=1)
+    spare(ray, driver, monkeypatch)
+    ray.actors[1].refs["report"].done.set_result({"address": "10.0.0.1", "port": 7})
+    settle(driver)
+    assert ray.killed == []
 
 
 @pytest.mark.parametrize("why", ["it works", "a claim came", "it is wished for again", "nobody said what is wished"])

@@ -411,6 +411,12 @@ def test_a_node_that_slurm_does_not_lend_is_given_up_while_another_is_free(bench
         ({"node1": "allocated", "node2": "allocated"}, "PENDING|10:00|10:00||train@node1|Resources"),
         # What keeps it would keep it anywhere.
         ({"node1": "idle", "node2": "idle"}, "PENDING|10:00|10:00||train@node1|QOSGrpGRES"),
+        ({"node1": "allocated", "node2": "idle"}, "PENDING|10:00|10:00||train@node1|QOSGrpGRES"),
+        ({"node1": "allocated", "node2": "idle"}, "PENDING|10:00|10:00||train@node1|AssocGrpGRES"),
+        (
+            {"node1": "allocated", "node2": "allocated", "node3": "idle"},
+            "PENDING|10:00|10:00||train@node[1-2]|Resources",
+        ),
         ({"node1": "idle", "node2": "idle"}, "PENDING|10:00|10:00||train@node1|Priority"),
         # It was granted, and is being prepared.
         ({"node1": "allocated", "node2": "idle"}, "CONFIGURING|10:00|10:00|node1|train@node1|None"),

@@ -7,9 +7,9 @@ import pytest
 
 from pollux import policies
 from pollux.controller import JobState
-from pollux.core import Cluster, JobLimits, Node
+from pollux.core import Cluster, JobLimits, Node, Placement
 from pollux.service import Engine, ServiceSettings
-from pollux.service.wishes import nodes_wanted
+from pollux.service.wishes import nodes_wanted, somebody_waits
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.service import FakeBackend, ManualClock
 from pollux.wire.job import JobRequest
@@ -17,7 +17,8 @@ from pollux.wire.job import JobRequest
 
 def job(most, state=JobState.QUEUED, waiting_for=()):
     limits = JobLimits(max_gpus=most)
-    return SimpleNamespace(spec=SimpleNamespace(limits=limits), state=state, waiting_for=waiting_for)
+    spec, nowhere = SimpleNamespace(limits=limits), Placement()
+    return SimpleNamespace(spec=spec, state=state, waiting_for=waiting_for, placement=nowhere)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,14 @@ def test_jobs_that_may_not_run_want_no_nodes():
     jobs = [job(4, JobState.RUNNING), job(8, JobState.PAUSED), job(16, waiting_for=("first",))]
     assert nodes_wanted(jobs, Cluster.uniform(3, 4)) == 1
     assert nodes_wanted(jobs[1:], Cluster.uniform(3, 4)) == 0
+
+
+def test_who_wants_gpus_and_has_none_waits():
+    waits, runs = job(4), job(4, JobState.RUNNING)
+    runs.placement = Placement.of({"n": 1})
+    idle = [job(8, JobState.PAUSED), job(16, waiting_for=("first",))]
+    assert somebody_waits([runs, waits])
+    assert not somebody_waits([runs, *idle])
 
 
 @pytest.mark.parametrize("desired", [0, 7])
@@ -59,7 +68,7 @@ def test_the_backend_hears_what_is_wanted_after_each_decision(tmp_path):
     clock, policy = ManualClock(100.0), Wishing()
     backend = FakeBackend([Node("n", 4)], clock)
     backend.wishes = []
-    backend.desire = backend.wishes.append
+    backend.desire = lambda nodes, awaited: backend.wishes.append(nodes)
     engine = Engine(policy, backend, MemoryStore(), MemoryTelemetry(), ServiceSettings(home=tmp_path), clock)
     engine.start()
 
