@@ -133,7 +133,7 @@ class LiveSupervisor:
         before = self.running if before is None else before
         members = [{"rank": rank, "was": was} for rank, was in enumerate([*keep, *[None] * num_joiners])]
         entries = {"generation": self.generation, "before": before, "members": members, "num_nodes": 1, "why": why}
-        self.set(f"plan/{self.generation}", {**entries, "deadline_seconds": {"join": 10.0, "regroup": 2.0}})
+        self.set(f"plan/{self.generation}", {**entries, "deadline_seconds": {"join": 10.0, "regroup": 4.0}})
         return self.generation
 
     def prepare(self, num_replicas: int, keep: Sequence[int] | None = None) -> list[LiveReplica]:

@@ -35,7 +35,24 @@ def lives(pid):
         return False
 
 
-def test_it_says_where_its_host_is_and_how_it_ended():
+@pytest.fixture
+def ended(monkeypatch):
+    """Set when the actor ends itself."""
+    ended = threading.Event()
+    monkeypatch.setattr(_ray_host, "_end_actor", ended.set)
+    monkeypatch.setattr(_ray_host, "_free_groups", lambda prefix, node_id: None)
+    monkeypatch.setattr(_ray_host, "_MIND_SECONDS", 0.01)
+    return ended
+
+
+def end(actor, ended, monkeypatch):
+    """Have it end: what minds it must not come to that later, while other tests run."""
+    monkeypatch.setattr(_ray_host, "_PARTED_SECONDS", 0.0)
+    asyncio.run(actor.part())
+    assert ended.wait(60)
+
+
+def test_it_says_where_its_host_is_and_how_it_ended(ended, monkeypatch):
     actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
     assert (said["node"], said["places"], said["gpus"]) == ("n", 2, [])
@@ -47,27 +64,19 @@ def test_it_says_where_its_host_is_and_how_it_ended():
     assert ask_host(address, bytes.fromhex(SECRET), {"see": ["/"]}, 60.0)["seen"] == [True]
     os.kill(said["pid"], 9)
     assert asyncio.run(actor.watch()) == -9
+    end(actor, ended, monkeypatch)
 
 
-def test_a_question_is_not_asked_for_ever(monkeypatch):
+def test_a_question_is_not_asked_for_ever(ended, monkeypatch):
     monkeypatch.setattr(_ray_host, "_WATCH_SECONDS", 0.0)
     monkeypatch.setattr(_ray_host, "_WATCH_POLL_SECONDS", 0.0)
     actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
     assert asyncio.run(actor.watch()) is None
     os.kill(said["pid"], 9)
-    monkeypatch.undo()
+    monkeypatch.setattr(_ray_host, "_WATCH_SECONDS", 60.0)
     assert asyncio.run(actor.watch()) == -9
-
-
-@pytest.fixture
-def ended(monkeypatch):
-    """Set when the actor ends itself."""
-    ended = threading.Event()
-    monkeypatch.setattr(_ray_host, "_end_actor", ended.set)
-    monkeypatch.setattr(_ray_host, "_free_groups", lambda prefix, node_id: None)
-    monkeypatch.setattr(_ray_host, "_MIND_SECONDS", 0.01)
-    return ended
+    end(actor, ended, monkeypatch)
 
 
 def test_without_work_and_questions_host_and_actor_end(ended, monkeypatch):
