@@ -68,7 +68,7 @@ def test_a_host_of_other_options_is_started_anew(cluster, tmp_path):
         finally:
             backend.close()
 
-    names = {f"{row['NodeManagerHostname']}-{row['NodeID'][:6]}" for row in cluster("nodes") if has_gpus(row)}
+    names = {f"{row['NodeManagerHostname']}-{row['NodeID'][-6:]}" for row in cluster("nodes") if has_gpus(row)}
     slots = hosts(slots=2)
     assert hosts(slots=2) == slots
     gpus = hosts()
