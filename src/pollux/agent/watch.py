@@ -86,6 +86,10 @@ class Watch:
 
     def _start(self) -> None:
         if self._thread is None and (self._replicas.num_replicas > 1 or self._mover is not None):
+            if self._mover is not None:
+                # Before anything else happens: who has never been heard of could hang unnoticed.
+                with contextlib.suppress(dist.DistError, RuntimeError):
+                    self._mover.tell_beat()
             self._thread = threading.Thread(target=self._poll, name="pollux-watch", daemon=True)
             self._thread.start()
 

@@ -221,3 +221,18 @@ def test_a_second_signal_while_it_saves_changes_nothing():
         assert not watch.armed
     finally:
         watch.close()
+
+
+def test_a_sign_of_life_is_given_before_the_script_goes_on(monkeypatch):
+    class Beating:
+        told = 0
+
+        def tell_beat(self) -> None:
+            self.told += 1
+
+    # Who hangs before the thread first looks is known all the same.
+    monkeypatch.setattr(module, "_LIVE_POLL_SECONDS", 3600.0)
+    mover: Any = Beating()
+    watch = Watch(place(0, 1, None), None, (), mover=mover)
+    assert mover.told == 1
+    watch._closed.set()
