@@ -36,6 +36,8 @@ __all__ = ["EventRun", "Verdict"]
 
 _WAIT_SECONDS = 150.0
 _END_SECONDS = 240.0
+# A receipt has the last so many passes.
+_PASSES_KEPT = 1000
 # As slow as a pass may be on a busy machine, all of which may be left.
 _EPOCH_SECONDS = 0.1
 _POLL_SECONDS = 0.02
@@ -246,7 +248,7 @@ class EventRun:
         size = max(map(abs, wanted))
         apart = [max(abs(a - b) for a, b in zip(e["parameters"], wanted, strict=True)) / size for e in ended]
         counts = [samples for value in ended for _, samples in value["passes"]]
-        whole = [[number, live_job.SAMPLES] for number in range(self._epochs)]
+        whole = [[number, live_job.SAMPLES] for number in range(self._epochs)][-_PASSES_KEPT:]
         return Verdict(
             sum(self.outcomes.values()),
             dict(sorted(self.outcomes.items())),
