@@ -315,7 +315,7 @@ class Served:
     """A real service with these words for `pollux up`, in a folder of its own, once it has a node."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         self._folder = folder
         (folder / "step.py").write_text(STEP)
         self._pollux("up", "--detach", "--port", "0", *words)
