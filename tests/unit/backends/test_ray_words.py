@@ -1,0 +1,26 @@
+"""What people read of the errors that Ray raises."""
+
+from pollux.backends._ray_driver import _plain, _unreachable
+
+
+def test_long_errors_are_told_by_their_last_line():
+    assert _plain(RuntimeError("Traceback\n  somewhere\nValueError: no\n\n")) == "ValueError: no"
+    assert _plain(RuntimeError()) == "RuntimeError"
+    assert _plain(RuntimeError("Traceback\npollux.core.errors.BackendFailed: it is away")) == "it is away"
+
+
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.60.0
+    Python: 3.11.7
+This process on node 10.0.0.1:7 was started with:
+    Ray: 2.51.0
+    Python: 3.11.9
+"""
+
+
+def test_another_version_is_told_whole_and_with_a_remedy():
+    told = _unreachable(RuntimeError(MISMATCH))
+    assert all(word in told for word in ("Version mismatch", "Ray: 2.60.0", "Ray: 2.51.0", "3.11.7", "3.11.9"))
+    assert told.endswith("install the same Ray and the same Python on every node")
+    assert "\n" not in told
+    assert _unreachable(ConnectionRefusedError("refused")) == "refused"
