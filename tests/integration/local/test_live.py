@@ -57,6 +57,12 @@ class Service:
         self.call(f"/v1/jobs/{name}/resize", {"gpus": str(gpus)})
         return self.until(f"{gpus} GPUs", lambda job: job["gpus"] == gpus and job["state"] == "running", name)
 
+    def told(self, name):
+        """What is known of a job: the service's facts, and what its replicas printed."""
+        logs = sorted((self.home / "logs" / name).glob("*.log"))
+        printed = [f"{path.name}: {path.read_text()}" for path in logs]
+        return "\n".join([self.pollux("history", "export"), *printed])
+
     def replicas(self, generation):
         record = json.loads((self.home / "run" / "digits" / f"generation-{generation}.json").read_text())
         return [pid for pid, _, _ in record["replicas"]]
@@ -134,4 +140,4 @@ def test_an_elastic_job_without_an_agent_is_restarted(hasty_service):
     assert service.call("/v1/jobs/plain")["job"]["resize_kind"] == "restart"
     (service.home / "finish").touch()
     ended = service.until("end", lambda job: job["state"] == "succeeded", "plain")
-    assert ended["crashes"] == 0
+    assert ended["crashes"] == 0, service.told("plain")
