@@ -84,7 +84,7 @@ def test_a_job_goes_on_when_the_service_starts_anew_while_slurm_does_not_answer(
 
 
 def test_what_others_use_is_not_offered_and_not_waited_for_while_there_is_more(bench, slurm):
-    slurm.run("sbatch", "--nodelist=node1", "--gres=gpu:2", "--cpus-per-task=1", "--wrap=sleep 600")
+    slurm.run("sbatch", "-o", "/dev/null", "--nodelist=node1", "--gres=gpu:2", "--cpus-per-task=1", "--wrap=sleep 600")
     bench.wait("others", lambda: [node.id for node in bench.backend.inventory()] == ["node2", "node3"])
     lender = bench.backend._slurm
     object.__setattr__(lender.options, "wait_seconds", 1.0)
