@@ -37,7 +37,8 @@ SEQUENCE = (4, 3, 1, 4)
 WIDTHS = {"small": 415, "mid": 2200}
 SAMPLES, FEATURES, BATCH = 4096, 64, 64
 LEAST_STEPS = 8
-CALM_SECONDS = 1.0
+CALM_SECONDS = 2.0
+JUST_BEFORE_SECONDS = 0.02
 
 
 def replica(folder: str, width: int) -> None:
@@ -78,12 +79,13 @@ def live_pauses(server: ReplicaServer, width: int) -> tuple[list[dict[str, Any]]
         try:
             supervisor.start(2)
             _until(lambda: supervisor.step() >= LEAST_STEPS, "the first steps")
-            for num_replicas in SEQUENCE:
+            for before, num_replicas in itertools.pairwise((2, *SEQUENCE)):
                 time.sleep(CALM_SECONDS)
                 began, replicas = time.monotonic(), supervisor.prepare(num_replicas)
                 if not supervisor.await_ready(replicas):
                     raise SystemExit(f"a joiner ended before it was ready\n{supervisor.outputs()}")
-                spans.append((began, time.monotonic()))
+                if num_replicas > before:
+                    spans.append((began, time.monotonic()))
                 supervisor.commit(replicas)
                 outcome = supervisor.settle()
                 if outcome != "done":
@@ -99,11 +101,15 @@ def live_pauses(server: ReplicaServer, width: int) -> tuple[list[dict[str, Any]]
 
 
 def _slower(times: Sequence[float], began: float, ended: float) -> float | None:
-    """How much longer a step took between two times than in the second before; None where too few ended there."""
+    """How much longer steps took that were under way between two times than those of the seconds before.
+
+    None where there were none, or too few before to compare with. One that had just begun at the end may have gone to
+    the new group, and does not count.
+    """
     steps = list(itertools.pairwise(times))
     calm = [b - a for a, b in steps if a >= began - CALM_SECONDS and b <= began]
-    slow = [b - a for a, b in steps if a >= began and b <= ended]
-    return statistics.mean(slow) / statistics.mean(calm) - 1.0 if len(slow) > 2 and len(calm) > 2 else None
+    slow = [b - a for a, b in steps if b > began and a < ended - JUST_BEFORE_SECONDS]
+    return statistics.mean(slow) / statistics.mean(calm) - 1.0 if slow and len(calm) > 2 else None
 
 
 def restart_pauses(start: Callable[[int, str], Restarted], folder: str) -> list[float]:
