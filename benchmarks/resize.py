@@ -278,7 +278,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
     for panel, (size, label) in zip(panels, (("small", "0.2 M parameters"), ("mid", "5 M parameters")), strict=True):
         rows = [row for row in result["pauses"] if row["size"] == size]
         for offset, method in enumerate(("live", "warm", "cold")):
@@ -288,8 +288,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         panel.set_yscale("log")
         panel.set_title(label)
     panels[0].set_ylabel("pause (s)")
-    panels[0].legend()
-    figure.tight_layout()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, dpi=120)
 
 

@@ -24,7 +24,7 @@ def measure(quick: bool) -> dict[str, Any]:
     from cluster import WORKLOAD, Service, run
 
     first, *short = WORKLOAD
-    rounds = 1 if quick else 3
+    rounds = 1 if quick else 5
     jobs = (
         replace(first, epochs=first.epochs * (1 + rounds)),
         *(
