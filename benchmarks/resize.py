@@ -4,9 +4,10 @@
     python benchmarks/resize.py --gpu [--device cuda|cpu] [--quick]
 
 2 to 4 to 3 to 1 to 4 replicas on CPU, for 0.2 and 5 million parameters (AdamW). The pause is from the end of the last
-step before to the end of the first step after, on the slowest replica. *Live*: processes stay. *Warm*: a checkpoint on
-SIGTERM, then replicas forked from a process that has imported everything. *Cold*: the same with new interpreters. A
-supervisor of its own stands for the local backend there. While joiners prepare, steps of the others are slower: by how
+step before to the end of the first step after, on the slowest replica; live and warm ones the median of three, as a
+moment in which the machine does something else is soon as long as they are. *Live*: processes stay. *Warm*: a
+checkpoint on SIGTERM, then replicas forked from a process that has imported everything. *Cold*: the same with new
+interpreters. A supervisor of its own stands for the local backend there. While joiners prepare, steps of the others are slower: by how
 much is measured from the same runs. Then random events (resizes, kills, hangs, notices of preemption, new services) on
 small jobs of the local backend, whose parameters at the end are compared with those of plain PyTorch in float64; the
 share of all GPU-seconds that pauses take in a whole workload. `--gpu` is in `resize_gpu`, and needs PyTorch only.
@@ -37,6 +38,7 @@ SEQUENCE = (4, 3, 1, 4)
 WIDTHS = {"small": 415, "mid": 2200}
 SAMPLES, FEATURES, BATCH = 4096, 64, 64
 LEAST_STEPS = 8
+REPEATS = 3
 CALM_SECONDS = 2.0
 JUST_BEFORE_SECONDS = 0.02
 
@@ -247,19 +249,27 @@ def measure(seed: int, events: int, quick: bool, with_workload: bool) -> dict[st
     result: dict[str, Any] = {"pauses": [], "slower_while_joiners_prepare": {}}
     with ReplicaServer() as server:
         for size, width in WIDTHS.items():
-            live, slower = live_pauses(server, width)
+            lives, slower, warms = [], [], []
+            for _ in range(1 if quick else REPEATS):
+                live, slowed = live_pauses(server, width)
+                lives.append(live)
+                slower.append(slowed)
+                with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
+                    warms.append(restart_pauses(warm_start(server, width), folder))
             result["slower_while_joiners_prepare"][size] = slower
             with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
-                warm = restart_pauses(warm_start(server, width), folder)
-            with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
                 cold = restart_pauses(cold_start(width), folder)
-            for number, pause in enumerate(live):
-                before, after = (2, *SEQUENCE)[number], SEQUENCE[number]
-                row = {"size": size, "change": f"{before} to {after}", "live": pause["pause_seconds"]}
-                row |= {"warm": warm[number], "cold": cold[number], "parts": pause["parts"], "bytes": pause["bytes"]}
+            for number, (before, after) in enumerate(itertools.pairwise((2, *SEQUENCE))):
+                mine = sorted((live[number] for live in lives), key=lambda pause: pause["pause_seconds"])
+                middle, waits = mine[len(mine) // 2], [warm[number] for warm in warms]
+                row = {"size": size, "change": f"{before} to {after}", "live": middle["pause_seconds"]}
+                row |= {"warm": statistics.median(waits), "cold": cold[number]}
+                row |= {"parts": middle["parts"], "bytes": middle["bytes"]}
+                row |= {"live_all": [pause["pause_seconds"] for pause in mine], "warm_all": waits}
                 result["pauses"].append(row)
                 print({key: row[key] for key in ("size", "change", "live", "warm", "cold")}, file=sys.stderr)
-            seconds = [pause["pause_seconds"] for pause in live]
+            rows = [row for row in result["pauses"] if row["size"] == size]
+            seconds, warm = [row["live"] for row in rows], [row["warm"] for row in rows]
             # The worst of the four changes, as the bar is on every pause.
             result[f"live_over_cold_{size}"] = max(a / b for a, b in zip(seconds, cold, strict=True))
             result[f"live_over_warm_{size}"] = max(a / b for a, b in zip(seconds, warm, strict=True))
