@@ -7,10 +7,11 @@
 step before to the end of the first step after, on the slowest replica; live and warm ones the median of three, as a
 moment in which the machine does something else is soon as long as they are. *Live*: processes stay. *Warm*: a
 checkpoint on SIGTERM, then replicas forked from a process that has imported everything. *Cold*: the same with new
-interpreters. A supervisor of its own stands for the local backend there. While joiners prepare, steps of the others are slower: by how
-much is measured from the same runs. Then random events (resizes, kills, hangs, notices of preemption, new services) on
-small jobs of the local backend, whose parameters at the end are compared with those of plain PyTorch in float64; the
-share of all GPU-seconds that pauses take in a whole workload. `--gpu` is in `resize_gpu`, and needs PyTorch only.
+interpreters. A supervisor of its own stands for the local backend there. While joiners prepare, steps of the others
+are slower: by how much is measured from the same runs. Then random events (resizes, kills, hangs, notices of
+preemption, new services) on small jobs of the local backend, whose parameters at the end are compared with those of
+plain PyTorch in float64; the share of all GPU-seconds that pauses take in a whole workload. `--gpu` is in
+`resize_gpu`, and needs PyTorch only.
 """
 
 from __future__ import annotations
