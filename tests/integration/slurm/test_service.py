@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.integration.ray import curve
 from tests.integration.slurm.service import Service, is_live
 
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "demo" / "train.py"
@@ -66,11 +67,13 @@ def test_a_preempted_pilots_job_goes_on_elsewhere_with_nothing_repeated(service)
 
 
 def test_a_job_over_nodes_outlives_the_service_and_nodes(service):
-    # Each further kill waits until its node is there again.
-    epochs = 12 if KILLS == 1 else 30 * KILLS
+    # Each further kill waits until its node is there again: so long it takes its time, however many they are.
+    epochs = 60 + 60 * KILLS
     # One that is tried again finds the first one's job.
     name = f"wide-{len(service.jobs())}"
-    submit(service, name, epochs, 4)
+    folder = service.home / name / "curve"
+    folder.mkdir(parents=True)
+    service.submit(name, [curve.__file__, folder, epochs, KILLS], 4)
     job = service.until(name, "live job", is_live)
     assert sorted(job["placement"].values()) == [2, 2]
     service.check_books()
@@ -78,7 +81,9 @@ def test_a_job_over_nodes_outlives_the_service_and_nodes(service):
     service.resize(name, "2..4")
     seconds = [kill_a_node(service, name, again=number + 1 < KILLS) for number in range(KILLS)]
     print(f"a node died under its job {KILLS} times; it ran on after {', '.join(f'{each:.1f}' for each in seconds)} s")
-    service.ended_well(name, epochs, SAMPLES)
+    (folder.parent / "fast").touch()
+    service.ended_well(name, epochs, curve.SAMPLES)
+    assert curve.found(folder) == pytest.approx(curve.expected(epochs, KILLS), rel=1e-9)
 
 
 def kill_a_node(service, name, again):
