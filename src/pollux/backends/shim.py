@@ -321,11 +321,12 @@ class Shim:
         self._follow_outputs()
 
     def _open_store(self, order: Order) -> _storehost.StoreHost:
-        """The job's store, which lives as long as this process."""
-        if self._store is not None and self._store.pid is not None:
-            return self._store
-        if self._store is not None:
-            self._close_store()
+        """The job's store, another one for every launch.
+
+        Scripts that make their group themselves do so under the same keys each time, and would find those of replicas
+        that are gone.
+        """
+        self._close_store()
         head = "127.0.0.1" if order.fleet is None else order.fleet.head
         self._store = _storehost.StoreHost(self._warm_variables is not None, self._let_go, head)
         self._selector.register(self._store.control, selectors.EVENT_READ, self._hear_store)

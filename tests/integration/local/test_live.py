@@ -116,6 +116,8 @@ PLAIN = """
 import os, pathlib, signal, sys, time
 import torch, torch.distributed as dist
 signal.signal(signal.SIGTERM, lambda number, frame: os._exit(143))
+if os.environ["RANK"] == "0":
+    time.sleep(1.0)  # The others must not meet the first one of an earlier generation.
 dist.init_process_group("gloo")
 print("world", dist.get_world_size(), flush=True)
 through = torch.zeros(1)
@@ -134,10 +136,12 @@ def test_an_elastic_job_without_an_agent_is_restarted(hasty_service):
     service.call("/v1/jobs", {**asked, "grace": "20s"})
     service.until("start", lambda job: job["state"] == "running", "plain")
     gpus = 1 if service.call("/v1/jobs/plain")["job"]["gpus"] == 3 else 3
-    service.resize(gpus, "plain")
     log = service.home / "logs" / "plain" / "0.log"
-    service.until("world", lambda job: log.read_text().endswith(f"world {gpus}\n"), "plain")
-    assert service.call("/v1/jobs/plain")["job"]["resize_kind"] == "restart"
+    # The second of them by a supervisor that has started replicas before.
+    for size in (gpus, 2):
+        service.resize(size, "plain")
+        service.until("world", lambda job, size=size: log.read_text().endswith(f"world {size}\n"), "plain")
+        assert service.call("/v1/jobs/plain")["job"]["resize_kind"] == "restart"
     (service.home / "finish").touch()
     ended = service.until("end", lambda job: job["state"] == "succeeded", "plain")
     assert ended["crashes"] == 0, service.told("plain")

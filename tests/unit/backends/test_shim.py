@@ -69,6 +69,30 @@ def test_a_job_whose_owner_is_gone_is_stopped_where_its_order_says_so(shim, seco
     assert (waits is not None) == (seconds is not None and not connected)
 
 
+def test_every_launch_has_a_store_of_its_own(shim, monkeypatch):
+    """Scripts that make their process group themselves would find addresses of replicas that are gone."""
+    closed = []
+
+    class Host:
+        def __init__(self, warm, let_go, head):
+            self.pid = 1
+            self.control, self.other = socket.socketpair()
+
+        def close(self):
+            closed.append(self)
+            self.control.close()
+            self.other.close()
+
+    monkeypatch.setattr("pollux.backends._storehost.StoreHost", Host)
+    order = SimpleNamespace(fleet=None)
+    first = shim._open_store(order)
+    second = shim._open_store(order)
+    assert second is not first
+    assert closed == [first]
+    assert [key.fileobj for key in shim._selector.get_map().values()] == [second.control]
+    second.close()
+
+
 def test_an_order_of_a_newer_service_is_understood_without_what_it_adds(tmp_path):
     """A service that was upgraded while jobs went on talks to shims of the version before."""
     fleet = {"secret": "5a", "head": "h", "nodes": {"a": ["h", 7]}, "lease_seconds": 4.0, "lost_seconds": 5.0}
