@@ -3,7 +3,7 @@
 set -eu
 if ! command -v chromium >/dev/null 2>&1 && [ -z "${POLLUX_CHROMIUM:-}" ]; then
     sudo=
-    [ "$(id -u)" = 0 ] || sudo=sudo
+    [ "$(id -u)" = 0 ] || sudo="sudo -n"
     if ! command -v apt-get >/dev/null 2>&1; then
         echo "there is no Chromium and no apt-get: install Chromium and set POLLUX_CHROMIUM to its program" >&2
         exit 1

@@ -16,7 +16,7 @@ else
     cd "$new"
     if ! apt-get download -qq prometheus >&2; then
         sudo=
-        [ "$(id -u)" = 0 ] || sudo=sudo
+        [ "$(id -u)" = 0 ] || sudo="sudo -n"
         $sudo apt-get update -qq >&2
         apt-get download -qq prometheus >&2
     fi

@@ -248,3 +248,37 @@ def test_a_request_to_stop_frees_those_that_wait_at_the_door(job):
     assert time.monotonic() - began < 39.0, "they were killed, not freed"
     run.settled()
     check(run, restarts=1)
+
+
+def saver(run):
+    """The process that holds the checkpoint folder, which is that of replica 0."""
+    return int((run.folder / "checkpoints" / ".lock").read_text().split()[1])
+
+
+def test_one_that_hangs_while_all_train_is_left_behind(job):
+    run = job(3)
+    victim = next(pid for pid in live_job.living(run.folder) if pid != saver(run))
+    os.kill(victim, STOP)
+    run.until("loss", lambda: run.losses)
+    assert "hung" in run.losses[0]
+    run.settled()
+    check(run)
+
+
+def test_where_replica_0_dies_after_the_order_to_stop_the_next_one_saves(job):
+    run = job(3)
+    first = saver(run)
+    # It comes to no boundary any more, so that nobody can have saved before it is gone.
+    os.kill(first, STOP)
+    run.state = "moving"
+    run.backend.stop(run.job_id, run.generation, 40.0)
+    asked = time.monotonic() + 0.5
+    run.until("moment", lambda: time.monotonic() > asked)
+    os.kill(first, KILL)
+    run.until("end", lambda: run.restarts)
+    (ended,) = [event for event in run.told if isinstance(event, ReplicasEnded)]
+    assert sorted(each.code for each in ended.exits) == [-9, 143, 143]
+    newest = max((run.folder / "checkpoints").glob("step-*"))
+    assert json.loads((newest / "pollux.json").read_text())["num_replicas"] == 1, "saved by one that was left"
+    run.settled()
+    check(run, restarts=1)

@@ -11,7 +11,7 @@ fi
 for tool in unshare ip; do
     if ! command -v "$tool" >/dev/null 2>&1; then
         echo "tools/ray/inside.sh: there is no '$tool': install util-linux and iproute2" >&2
-        exit 69
+        exit 77
     fi
 done
 

@@ -189,6 +189,24 @@ class Membership:
         """The ranks of a generation that are known to be dead."""
         return frozenset(json.loads(self._text(f"lost/{generation}") or "[]"))
 
+    def is_first_left(self, seconds: float) -> bool:
+        """Whether this replica is the first of its generation that is not known to be dead; tells it where it is.
+
+        That somebody is dead may be heard of later than that a group with it has failed: so much is waited for that,
+        unless an earlier replica has told.
+        """
+        generation, earlier = self.generation, frozenset(range(self.rank))
+
+        def look() -> bool | None:
+            if earlier <= self.lost(generation):
+                return True
+            return False if any(self._text(f"saves/{generation}/{rank}") is not None for rank in earlier) else None
+
+        is_first = self.wait(look, seconds) is True
+        if is_first:
+            self.tell("saves", generation, self.rank)
+        return is_first
+
     def newest(self, above: int | None = None) -> Plan | None:
         """The newest committed plan above a generation (None: the present one) that says something about this replica.
 
@@ -205,7 +223,7 @@ class Membership:
     # What this replica says
 
     def tell(self, what: str, generation: int, rank: int | None = None, value: Any = "") -> None:
-        """Write `what/<generation>[/<rank>]`: "ready", "here", "received", "done", "left", "beat", "ends", "failed"."""
+        """Write `what/<generation>[/<rank>]`: "ready", "here", "received", "done", "left", "saves", "beat", "ends"."""
         key = f"{what}/{generation}" if rank is None else f"{what}/{generation}/{rank}"
         self._live.set(key, json.dumps(value))
 

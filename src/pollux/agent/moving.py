@@ -184,7 +184,8 @@ class MovingJob(SavedJob):
         if parts.teller is not None and replicas.is_first:
             parts.teller.moved(environment)
         elif replicas.is_first:
-            parts.teller = Teller.of(environment, gpu_type(replicas.device))
+            # What this process may have paused for when it began has been told by whoever was the first replica then.
+            parts.teller = Teller.of(replace(environment, stopped_at=None), gpu_type(replicas.device))
             if parts.teller is not None and self._epochs_wanted is not None:
                 parts.teller.wants_epochs(self._epochs_wanted)
         teller, checkpointer = parts.teller, parts.checkpointer
@@ -197,6 +198,7 @@ class MovingJob(SavedJob):
 
     def save_alone(self) -> None:
         """A checkpoint of what this replica holds, when there is nobody left to agree with."""
+        self._parts.watch.ends()
         checkpointer = self._parts.checkpointer
         if checkpointer is None:
             return

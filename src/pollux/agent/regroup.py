@@ -33,6 +33,7 @@ RESTART_EXIT_CODE = 75
 STOPPED_EXIT_CODE = 143
 _PATIENCE_SECONDS = 30.0
 _LEAVE_SECONDS = 5.0
+_FIRST_LEFT_SECONDS = 10.0
 _REFUSE_SECONDS = 0.2
 # Who was killed is noticed by the others at once, through their connections. After so long nobody will.
 _FREE_SECONDS = 1.0
@@ -401,11 +402,11 @@ class Live:
             pause.kind = plan.kind(int(state.values["num_replicas"]))
         at_phase("wrap", rank)
         pause.part("transfer")
-        self._has_state = True
         if plan.senders:
             self._connect(job, plan, rank, plan.num_replicas)
             pause.part("regroup")
         job.settle(state, receives)
+        self._has_state = True
         # Once more: some of the job's parts have groups of their own, which are there now.
         self._tell_ends(plan.generation)
         self.membership.generation = plan.generation
@@ -553,12 +554,10 @@ class Live:
         raise JobLost(STOPPED_EXIT_CODE if seen == STOP else RESTART_EXIT_CODE)
 
     def _is_first_left(self) -> bool:
-        """Whether this replica is the one to save: the first of its generation that is not known to be dead."""
-        membership = self.membership
+        """Whether this replica is the one to save; only the very first can know without the job's store."""
         with contextlib.suppress(dist.DistError, RuntimeError):
-            lost = membership.lost(membership.generation)
-            return all(rank in lost for rank in range(membership.rank))
-        return membership.rank == 0
+            return self.membership.is_first_left(_FIRST_LEFT_SECONDS)
+        return self.membership.rank == 0
 
     def _leave(self, job: Movable, plan: Plan, is_whole: bool) -> None:
         """Hand over and end, with exit code 0; nothing of the script runs afterwards."""

@@ -121,8 +121,12 @@ class Watch:
         self.armed = True
 
     def wants(self, what: str) -> bool:
-        """Whether that was requested here and not served yet."""
-        return what in self._wanted
+        """Whether that was requested here and is not done yet; a stop that was begun is done when the process ends."""
+        return what in self._wanted or (what == STOP and self._stopping)
+
+    def ends(self) -> None:
+        """The job saves and ends from here on: to be asked again changes nothing."""
+        self._stopping = True
 
     def regrouped(self) -> None:
         """Go on among other replicas, with requests that were not served."""

@@ -17,13 +17,18 @@ from pollux.core.errors import BackendFailed, InvalidInput
 __all__ = ["Devices", "check_lent", "find_devices"]
 
 _MAX_SLOTS = 4096
+_ASK_THE_DRIVER = (
+    "see what 'nvidia-smi' says (a driver that was upgraded wants the machine restarted), or give --slots if CPU slots "
+    "are meant"
+)
 
 
 class _NoGpus(Exception):
-    """Why no GPU was found; `is_sure` where there is a driver, and it has nothing good to say."""
+    """Why no GPU was found, and what to do; `is_sure` where there is a driver, and it has nothing good to say."""
 
-    def __init__(self, why: str, is_sure: bool) -> None:
+    def __init__(self, why: str, remedy: str, is_sure: bool) -> None:
         super().__init__(why)
+        self.remedy = remedy
         self.is_sure = is_sure
 
 
@@ -31,7 +36,8 @@ class _NoGpus(Exception):
 class Devices:
     """The node, the GPU index behind each of its places (empty: they are CPU slots), and the cores it may use.
 
-    `why_none`: what was wrong where GPUs were looked for and not found; `has_driver`: whether there was one to ask.
+    `why_none`: what was wrong where GPUs were looked for and not found, and `remedy` what to do; `has_driver`: whether
+    there was one to ask.
     """
 
     node: Node
@@ -39,6 +45,7 @@ class Devices:
     cores: tuple[int, ...]
     why_none: str = ""
     has_driver: bool = True
+    remedy: str = ""
 
     @property
     def is_cpu(self) -> bool:
@@ -70,12 +77,14 @@ def _gpus() -> list[tuple[int, str, str]]:
     try:
         pynvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        raise _NoGpus("the Python package nvidia-ml-py is not installed", is_sure=False) from None
+        remedy = "with an NVIDIA GPU: pip install 'pollux-scheduler[service]'"
+        raise _NoGpus("the Python package nvidia-ml-py is not installed", remedy, is_sure=False) from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         is_sure = getattr(error, "value", None) != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        raise _NoGpus(f"NVML: {error}", is_sure) from None
+        remedy = _ASK_THE_DRIVER if is_sure else "with an NVIDIA GPU: install its driver"
+        raise _NoGpus(f"NVML: {error}", remedy, is_sure) from None
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return [
@@ -83,13 +92,13 @@ def _gpus() -> list[tuple[int, str, str]]:
             for index, handle in enumerate(handles)
         ]
     except pynvml.NVMLError as error:
-        raise _NoGpus(f"NVML: {error}", is_sure=True) from None
+        raise _NoGpus(f"NVML: {error}", _ASK_THE_DRIVER, is_sure=True) from None
     finally:
         pynvml.nvmlShutdown()
 
 
 def _visible(found: list[tuple[int, str, str]], environ: Mapping[str, str]) -> list[tuple[int, str, str]]:
-    """Those of them that CUDA_VISIBLE_DEVICES leaves to this process, in its order."""
+    """Those of them that CUDA_VISIBLE_DEVICES leaves to this process, in its order; `_NoGpus` where it hides all."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return found
@@ -101,6 +110,9 @@ def _visible(found: list[tuple[int, str, str]], environ: Mapping[str, str]) -> l
         if not match:
             break
         chosen.append(match[0])
+    if found and not chosen:
+        why = f"CUDA_VISIBLE_DEVICES is '{listed}', which hides all {len(found)} GPUs of this machine"
+        raise _NoGpus(why, "unset it, or give --slots if CPU slots are meant", is_sure=True)
     return chosen
 
 
@@ -110,12 +122,12 @@ def find_devices(slots: int | None, environ: Mapping[str, str]) -> Devices:
         raise InvalidInput(f"slots is {slots}: give a whole number from 1 to {_MAX_SLOTS}, or leave it out")
     cores = tuple(sorted(os.sched_getaffinity(0)))
     gpus: list[tuple[int, str, str]] = []
-    why_none, has_driver = "", True
+    why_none, remedy, has_driver = "", "", True
     if slots is None:
         try:
             gpus = _visible(_gpus(), environ)
         except _NoGpus as none:
-            why_none, has_driver = str(none), none.is_sure
+            why_none, remedy, has_driver = str(none), none.remedy, none.is_sure
     node = Node(
         id=_node_name(),
         num_gpus=len(gpus) if gpus else slots or len(cores),
@@ -123,7 +135,7 @@ def find_devices(slots: int | None, environ: Mapping[str, str]) -> Devices:
         num_cpus=float(len(cores)),
         memory_bytes=_memory_bytes(),
     )
-    return Devices(node, tuple(index for index, _, _ in gpus), cores, why_none, has_driver)
+    return Devices(node, tuple(index for index, _, _ in gpus), cores, why_none, has_driver, remedy)
 
 
 def check_lent(found: Devices, gpus: Sequence[int], lender: str, remedy: str) -> str:

@@ -29,7 +29,7 @@ from pollux.backends._variables import node_of, rank_variables
 from pollux.backends.protocol import Exit, ReplicasEnded
 from pollux.core.errors import BackendFailed
 
-__all__ = ["Fleet", "Generation", "Member", "Order"]
+__all__ = ["Fleet", "Generation", "Member", "Order", "ReplicaLog"]
 
 FAILED_OTHERS_SECONDS = 5.0
 """How long replicas may go on once another has failed: a collective that lost a peer ends by itself, or never."""
@@ -41,6 +41,7 @@ _MEMORY_SHARE = 20.0
 _READ_BYTES = 64 << 10
 _FLOOD_BYTES = 4 << 20
 _FLOOD_SECONDS = 0.25
+_TAIL_BYTES = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +115,31 @@ class Order:
 
 
 @dataclass(slots=True)
+class ReplicaLog:
+    """What one replica writes: into the log of the rank it has. `tail` is the end of its own, whatever its ranks."""
+
+    of_rank: LogWriter
+    tail: bytes = b""
+
+    def write(self, piece: bytes) -> None:
+        """Append."""
+        self.tail = (self.tail + piece)[-_TAIL_BYTES:]
+        self.of_rank.write(piece)
+
+
+@dataclass(slots=True)
 class Member:
     """One replica: its process, its log, and how it ended.
 
-    `number` is its own as long as it lives, and that of its log; its `rank` may change.
+    `number` is its own as long as it lives; its `rank` may change. Who joins has the rank that it is to have, who has
+    departed the last one that it had.
     """
 
     number: int
     rank: int
     place: str
     body: Body
-    log: LogWriter
+    log: ReplicaLog
     code: int | None = None
     ended_at: float = 0.0
     read_bytes: int = 0
@@ -158,6 +173,7 @@ class Generation:
     _trouble: str = ""
     _given_up: str = ""
     _doubted: dict[int, str] = field(default_factory=dict)
+    _logs: dict[int, LogWriter] = field(default_factory=dict)
     _port: int = 0
     _look_at: float | None = None
     _note_at: float | None = None
@@ -199,9 +215,15 @@ class Generation:
     def _fork(self, rank: int, number: int, environ: Mapping[str, str]) -> None:
         order = self.order
         start = ReplicaStart(order.argv, order.workdir, environ, order.cores[rank], order.path_was_set)
-        log = LogWriter(Path(order.logs) / f"{number}.log", order.log_cap_bytes)
+        log = ReplicaLog(self._log_of(rank))
         body = self.hands.start(start, order.places[rank], order.memory_bytes, log.write)
         self.members.append(Member(number, rank, order.places[rank], body, log))
+
+    def _log_of(self, rank: int) -> LogWriter:
+        """One writer for all that write there, now and later: two would put the file aside under each other's hands."""
+        if rank not in self._logs:
+            self._logs[rank] = LogWriter(Path(self.order.logs) / f"{rank}.log", self.order.log_cap_bytes)
+        return self._logs[rank]
 
     def _note(self) -> None:
         order = self.order
@@ -275,14 +297,21 @@ class Generation:
         """These, by number, are the replicas now; all others have departed."""
         for member in [*self.members]:
             if member.number in ranks:
-                member.rank = ranks[member.number]
+                self._give_rank(member, ranks[member.number])
             else:
                 self.depart(member)
         self.members.sort(key=lambda member: member.rank)
         for member in [each for each in self.departed if each.code is not None and each.output < 0]:
-            member.log.close()
             self.departed.remove(member)
+        for rank in self._logs.keys() - {member.rank for member in (*self.members, *self.departed)}:
+            self._logs[rank].close()
         self._note_or_later()
+
+    def _give_rank(self, member: Member, rank: int) -> None:
+        if rank != member.rank:
+            # All that a pipe holds: it was written under the rank before.
+            self._read_out(member, 1)
+            member.rank, member.log.of_rank = rank, self._log_of(rank)
 
     def depart(self, member: Member) -> None:
         """It is no part of the job any more, however it ends; what it left running ends now."""
@@ -505,17 +534,22 @@ class Generation:
 
     def _drain(self) -> None:
         for member in (*self.members, *self.departed):
-            for _ in range(1024):
-                if member.output < 0:
-                    break
-                try:
-                    piece = os.read(member.output, _READ_BYTES)
-                except OSError:
-                    break
-                if not piece:
-                    break
-                member.log.write(piece)
+            self._read_out(member, 1024)
             if member.output >= 0:
                 os.close(member.output)
                 member.body.output = -1
-            member.log.close()
+        for log in self._logs.values():
+            log.close()
+
+    def _read_out(self, member: Member, pieces: int) -> None:
+        """At most so many pieces of what there is to be read; the file stays open, even at its end."""
+        for _ in range(pieces):
+            if member.output < 0:
+                return
+            try:
+                piece = os.read(member.output, _READ_BYTES)
+            except OSError:
+                return
+            if not piece:
+                return
+            member.log.write(piece)

@@ -5,6 +5,7 @@ Its actions become processes, keys of the job's store, and words to whoever is c
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,20 @@ from typing import Any
 
 from pollux.backends._beats import Beats, ListeningClock
 from pollux.backends._generation import Generation, Member, Order
-from pollux.backends._regroup import Action, Doubt, GiveUp, Join, Kill, Limits, Lost, SetKey, Started, Watch, settled_at
+from pollux.backends._regroup import (
+    RESTART_EXIT_CODE,
+    Action,
+    Doubt,
+    GiveUp,
+    Join,
+    Kill,
+    Limits,
+    Lost,
+    SetKey,
+    Started,
+    Watch,
+    settled_at,
+)
 from pollux.backends._storehost import StoreHost
 from pollux.core.errors import BackendFailed
 
@@ -31,6 +45,8 @@ _LEAST_BOUNDARY_SECONDS = 30.0
 _LEAST_REGROUP_SECONDS = 5.0
 _LEAST_ORDER_SECONDS = 5.0
 _PREPARE_TIMES = 3.0
+# Through, saved and stopped, or saved to be started anew.
+_WELL_ENDED = frozenset({0, 128 + signal.SIGTERM, RESTART_EXIT_CODE})
 _CANNOT_HAND_OVER = "an agent of an older release in its replicas cannot hand its state over where nobody stays"
 
 
@@ -224,6 +240,7 @@ class LiveGeneration:
         else:
             actions = self._regroup.ended(member.number, code, self._clock(), self._hung.pop(member.number, ""))
         if actions is None:
+            self.died_at_the_end([member])
             # Replicas are through together.
             self._through = self._through or code == 0
             if code != 0 or self._regroup.phase == "prepare":
@@ -253,6 +270,12 @@ class LiveGeneration:
             self._pending = pending
             self._do([])
         return cared_for
+
+    def died_at_the_end(self, members: Sequence[Member]) -> None:
+        """These have ended while the job ends; what those left are to know of it."""
+        dead = [member.number for member in members if (member.code or 0) not in _WELL_ENDED]
+        if dead and self._follows and self._generation.is_ending:
+            self._do(self._regroup.died_at_the_end(dead))
 
     def over(self) -> None:
         """The job ends: nothing changes any more."""

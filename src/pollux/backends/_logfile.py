@@ -5,6 +5,7 @@ Where output comes from is the shim's business.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -66,7 +67,15 @@ class LogWriter:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             self._size = os.fstat(self._fd).st_size
         except OSError:
-            self._fd = -1
+            self._shut()
+
+    def _shut(self) -> None:
+        """Without a file, what comes is lost; every `write` tries to open it first."""
+        if self._fd >= 0:
+            # Some file systems tell only now that they took no more.
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+        self._fd, self._size = -1, 0
 
     def write(self, piece: bytes) -> None:
         """Append, making room where needed."""
@@ -112,11 +121,16 @@ class LogWriter:
         except OSError:
             if not moved:
                 # No room even for this: begin the file anew, which needs none.
-                os.ftruncate(self._fd, 0)
+                try:
+                    os.ftruncate(self._fd, 0)
+                except OSError:
+                    self._parts = parts
+                    self._shut()
+                    return
                 self._parts = _Parts(parts.head, parts.before, parts.now + self._size)
                 self._size = 0
                 return
-        os.close(self._fd)
+        self._shut()
         self._open()
         gap = self._parts.before - self._parts.head
         if gap > 0:
@@ -124,9 +138,7 @@ class LogWriter:
 
     def close(self) -> None:
         """Give the file back."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._shut()
 
 
 def _segments(path: Path) -> list[tuple[int, int, Path]]:

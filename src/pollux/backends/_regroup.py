@@ -6,7 +6,7 @@ Pure: what happened goes in, with the time; what is to be done comes out. Proces
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -363,6 +363,13 @@ class Regroup:
         self.phase, self.due = "over", None
         return [*actions, Watch(())]
 
+    def died_at_the_end(self, numbers: Iterable[int]) -> list[Action]:
+        """They were told to end and have died: those left must know which of them is the first, which saves."""
+        found = {number for number in numbers if number in self.ranks}
+        self.dead |= found
+        self._lost |= {self.ranks[number] for number in found}
+        return [SetKey(f"lost/{self.settled}", sorted(self._lost))] if found else []
+
     def _joiner_ended(self, number: int, code: int, now: float) -> list[Action] | None:
         assert self.change is not None
         rank = next(rank for rank, other in self.change.joiners.items() if other == number)
@@ -409,7 +416,8 @@ class Regroup:
         """
         kept = self._kept()
         dead = {self.ranks[number] for number in self.dead if number in self.ranks}
-        self._lost |= dead
+        # Who has left is not there to save, either.
+        self._lost |= dead | {self.ranks[number] for number in self._gone if number in self.ranks}
         if self.change is not None and self.change.senders:
             # Whoever is stuck with the dead is freed by this too.
             told = [SetKey(f"lost/{self.settled}", sorted(self._lost))]

@@ -58,6 +58,16 @@ class LocalBackend(ShimBackend):
         """One node; where it has no GPU, its type is `cpu` and its "GPUs" are CPU slots."""
         return (self._devices.node,)
 
+    @property
+    def no_gpus(self) -> tuple[str, str]:
+        """Why no GPU was found, and what to do; empty where some were, or CPU slots were asked for."""
+        return self._devices.why_none, self._devices.remedy
+
+    def warnings(self) -> tuple[str, ...]:
+        """That jobs get CPU slots on a machine that has a driver for GPUs."""
+        why, remedy = self.no_gpus
+        return (f"jobs get CPU slots instead of GPUs ({why}): {remedy}",) if why and self._devices.has_driver else ()
+
     def render(self, launch: Launch) -> Mapping[str, Any]:
         """Command, folder, and each replica's variables beside what it inherits; which GPUs is seen at the start."""
         self._check(launch)

@@ -205,6 +205,9 @@ class Shim:
                 # Told something by a version that it does not understand: another shim may.
                 print(f"not understood: {error!r}", file=sys.stderr, flush=True)
                 self._leaving = self._leaving or not self._is_busy()
+            except OSError as error:
+                # What runs is not to end with it.
+                print(f"could not be done: {error}", file=sys.stderr, flush=True)
 
     def _drop(self, connection: _Connection) -> None:
         if connection in self._connections:
@@ -260,21 +263,40 @@ class Shim:
         known = self._generation.order.generation if self._generation is not None else 0
         if self._is_busy() or self._leaving or order.generation <= max(newest or 0, known):
             return
-        store = self._open_store(order) if order.live and _storehost.is_possible() else None
         warm = self._warm_variables is not None
-        generation = Generation(order, self._folder, self._hands(order), warm, self._let_go, store)
+        generation = Generation(order, self._folder, self._hands(order), warm, self._let_go)
         self._generation, self._live = generation, None
-        remove_records(self._folder, order.generation)
         try:
+            if order.live and _storehost.is_possible():
+                generation.store = self._open_store(order)
+            remove_records(self._folder, order.generation)
             generation.start()
         except (OSError, BackendFailed) as error:
-            generation.fail(f"replicas could not be started: {error}")
-            self._follow_outputs()
+            if generation.members:
+                # Each by itself: to look for all that they started takes a file, which there may not be.
+                for member in generation.members:
+                    generation.kill(member.number)
+                with contextlib.suppress(OSError):
+                    generation.fail(f"replicas could not be started: {error}")
+                self._follow_outputs()
+            else:
+                self._refuse(generation, error)
             return
-        if store is not None:
-            self._live = LiveGeneration(generation, store, self._tell)
+        if generation.store is not None:
+            self._live = LiveGeneration(generation, generation.store, self._tell)
         self._follow_outputs()
         self._start_untold = True
+
+    def _refuse(self, generation: Generation, error: Exception) -> None:
+        """No replica could be started for lack of files, processes, memory or disk: that is no fault of the job's."""
+        why = f"no replica could be started on this machine ({error}): check its limits (ulimit -a), memory and disk"
+        job_id, number = generation.order.job_id, generation.order.generation
+        self._unwritten = generation.ended = ReplicasEnded(time.time(), job_id, number, "refused", (), why)
+        self._start_untold = False
+        if generation.store_host is not None:
+            _processes.kill_all([generation.store_host])
+        self._close_store()
+        self._release_far()
 
     def _hands(self, order: Order) -> Hands:
         if order.fleet is None:
@@ -315,7 +337,8 @@ class Shim:
             return
         try:
             what(self._live)
-        except (OSError, BackendFailed) as error:
+        except (OSError, BackendFailed, ValueError, TypeError, LookupError) as error:
+            # Also where a replica has written what no agent would.
             self._live.over()
             self._generation.give_up(f"it cannot be followed any more: {error}")
         self._follow_outputs()
@@ -420,6 +443,8 @@ class Shim:
         if lost.silent:
             self._tell({"event": "silent", "node": lost.node, "why": lost.why})
         members = generation.on_far_loss(lost.bodies)
+        if generation.told_to_stop:
+            self._guarded(lambda live: live.died_at_the_end(members))
         if not members or generation.told_to_stop:
             return
         cared_for: list[bool] = []
@@ -429,7 +454,9 @@ class Shim:
 
     def _replica_ended(self, generation: Generation, member: Member) -> None:
         cared_for: list[bool] = []
-        if not generation.told_to_stop:
+        if generation.told_to_stop:
+            self._guarded(lambda live: live.died_at_the_end([member]))
+        else:
             self._guarded(lambda live: cared_for.append(live.ended(member)))
         if not any(cared_for) and member.code != 0:
             generation.on_failure()

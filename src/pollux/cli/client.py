@@ -76,6 +76,8 @@ def read_token(environ: Mapping[str, str], home: Path) -> str | None:
         return None
     except OSError as error:
         raise Unauthorised(f"the token in {path} cannot be read ({error.strerror}): set POLLUX_TOKEN") from None
+    except UnicodeDecodeError:
+        raise Unauthorised(f"{path} holds no token, but bytes that are no text: set POLLUX_TOKEN") from None
 
 
 def connect(environ: Mapping[str, str] | None = None, timeout: float = _TIMEOUT_SECONDS) -> Client:

@@ -7,36 +7,36 @@ from typing import Annotated, Any
 
 import typer
 
-from pollux.cli.options import Job, Json, complete_jobs, print_json
+from pollux.cli.options import PARTIAL, Job, Json, complete_jobs, print_json
 
 __all__ = ["cancel", "pause", "resize", "resume"]
 
 _Jobs = Annotated[list[str], typer.Argument(metavar="JOB", autocompletion=complete_jobs, help="Ids of jobs.")]
 
 
-def cancel(jobs: _Jobs, as_json: Json = False) -> None:
+def cancel(ctx: typer.Context, jobs: _Jobs, as_json: Json = False) -> None:
     """Cancel jobs for good: they get their grace to save, and end.
 
     Example: pollux cancel resnet18 bert
     """
-    _each(jobs, "cancel", as_json)
+    _each(ctx, jobs, "cancel", as_json)
 
 
-def pause(jobs: _Jobs, as_json: Json = False) -> None:
+def pause(ctx: typer.Context, jobs: _Jobs, as_json: Json = False) -> None:
     """Take the GPUs from jobs until they are resumed: they save, stop, and keep their progress.
 
     A script that does not save by itself and does not use 'pollux.init' begins anew when it is resumed.
     Example: pollux pause resnet18
     """
-    _each(jobs, "pause", as_json)
+    _each(ctx, jobs, "pause", as_json)
 
 
-def resume(jobs: _Jobs, as_json: Json = False) -> None:
+def resume(ctx: typer.Context, jobs: _Jobs, as_json: Json = False) -> None:
     """Let paused jobs run again: they wait for GPUs like any other.
 
     Example: pollux resume resnet18
     """
-    _each(jobs, "resume", as_json)
+    _each(ctx, jobs, "resume", as_json)
 
 
 def resize(
@@ -72,27 +72,35 @@ def _span(low: int, high: int) -> str:
     return most if low == high else f"{low} to {most}"
 
 
-def _each(jobs: Sequence[str], verb: str, as_json: bool) -> None:
-    """Tell all of them; an error of one does not keep the others from it, and is raised at the end."""
+def _each(ctx: typer.Context, jobs: Sequence[str], verb: str, as_json: bool) -> None:
+    """Tell all of them; an error of one does not keep the others from it, and is raised at the end.
+
+    Without a service there is nobody to tell the others: that ends it, and what was done until then is told all the
+    same.
+    """
     from pollux.cli.client import connect, job_path
     from pollux.core.errors import PolluxError, Unreachable
 
     client = connect()
     done: list[dict[str, Any]] = []
     failed: list[tuple[str, PolluxError]] = []
+    told: dict[str, Any] = {"jobs": done, "failed": []}
     for job in dict.fromkeys(jobs):
         try:
             done.append(client.post(job_path(job, verb))["job"])
         except Unreachable:
+            for _, refused in failed:
+                typer.echo(f"error: {refused}", err=True)
             raise
         except PolluxError as error:
             failed.append((job, error))
+            told["failed"].append({"job": job, "code": type(error).__name__, "message": str(error)})
         else:
             if not as_json:
                 typer.echo(f"{job}: {done[-1]['state']}")
+        ctx.meta[PARTIAL] = told
     if as_json:
-        told = [{"job": job, "code": type(refused).__name__, "message": str(refused)} for job, refused in failed]
-        print_json({"jobs": done, "failed": told})
+        print_json(told)
         for _, refused in failed:
             typer.echo(f"error: {refused}", err=True)
         if failed:

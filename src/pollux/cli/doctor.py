@@ -102,19 +102,23 @@ def _extras() -> Iterator[Finding]:
 
 def _gpus() -> Finding:
     from pollux import backends
+    from pollux.backends.local import LocalBackend
 
     missing = backends.available("local")
     if missing is not None:
         return Finding("local backend", "missing", missing)
     try:
-        nodes = backends.create("local", home=_temporary_home()).inventory()
+        backend = LocalBackend(_temporary_home())
     except PolluxError as error:
         return Finding("GPUs", "note", f"cannot be looked at: {error}")
+    nodes = backend.inventory()
     kinds = sorted({f"{node.num_gpus} × {node.gpu_type}" for node in nodes if node.gpu_type != "cpu"})
     if kinds:
         return Finding("GPUs", "ok", ", ".join(kinds))
     slots = sum(node.num_gpus for node in nodes)
-    return Finding("GPUs", "note", f"none found; {slots} CPU slots instead", "with an NVIDIA GPU: install its driver")
+    why, remedy = backend.no_gpus
+    value = f"none found{why and f' ({why})'}; {slots} CPU slots instead"
+    return Finding("GPUs", "note", value, remedy or "with an NVIDIA GPU: see what 'nvidia-smi' says")
 
 
 def _temporary_home() -> Path:

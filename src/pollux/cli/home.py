@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["make_home"]
 
 
-def make_home(home: Path) -> None:
+def make_home(home: Path, named_by: str = "POLLUX_HOME") -> None:
     """Make the folder, for its owner only, where it is not there yet; refuses one that cannot be used."""
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -21,4 +21,4 @@ def make_home(home: Path) -> None:
     except OSError as error:
         why = str(error.strerror)
     if why:
-        raise InvalidInput(f"home {home} cannot be used: {why}; give another with POLLUX_HOME")
+        raise InvalidInput(f"home {home} cannot be used: {why}; give another with {named_by}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import re
 import sys
 import time
@@ -17,7 +18,7 @@ from pollux.core.errors import InvalidInput, PolluxError, Unreachable
 if TYPE_CHECKING:
     from pollux.cli.client import Client
 
-__all__ = ["ENDED_STATES", "follow_log", "logs", "read_log", "tail_of", "visible", "write_log"]
+__all__ = ["ENDED_STATES", "end_of", "follow_log", "logs", "read_log", "tail_of", "visible", "write_log"]
 
 ENDED_STATES = frozenset({"succeeded", "failed", "cancelled"})
 """States that a job does not leave; named here so that no scheduler has to be loaded to print a log."""
@@ -48,13 +49,18 @@ def logs(
     if as_json and follow:
         raise InvalidInput("--follow prints lines as they come and --json one document at the end: leave one out")
     client = connect()
-    if as_json:
-        text, offset = tail_of(client, job, replica, tail)
-        print_json({"job_id": job, "replica": replica, "text": text, "offset": offset})
-        return
-    text, offset = tail_of(client, job, replica, tail)
     write = functools.partial(write_log, raw=raw)
-    write(text)
+    if as_json or tail is not None:
+        text, offset = tail_of(client, job, replica, tail)
+        if as_json:
+            print_json({"job_id": job, "replica": replica, "text": text, "offset": offset})
+            return
+        write(text)
+    else:
+        offset = 0
+        for text, behind in read_log(client, job, replica, 0, end_of(client, job, replica)):
+            write(text)
+            offset = behind
     if follow:
         try:
             follow_log(client, job, replica, offset, write)
@@ -63,27 +69,44 @@ def logs(
 
 
 def tail_of(client: Client, job: str, replica: int, lines: int | None) -> tuple[str, int]:
-    """The last `lines` lines (None: all) and the offset after them."""
-    if lines is None:
-        pieces = list(read_log(client, job, replica, 0))
-        return "".join(text for text, _ in pieces), pieces[-1][1] if pieces else 0
-    size = _CHUNK
+    """The last `lines` lines (None: all) before its present end, and the offset after them."""
+    end, size = end_of(client, job, replica), _CHUNK
     while True:
-        pieces = list(read_log(client, job, replica, -size))
+        start = 0 if lines is None else max(0, end - size)
+        pieces = list(read_log(client, job, replica, start, end))
         text = "".join(text for text, _ in pieces)
-        offset = pieces[-1][1] if pieces else 0
-        if text.count("\n") > lines or offset <= size or size >= 2**26:
-            kept = text.splitlines(keepends=True)
+        offset = pieces[-1][1] if pieces else start
+        if lines is None:
+            return text, offset
+        if text.count("\n") > lines or start == 0 or size >= 2**26:
+            # Unlike `splitlines`, this takes a progress bar, which goes back with "\r", for one line.
+            kept = io.StringIO(text).readlines()
             return "".join(kept[len(kept) - min(lines, len(kept)) :]), offset
         size *= 8
 
 
-def read_log(client: Client, job: str, replica: int, offset: int) -> Iterator[tuple[str, int]]:
-    """Pieces of a log up to its present end, each with the offset after it."""
+def end_of(client: Client, job: str, replica: int) -> int:
+    """The offset of a log's present end."""
     from pollux.cli.client import job_path
 
     while True:
-        answer: dict[str, Any] = client.get(job_path(job, "logs"), replica=replica, offset=offset, limit=_CHUNK)
+        answer: dict[str, Any] = client.get(job_path(job, "logs"), replica=replica, offset=-1, limit=1)
+        if answer["at_end"]:
+            return int(answer["offset"])
+        # Its file could not be read at that moment, when it was put aside for a new one say.
+        time.sleep(_POLL_SECONDS)
+
+
+def read_log(client: Client, job: str, replica: int, offset: int, end: int | None = None) -> Iterator[tuple[str, int]]:
+    """Pieces of a log, each with the offset after it: up to `end`, or until no more is there.
+
+    A job that floods its log may never let the latter come.
+    """
+    from pollux.cli.client import job_path
+
+    while end is None or offset < end:
+        limit = _CHUNK if end is None else min(_CHUNK, end - offset)
+        answer: dict[str, Any] = client.get(job_path(job, "logs"), replica=replica, offset=offset, limit=limit)
         offset = int(answer["offset"])
         yield str(answer["text"]), offset
         if answer["at_end"]:

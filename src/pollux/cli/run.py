@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pollux.cli.home import make_home
 from pollux.cli.options import Json, complete_policies, print_json, whole
 from pollux.core.errors import Conflict, InvalidInput, PolluxError
 
@@ -33,6 +34,8 @@ _ORPHAN_SECONDS = 5.0
 # What asks a command to end: Ctrl-C, `timeout` or a machine that goes down, and a terminal that is closed.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
+# Read between two looks at signals and status, however fast the job writes.
+_PIECES_AT_ONCE = 16
 
 app = typer.Typer()
 
@@ -130,8 +133,8 @@ def _home(named: Path | None) -> Iterator[_Folder]:
     """The folder for checkpoints and logs: the named one, or a new one that goes away unless it is to be kept."""
     if named is not None:
         path = named.expanduser().absolute()
+        make_home(path, "--home")
         _refuse_service_home(path)
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
         yield _Folder(path, keep=True)
         return
     folder = _Folder(Path(tempfile.mkdtemp(prefix="pollux-run-")))
@@ -193,15 +196,19 @@ def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[s
     with _noted_signals() as signals:
         while True:
             status: dict[str, Any] = encode(engine.job(job))
-            offset = _show_log(engine, job, offset, screen)
+            # Asked before reading: what has ended writes no more.
+            over = status["ended_at"] is not None and not _has_processes(engine, job)
+            offset, more = _show_log(engine, job, offset, screen)
             screen.status(status, time.time())
-            if status["ended_at"] is not None and not _has_processes(engine, job):
-                _show_log(engine, job, offset, screen)
-                return status, signals[0] if signals else None
-            for number in signals[handled:]:
+            new = signals[handled:]
+            for number in new:
                 _interrupt(engine, job, number, handled == 0, screen)
                 handled += 1
-            time.sleep(_POLL_SECONDS)
+            # Nobody who asks once more, with the job gone, waits for what is left of its output.
+            if over and (new or not more):
+                return status, signals[0] if signals else None
+            if not more:
+                time.sleep(_POLL_SECONDS)
 
 
 @contextmanager
@@ -262,14 +269,17 @@ def _log_end(engine: Engine, job: str) -> int:
     return 0
 
 
-def _show_log(engine: Engine, job: str, offset: int, screen: Screen) -> int:
-    while True:
+def _show_log(engine: Engine, job: str, offset: int, screen: Screen) -> tuple[int, bool]:
+    """Show some of what is there from `offset` on; the offset behind it, and whether there is more."""
+    for _ in range(_PIECES_AT_ONCE):
         chunk = engine.logs(job, 0, offset)
         if chunk.text:
             screen.log(chunk.text)
         offset = chunk.offset
-        if chunk.at_end:
-            return offset
+        # A file that cannot be read now gives nothing, and is not at its end.
+        if chunk.at_end or not chunk.text:
+            return offset, False
+    return offset, True
 
 
 def _say_end(status: dict[str, Any]) -> None:

@@ -192,7 +192,9 @@ def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> lis
     from pollux.wire import places
 
     found = []
-    why = "as asked with --slots" if "slots" in settings.backend_options else "no GPU found"
+    warned = status["backend"] == "local" and status.get("warnings")
+    why = "no GPU that can be used, see below" if warned else "no GPU found"
+    why = "as asked with --slots" if "slots" in settings.backend_options else why
     for node in status["nodes"]:
         if node["gpu_type"] == "cpu":
             found.append(f"{node['gpus']} CPU slot{'s' * (node['gpus'] != 1)} ({why})")

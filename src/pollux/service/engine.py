@@ -126,23 +126,23 @@ class Engine(EngineLoop):
 
     def _keyed_id(self, request: JobRequest, key: str | None) -> tuple[str, bool]:
         """The id for a new job, and whether this very submission was taken before."""
-        if key is None:
-            return self._free_id(request.name), False
         digest = hashlib.sha256(encode_json(request).encode()).hexdigest()
         keys = self._keys()
-        if key in keys:
-            job_id, known_digest = keys[key]
+        job_id, known_digest = ("", "") if key is None else keys.get(key, ("", ""))
+        if job_id in self.runner.controller.jobs:
             if known_digest != digest:
-                raise Conflict(f"idempotency key '{key[:80]}' was used for another job; use a new key for a new job")
-            if job_id in self.runner.controller.jobs:
-                return job_id, True
-        else:
-            job_id = self._free_id(request.name)
-        # Written first: after a crash in between, the same key leads to the same id, and the job is taken in then.
-        keys[key] = (job_id, digest)
-        while len(keys) > _KEPT_KEYS:
-            keys.popitem(last=False)
-        self.store.set_setting("idempotency", json.dumps(keys))
+                raise Conflict(f"idempotency key '{key}' was used for another job; use a new key for a new job")
+            return job_id, True
+        job_id = self._free_id(request.name)
+        # Keys that lead to a name which is free are of submissions that were refused: their job is not the one to come.
+        kept = OrderedDict((name, entry) for name, entry in keys.items() if entry[0] != job_id)
+        if key is not None:
+            # Written before the job: after a crash in between, it leads to no job, and the job is taken in then.
+            kept[key] = (job_id, digest)
+            while len(kept) > _KEPT_KEYS:
+                kept.popitem(last=False)
+        if kept != keys:
+            self.store.set_setting("idempotency", json.dumps(kept))
         return job_id, False
 
     def _keys(self) -> OrderedDict[str, tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from pollux.core.errors import TooLarge
@@ -12,6 +13,12 @@ __all__ = ["LARGEST_RECEIPT", "receipt_of"]
 
 LARGEST_RECEIPT = 8 * 2**20
 """Bytes; an agent's own receipt stays far below."""
+
+
+def _finite(text: str) -> float | None:
+    """None for what is too large, such as 1e999: JSON has no word for it."""
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def receipt_of(home: Path, job_id: str) -> bytes | None:
@@ -25,7 +32,7 @@ def receipt_of(home: Path, job_id: str) -> bytes | None:
     if len(text) > LARGEST_RECEIPT:
         raise TooLarge(f"the receipt of job '{job_id}' has more than {LARGEST_RECEIPT} bytes; open {place} itself")
     try:
-        found = json.loads(text, parse_constant=lambda word: None)
+        found = json.loads(text, parse_constant=lambda word: None, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     return json.dumps(found, separators=(",", ":")).encode() if isinstance(found, dict) else None

@@ -228,7 +228,7 @@ def test_survivors_of_a_killed_replica_go_on_where_they_are_told(bench):
     job.started(4)
     assert len(job.finish(4).exits) == 3
     assert "goes to 3 0 of 2 lost" in job.words(1)
-    assert "joins 4 2 of 3" in job.words(0)
+    assert "joins 4 2 of 3" in job.words(2)
 
 
 def test_a_hung_replica_is_ended_and_counts_as_lost(bench):

@@ -196,3 +196,22 @@ def test_a_cancelled_job_is_gone_and_cancelling_it_again_is_a_conflict(service):
     with refused.value as answer:
         assert answer.code == 409
     wait_until("end of the replicas", lambda: not replicas(service.home))
+
+
+def test_a_job_that_hangs_fails_at_its_time_limit_and_leaves_no_process(service, tmp_path):
+    script = tmp_path / "hanging.py"
+    script.write_text(
+        "import os, signal, pathlib\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "while True:\n"
+        "    pass\n"
+    )
+    run = [sys.executable, str(script)]
+    limits = {"time_limit": "4s", "grace": "1s", "retries": 0}
+    service.call("/v1/jobs", {"name": "hanging", "run": run, "gpus": 1, "workdir": str(tmp_path), **limits})
+    job = service.wait("hanging")["hanging"]
+    assert job["state"] == "failed"
+    assert "limit" in job["detail"]
+    pid = int((tmp_path / "pid").read_text())
+    wait_until("end of its process", lambda: not Path(f"/proc/{pid}").exists(), 30.0)

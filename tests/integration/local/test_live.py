@@ -145,3 +145,14 @@ def test_an_elastic_job_without_an_agent_is_restarted(hasty_service):
     (service.home / "finish").touch()
     ended = service.until("end", lambda job: job["state"] == "succeeded", "plain")
     assert ended["crashes"] == 0, service.told("plain")
+
+
+def test_the_end_of_a_log_is_known_from_its_last_byte(service):
+    """`pollux logs` asks for it first; the last character here has two bytes."""
+    text = "é" * 100_000
+    run = [sys.executable, "-X", "utf8", "-c", f"print({text[0]!r} * {len(text)}, end='')"]
+    service.call("/v1/jobs", {"name": "words", "run": run, "gpus": "1", "workdir": str(service.home)})
+    service.until("end", lambda job: job["state"] == "succeeded", "words")
+    answer = service.call("/v1/jobs/words/logs?offset=-1&limit=1")
+    assert (answer["offset"], answer["at_end"]) == (len(text.encode()), True)
+    assert service.pollux("logs", "words") == service.pollux("logs", "--tail", "1", "words") == text

@@ -87,6 +87,19 @@ def test_who_becomes_replica_0_finds_the_last_one_there_is(tells, hour_ago, tmp_
         assert (HOUR <= age(job) < 2 * HOUR) != was_first
 
 
+def test_who_becomes_replica_0_tells_no_restart_that_was_long_ago(tells, tmp_path):
+    with start(tmp_path) as job:
+        parts = job._parts
+        parts.live = SimpleNamespace(membership=SimpleNamespace(ranks={0: 0, 1: 0}))
+        parts.environment = Environment(replica=1, stopped_at=time.time() - HOUR)
+        parts.teller = None
+        job._tell_anew()
+        parts.live = None
+        parts.teller.stepped()
+        report = parts.teller._report(job, None, None, False)
+        assert (report.resize_seconds, report.resize_kind) == (None, "")
+
+
 def test_of_a_folder_with_nothing_whole_in_it_nobody_knows(tmp_path):
     assert last_created(tmp_path / "nothing") is None
     assert last_created(tmp_path) is None

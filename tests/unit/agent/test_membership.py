@@ -1,4 +1,6 @@
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -132,6 +134,29 @@ def test_facts_are_shared(store):
     assert mine.facts() == {}
     mine.share_facts({"batch_size": 8})
     assert mine.facts() == {"batch_size": 8}
+
+
+def test_the_first_that_is_left_is_the_one_to_save(store):
+    first, second, third = (Membership(store, 4, rank) for rank in range(3))
+    live = dist.PrefixStore("pollux/live", store)
+    assert not second.is_first_left(0.0), "nothing is known of the first"
+    live.set("lost/4", "[0]")
+    assert not third.is_first_left(0.0)
+    assert second.is_first_left(0.0)
+    began = time.monotonic()
+    assert not third.is_first_left(60.0), "the second has said that it saves"
+    assert time.monotonic() - began < 30.0
+    live.set("lost/4", "[0, 1]")
+    assert third.is_first_left(0.0)
+    assert first.is_first_left(0.0)
+
+
+def test_the_end_of_another_may_be_heard_of_a_little_later(store):
+    live = dist.PrefixStore("pollux/live", store)
+    timer = threading.Timer(0.1, lambda: live.set("lost/4", "[0]"))
+    timer.start()
+    assert Membership(store, 4, 1).is_first_left(30.0)
+    timer.join()
 
 
 def test_waiting_ends_with_what_is_seen_or_at_the_deadline():

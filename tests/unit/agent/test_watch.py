@@ -223,6 +223,33 @@ def test_a_second_signal_while_it_saves_changes_nothing():
         watch.close()
 
 
+def test_a_stop_is_wanted_until_the_process_ends():
+    """What it is served by may fail midway, with a replica that dies."""
+    watch = Watch(Replicas(Environment(), torch.device("cpu")), None)
+    try:
+        assert not watch.wants(STOP)
+        watch.request(STOP)
+        watch.request(CHECKPOINT)
+        assert watch.at_boundary(1) == {STOP, CHECKPOINT}
+        assert watch.wants(STOP)
+        assert not watch.wants(CHECKPOINT)
+    finally:
+        watch.close()
+
+
+def test_one_that_saves_alone_is_not_ended_by_being_asked_again():
+    clock = Clock()
+    watch = Watch(Replicas(Environment(), torch.device("cpu")), None, clock=clock)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        watch.ends()
+        clock.now += 100.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == watch._on_signal
+    finally:
+        watch.close()
+
+
 def test_a_sign_of_life_is_given_before_the_script_goes_on(monkeypatch):
     class Beating:
         told = 0

@@ -1,6 +1,8 @@
 """What a machine has: GPUs in the driver's order, or slots of cores."""
 
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from pollux.backends import _devices
 from pollux.backends._devices import Devices, find_devices
+from pollux.backends.local import LocalBackend
 from pollux.core import Node
 from pollux.core.errors import InvalidInput
 
@@ -43,6 +46,65 @@ def test_gpus_are_those_that_this_process_may_use(monkeypatch, environ, expected
     assert devices.gpus == expected
     assert devices.node.num_gpus == len(expected)
     assert devices.node.gpu_type == "A100"
+
+
+class NVMLError(Exception):
+    def __init__(self, value, text):
+        super().__init__(text)
+        self.value = value
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Have NVML not start, for a reason with a number, of which 12 is that there is no driver."""
+
+    def breaks(value, text):
+        def start():
+            raise NVMLError(value, text)
+
+        played = SimpleNamespace(NVMLError=NVMLError, NVML_ERROR_LIBRARY_NOT_FOUND=12, nvmlInit=start)
+        monkeypatch.setitem(sys.modules, "pynvml", played)
+
+    return breaks
+
+
+@pytest.fixture
+def said(tmp_path):
+    """What the local backend warns of, and why it has no GPUs."""
+
+    def ask(slots=None):
+        backend = LocalBackend(tmp_path, slots=slots, warm=False)
+        backend.close()
+        return backend.warnings(), backend.no_gpus
+
+    return ask
+
+
+def test_a_driver_that_does_not_work_is_warned_of(broken, said):
+    broken(18, "Driver/library version mismatch")
+    (warning,), (why, remedy) = said()
+    assert why == "NVML: Driver/library version mismatch"
+    assert warning == f"jobs get CPU slots instead of GPUs ({why}): {remedy}"
+    for phrase in ("nvidia-smi", "restarted", "--slots"):
+        assert phrase in remedy
+    assert said(slots=2) == ((), ("", ""))
+
+
+def test_a_machine_without_a_driver_is_no_worse_for_it(broken, said):
+    broken(12, "NVML Shared Library Not Found")
+    assert said() == ((), ("NVML: NVML Shared Library Not Found", "with an NVIDIA GPU: install its driver"))
+
+
+@pytest.mark.parametrize("hidden", ["", "7", "MIG-aa"])
+def test_gpus_that_are_hidden_are_warned_of(monkeypatch, said, hidden):
+    monkeypatch.setattr(_devices, "_gpus", lambda: CARDS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    (warning,), (why, remedy) = said()
+    assert why == f"CUDA_VISIBLE_DEVICES is '{hidden}', which hides all 3 GPUs of this machine"
+    assert why in warning
+    assert remedy == "unset it, or give --slots if CPU slots are meant"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert said() == ((), ("", ""))
 
 
 def test_slots_win_over_gpus(monkeypatch):

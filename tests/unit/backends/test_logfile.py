@@ -125,6 +125,64 @@ def test_a_rotation_that_fails_half_way_keeps_the_log(path, monkeypatch, refused
     assert "c" * 100 in text
 
 
+@pytest.mark.parametrize("refusals", [1, 3])
+def test_a_new_file_that_cannot_be_opened_costs_lines_only(path, monkeypatch, refusals):
+    """No inodes, or a quota: what comes meanwhile is lost and counted, and each write tries again."""
+    writer = LogWriter(path, cap_bytes=8 << 10)
+    writer.write(b"a" * 3072)
+    real, tried = os.open, []
+
+    def full(name, *rest, **more):
+        if name == path:
+            tried.append(name)
+            if len(tried) <= refusals:
+                raise OSError(errno.EDQUOT, "quota exceeded")
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(os, "open", full)
+    for _ in range(refusals):
+        writer.write(b"b" * 4000)
+    assert (writer.lost_bytes, len(tried)) == (4000 * refusals, refusals)
+    assert writer.tail.endswith(b"b" * 4000)
+    assert not (path.parent / "0.log.parts.new").exists(), "without a file there is nothing to rotate"
+    writer.write(b"c" * 100)
+    writer.write(b"d" * 3072)
+    writer.close()
+    monkeypatch.undo()
+    text, _ = read_all(path)
+    assert text.startswith("a" * 2048)
+    assert f"{4000 * refusals} bytes of log were lost here" in text
+    assert "c" * 100 + "d" * 2000 in text
+    assert text.endswith("d" * 10)
+    assert "bb" not in text
+
+
+@pytest.mark.parametrize("refused", ["ftruncate", "close"])
+def test_a_log_that_cannot_be_begun_anew_costs_lines_only(path, monkeypatch, refused):
+    writer = LogWriter(path, cap_bytes=8 << 10)
+    writer.write(b"a" * 3072)
+    real = getattr(os, refused)
+
+    def broken(fd, *rest):
+        if refused == "close":
+            real(fd)
+        raise OSError(errno.EIO, "input/output error")
+
+    def full(*names):
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, refused, broken)
+        if refused == "ftruncate":
+            patch.setattr(type(path), "write_text", full)
+        writer.write(b"b" * 100)
+        writer.write(b"c" * 100)
+        assert writer.lost_bytes == (100 if refused == "ftruncate" else 0)
+    writer.write(b"d" * 100)
+    writer.close()
+    assert read_all(path)[0].endswith("d" * 100)
+
+
 def test_a_negative_offset_counts_from_the_end(path):
     writer = LogWriter(path)
     writer.write(b"0123456789")

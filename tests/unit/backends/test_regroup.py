@@ -294,6 +294,23 @@ def test_who_was_to_leave_learns_that_it_is_the_first_left():
     assert isinstance(actions[-1], GiveUp)
 
 
+def test_who_has_left_is_not_the_first_left():
+    machine = running(0, 1, 2)
+    machine.begin(to(2, (1, 1), (2, 2), leavers=(0,)), 0.0)
+    machine.seen("here/2/0", "", 1.0)
+    machine.ended(0, 0, 2.0)
+    assert keys(machine.ended(1, KILLED, 3.0))["lost/1"] == [0, 1]
+
+
+def test_who_dies_while_the_job_ends_is_told_to_those_that_may_save():
+    machine = running(0, 1, 2)
+    machine.over()
+    assert keys(machine.died_at_the_end([0])) == {"lost/1": [0]}
+    assert keys(machine.died_at_the_end([1, 7])) == {"lost/1": [0, 1]}
+    assert machine.died_at_the_end([7]) == []
+    assert machine.phase == "over"
+
+
 def test_every_sign_of_the_move_gives_it_more_time():
     machine = running(0, 1)
     grow(machine)

@@ -1,16 +1,23 @@
 """The shim's own edges; its life is tested with the local backend."""
 
+import errno
+import json
+import os
 import shutil
+import signal
 import socket
+import subprocess
 import time
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from pollux.backends._far import FarNotice
 from pollux.backends._generation import Order
+from pollux.backends._records import read_record, record_path
 from pollux.backends.protocol import ReplicasEnded
-from pollux.backends.shim import Shim
+from pollux.backends.shim import Shim, _Connection
 
 
 @pytest.fixture
@@ -37,6 +44,20 @@ def test_a_shim_whose_folder_was_removed_ends(shim):
 
 def test_it_says_that_it_can_have_a_job_go_elsewhere_altogether(shim):
     assert shim._status()["hands_over"] is True
+
+
+@pytest.mark.parametrize("error", [ValueError("no number"), KeyError("step"), TypeError("None")])
+def test_what_no_agent_would_write_ends_the_generation_and_not_the_shim(shim, error):
+    told = []
+
+    def found(key, value):
+        raise error
+
+    shim._live = SimpleNamespace(found=found, over=lambda: told.append("over"))
+    shim._generation = SimpleNamespace(give_up=lambda why: told.append(why), outputs=[])
+    shim._store = SimpleNamespace(found=lambda: [("beat/1/0", {"step": "many"})])
+    shim._hear_store()
+    assert told == ["over", f"it cannot be followed any more: {error}"]
 
 
 def test_a_change_under_way_is_over_where_a_node_is_taken_back(shim):
@@ -91,6 +112,115 @@ def test_every_launch_has_a_store_of_its_own(shim, monkeypatch):
     assert closed == [first]
     assert [key.fileobj for key in shim._selector.get_map().values()] == [second.control]
     second.close()
+
+
+@pytest.fixture
+def order(tmp_path):
+    """An order to start two replicas of a live job."""
+    return Order.of(
+        {
+            "job_id": "job", "generation": 3, "argv": ["true"], "workdir": "/", "environ": {}, "replicas": [{}, {}],
+            "cores": [[0], [0]], "places": ["0", "1"], "run_id": "r", "path_was_set": False, "grace_seconds": 1.0,
+            "memory_bytes": 0.0, "logs": str(tmp_path / "logs"), "log_cap_bytes": 1000, "live": True,
+        }
+    )  # fmt: skip
+
+
+def tell_launch(shim, order):
+    """Have the shim hear of a launch over a connection, and look; what it says then."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(30)
+        connection = _Connection(theirs)
+        shim._connections.append(connection)
+        shim._selector.register(theirs, 1, None)
+        ours.sendall(json.dumps({"op": "launch", "order": asdict(order)}).encode() + b"\n")
+        shim._hear(connection)
+        shim._look()
+        said = [json.loads(line) for line in ours.recv(1 << 16).splitlines()]
+        shim._drop(connection)
+    return said
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+@pytest.mark.parametrize("live", [True, False])
+def test_a_machine_without_room_is_no_fault_of_the_job(shim, order, monkeypatch, number, live):
+    """Neither for the store of a live job, nor for the first replica of another; and the shim goes on."""
+    error = OSError(number, os.strerror(number))
+
+    def fails(*arguments):
+        raise error
+
+    monkeypatch.setattr("pollux.backends._storehost.is_possible", lambda: live)
+    monkeypatch.setattr("pollux.backends._storehost.StoreHost", fails)
+    monkeypatch.setattr("pollux.backends._hands.start_replica", fails)
+    *_, ended = tell_launch(shim, order)
+    assert (ended["event"], ended["ended"]["outcome"], ended["ended"]["generation"]) == ("ended", "refused", 3)
+    assert os.strerror(number) in ended["ended"]["detail"]
+    assert "ulimit -a" in ended["ended"]["detail"]
+    assert read_record(record_path(shim._folder, "ended", 3)) == ended["ended"]
+    assert not shim._is_busy()
+    assert not shim._leaving
+    error = OSError(errno.ENOMEM, "once more")
+    *_, again = tell_launch(shim, replace(order, generation=4))
+    assert (again["ended"]["generation"], again["ended"]["outcome"]) == (4, "refused")
+
+
+def test_replicas_that_were_started_end_where_others_cannot_be(shim, order, monkeypatch):
+    """Also where there is no file left to look for what they started."""
+    pids: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments):
+        if pids:
+            raise OSError(errno.EAGAIN, "no processes")
+        pids.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+        return pids[0].pid
+
+    def no_files():
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr("pollux.backends._storehost.is_possible", lambda: False)
+    monkeypatch.setattr("pollux.backends._hands.start_replica", start)
+    with monkeypatch.context() as patch:
+        patch.setattr("pollux.backends._processes.process_table", no_files)
+        tell_launch(shim, order)
+        assert pids[0].wait(30) == -signal.SIGKILL
+    shim._generation.on_exit(pids[0].pid, -signal.SIGKILL)
+    monkeypatch.setattr("pollux.backends._processes.process_table", dict)
+    shim._look()
+    assert shim._generation.ended.detail == "replicas could not be started: [Errno 11] no processes"
+
+
+def test_a_store_that_nobody_came_to_ends_with_the_launch(shim, order, monkeypatch):
+    control, other = socket.socketpair()
+    closed = []
+
+    def close():
+        closed.append(control)
+        control.close()
+
+    def fails(*arguments):
+        raise OSError(errno.EAGAIN, "no processes")
+
+    host = SimpleNamespace(pid=None, control=control, address="h:1", port=1, close=close)
+    monkeypatch.setattr("pollux.backends._storehost.is_possible", lambda: True)
+    monkeypatch.setattr("pollux.backends._storehost.StoreHost", lambda *arguments: host)
+    monkeypatch.setattr("pollux.backends._hands.start_replica", fails)
+    with other:
+        *_, ended = tell_launch(shim, order)
+    assert ended["ended"]["outcome"] == "refused"
+    assert closed == [control]
+    assert shim._live is None
+
+
+def test_what_cannot_be_done_now_does_not_end_the_shim(shim, monkeypatch, capfd):
+    def fails(*arguments):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(shim, "_obey", fails)
+    shim._hear(SimpleNamespace(lines=lambda: [b"{}", b"{}"]))
+    assert capfd.readouterr().err.count("could not be done: ") == 2
+    assert not shim._leaving
 
 
 def test_an_order_of_a_newer_service_is_understood_without_what_it_adds(tmp_path):

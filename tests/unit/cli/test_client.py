@@ -32,6 +32,12 @@ def test_a_broken_service_file_is_one_clear_error(fake, content):
     assert "Error" not in str(told.value)
 
 
+def test_a_token_that_is_no_text_is_one_clear_error(fake):
+    (fake.home / "token").write_bytes(b"\xff\xfe")
+    with pytest.raises(Unauthorised, match="POLLUX_TOKEN"):
+        read_token({}, fake.home)
+
+
 def test_nothing_running(tmp_path):
     with pytest.raises(Unreachable, match="start one with 'pollux up'"):
         find_service({}, tmp_path)

@@ -143,6 +143,26 @@ def test_one_refusal_does_not_keep_the_others_from_it(run, fake):
     assert [(entry["job"], entry["code"]) for entry in document["failed"]] == [("one", "UnknownName")]
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_what_was_done_before_the_service_went_away_is_told(run, fake, words):
+    fake.answers["POST", "/v1/jobs/one/pause"] = {"job": fake.job("one", state="paused")}
+    fake.answers["POST", "/v1/jobs/three/pause"] = (503, fake.error("Unreachable", "the service is gone"))
+    result = run("pause", "one", "two", "three", "four", *words)
+    assert result.exit_code == 69
+    assert result.stderr.splitlines() == ["error: unknown job '/v1/jobs/two/pause'", "error: the service is gone"]
+    assert [path for path, _ in fake.calls("POST")][-1] == "/v1/jobs/three/pause"
+    if not words:
+        assert result.stdout == "one: paused\n"
+        return
+    document = json.loads(result.stdout)
+    assert list(document) == ["jobs", "failed", "error"]
+    assert [job["id"] for job in document["jobs"]] == ["one"]
+    assert [(entry["job"], entry["code"]) for entry in document["failed"]] == [("two", "UnknownName")]
+    assert (document["error"]["code"], document["error"]["exit_code"]) == ("Unreachable", 69)
+    alone = run("pause", "three", "--json")
+    assert list(json.loads(alone.stdout)) == ["error"]
+
+
 def test_resize(run, fake):
     fake.answers["POST", "/v1/jobs/resnet/resize"] = {"job": fake.job("resnet", min_gpus=2)}
     result = run("resize", "resnet", "--gpus", "2..8")

@@ -47,7 +47,62 @@ def test_tail(run, log, lines):
 def test_tail_of_a_short_log(run, log):
     log.written = "only\nthis"
     assert run("logs", "-n", 1, "resnet").stdout == "this"
-    assert len(log.asked) == 1
+    assert len(log.asked) == 2
+
+
+def test_an_empty_log(run, log):
+    log.written = ""
+    assert run("logs", "resnet").stdout == ""
+    assert json.loads(run("logs", "--json", "--tail", 5, "resnet").stdout)["offset"] == 0
+
+
+def test_lines_of_a_tail_end_with_line_feeds_only(run, log):
+    bar = "\r".join(f"{percent} %" for percent in range(101))
+    log.written = f"one\n{bar}\ntwo\x0b\x0c\u2028\x85and\nthree"
+    assert run("logs", "--tail", 3, "resnet").stdout == log.written.removeprefix("one\n")
+
+
+@pytest.fixture
+def flood(log):
+    """More is written with every look at the log than is read: whoever waits for its end gets an error."""
+    piece = log.answers["GET", "/v1/jobs/resnet/logs"]
+    log.seen = []
+
+    def grown(query, body):
+        found = piece(query, body)
+        log.seen.append(found)
+        log.written += "x" * 99_999 + "\n"
+        return found if len(log.seen) < 60 else (500, log.error("PolluxError", "the end never comes"))
+
+    log.answers["GET", "/v1/jobs/resnet/logs"] = grown
+    return log
+
+
+@pytest.mark.parametrize(("options", "lines"), [((), LINES), (("--tail", 30_000), LINES[-30_000:])])
+def test_what_comes_after_the_start_of_the_command_is_not_waited_for(run, flood, options, lines):
+    result = run("logs", *options, "resnet")
+    assert (result.exit_code, result.stdout) == (0, "".join(lines))
+
+
+def test_all_of_a_flood_as_json_is_all_up_to_the_start(run, flood):
+    document = json.loads(run("logs", "--json", "resnet").stdout)
+    assert (document["text"], document["offset"]) == (LOG, len(LOG))
+
+
+def test_pieces_are_written_as_they_come(run, log, monkeypatch):
+    written: list[str] = []
+    at_requests: list[int] = []
+    piece = log.answers["GET", "/v1/jobs/resnet/logs"]
+
+    def noted(query, body):
+        at_requests.append(len("".join(written)))
+        return piece(query, body)
+
+    log.answers["GET", "/v1/jobs/resnet/logs"] = noted
+    monkeypatch.setattr(module, "write_log", lambda text, raw: written.append(text))
+    assert run("logs", "resnet").exit_code == 0
+    assert "".join(written) == LOG
+    assert at_requests[:4] == [0, 0, 65536, 2 * 65536]
 
 
 def test_control_codes_are_shown_on_a_terminal_only(run, log, monkeypatch):
@@ -87,7 +142,7 @@ def test_follow_waits_for_a_service_that_comes_back(run, log, monkeypatch):
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     log.written, log.growth = "first\n", ["second\n"]
     working = log.answers["GET", "/v1/jobs/resnet/logs"]
-    answers = iter([working, (503, log.error("Unreachable", "restarting")), working])
+    answers = iter([working, working, (503, log.error("Unreachable", "restarting")), working])
     log.answers["GET", "/v1/jobs/resnet/logs"] = lambda query, body: (
         answer(query, body) if callable(answer := next(answers, working)) else answer
     )

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pollux import backends
+from pollux.backends import _devices
 from pollux.cli.doctor import Finding, findings
 from pollux.cli.whatif import node_counts
 from pollux.core.errors import InvalidInput
@@ -64,6 +65,23 @@ def test_doctor_names_the_command_for_what_is_missing(run, fake, monkeypatch):
     assert run("doctor").exit_code == 1
     absent.discard("fastapi")
     assert by_name(findings())["extra 'service'"].level == "note"
+
+
+def test_doctor_says_why_gpus_are_not_used(run, fake, monkeypatch):
+    def gpus():
+        raise _devices._NoGpus("NVML: Driver/library version mismatch", "see what 'nvidia-smi' says", is_sure=True)
+
+    monkeypatch.setattr(_devices, "_gpus", gpus)
+    found = by_name(findings())["GPUs"]
+    assert (found.level, found.remedy) == ("note", "see what 'nvidia-smi' says")
+    assert found.value.startswith("none found (NVML: Driver/library version mismatch); ")
+    entries = json.loads(run("doctor", "--json").stdout)["findings"]
+    assert {entry["name"]: entry["value"] for entry in entries}["GPUs"] == found.value
+    text = run("doctor").stdout
+    assert found.value in text
+    assert found.remedy in text
+    monkeypatch.setattr(_devices, "_gpus", list)
+    assert by_name(findings())["GPUs"].value.startswith("none found; ")
 
 
 def test_doctor_without_a_service_or_a_place_to_write(fake, monkeypatch, tmp_path):

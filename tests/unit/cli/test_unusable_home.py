@@ -61,3 +61,14 @@ def test_a_single_job_is_not_run_in_the_folder_of_a_service(run, tmp_path, file)
     assert result.stderr.count("\n") == 1
     assert f"--home is '{tmp_path}', the folder of a service" in result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([file, "train.py"])
+
+
+@pytest.mark.parametrize("below", ["home", "file/home"])
+def test_a_single_job_is_not_run_in_such_a_home(run, tmp_path, below):
+    (tmp_path / below.split("/")[0]).write_text("")
+    (tmp_path / "train.py").touch()
+    result = run("run", "--home", tmp_path / below, "--slots", 1, tmp_path / "train.py")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert f"home {tmp_path / below} cannot be used" in result.stderr
+    assert "--home" in result.stderr

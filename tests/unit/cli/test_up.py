@@ -60,6 +60,9 @@ def test_greeting(fake, tmp_path):
     slots = {"id": "here", "gpus": 2, "gpu_type": "cpu"}
     status = {**fake.status, "nodes": [slots]}
     assert "2 CPU slots (no GPU found)" in "\n".join(greeting("http://x", settings, status))
+    warned = greeting("http://x", settings, {**status, "warnings": ["jobs get CPU slots (NVML: mismatch): restart"]})
+    assert "  found     2 CPU slots (no GPU that can be used, see below)" in warned
+    assert warned[-1] == "  warning: jobs get CPU slots (NVML: mismatch): restart"
     asked = ServiceSettings(home=tmp_path, backend_options={"slots": 2})
     assert "2 CPU slots (as asked with --slots)" in "\n".join(greeting("http://x", asked, status))
 

@@ -1,6 +1,7 @@
 import pytest
 
 from pollux.core import BrokenDecision, IllegalTransition, InvalidInput, PolluxError, UnknownName
+from pollux.core.errors import StoreFailed
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,10 @@ from pollux.core import BrokenDecision, IllegalTransition, InvalidInput, PolluxE
 def test_classes_carry_their_codes(error, exit_code, http_status):
     assert issubclass(error, PolluxError)
     assert (error.exit_code, error.http_status, error.retryable) == (exit_code, http_status, False)
+
+
+def test_a_store_that_fails_may_be_asked_again():
+    assert (StoreFailed.exit_code, StoreFailed.http_status, StoreFailed.retryable) == (74, 507, True)
 
 
 def test_users_can_fix_invalid_input_and_unknown_names_only():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from pollux.core.errors import PolluxError
+from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service import create_app
 from pollux.service.api import operations
 from pollux.testing.service import SAMPLE_MODEL, sample_report
@@ -293,6 +293,26 @@ def test_resizing_takes_one_key(world, client):
     bodies: list[object] = [{}, {"gpus": "0..3"}, {"gpus": 2, "x": 1}, [], {"gpus": "3..2"}]
     for bad in bodies:
         assert client.post("/v1/jobs/a/resize", json=bad).status_code == 422, bad
+
+
+def test_a_name_in_use_is_a_conflict(world, client):
+    assert client.post("/v1/jobs", json=job_file(world)).status_code == 201
+    refused = client.post("/v1/jobs", json=job_file(world))
+    assert refused.status_code == 409
+    assert "another name" in refused.json()["error"]["message"]
+
+
+def test_a_full_disk_has_a_code_of_its_own_and_changes_nothing(world, client, monkeypatch):
+    def full(events):
+        raise StoreFailed("no room in /somewhere: free some")
+
+    monkeypatch.setattr(world.store, "append", full)
+    refused = client.post("/v1/jobs", json=job_file(world))
+    assert refused.status_code == 507
+    assert "free some" in refused.json()["error"]["message"]
+    assert client.get("/v1/jobs").json()["jobs"] == []
+    monkeypatch.undo()
+    assert client.post("/v1/jobs", json=job_file(world)).status_code == 201
 
 
 def test_the_same_key_gives_the_same_job(world, client):

@@ -6,7 +6,15 @@ import pytest
 
 from pollux import policies
 from pollux.core import Node, Queue
-from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, StoreFailed, UnknownName, Unreachable
+from pollux.core.errors import (
+    Conflict,
+    IllegalTransition,
+    InvalidInput,
+    PolluxError,
+    StoreFailed,
+    UnknownName,
+    Unreachable,
+)
 from pollux.service import Engine, ServiceSettings
 from pollux.store import MemoryStore, MemoryTelemetry, SavedState
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
@@ -166,6 +174,19 @@ def test_a_key_that_was_written_without_its_job_still_submits(world):
     job = JobRequest("k", ("true",), workdir=str(world.home))
     world.engine._keyed_id(job, "key-1")
     assert world.engine.submit(job, "key-1")[0].id == "k"
+
+
+def test_a_key_whose_job_was_refused_never_leads_to_the_job_of_another(world):
+    refused = JobRequest("k", ("true",), workdir=str(world.home), after=("nobody",))
+    with pytest.raises(PolluxError):
+        world.engine.submit(refused, "key-1")
+    other = world.engine.submit(JobRequest("k", ("false",), workdir=str(world.home)))[0]
+    with pytest.raises(Conflict, match="'k'"):
+        world.engine.submit(JobRequest("k", ("true",), workdir=str(world.home)), "key-1")
+    world.engine.cancel(other.id)
+    mine = world.engine.submit(JobRequest("k", ("true",), workdir=str(world.home)), "key-1")[0]
+    assert mine.id != other.id
+    assert world.engine.submit(JobRequest("k", ("true",), workdir=str(world.home)), "key-1")[0].id == mine.id
 
 
 def test_a_plan_changes_nothing(world):

@@ -210,6 +210,10 @@ def test_receipts_are_read_with_care(world, client):
     place.write_text('{"schema": "pollux-receipt", "loss": NaN, "text": "<script>"}')
     found = client.get("/v1/jobs/a/receipt")
     assert found.json()["receipt"] == {"schema": "pollux-receipt", "loss": None, "text": "<script>"}
+    place.write_text('{"loss": 1e999, "all": [-1e999, {"x": 1.5e3}], "steps": 12}')
+    found = client.get("/v1/jobs/a/receipt")
+    assert "Infinity" not in found.text
+    assert found.json()["receipt"] == {"loss": None, "all": [None, {"x": 1500.0}], "steps": 12}
     for damaged in (b"", b"[1]", b"{", b"\xff", b"[" * 100_000):
         place.write_bytes(damaged)
         assert client.get("/v1/jobs/a/receipt").json() == {"receipt": None}
