@@ -159,17 +159,19 @@ def test_fairness_is_the_same_in_list_figure_and_on_the_jobs_page(busy, operator
     tile = page.locator(".tile", has_text="Median fairness").locator(".figure")
 
     def shown_everywhere():
-        told = f"{busy.engine.job('alpha').fairness:.2f}"
+        """What it is, and on how many GPUs: the next decision may give it some of those that are free now."""
+        job = busy.engine.job("alpha")
+        told = f"{job.fairness:.2f}"
         expect(fairness).to_have_text(told)
         expect(tile).to_have_text(told)
-        return told
+        return told, job.gpus
 
     # Little time has passed against what is left, so that two digits stay as they are while this looks.
     busy.report("alpha", progress=1.0, total_progress=1e9)
-    few = shown_everywhere()
+    few, held = shown_everywhere()
     for number in range(6):
         busy.submit(f"more-{number}", 32, 64)
-    crowded = shown_everywhere()
+    crowded, _ = shown_everywhere()
     assert crowded != few
     other = operator.context.new_page()
     other.goto(f"{busy.url}/jobs/alpha")
@@ -177,7 +179,8 @@ def test_fairness_is_the_same_in_list_figure_and_on_the_jobs_page(busy, operator
     other.close()
     for number in range(6):
         busy.engine.cancel(f"more-{number}")
-    assert shown_everywhere() == few
+    again, holds = shown_everywhere()
+    assert again == few or holds != held
 
 
 def test_a_reason_that_has_no_room_is_shown_in_full(busy, operator):
@@ -189,7 +192,8 @@ def test_a_reason_that_has_no_room_is_shown_in_full(busy, operator):
     cell = row.locator("td").last
     # For who reads by ear, the cell has it all.
     expect(row.get_by_role("cell", name=reason)).to_have_count(1)
-    # Where there is room, nothing is laid over the list.
+    # Where there is room, which with wide fonts there is not by itself, nothing is laid over the list.
+    view.evaluate("view => view.querySelector('col').style.setProperty('width', '2%')")
     cell.hover()
     expect(tip).to_be_hidden()
     page.mouse.move(0, 0)

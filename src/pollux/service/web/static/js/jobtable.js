@@ -14,9 +14,9 @@ const SPARE = 8;
 const OLD_MS = 10000;
 const STATES = ["queued", "starting", "running", "resizing", "paused", "succeeded", "failed", "cancelled"];
 const COLUMNS = [
-  { name: "Job", width: "14%" }, { name: "State", width: "114px", about: "State" }, { name: "GPUs", width: "92px", about: "GPUs" },
+  { name: "Job", width: "13%" }, { name: "State", width: "114px", about: "State" }, { name: "GPUs", width: "92px", about: "GPUs" },
   { name: "Batch", width: "90px", class: "right", about: "Total batch" }, { name: "Goodput", width: "106px", class: "right", about: "Goodput" },
-  { name: "Efficiency", width: "108px", class: "right", about: "Efficiency" }, { name: "Progress", width: "112px", about: "Progress" },
+  { name: "Efficiency", width: "108px", class: "right", about: "Efficiency" }, { name: "Progress", width: "104px", about: "Progress" },
   { name: "Fairness", width: "104px", class: "right", about: "Fairness" }, { name: "Expected end", width: "128px", about: "Expected end" },
   { name: "Why" },
 ];
