@@ -28,6 +28,7 @@ from pollux.wire.report import NoiseReport
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "pollux.json").read_text())
 SECONDS = 90.0
+STARTING = 503  # what Prometheus answers between the moment it listens and the one its data is open
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,8 @@ def prometheus(service, program, tmp_path_factory):
         try:
             return json.loads(request(f"{base}/{path}?{urllib.parse.urlencode(query)}"))["data"]
         except urllib.error.HTTPError as error:
+            if error.code == STARTING:
+                return None
             raise AssertionError(error.read().decode()) from None
         except (urllib.error.URLError, ConnectionError):
             return None
