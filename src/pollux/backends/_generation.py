@@ -203,9 +203,11 @@ class Generation:
             return self.store.port, True
         listener, port = _storehost.listen(self._head)
         hosted = len(self.order.replicas) > 1 and _storehost.is_possible()
-        if hosted:
-            self.store_host = _storehost.start(listener, port, self.is_warm, self.let_go, head=self._head)
-        os.close(listener)
+        try:
+            if hosted:
+                self.store_host = _storehost.start(listener, port, self.is_warm, self.let_go, head=self._head)
+        finally:
+            os.close(listener)
         return port, hosted
 
     @property
@@ -377,9 +379,16 @@ class Generation:
             self._terminate()
 
     def fail(self, why: str) -> None:
-        """It could not be started whole: what was started ends at once."""
+        """It could not be started whole, which is no fault of the job's: what was started ends at once."""
         self._trouble = why
         self._kill_rest()
+
+    def close(self) -> None:
+        """Nothing of it was started: its files close, its store's host ends."""
+        if self.store_host is not None:
+            _processes.kill_all([self.store_host])
+        for log in self._logs.values():
+            log.close()
 
     def _terminate(self) -> None:
         """Ask replicas to end: Python itself only, which minds its workers; shells and others with all they started."""
@@ -526,7 +535,7 @@ class Generation:
             frozenset({*self._asked, *self._doubted}),
         )
         if self._trouble:
-            outcome, detail = "crashed", self._trouble
+            outcome, detail = "refused", self._trouble
         given_up = self._given_up or next(iter(self._doubted.values()), "")
         if given_up and outcome not in ("succeeded", "stopped"):
             outcome, detail = "lost", given_up

@@ -50,7 +50,11 @@ def start_replica(
     shim = os.getpid()
     # A signal that comes before the fork has its own handlers would be served by the shim's, in the wrong process.
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        raise
     if pid:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         return pid

@@ -76,19 +76,22 @@ class StoreHost:
     """The host of one job's store, as its shim sees it. `pid` None: it has ended, and nothing is set or found."""
 
     def __init__(self, warm: bool, let_go: Callable[[], None], head: str = "127.0.0.1") -> None:
-        ours, theirs = socket.socketpair()
         listener, self.port = listen(head)
         self.head = head
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, listener)
+            ours, theirs = socket.socketpair()
+            stack.callback(theirs.close)
 
-        def alone() -> None:
-            let_go()
-            ours.close()
+            def alone() -> None:
+                let_go()
+                ours.close()
 
-        try:
-            self.pid: int | None = start(listener, self.port, warm, alone, theirs.fileno(), head)
-        finally:
-            os.close(listener)
-            theirs.close()
+            try:
+                self.pid: int | None = start(listener, self.port, warm, alone, theirs.fileno(), head)
+            except OSError:
+                ours.close()
+                raise
         ours.settimeout(_SEND_SECONDS)
         self.control = ours
         self._rest = b""

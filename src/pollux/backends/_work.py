@@ -423,7 +423,8 @@ class Work(Loop):
             self._after(_RETRY_SECONDS, lambda: None)
             return False
         except (OSError, BackendFailed) as error:
-            self._close(job, held, "crashed", f"its shim could not be started: {error}")
+            why = f"its shim could not be started on this machine: {error}: check its limits (ulimit -a) and disk"
+            self._close(job, held, "refused", why)
             return False
         if child:
             self._children.add(child)

@@ -293,8 +293,7 @@ class Shim:
         job_id, number = generation.order.job_id, generation.order.generation
         self._unwritten = generation.ended = ReplicasEnded(time.time(), job_id, number, "refused", (), why)
         self._start_untold = False
-        if generation.store_host is not None:
-            _processes.kill_all([generation.store_host])
+        generation.close()
         self._close_store()
         self._release_far()
 

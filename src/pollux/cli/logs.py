@@ -25,6 +25,7 @@ ENDED_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
 _CHUNK = 65536
 _POLL_SECONDS = 0.5
+_LONGEST_ABSENCE_SECONDS = 10.0
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
@@ -89,10 +90,16 @@ def end_of(client: Client, job: str, replica: int) -> int:
     """The offset of a log's present end."""
     from pollux.cli.client import job_path
 
+    since = time.monotonic()
     while True:
         answer: dict[str, Any] = client.get(job_path(job, "logs"), replica=replica, offset=-1, limit=1)
         if answer["at_end"]:
             return int(answer["offset"])
+        if time.monotonic() - since > _LONGEST_ABSENCE_SECONDS:
+            raise PolluxError(
+                f"the log of replica {replica} of job '{job}' cannot be read by the service: "
+                "see its own log, and the permissions of the job's log folder"
+            )
         # Its file could not be read at that moment, when it was put aside for a new one say.
         time.sleep(_POLL_SECONDS)
 

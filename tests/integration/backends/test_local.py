@@ -1,5 +1,6 @@
 """The local backend's own ways: places and cores, shims cold and warm, names used again, odd surroundings."""
 
+import errno
 import json
 import os
 import signal
@@ -262,6 +263,20 @@ def test_a_mistake_with_one_job_does_not_touch_the_others(bench, monkeypatch):
     monkeypatch.setattr(Work, "_launch", real)
     assert bench.end("cursed").outcome == "succeeded"
     bench.wait("good health", lambda: bench.backend.healthy)
+
+
+def test_a_machine_with_no_room_for_a_shim_is_no_fault_of_the_job(bench, monkeypatch):
+    def fails(*arguments):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pollux.backends._work.start_shim", fails)
+        bench.submit("train", "print('at last')")
+        ended = bench.end("train")
+    assert (ended.outcome, ended.exits) == ("refused", ())
+    assert "Too many open files: check its limits (ulimit -a)" in ended.detail
+    bench.submit("train", "print('at last')", generation=2)
+    assert bench.end("train", 2).outcome == "succeeded"
 
 
 def test_an_end_that_the_listener_could_not_take_is_told_again(bench, monkeypatch):

@@ -1,6 +1,7 @@
 """The shim's own edges; its life is tested with the local backend."""
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -126,6 +127,12 @@ def order(tmp_path):
     )  # fmt: skip
 
 
+def open_files():
+    """How many this process holds, once those that nobody uses are closed."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
 def tell_launch(shim, order):
     """Have the shim hear of a launch over a connection, and look; what it says then."""
     ours, theirs = socket.socketpair()
@@ -188,7 +195,35 @@ def test_replicas_that_were_started_end_where_others_cannot_be(shim, order, monk
     shim._generation.on_exit(pids[0].pid, -signal.SIGKILL)
     monkeypatch.setattr("pollux.backends._processes.process_table", dict)
     shim._look()
+    assert shim._generation.ended.outcome == "refused"
     assert shim._generation.ended.detail == "replicas could not be started: [Errno 11] no processes"
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_machine_without_processes_costs_the_shim_no_files_and_no_signals(shim, order, monkeypatch, live):
+    def fails():
+        raise OSError(errno.EAGAIN, "no processes")
+
+    monkeypatch.setattr("pollux.backends._storehost.is_possible", lambda: live)
+    monkeypatch.setattr("os.fork", fails)
+    before, masked = open_files(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for generation in range(3, 8):
+        *_, ended = tell_launch(shim, replace(order, generation=generation))
+        assert ended["ended"]["outcome"] == "refused"
+    assert open_files() == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
+
+
+def test_the_meeting_place_of_a_job_that_is_not_live_leaves_no_file_where_nobody_hosts_it(shim, order, monkeypatch):
+    def fails(*arguments, **options):
+        raise OSError(errno.EAGAIN, "no processes")
+
+    monkeypatch.setattr("pollux.backends._storehost.is_possible", lambda: True)
+    monkeypatch.setattr("pollux.backends._storehost.start", fails)
+    before = open_files()
+    *_, ended = tell_launch(shim, replace(order, live=False))
+    assert ended["ended"]["outcome"] == "refused"
+    assert open_files() == before
 
 
 def test_a_store_that_nobody_came_to_ends_with_the_launch(shim, order, monkeypatch):

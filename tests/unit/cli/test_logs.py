@@ -56,6 +56,16 @@ def test_an_empty_log(run, log):
     assert json.loads(run("logs", "--json", "--tail", 5, "resnet").stdout)["offset"] == 0
 
 
+@pytest.mark.parametrize("options", [(), ("--tail", 5), ("--json",)])
+def test_one_that_cannot_be_read_is_not_waited_for_without_end(run, log, monkeypatch, options):
+    monkeypatch.setattr(module, "_LONGEST_ABSENCE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
+    log.answers["GET", "/v1/jobs/resnet/logs"] = {"text": "", "offset": 0, "at_end": False}
+    result = run("logs", *options, "resnet")
+    assert result.exit_code == 1
+    assert "the log of replica 0 of job 'resnet' cannot be read" in result.stderr
+
+
 def test_lines_of_a_tail_end_with_line_feeds_only(run, log):
     bar = "\r".join(f"{percent} %" for percent in range(101))
     log.written = f"one\n{bar}\ntwo\x0b\x0c\u2028\x85and\nthree"
