@@ -7,6 +7,7 @@ whole before the older one goes; `load` fills a job's tensors at any number of r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import io
@@ -27,26 +28,31 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 import pollux
 from pollux.agent.exchange import Outcome, attempt, broadcast_text, gather_texts
-from pollux.agent.folder import CheckpointFolder, flush
+from pollux.agent.folder import CheckpointFolder, flush, last_created
+from pollux.agent.lease import Holder
 from pollux.agent.manifest import (
     FORMAT,
     JSON,
     FileDigest,
     Manifest,
     decode,
+    encode,
     frozen_json,
     read_manifest,
     require_same_signature,
     verify_files,
 )
 from pollux.agent.staging import Abandoned, HostBuffers, StagedState, pickled, write_files
+from pollux.agent.stored import StoredFolder, fetch, last_stored, put
 from pollux.core.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
     InvalidInput,
     MisusedJob,
     NonFiniteValue,
+    PolluxError,
 )
+from pollux.wire.objects import ObjectStore
 
 __all__ = ["Checkpointer", "Loaded", "Saved", "load", "parameter_signature", "read_saved", "tensor_layout"]
 
@@ -143,19 +149,19 @@ def load(
 
 
 class Checkpointer:
-    """Keeps the newest checkpoints of one job in `folder`, a folder each.
+    """Keeps the newest checkpoints of one job in `folder`, a folder each, or in a store with copies in a folder.
 
     Only one process may write to a folder: replica 0 locks it until `close` or its death. With `sharded` false the
     state is the same on all replicas, replica 0 alone writes it and no collective runs; with `sharded` true every
     replica writes its shards, and `save` is called on all of them. `group` must be able to send CPU tensors (gloo) and
     must not be used by others while a sharded save is in flight; `None` is for one replica. The constructor and
-    `latest` are collective where `num_replicas` > 1. All replicas must see the folder. With `opens` false it is left
-    alone until `rebind`.
+    `latest` are collective where `num_replicas` > 1. All replicas must see the folder, or reach the store, which
+    `holder` has while it writes there. With `opens` false it is left alone until `rebind`.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | ObjectStore,
         *,
         keep: int = 2,
         replica: int = 0,
@@ -163,10 +169,13 @@ class Checkpointer:
         group: dist.ProcessGroup | None = None,
         sharded: bool = False,
         opens: bool = True,
+        holder: Holder | None = None,
     ) -> None:
         if keep < 1:
             raise InvalidInput(f"keep is {keep}; at least 1 checkpoint must stay")
-        self.folder = Path(folder).absolute()
+        self._store = folder if isinstance(folder, ObjectStore) else None
+        self.folder = folder.cache if isinstance(folder, ObjectStore) else Path(folder).absolute()
+        self.where = folder.address if isinstance(folder, ObjectStore) else str(self.folder)
         self.last_saved: Saved | None = None
         self.last_error: Exception | None = None
         self.last_pause_seconds = 0.0
@@ -180,6 +189,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._abandoned = threading.Event()
         self._disk: CheckpointFolder | None = None
+        self._holder = holder or Holder()
         if opens:
             self._on_first_replica(self._open)
 
@@ -291,7 +301,14 @@ class Checkpointer:
         if not found:
             return None
         name, manifest = found
+        store = self._store
+        if store is not None:
+            self._on_all(lambda: str(fetch(store, name, manifest.encode())))
         return _saved(self.folder / name, decode(manifest.encode()))
+
+    def last_created(self) -> float | None:
+        """When the newest checkpoint was made, whoever did so, in seconds since 1970; None where nobody can tell."""
+        return last_created(self.folder) if self._store is None else last_stored(self._store)
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps than this: after a roll-back their course is not to be resumed.
@@ -309,7 +326,7 @@ class Checkpointer:
             self._disk.release()
 
     def _open(self) -> None:
-        self._disk = CheckpointFolder(self.folder)
+        self._disk = CheckpointFolder(self.folder) if self._store is None else StoredFolder(self._store, self._holder)
 
     def _take_hold(self) -> None:
         """Open the folder as soon as the replica that held it has let it go."""
@@ -324,7 +341,7 @@ class Checkpointer:
 
     def _folder_here(self) -> CheckpointFolder:
         if self._disk is None:
-            raise MisusedJob(f"replica {self._replica} does not hold {self.folder}; only replica 0 does")
+            raise MisusedJob(f"replica {self._replica} does not hold {self.where}; only replica 0 does")
         return self._disk
 
     def _on_first_replica(self, decide: Callable[[], _T]) -> _T:
@@ -372,12 +389,12 @@ class Checkpointer:
     def _write(self, request: _Request) -> None:
         """The background thread: all replicas that write go through the same exchanges, whatever fails on one."""
         step = request.manifest.step
-        beside: Path | None = None
+        beside, target = "", ""
         try:
-            beside = self.folder / self._together(lambda: self._begin(request))[0]
-            target = self.folder / self._write_beside(request, beside)
-            self.last_saved = _saved(target, read_manifest(target))
-            self.last_error = None
+            beside, target = self._together(lambda: self._begin(request))[0]
+            name, manifest = self._write_beside(request, self.folder / beside, target)
+            self.last_saved = _saved(self.folder / name, decode(manifest.encode()))
+            self.last_error, target = None, ""
         except Abandoned:
             _logger.info("the checkpoint of step %d was abandoned", step)
         except Exception as error:
@@ -386,49 +403,67 @@ class Checkpointer:
             _logger.warning(
                 "the checkpoint of step %d was not written to %s: %s; training goes on, older checkpoints stay",
                 step,
-                self.folder,
+                self.where,
                 str(error) or type(error).__name__,
             )
-        if beside is not None and self._disk is not None:
-            shutil.rmtree(beside, ignore_errors=True)
+        self._clear(beside, target)
 
-    def _begin(self, request: _Request) -> str:
-        """On replica 0 the name of the new folder to write to."""
+    def _clear(self, beside: str, target: str) -> None:
+        """Remove what is left of a save: the folder that was written to, and what was put under a name in vain."""
+        if beside and (self._disk is not None or self._store is not None):
+            shutil.rmtree(self.folder / beside, ignore_errors=True)
+        if target and self._disk is not None:
+            with contextlib.suppress(PolluxError):
+                self._disk.withdraw(target)
+
+    def _begin(self, request: _Request) -> tuple[str, str]:
+        """On replica 0 the names of the new folder to write to and, where known, of what it will be."""
         _require_finite(request.staged.get(), request.finite)
         if self._replica == 0:
             self._take_hold()
-        return self._disk.begin(request.manifest.step) if self._disk is not None else ""
+        return self._disk.begin(request.manifest.step) if self._disk is not None else ("", "")
 
-    def _write_beside(self, request: _Request, beside: Path) -> str:
-        """The name under which what was written there is now published."""
-        parts = self._together(lambda: self._write_part(request, beside))
+    def _write_beside(self, request: _Request, beside: Path, target: str) -> tuple[str, str]:
+        """The name under which what was written there is now published, and its manifest as text."""
+        parts = self._together(lambda: self._write_part(request, beside, target))
         files = {name: FileDigest(**digest) for part in parts for name, digest in part.items()}
-        return self._together(lambda: self._publish(request, beside, files))[0]
+        return self._together(lambda: self._publish(request, beside, target, files))[0]
 
-    def _write_part(self, request: _Request, beside: Path) -> dict[str, Any]:
+    def _write_part(self, request: _Request, beside: Path, target: str) -> dict[str, Any]:
+        if self._store is not None:
+            # Replica 0 made it on its own machine.
+            beside.mkdir(exist_ok=True)
         group = (self._group or dist.group.WORLD) if self._sharded else None
         digests = write_files(beside, request.staged.get(), abandoned=request.abandoned, group=group)
         for name in digests:
             flush(beside / name)
-        if request.abandoned.is_set():
-            raise Abandoned
+        request.proceed()
         verify_files(beside, digests, from_disk=True)
+        if self._store is not None:
+            put(self._store, beside, digests, target, request.proceed)
         return {name: asdict(digest) for name, digest in digests.items()}
 
-    def _publish(self, request: _Request, beside: Path, files: Mapping[str, FileDigest]) -> str:
-        if request.abandoned.is_set():
-            raise Abandoned
+    def _publish(
+        self, request: _Request, beside: Path, target: str, files: Mapping[str, FileDigest]
+    ) -> tuple[str, str]:
+        request.proceed()
         if self._disk is None:
-            return ""
+            return "", ""
         manifest = dataclasses.replace(request.manifest, files=files, tied=request.staged.get().tied)
-        name = self._disk.publish(beside, manifest)
+        name = self._disk.publish(beside, manifest, target)
         self._disk.retain(name, self._keep, self._protected)
-        return name
+        return name, encode(manifest).decode()
 
     def _together(self, action: Callable[[], _T]) -> list[_T]:
         """What `action` returned on every writing replica; where it failed on any, an error on all."""
-        outcome = attempt(action)
         if not self._sharded:
+            return [action()]
+        return self._on_all(action)
+
+    def _on_all(self, action: Callable[[], _T]) -> list[_T]:
+        """What `action` returned on every replica; where it failed on any, an error on all."""
+        outcome = attempt(action)
+        if self._num_replicas == 1:
             return [outcome.get()]
         texts = gather_texts(outcome.text(), self._group, self._num_replicas)
         outcome.get()
@@ -443,6 +478,11 @@ class _Request:
     staged: Outcome[StagedState]
     finite: frozenset[str]
     abandoned: threading.Event
+
+    def proceed(self) -> None:
+        """Raise `Abandoned` where nothing is to come of it any more."""
+        if self.abandoned.is_set():
+            raise Abandoned
 
 
 def _saved(path: Path, manifest: Manifest) -> Saved:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from pollux.core.errors import InvalidInput
+from pollux.wire.stores import is_address
 
 __all__ = ["Environment", "choose_device", "gpu_type", "read_environment"]
 
@@ -29,7 +30,7 @@ class Environment:
     local_replica: int = 0
     num_nodes: int = 1
     job: str = ""
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: str | Path | None = None
     checkpoint_every: float | None = None
     output_dir: Path | None = None
     timeout: float | None = None
@@ -94,6 +95,12 @@ def _path(variables: Mapping[str, str], name: str) -> Path | None:
     return Path(variables[name]) if variables.get(name) else None
 
 
+def _location(variables: Mapping[str, str], name: str) -> str | Path | None:
+    """A folder, or the address of a store, which would be no address any more as a path."""
+    text = variables.get(name, "")
+    return text if is_address(text) else _path(variables, name)
+
+
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     """The place that `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` and `POLLUX_*` describe.
 
@@ -116,7 +123,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         local_replica=_whole(variables, "LOCAL_RANK", replica % local_replicas, 0),
         num_nodes=min(num_nodes, num_replicas),
         job=variables.get("POLLUX_JOB", ""),
-        checkpoint_dir=_path(variables, "POLLUX_CHECKPOINT_DIR"),
+        checkpoint_dir=_location(variables, "POLLUX_CHECKPOINT_DIR"),
         checkpoint_every=_seconds(variables, "POLLUX_CHECKPOINT_EVERY"),
         output_dir=_path(variables, "POLLUX_OUTPUT_DIR"),
         timeout=_seconds(variables, "POLLUX_TIMEOUT"),

@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 
 from pollux.agent.staging import Abandoned
-from pollux.core.errors import CheckpointDamaged, CheckpointMismatch, InvalidInput, MisusedJob, NonFiniteValue
+from pollux.core.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    InvalidInput,
+    MisusedJob,
+    NonFiniteValue,
+    Unreachable,
+)
 
 __all__ = ["Outcome", "attempt", "broadcast_text", "gather_texts"]
 
@@ -56,7 +63,15 @@ def attempt(action: Callable[[], _T]) -> Outcome[_T]:
 
 _TRAVELLING = {
     kind.__name__: kind
-    for kind in (Abandoned, CheckpointDamaged, CheckpointMismatch, InvalidInput, MisusedJob, NonFiniteValue)
+    for kind in (
+        Abandoned,
+        CheckpointDamaged,
+        CheckpointMismatch,
+        InvalidInput,
+        MisusedJob,
+        NonFiniteValue,
+        Unreachable,
+    )
 }
 
 

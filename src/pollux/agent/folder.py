@@ -15,12 +15,12 @@ import shutil
 import socket
 import warnings
 import weakref
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from pollux.agent.manifest import MANIFEST_NAME, Manifest, created_at, decode, encode, read_manifest, verify_files
 from pollux.core.errors import CheckpointDamaged, CheckpointMismatch, InvalidInput, MisusedJob, PolluxError
 
-__all__ = ["CheckpointFolder", "flush", "last_created", "step_name"]
+__all__ = ["CheckpointFolder", "flush", "last_created", "place_of", "require_step", "seal", "step_name"]
 
 _logger = logging.getLogger("pollux")
 _STEP_NAME = re.compile(r"step-(\d{10,})(?:-([1-9]\d*))?")
@@ -34,17 +34,31 @@ def step_name(step: int, number: int = 0) -> str:
     return f"step-{step:010d}-{number}" if number else f"step-{step:010d}"
 
 
+def place_of(path: PurePath) -> tuple[int, int] | None:
+    """(step, number) of a checkpoint's folder, `None` where the name is of something else."""
+    match = _STEP_NAME.fullmatch(path.name)
+    return None if match is None else (int(match[1]), int(match[2] or 0))
+
+
 def last_created(folder: Path) -> float | None:
     """When the newest checkpoint in a folder was made, in seconds since 1970; None where there is none that says so.
 
     For a report: it holds nothing, and looks at no more than one manifest.
     """
     try:
-        newest = max(((place, path) for path in folder.iterdir() if (place := _place(path)) is not None), default=None)
+        found = ((place, path) for path in folder.iterdir() if (place := place_of(path)) is not None)
+        newest = max(found, default=None)
         return None if newest is None else created_at(read_manifest(newest[1]).created)
     except (OSError, PolluxError) as error:
         _logger.debug("no age of the last checkpoint: %s", error)
         return None
+
+
+def require_step(path: Path, manifest: Manifest) -> None:
+    """Raise `CheckpointDamaged` where a manifest is of another step than the name of its folder says."""
+    place = place_of(path)
+    if place is None or manifest.step != place[0]:
+        raise CheckpointDamaged(f"{path}: its manifest is of step {manifest.step}")
 
 
 def flush(path: Path) -> None:
@@ -54,6 +68,15 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def seal(beside: Path, manifest: Manifest) -> None:
+    """Write the manifest into a folder that has all its files, verified and flushed."""
+    path = beside / MANIFEST_NAME
+    path.write_bytes(encode(manifest))
+    flush(path)
+    decode(path.read_bytes())
+    flush(beside)
 
 
 class CheckpointFolder:
@@ -72,19 +95,22 @@ class CheckpointFolder:
         try:
             self._exclusive = self._acquire(lock)
         except PolluxError:
-            self.release()
+            self._unlock()
             raise
         _close_in_children(self)
 
     def release(self) -> None:
         """Let others write to the folder."""
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def published(self) -> dict[tuple[int, int], Path]:
         """The folders of published checkpoints by (step, number), the newest first; whole or not."""
-        found = [(_place(path), path) for path in self.path.iterdir() if path.is_dir()]
+        found = [(place_of(path), path) for path in self.path.iterdir() if path.is_dir()]
         return dict(sorted(((place, path) for place, path in found if place is not None), reverse=True))
 
     def newest_whole(self) -> tuple[str, str] | None:
@@ -92,8 +118,7 @@ class CheckpointFolder:
         reasons = []
         for path in self.published().values():
             try:
-                _require_whole(path)
-                return path.name, (path / MANIFEST_NAME).read_text(encoding="utf-8")
+                return path.name, self._read_whole(path)
             except CheckpointDamaged as error:
                 reasons.append(str(error))
                 if path not in self._damaged:
@@ -106,8 +131,11 @@ class CheckpointFolder:
             )
         return None
 
-    def begin(self, step: int) -> str:
-        """Make a new folder to write to, after what dead writers left was removed; returns its name."""
+    def begin(self, step: int) -> tuple[str, str]:
+        """Make a new folder to write to, after what dead writers left was removed; returns its name.
+
+        The second text is the name that it will be published under, empty where that is not known yet.
+        """
         if self._lock is None:
             raise MisusedJob(f"checkpoint folder {self.path} was released by close(); make a new Checkpointer")
         if self._exclusive:
@@ -115,22 +143,22 @@ class CheckpointFolder:
                 shutil.rmtree(stale, ignore_errors=True)
         beside = self.path / f".tmp-{step}-{secrets.token_hex(4)}"
         beside.mkdir()
-        return beside.name
+        return beside.name, ""
 
-    def publish(self, beside: Path, manifest: Manifest) -> str:
+    def publish(self, beside: Path, manifest: Manifest, target: str = "") -> str:
         """Write the manifest, last and verified, and give the folder its name, which is returned; all of it flushed.
 
         A whole checkpoint of the same step stays beside it, with a lower number; damaged ones are moved aside.
+        `target` is the name that `begin` has chosen, where it did.
         """
-        path = beside / MANIFEST_NAME
-        path.write_bytes(encode(manifest))
-        flush(path)
-        decode(path.read_bytes())
-        flush(beside)
+        seal(beside, manifest)
         target = self.path / step_name(manifest.step, self._next_number(manifest.step))
         os.rename(beside, target)
         flush(self.path)
         return target.name
+
+    def withdraw(self, target: str) -> None:
+        """What was written under the name that `begin` has chosen is not published, and goes."""
 
     def retain(self, name: str, keep: int, protected: int | None = None) -> None:
         """Remove all but `keep` checkpoints, the just published `name` among them, each the newest of its step.
@@ -149,7 +177,7 @@ class CheckpointFolder:
             steps.add(step)
         if protected is not None:
             due = (path for (step, _), path in found.items() if step <= protected)
-            kept.append(next((path for path in due if path == newest or _is_whole(path)), newest))
+            kept.append(next((path for path in due if path == newest or self._is_whole(path)), newest))
         for path in self.published().values():
             if path not in kept:
                 self.discard(path)
@@ -158,9 +186,9 @@ class CheckpointFolder:
         """Remove the checkpoints of later steps, but not the last whole one: that goes when another is published."""
         found = self.published()
         later = {place: path for place, path in found.items() if place[0] > step}
-        if not any(_is_whole(path) for place, path in found.items() if place not in later):
+        if not any(self._is_whole(path) for place, path in found.items() if place not in later):
             nearest = sorted(later, key=lambda place: (place[0], -place[1]))
-            whole = next((place for place in nearest if _is_whole(later[place])), None)
+            whole = next((place for place in nearest if self._is_whole(later[place])), None)
             # Where none is whole all stay: what is wrong with each is said when one is looked for.
             spared = set(later) if whole is None else {whole}
             self._spared.update(later[place] for place in spared)
@@ -184,11 +212,25 @@ class CheckpointFolder:
     def _next_number(self, step: int) -> int:
         """The number after that of the newest whole checkpoint of a step, once damaged ones were moved aside."""
         for (at, number), path in self.published().items():
-            if at == step and _is_whole(path):
+            if at == step and self._is_whole(path):
                 return number + 1
             if at == step:
                 self._set_aside(path)
         return 0
+
+    def _read_whole(self, path: Path) -> str:
+        """The manifest, as text, of a checkpoint of which every file was verified; else `CheckpointDamaged`."""
+        manifest = read_manifest(path)
+        require_step(path, manifest)
+        verify_files(path, manifest.files)
+        return (path / MANIFEST_NAME).read_text(encoding="utf-8")
+
+    def _is_whole(self, path: Path) -> bool:
+        try:
+            self._read_whole(path)
+        except (CheckpointDamaged, CheckpointMismatch):
+            return False
+        return True
 
     def _set_aside(self, path: Path) -> None:
         aside = self.path / f".damaged-{path.name}-{secrets.token_hex(4)}"
@@ -218,28 +260,6 @@ class CheckpointFolder:
         return True
 
 
-def _place(path: Path) -> tuple[int, int] | None:
-    """(step, number) of a checkpoint's folder, `None` where the name is of something else."""
-    match = _STEP_NAME.fullmatch(path.name)
-    return None if match is None else (int(match[1]), int(match[2] or 0))
-
-
-def _require_whole(path: Path) -> None:
-    manifest = read_manifest(path)
-    place = _place(path)
-    if place is None or manifest.step != place[0]:
-        raise CheckpointDamaged(f"{path}: its manifest is of step {manifest.step}")
-    verify_files(path, manifest.files)
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        _require_whole(path)
-    except (CheckpointDamaged, CheckpointMismatch):
-        return False
-    return True
-
-
 def _close_in_children(folder: CheckpointFolder) -> None:
     # A forked child, such as a loader's worker, shares the lock and would keep it beyond our death.
     reference = weakref.ref(folder)
@@ -247,7 +267,7 @@ def _close_in_children(folder: CheckpointFolder) -> None:
     def close() -> None:
         forked = reference()
         if forked is not None:
-            forked.release()
+            forked._unlock()
 
     os.register_at_fork(after_in_child=close)
 

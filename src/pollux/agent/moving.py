@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pollux.agent.batchnorm import has_batchnorm, set_counted, synchronise_batchnorm
 from pollux.agent.environment import gpu_type
-from pollux.agent.folder import last_created
 from pollux.agent.regroup import Live
 from pollux.agent.replicas import WrappedModel, is_loss
 from pollux.agent.reporting import Teller
@@ -192,7 +191,7 @@ class MovingJob(SavedJob):
         known = teller is not None and was_first and teller.knows_of_checkpoint
         if teller is not None and checkpointer is not None and replicas.is_first and not known:
             # Whoever wrote it may be gone without a word.
-            teller.saved(last_created(checkpointer.folder))
+            teller.saved(checkpointer.last_created())
         if parts.scalars is not None:
             parts.scalars.moved(replicas.replica)
 

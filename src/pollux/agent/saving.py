@@ -74,7 +74,7 @@ class SavedJob(JobStatus):
                 self._note_saved()
             if wait and checkpointer.last_error is not None:
                 raise PolluxError(
-                    f"the checkpoint of step {self.step} was not written to {checkpointer.folder}: "
+                    f"the checkpoint of step {self.step} was not written to {checkpointer.where}: "
                     f"{checkpointer.last_error}; free the disk or repair what it names; older checkpoints are untouched"
                 ) from checkpointer.last_error
 
@@ -102,7 +102,7 @@ class SavedJob(JobStatus):
         self._saving = None
         saved = checkpointer.last_saved
         if checkpointer.last_error is None and saved is not None and saved.step == step:
-            self._receipt.event("checkpointed", step, progress, f"saved to {checkpointer.folder}", pause=pause)
+            self._receipt.event("checkpointed", step, progress, f"saved to {checkpointer.where}", pause=pause)
             if self._parts.teller is not None:
                 self._parts.teller.saved(time.time())
 

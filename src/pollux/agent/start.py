@@ -28,6 +28,7 @@ from pollux.agent.checkpoint import Checkpointer
 from pollux.agent.engine import Engine, StepOptions
 from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
 from pollux.agent.job import Job
+from pollux.agent.lease import Holder
 from pollux.agent.loader import Loader, LoaderOptions
 from pollux.agent.membership import STORE_SECONDS, Membership, connect
 from pollux.agent.meter import GradientMeter
@@ -51,6 +52,8 @@ from pollux.agent.status import Parts
 from pollux.agent.tensorboard import Scalars
 from pollux.agent.watch import Watch
 from pollux.core.errors import InvalidInput, MisusedJob
+from pollux.wire.objects import ObjectStore
+from pollux.wire.stores import PACKAGES, is_address
 
 __all__ = ["init"]
 
@@ -181,7 +184,7 @@ def init(
             warmup=warmup_epochs,
             sync_batchnorm=sync_batchnorm,
             measure_noise=measure_noise if measure_noise is not None else not allowed.is_exact,
-            checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir is not None else environment.checkpoint_dir,
+            checkpoints=_location(environment.checkpoint_dir if checkpoint_dir is None else checkpoint_dir),
             checkpoint_every=checkpoint_every or environment.checkpoint_every or _DEFAULT_CHECKPOINT_EVERY,
             keep=keep_checkpoints or environment.keep_checkpoints or 2,
             output_dir=Path(output_dir) if output_dir is not None else environment.output_dir,
@@ -216,7 +219,7 @@ def _assemble(
     warmup: float,
     sync_batchnorm: bool,
     measure_noise: bool,
-    checkpoint_dir: Path | None,
+    checkpoints: Path | ObjectStore | None,
     checkpoint_every: float,
     keep: int,
     output_dir: Path | None,
@@ -243,11 +246,11 @@ def _assemble(
             "measure_noise": measure_noise,
             "sync_batchnorm": sync_batchnorm,
             "state": sorted(stateful),
-            "whether there is a checkpoint_dir": checkpoint_dir is not None,
+            "whether there is a checkpoint_dir": checkpoints is not None,
             **_model_facts(model, optimizer, step_options),
         },
     )
-    _make_folders(replicas, checkpoint_dir, output_dir)
+    _make_folders(replicas, checkpoints, output_dir)
     synchronised = replicas.num_replicas > 1 and sync_batchnorm and has_batchnorm(model)
     if synchronised:
         synchronise_batchnorm(model, torch.distributed.group.WORLD)
@@ -261,15 +264,16 @@ def _assemble(
         engine.meter = GradientMeter(optimizer, replicas.device, set_aside=replicas.num_replicas == 1)
     engine.counts_batchnorm = synchronised
     checkpointer = None
-    if checkpoint_dir is not None:
+    if checkpoints is not None:
         checkpointer = Checkpointer(
-            checkpoint_dir,
+            checkpoints,
             keep=keep,
             replica=replicas.replica,
             num_replicas=replicas.num_replicas,
             group=replicas.another_control() if engine.is_sharded else replicas.control,
             sharded=engine.is_sharded,
             opens=live is None or not live.joins,
+            holder=_holder(environment),
         )
     size = epoch_size or _whole_batches(loader, allowed.initial)
     freeze = float(size) if size else 100.0 * allowed.initial
@@ -458,10 +462,34 @@ def _agree(replicas: Replicas, live: Live | None, mine: Mapping[str, object]) ->
             raise InvalidInput(f"replicas disagree on {name} ({', '.join(seen)}): {remedy}")
 
 
-def _make_folders(replicas: Replicas, checkpoint_dir: Path | None, output_dir: Path | None) -> None:
+def _location(checkpoint_dir: str | os.PathLike[str] | None) -> Path | ObjectStore | None:
+    """Where checkpoints are: a folder, or the store behind an address."""
+    if checkpoint_dir is None:
+        return None
+    text = os.fspath(checkpoint_dir)
+    if is_address(text):
+        return ObjectStore(text)
+    scheme, colon, _ = text.partition(":/")
+    if colon and scheme in PACKAGES:
+        raise InvalidInput(f"checkpoint_dir is '{text}', a path made of an address: give it as text, '{scheme}://...'")
+    return Path(text)
+
+
+def _holder(environment: Environment) -> Holder:
+    launch = environment.store or str(environment.generation)
+    return Holder(environment.run_id, launch, environment.generation)
+
+
+def _make_folders(replicas: Replicas, checkpoints: Path | ObjectStore | None, output_dir: Path | None) -> None:
     """Make the folders with their parents, so that what cannot be written is known now and on all replicas."""
-    wanted = {"checkpoint_dir": checkpoint_dir, "output_dir": output_dir} if replicas.is_first else {}
+    folder = checkpoints if isinstance(checkpoints, Path) else None
+    wanted = {"checkpoint_dir": folder, "output_dir": output_dir} if replicas.is_first else {}
     problem = ""
+    if isinstance(checkpoints, ObjectStore):
+        try:
+            checkpoints.make_cache()
+        except InvalidInput as error:
+            problem = str(error)
     for name, folder in wanted.items():
         try:
             if folder is not None:
@@ -470,9 +498,9 @@ def _make_folders(replicas: Replicas, checkpoint_dir: Path | None, output_dir: P
                     raise PermissionError("no permission to write there")
         except (OSError, ValueError) as error:
             problem = problem or f"{name} is '{folder}', which cannot be a folder to write to ({error}): give another"
-    problem = replicas.gather_bytes(problem.encode())[0].decode()
-    if problem:
-        raise InvalidInput(problem)
+    problems = [found.decode() for found in replicas.gather_bytes(problem.encode()) if found]
+    if problems:
+        raise InvalidInput(problems[0])
 
 
 def _whole_batches(loader: Loader, initial: int) -> int | None:

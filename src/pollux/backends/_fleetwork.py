@@ -24,6 +24,7 @@ from pollux.backends.lender import HostedNode, Lender
 from pollux.backends.protocol import Launch, NodeDown, NodeUp
 from pollux.core import Node
 from pollux.core.errors import BackendFailed, PolluxError
+from pollux.wire.stores import is_address
 
 __all__ = ["FleetWork"]
 
@@ -209,7 +210,8 @@ class FleetWork(Work):
         hosts = self._fleet.hosts
         nodes = [hosts[node] for node in dict.fromkeys(map(node_of, places)) if node in hosts]
         written = launch.env.get("POLLUX_CHECKPOINT_DIR")
-        found = self._shared.verdict([launch.workdir, *([written] if written else [])], nodes, self._rouse)
+        folders = [launch.workdir, *([written] if written and not is_address(written) else [])]
+        found = self._shared.verdict(folders, nodes, self._rouse)
         if found is not None and found.silent:
             self._suspect(found.silent, found.why)
         return found

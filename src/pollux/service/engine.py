@@ -34,11 +34,12 @@ from pollux.service.board import Board
 from pollux.service.desk import nodes_of, queues_of
 from pollux.service.executor import waits_to_leave
 from pollux.service.fairness import Fairness
-from pollux.service.launching import folders_of
+from pollux.service.launching import folders_of, store_of
 from pollux.service.loop import EngineLoop
 from pollux.service.planning import Forecast
 from pollux.service.reports import check_report, fact_of, row_of
 from pollux.service.runner import Facts
+from pollux.service.stores import note_on_store, require_store
 from pollux.service.story import Line
 from pollux.service.thinking import STOPPING, pass_on
 from pollux.store.protocol import TelemetryRow
@@ -375,6 +376,11 @@ class Engine(EngineLoop):
 
     def note_on(self, request: JobRequest) -> str:
         """What a submitter should know of a job here, and is no reason to refuse it; empty where there is nothing."""
+        address = store_of(request)
+        notes = (self._note_on_grace(request), note_on_store(address) if address else "")
+        return "; ".join(note for note in notes if note)
+
+    def _note_on_grace(self, request: JobRequest) -> str:
         notice: float | None = getattr(self.backend, "notice_seconds", None)
         if notice is None or request.grace_seconds <= notice:
             return ""
@@ -384,7 +390,7 @@ class Engine(EngineLoop):
         )
 
     def check(self, request: JobRequest) -> None:
-        """Refuse a job whose folder or command is not on this machine."""
+        """Refuse a job whose folder or command is not on this machine, or whose checkpoints would have no place."""
         faults = check_paths(request)
         if faults:
             raise InvalidInput(faults[0])
@@ -392,3 +398,6 @@ class Engine(EngineLoop):
             why = self.backend.refuses(folders_of(request, self.settings.home))
             if why:
                 raise InvalidInput(why)
+        address = store_of(request)
+        if address is not None:
+            require_store(address, request.env)

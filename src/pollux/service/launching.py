@@ -13,8 +13,9 @@ from pollux.core import BatchMode, Placement
 from pollux.core.errors import InvalidInput
 from pollux.wire.job import JobRequest
 from pollux.wire.places import ca_file
+from pollux.wire.stores import is_address
 
-__all__ = ["environment", "folders_of", "launch_for", "request_of", "run_id"]
+__all__ = ["environment", "folders_of", "launch_for", "request_of", "run_id", "store_of"]
 
 
 def launch_for(
@@ -63,7 +64,15 @@ def request_of(record: JobRecord) -> JobRequest:
 def folders_of(request: JobRequest, home: Path) -> tuple[str, ...]:
     """Folders that must be the same wherever replicas of the job may run: its own, and that of its checkpoints."""
     checkpoints = request.checkpoint.dir
+    if store_of(request):
+        return (request.workdir,)
     return (request.workdir, os.path.join(request.workdir, checkpoints) if checkpoints else str(home / "checkpoints"))
+
+
+def store_of(request: JobRequest) -> str | None:
+    """The address of the store that its checkpoints go to; None where that is a folder."""
+    checkpoints = request.checkpoint.dir
+    return checkpoints if checkpoints and is_address(checkpoints) else None
 
 
 def environment(
@@ -83,7 +92,8 @@ def environment(
     """
     request, job_id = request_of(record), record.spec.id
     folder = request.checkpoint.dir
-    checkpoints = os.path.join(request.workdir, folder) if folder else str(home / "checkpoints" / job_id)
+    own = os.path.join(request.workdir, folder) if folder else str(home / "checkpoints" / job_id)
+    checkpoints = store_of(request) or own
     encrypted = url is not None and url.startswith("https:")
     sizes = request.batch_size
     caps = [cap for cap in (sizes.per_gpu_max, record.local_batch_max) if cap is not None]

@@ -13,6 +13,7 @@ from pollux.wire._entry import Entry, shown
 from pollux.wire.environment import TORCHRUN_VARIABLES
 from pollux.wire.job import BatchSizes, CheckpointRequest, OnResize, Priority, Resources
 from pollux.wire.quantities import parse_duration, parse_gpus, parse_size
+from pollux.wire.stores import address_fault, is_address, store_address
 
 RUN_REMEDY = "give a command such as python train.py, or a list of its words"
 
@@ -67,9 +68,12 @@ def read_checkpoint(entry: Entry, workdir: str, expand: bool) -> CheckpointReque
     folder = every = keep = None
     if "dir" in keys:
         text = entry.at("dir").text("give a folder")
-        if "://" in text:
-            entry.at("dir").refuse("addresses of stores are not supported; give a folder that all nodes share")
-        folder = os.path.normpath(os.path.join(workdir, os.path.expanduser(text) if expand else text))
+        if is_address(text):
+            if fault := address_fault(text):
+                entry.at("dir").refuse(fault)
+            folder = store_address(text)
+        else:
+            folder = os.path.normpath(os.path.join(workdir, os.path.expanduser(text) if expand else text))
     if "every" in keys:
         every = _duration(entry.at("every"), low=_SHORTEST_SECONDS)
     if "keep" in keys:

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,6 +21,7 @@ from pollux.agent import pass_order
 from pollux.agent.adapt import Adaptation
 from pollux.agent.ledger import Ledger
 from pollux.core.errors import InvalidInput
+from pollux.testing.s3 import make_bucket, s3_server
 
 SAMPLES, BATCH, EPOCHS, SEED = 50, 8, 3, 3
 
@@ -73,6 +75,30 @@ def test_killed_and_resumed_at_another_size_matches_plain_pytorch(launch, tmp_pa
         assert max(abs(one - other) for one, other in zip(answer["parameters"], expected, strict=True)) < 1e-12
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_so_it_does_from_a_store_with_replicas_that_share_no_folder(launch, tmp_path, sharded):
+    """The one that is killed was replica 0 of other machines than those that go on."""
+    with s3_server() as variables:
+        settings = {"folder": "s3://bucket/run", "sharded": sharded, "max_local_batch": 3}
+        before, after = (
+            {
+                **settings,
+                "machines": str(tmp_path / name),
+                "variables": {**variables, "POLLUX_RUN_ID": "run", "POLLUX_GENERATION": generation},
+            }
+            for name, generation in (("before", "1"), ("after", "2"))
+        )
+        runs = [(2, {**before, "kill_at": 12, "bucket": "bucket"}, "killed"), (3, after)]
+        _, answers = launch(__file__, runs)
+    expected = plain()
+    copies = (tmp_path / "after").glob("*/pollux/checkpoints/*/step-0000000010")
+    assert {path.relative_to(tmp_path / "after").parts[0] for path in copies} >= {"1", "2"}
+    for answer in answers:
+        assert answer["resumed_at"] == 10
+        assert answer["ledgers"][-1] == [SAMPLES, Ledger.of_range(SAMPLES).digest]
+        assert max(abs(one - other) for one, other in zip(answer["parameters"], expected, strict=True)) < 1e-12
+
+
 def test_saving_in_the_background_does_not_disturb_the_replicas_talk(launch, tmp_path):
     settings = {"folder": str(tmp_path / "c"), "sharded": True, "background": True}
     (answers,) = launch(__file__, [(3, settings)])
@@ -99,6 +125,9 @@ def shard(model: nn.Sequential) -> None:
 
 
 def main(settings: dict[str, Any], answer: Path) -> None:
+    os.environ.update(settings.get("variables", {}))
+    if "bucket" in settings and os.environ["RANK"] == "0":
+        make_bucket(settings["bucket"])
     model = network()
     background = settings.get("background", False)
     if background:
@@ -109,7 +138,10 @@ def main(settings: dict[str, Any], answer: Path) -> None:
         shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     options = {name: settings[name] for name in ("max_local_batch", "max_batch_size") if name in settings}
-    folder = Path(settings["folder"])
+    folder = settings["folder"]
+    if "machines" in settings:
+        # Each replica is on a machine of its own, as far as copies of checkpoints go.
+        os.environ["XDG_CACHE_HOME"] = os.path.join(settings["machines"], os.environ["RANK"])
     try:
         job = pollux.init(model, optimizer, data(), BATCH, seed=SEED, clip_norm=0.5, checkpoint_dir=folder, **options)
     except InvalidInput as error:

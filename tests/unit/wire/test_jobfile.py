@@ -495,10 +495,35 @@ def test_gpu_types_may_be_mixed_where_that_is_said():
         parse_job({"run": "x", "resources": {"mixed_types": "maybe"}}, "/")
 
 
-@pytest.mark.parametrize("folder", ["s3://bucket/run", "gs://b", "hdfs://n:9000/x"])
-def test_checkpoints_are_in_folders(folder):
-    with pytest.raises(InvalidInput, match=rf"checkpoint\.dir is '{folder}': addresses of stores are not supported"):
-        parse_job({"run": "x", "checkpoint": {"dir": folder}}, "/work")
+@pytest.mark.parametrize("address", ["s3://bucket/run", "gs://b/a/run", "hdfs://n:9000/x"])
+def test_checkpoints_may_be_in_a_store(address):
+    job = parse_job({"run": "x", "checkpoint": {"dir": f"{address}/"}}, "/work")
+    assert job.checkpoint.dir == address
+    assert parse_job(job_to_mapping(job), "/work") == job
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [
+        ("ftp://host/x", "stores are s3://"),
+        ("file:///tmp/x", "or a folder that all nodes share"),
+        ("memory://x/y", "stores are s3://"),
+        ("s3://", "give a bucket and a path in it, such as s3://bucket/checkpoints/name"),
+        ("s3://bucket", "give a bucket and a path"),
+        ("gs://bucket/", "give a bucket and a path"),
+        ("s3:///path", "give a bucket and a path"),
+        ("s3://key:secret@bucket/x", "leave the key out"),
+        ("s3://bucket/../x", "leave out empty parts"),
+        ("s3://bucket//x", "leave out empty parts"),
+        ("s3://bucket/x?versionId=3", "leave out empty parts"),
+        ("s3://bucket/x\ny", "all of them printable"),
+        ("s3://bucket/" + "x" * 1000, "at most 1000 characters"),
+    ],
+)
+def test_not_every_address_is_one_of_a_store(address, remedy):
+    with pytest.raises(InvalidInput, match=r"checkpoint\.dir is .*: ") as refused:
+        parse_job({"run": "x", "checkpoint": {"dir": address}}, "/work")
+    assert remedy in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,188 @@
+"""Whose checkpoints are in a store: a small object there says so, since a store of objects knows no locks.
+
+It is beaten like a heart while its holder lives. Clocks of machines are never compared: whether a holder lives is seen
+from its beats. A process of the same job takes it over at once, unless the job has been started anew since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+
+from pollux.core.errors import InvalidInput, MisusedJob, PolluxError
+from pollux.wire.objects import ObjectStore
+
+__all__ = ["BEAT_SECONDS", "LEASE_NAME", "Holder", "Lease", "place_of_lock"]
+
+LEASE_NAME = ".lease.json"
+"""Name of the object."""
+
+BEAT_SECONDS = 10.0
+"""How often a holder says that it lives; one that is silent for three times as long is taken for dead."""
+
+_PATIENCE = 3
+_LOOK_SECONDS = 1.0
+_logger = logging.getLogger("pollux")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The job that a process belongs to: `run` is the same over all its starts and empty where nobody counts them.
+
+    `launch` is the same for all processes that train together; a later start has a higher `generation`.
+    """
+
+    run: str = ""
+    launch: str = ""
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What the object says; `place` names the folder of the copies on one machine, see `place_of_lock`."""
+
+    token: str
+    owner: str
+    holder: Holder
+    place: str
+    beats: int = 0
+
+    @classmethod
+    def read(cls, content: bytes) -> _Note | None:
+        """None where somebody else wrote it."""
+        try:
+            entries = json.loads(content)
+            holder = Holder(**entries.pop("holder"))
+            return cls(**entries, holder=holder)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return None
+
+
+def place_of_lock(lock: int) -> str:
+    """A name for a locked file that no other machine and no other file has, for as long as this machine is up."""
+    status = os.fstat(lock)
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:
+        return ""
+    return f"{boot}:{status.st_dev}:{status.st_ino}"
+
+
+class Lease:
+    """Held from the constructor, which waits for one that may be dead, to `release`. `MisusedJob`: somebody else's.
+
+    `place` is the locked folder of the copies: whoever held the lease from there is dead, or it were locked.
+    `handed_over`: one that trains with this process held it until now, and may still be writing.
+    """
+
+    def __init__(self, store: ObjectStore, holder: Holder, place: str = "", beat_seconds: float = BEAT_SECONDS) -> None:
+        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        self.handed_over = False
+        self._store = store
+        self._note = _Note(secrets.token_hex(8), owner, holder, place)
+        self._beat_seconds = beat_seconds
+        self._process = os.getpid()
+        self._ends = threading.Event()
+        found = self._read()
+        if found is not None and not self._yields(found):
+            self._watch(found)
+        self._write(self._note)
+        self.require()
+        self._thread = threading.Thread(target=self._beat, name="pollux-lease", daemon=True)
+        self._thread.start()
+
+    def require(self) -> None:
+        """Raise `MisusedJob` where somebody else has taken it since."""
+        found = self._read()
+        if found is None:
+            # Removed by hand, say: what is not there keeps nobody out.
+            self._write(self._note)
+        elif not self._is_ours(found):
+            raise MisusedJob(
+                f"{self._store.address} was taken over by {found.owner}; this process writes no more checkpoints there"
+            )
+
+    def release(self) -> None:
+        """Let others have it. In a forked process, which holds nothing, this does nothing."""
+        if os.getpid() != self._process or self._ends.is_set():
+            return
+        self._ends.set()
+        self._thread.join()
+        with contextlib.suppress(PolluxError):
+            found = self._read()
+            if found is not None and found.token == self._note.token:
+                self._store.remove([LEASE_NAME])
+
+    def _is_ours(self, found: _Note) -> bool:
+        """Whether it is this process's, or that of one that trains with it."""
+        ours = self._note.holder
+        together = bool(ours.run) and (found.holder.run, found.holder.launch) == (ours.run, ours.launch)
+        return found.token == self._note.token or together
+
+    def _yields(self, found: _Note) -> bool:
+        """Whether it may be taken from that holder at once."""
+        ours, theirs = self._note.holder, found.holder
+        if self._is_ours(found):
+            self.handed_over = True
+            return True
+        if ours.run and ours.run == theirs.run:
+            if theirs.generation > ours.generation:
+                raise MisusedJob(
+                    f"{self._store.address} is held by {found.owner}, a later start of this job; this one is to end"
+                )
+            return True
+        return bool(found.place) and found.place == self._note.place
+
+    def _watch(self, found: _Note) -> None:
+        """Wait until the holder has let go or is seen to be dead; `MisusedJob` as soon as it is seen to live."""
+        seconds = _PATIENCE * self._beat_seconds
+        _logger.warning(
+            "%s is held by %s: it is taken over unless that one shows within %.0f s that it lives",
+            self._store.address, found.owner, seconds,
+        )  # fmt: skip
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(min(_LOOK_SECONDS, self._beat_seconds / 2))
+            now = self._read()
+            if now is None:
+                return
+            if (now.token, now.beats) != (found.token, found.beats):
+                raise MisusedJob(
+                    f"{self._store.address} is in use by {now.owner}; end that job, or give this one another address"
+                )
+
+    def _beat(self) -> None:
+        while not self._ends.wait(self._beat_seconds):
+            try:
+                found = self._read()
+                if found is not None and found.token != self._note.token:
+                    if not self._is_ours(found):
+                        _logger.error("%s was taken over by %s", self._store.address, found.owner)
+                    return
+                self._note = replace(self._note, beats=self._note.beats + 1)
+                self._write(self._note)
+            except PolluxError as error:
+                # Another may take it for dead; whether that is so is asked before anything is published.
+                _logger.warning("the hold on %s could not be renewed: %s", self._store.address, error)
+
+    def _read(self) -> _Note | None:
+        try:
+            return _Note.read(self._store.read(LEASE_NAME))
+        except FileNotFoundError:
+            return None
+
+    def _write(self, note: _Note) -> None:
+        try:
+            self._store.write(LEASE_NAME, json.dumps(asdict(note)).encode())
+        except FileNotFoundError as error:
+            raise InvalidInput(
+                f"{self._store.address}: its bucket does not exist ({error}): create it first"
+            ) from error

@@ -1,0 +1,56 @@
+"""Whether a job's checkpoints can go to the store that its file names: tried once, when it is submitted.
+
+In a process of its own, with the job's own variables: keys and addresses of stores are usually given by them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from pollux.core.errors import InvalidInput
+from pollux.wire.stores import PACKAGES, scheme_of
+
+__all__ = ["note_on_store", "require_store"]
+
+_SECONDS = 30.0
+
+
+def require_store(address: str, variables: Mapping[str, str], seconds: float = _SECONDS) -> None:
+    """Write, read and remove a small object there; `InvalidInput` says why that cannot be done.
+
+    Where the package for it is not installed beside the service, nobody can tell from here; see `note_on_store`.
+    """
+    if not _can_try(address):
+        return
+    command = [sys.executable, "-P", "-m", "pollux.wire.objects", address]
+    environ = {**os.environ, **variables}
+    try:
+        done = subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InvalidInput(
+            f"checkpoint: dir: {address} does not answer within {seconds:.0f} s: check its address, the job's key and "
+            "the network"
+        ) from None
+    if done.returncode:
+        said = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no reason was given"]
+        raise InvalidInput(f"checkpoint: dir: {said[-1]}")
+
+
+def note_on_store(address: str) -> str:
+    """What a submitter should know of an address that nobody could try; empty where somebody could."""
+    if _can_try(address):
+        return ""
+    return (
+        f"whether {address} can be written to was not tried: {PACKAGES[scheme_of(address)]} is not installed beside "
+        "the service; the job needs it where it runs"
+    )
+
+
+def _can_try(address: str) -> bool:
+    return importlib.util.find_spec(PACKAGES[scheme_of(address)]) is not None

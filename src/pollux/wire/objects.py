@@ -1,0 +1,182 @@
+"""A store of objects behind an address such as `s3://bucket/path`, and the folder on this machine that mirrors it.
+
+`ObjectStore` moves files and small texts under one address, by fsspec, and says in one sentence what went wrong; what
+the objects are is for those who put them there. `python -m pollux.wire.objects ADDRESS` tries to write there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pollux.core.errors import InvalidInput, PolluxError, Unreachable
+from pollux.wire.stores import PACKAGES, scheme_of, store_address
+
+__all__ = ["ObjectStore", "cache_folder", "main"]
+
+_logger = logging.getLogger("pollux")
+_T = TypeVar("_T")
+_PAUSES = (0.5, 2.0, 5.0)
+
+
+def cache_folder(address: str, variables: Mapping[str, str] | None = None) -> Path:
+    """Where this machine keeps its copies: below `XDG_CACHE_HOME`, or its default `~/.cache`."""
+    variables = os.environ if variables is None else variables
+    named = variables.get("XDG_CACHE_HOME")
+    base = Path(named) if named else Path("~/.cache").expanduser()
+    return base / "pollux" / "checkpoints" / hashlib.sha256(address.encode()).hexdigest()[:24]
+
+
+class ObjectStore:
+    """Objects under one address; nothing is opened before it is needed. Names are relative, with slashes.
+
+    What is not there is a `FileNotFoundError`; what cannot be, by its settings, `InvalidInput`; and what fails though
+    it was tried again, `Unreachable`.
+    """
+
+    def __init__(self, address: str, cache: Path | None = None) -> None:
+        self.address = store_address(address)
+        self.cache = cache or cache_folder(self.address)
+        self._opened: tuple[Any, str] | None = None
+
+    def make_cache(self) -> None:
+        """The folder on this machine, which only its user may look into."""
+        try:
+            self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(
+                f"the copies of {self.address} cannot be kept in {self.cache} ({error.strerror}): name a folder that "
+                "can be written to, on a disk with room, in XDG_CACHE_HOME"
+            ) from error
+
+    def sizes(self) -> dict[str, int]:
+        """Every object there is, with its size in bytes."""
+
+        def look() -> dict[str, int]:
+            system, root = self._open()
+            found = system.find(root, detail=True)
+            return {name[len(root) + 1 :]: int(entry["size"] or 0) for name, entry in found.items() if name != root}
+
+        return self._try("listed", look, absent={})
+
+    def read(self, name: str) -> bytes:
+        """The content of a small object."""
+        return self._try(f"read '{name}'", lambda: bytes(self._at(name, "cat_file")))
+
+    def write(self, name: str, content: bytes) -> None:
+        """A small object, whole or not at all."""
+        self._try(f"written '{name}'", lambda: self._at(name, "pipe_file", content))
+
+    def upload(self, path: Path, name: str) -> None:
+        """A file as an object."""
+        self._try(f"written '{name}'", lambda: self._put(path, name))
+
+    def download(self, name: str, path: Path) -> None:
+        """An object as a file."""
+        self._try(f"read '{name}'", lambda: self._get(name, path))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """These, one after the other; what is not there is no error."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self._try(f"removed '{name}'", lambda name=name: self._at(name, "rm_file"))  # type: ignore[misc]
+
+    def probe(self) -> None:
+        """Write, read and remove a small object of a new name."""
+        name, content = f".probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
+        try:
+            self.write(name, content)
+            if self.read(name) != content:
+                raise Unreachable(f"{self.address}: what was written there just now is not what is read")
+        except FileNotFoundError as error:
+            raise InvalidInput(f"{self.address}: its bucket does not exist ({error}): create it first") from error
+        finally:
+            with contextlib.suppress(PolluxError):
+                self.remove([name])
+
+    def _at(self, name: str, method: str, *more: Any) -> Any:
+        system, root = self._open()
+        return getattr(system, method)(f"{root}/{name}", *more)
+
+    def _put(self, path: Path, name: str) -> None:
+        system, root = self._open()
+        system.put_file(str(path), f"{root}/{name}")
+
+    def _get(self, name: str, path: Path) -> None:
+        system, root = self._open()
+        system.get_file(f"{root}/{name}", str(path))
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            package = PACKAGES[scheme_of(self.address)]
+            try:
+                from fsspec.core import url_to_fs
+
+                # Listings are never kept: others write there, too.
+                system, root = url_to_fs(self.address, use_listings_cache=False, skip_instance_cache=True)
+            except ImportError as error:
+                extra = " (or 'pollux-scheduler[s3]')" if package == "s3fs" else ""
+                raise InvalidInput(
+                    f"{self.address} needs the package {package} where the job runs, which is not there ({error}): "
+                    f"pip install {package}{extra}"
+                ) from error
+            except Exception as error:
+                raise InvalidInput(f"{self.address} cannot be opened: {_text(error)}") from error
+            self._opened = (system, str(root).rstrip("/"))
+        return self._opened
+
+    def _try(self, what: str, action: Callable[[], _T], absent: _T | None = None) -> _T:
+        for pause in (*_PAUSES, None):
+            try:
+                return action()
+            except FileNotFoundError:
+                if absent is not None:
+                    return absent
+                raise
+            except PermissionError as error:
+                raise InvalidInput(
+                    f"{self.address}: it could not be {what}, as that is forbidden ({_text(error)}): give the job a "
+                    "key that may read, write, list and remove there"
+                ) from error
+            except PolluxError:
+                raise
+            except Exception as error:
+                # Every kind of store has errors of its own.
+                if pause is None or "credential" in _text(error).lower():
+                    raise Unreachable(
+                        f"{self.address}: it could not be {what} ({_text(error)}): check its address, the job's key "
+                        "and the network"
+                    ) from error
+                _logger.debug("%s: it could not be %s (%s), and is tried again", self.address, what, _text(error))
+                time.sleep(pause)
+        raise AssertionError("not reached")
+
+
+def _text(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def main(arguments: list[str]) -> int:
+    """Try an address; says what is wrong on the last line, with exit code 2 for what a user can mend."""
+    try:
+        ObjectStore(arguments[0]).probe()
+    except InvalidInput as error:
+        print(error)
+        return 2
+    except PolluxError as error:
+        print(error)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""Addresses of stores of objects, where checkpoints may be instead of in a folder: `s3://bucket/path`.
+
+Only how they are written; what is behind them is for `pollux.wire.objects`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pollux.core.errors import InvalidInput
+
+__all__ = ["PACKAGES", "address_fault", "is_address", "scheme_of", "store_address"]
+
+PACKAGES = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
+    "hdfs": "pyarrow", "oss": "ossfs",
+}  # fmt: skip
+"""The stores that are taken, and the package that each one needs where jobs run."""
+
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_MOST_CHARACTERS = 1000
+
+
+def is_address(text: str) -> bool:
+    """Whether it is meant as the address of a store, right or wrong, and not as a folder."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def scheme_of(address: str) -> str:
+    """What comes before `://`."""
+    return address.partition("://")[0].lower()
+
+
+def address_fault(text: str) -> str:
+    """What to do about an address that cannot be one; empty where it is well formed."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or found[1].lower() not in PACKAGES:
+        return (
+            f"stores are {', '.join(f'{scheme}://' for scheme in PACKAGES)}; give one of them, or a folder that all "
+            "nodes share"
+        )
+    bucket, *parts = found[2].rstrip("/").split("/")
+    if not bucket or not parts:
+        return f"give a bucket and a path in it, such as {found[1]}://bucket/checkpoints/name"
+    if "@" in bucket:
+        return "leave the key out, it would be seen in lists and logs: give it by 'env' or the nodes' own settings"
+    if any(part in ("", ".", "..") for part in parts) or any(character in text for character in "?#*[\\"):
+        return "leave out empty parts, '.', '..' and the characters ? # * [ \\"
+    if not text.isprintable() or len(text) > _MOST_CHARACTERS:
+        return f"give at most {_MOST_CHARACTERS} characters, all of them printable"
+    return ""
+
+
+def store_address(text: str) -> str:
+    """The address in the one way it is written here; `InvalidInput` where it cannot be one."""
+    fault = address_fault(text)
+    if fault:
+        raise InvalidInput(f"'{text[:200]}' is no address for checkpoints: {fault}")
+    scheme, _, rest = text.partition("://")
+    return f"{scheme.lower()}://{rest.rstrip('/')}"

@@ -1,0 +1,279 @@
+"""Checkpoints in a real S3 server: found by other machines, whole or not at all, in the hands of one job."""
+
+import threading
+import time
+
+import pytest
+import torch
+from tests.unit.agent.saved_steps import newest, put, state
+
+from pollux.agent.checkpoint import Checkpointer, load
+from pollux.agent.lease import LEASE_NAME, Holder, Lease
+from pollux.agent.manifest import MANIFEST_NAME
+from pollux.agent.stored import StoredFolder, fetch
+from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, Unreachable
+
+FIRST, SECOND = (f"step-{step:010d}" for step in (1, 2))
+
+
+@pytest.fixture
+def writer(store):
+    checkpointer = Checkpointer(store())
+    yield checkpointer
+    checkpointer.close()
+
+
+def there(store):
+    """Names of checkpoints in the store, and of what else is there."""
+    names = set(store("looker").sizes())
+    whole = {name.split("/")[0] for name in names if name.endswith(MANIFEST_NAME)}
+    return whole, {name for name in names if name.split("/")[0] not in whole} - {LEASE_NAME}
+
+
+def flip(store, name, position=100):
+    content = bytearray(store().read(name))
+    content[position] ^= 1
+    store().write(name, bytes(content))
+
+
+def data_file(store, step):
+    return next(name for name in store().sizes() if name.startswith(step) and name.endswith(".distcp"))
+
+
+def test_what_was_saved_is_loaded_on_another_machine(writer, store):
+    put(writer, 3)
+    assert writer.last_error is None
+    writer.close()
+    other = Checkpointer(store("b"))
+    saved = newest(other)
+    assert saved.path == store("b").cache / "step-0000000003"
+    assert saved.values == {"step": 3}
+    loaded = load(saved)
+    assert loaded.objects == {"user": {"step": 3}}
+    assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in state(3).items())
+    other.close()
+
+
+def test_nothing_there_is_none(writer):
+    assert writer.latest() is None
+
+
+def test_as_many_are_kept_as_were_asked_for(writer, store):
+    put(writer, *range(1, 6))
+    assert there(store) == ({"step-0000000004", "step-0000000005"}, set())
+    copies = {path.name for path in store().cache.iterdir() if path.name.startswith("step-")}
+    assert copies == {"step-0000000004", "step-0000000005"}
+    assert not list(store().cache.glob(".tmp-*"))
+
+
+def test_a_step_is_saved_again(writer, store):
+    put(writer, 1, 1)
+    assert newest(writer).path.name == f"{FIRST}-1"
+    assert there(store) == ({f"{FIRST}-1"}, set())
+
+
+def test_later_ones_go_after_a_roll_back(writer, store):
+    put(writer, 1, 2)
+    writer.drop_after(1)
+    assert there(store) == ({FIRST}, set())
+    put(writer, 2)
+    writer.close()
+    other = Checkpointer(store("b"))
+    assert newest(other).values == {"step": 2}
+    other.close()
+
+
+def test_an_old_copy_of_the_same_name_is_not_taken_for_the_new_one(writer, store):
+    """As on a machine that the job left before it went back and another way."""
+    put(writer, 2)
+    writer.close()
+    second = Checkpointer(store("b"))
+    second.drop_after(1)
+    second.save(2, {"model.weight": torch.full((4, 3), 7.0)}, {}, {}, {}, wait=True)
+    assert second.last_error is None
+    store().remove([name for name in store().sizes() if name.startswith(f"{SECOND}/")])
+    renamed = newest(second).path.name
+    assert renamed == f"{SECOND}-1"
+    for name in [name for name in store().sizes() if name.startswith(renamed)]:
+        store().write(name.replace(renamed, SECOND), store().read(name))
+        store().remove([name])
+    second.close()
+    third = Checkpointer(store())
+    assert float(load(newest(third)).tensors["model.weight"][0, 0]) == 7.0
+    third.close()
+
+
+@pytest.mark.parametrize("what", ["its manifest", "a file", "a file that is gone"])
+def test_a_damaged_one_is_passed_over(writer, store, what):
+    put(writer, 1, 2)
+    writer.close()
+    if what == "its manifest":
+        flip(store, f"{SECOND}/{MANIFEST_NAME}")
+    elif what == "a file":
+        flip(store, data_file(store, SECOND))
+    else:
+        store().remove([data_file(store, SECOND)])
+    other = Checkpointer(store("b"))
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint: s3://"):
+        assert newest(other).values == {"step": 1}
+    put(other, 3)
+    assert there(store)[0] == {FIRST, "step-0000000003"}
+    other.close()
+
+
+def test_none_that_is_whole_is_an_error(writer, store):
+    put(writer, 1)
+    writer.close()
+    flip(store, data_file(store, FIRST))
+    other = Checkpointer(store("b"))
+    with (
+        pytest.warns(UserWarning, match="skipped"),
+        pytest.raises(CheckpointDamaged, match="none of the 1 checkpoints"),
+    ):
+        other.latest()
+    other.close()
+
+
+def test_a_half_that_a_dead_writer_left_is_never_found_and_goes(writer, store):
+    put(writer, 1)
+    writer.close()
+    store().write(f"{SECOND}/__0_0.distcp", b"half")
+    store().write("notes.txt", b"somebody else's")
+    other = Checkpointer(store("b"))
+    assert newest(other).values == {"step": 1}
+    assert there(store) == ({FIRST}, {"notes.txt"})
+    other.close()
+
+
+def test_one_that_fails_midway_leaves_nothing_and_the_older_one(writer, store, monkeypatch):
+    put(writer, 1)
+    monkeypatch.setattr(StoredFolder, "publish", lambda *arguments: 1 / 0)
+    put(writer, 2)
+    assert isinstance(writer.last_error, ZeroDivisionError)
+    assert there(store) == ({FIRST}, set())
+    monkeypatch.undo()
+    put(writer, 3)
+    assert writer.last_error is None
+
+
+def test_what_was_published_stays_where_only_the_clearing_fails(writer, store, monkeypatch):
+    put(writer, 1)
+    monkeypatch.setattr(StoredFolder, "retain", lambda *arguments: 1 / 0)
+    put(writer, 2)
+    assert there(store) == ({FIRST, SECOND}, set())
+    assert newest(writer).values == {"step": 2}
+
+
+def test_many_of_one_machine_fetch_one_copy(writer, store):
+    put(writer, 1)
+    content = store().read(f"{FIRST}/{MANIFEST_NAME}")
+    machine, downloads = store("b"), []
+    real = machine.download
+    machine.download = lambda name, path: (downloads.append(name), real(name, path))
+    threads = [threading.Thread(target=fetch, args=(machine, FIRST, content)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(downloads) == len(set(downloads)) > 0
+
+
+def test_a_job_that_lives_keeps_others_out(store):
+    one = StoredFolder(store(), Holder(), beat_seconds=0.1)
+    with pytest.raises(
+        MisusedJob, match=r"in use by process \d+ on .*; end that job, or give this one another address"
+    ):
+        StoredFolder(store("b"), Holder(), beat_seconds=0.3)
+    one.release()
+    StoredFolder(store("b"), Holder(), beat_seconds=60.0).release()
+
+
+def test_one_that_is_dead_is_waited_for_and_then_taken_over(store):
+    dead = Lease(store(), Holder(), beat_seconds=3600.0)
+    began = time.monotonic()
+    StoredFolder(store("b"), Holder(), beat_seconds=0.2).release()
+    assert time.monotonic() - began >= 0.6
+    dead._ends.set()
+
+
+def test_one_that_died_on_this_machine_is_taken_over_at_once(store):
+    one = StoredFolder(store(), Holder(), beat_seconds=3600.0)
+    one._unlock()
+    began = time.monotonic()
+    StoredFolder(store(), Holder(), beat_seconds=3600.0).release()
+    assert time.monotonic() - began < 60
+    one._lease._ends.set()
+
+
+def test_a_later_start_of_the_same_job_takes_over_and_shuts_the_earlier_out(store):
+    earlier = Checkpointer(store(), holder=Holder("run", "a:1", 1))
+    put(earlier, 1)
+    later = Checkpointer(store("b"), holder=Holder("run", "a:2", 2))
+    put(later, 2)
+    put(earlier, 3)
+    assert isinstance(earlier.last_error, MisusedJob)
+    assert "was taken over by process" in str(earlier.last_error)
+    assert there(store) == ({FIRST, SECOND}, set())
+    earlier.close()
+    with pytest.raises(MisusedJob, match="a later start of this job"):
+        Checkpointer(store("c"), holder=Holder("run", "a:1", 1))
+    put(later, 4)
+    assert later.last_error is None
+    later.close()
+    assert LEASE_NAME not in store().sizes()
+
+
+def test_those_that_train_together_hand_over_while_one_still_writes(store, monkeypatch):
+    first = Checkpointer(store(), holder=Holder("run", "a:1", 1))
+    second = Checkpointer(store("b"), holder=Holder("run", "a:1", 2), opens=False)
+    held, go_on = threading.Event(), threading.Event()
+    real = StoredFolder.publish
+
+    def publish(folder, beside, manifest, target):
+        if manifest.step == 1:
+            held.set()
+            assert go_on.wait(60)
+        return real(folder, beside, manifest, target)
+
+    monkeypatch.setattr(StoredFolder, "publish", publish)
+    first.save(1, state(1), {}, {"step": 1}, {})
+    assert held.wait(60)
+    second.rebind(0, 1, None)
+    put(second, 2)
+    go_on.set()
+    first.wait()
+    assert (first.last_error, second.last_error) == (None, None)
+    assert there(store) == ({FIRST, SECOND}, set())
+    first.close()
+    second.close()
+
+
+def test_a_bucket_that_is_not_there(store, bucket, tmp_path):
+    from pollux.wire.objects import ObjectStore
+
+    nowhere = ObjectStore("s3://no-such-bucket/x", tmp_path / "n")
+    nowhere.make_cache()
+    with pytest.raises(InvalidInput, match=r"s3://no-such-bucket/x: its bucket does not exist .*create it first"):
+        Checkpointer(nowhere)
+    with pytest.raises(InvalidInput, match="create it first"):
+        nowhere.probe()
+
+
+def test_a_store_that_does_not_answer_costs_the_checkpoint_and_nothing_else(writer, store, monkeypatch):
+    put(writer, 1)
+    monkeypatch.setattr("pollux.wire.objects._PAUSES", ())
+    monkeypatch.setattr(store().__class__, "_put", lambda *arguments: (_ for _ in ()).throw(OSError("no route")))
+    put(writer, 2)
+    assert isinstance(writer.last_error, Unreachable)
+    assert "no route" in str(writer.last_error)
+    monkeypatch.undo()
+    assert there(store) == ({FIRST}, set())
+    put(writer, 2)
+    assert writer.last_error is None
+
+
+def test_the_age_of_the_newest_is_known_to_those_that_did_not_write_it(writer, store):
+    other = Checkpointer(store("b"), opens=False)
+    assert other.last_created() is None
+    put(writer, 1)
+    assert abs(time.time() - other.last_created()) < 300
