@@ -29,6 +29,7 @@ BEAT_SECONDS = 10.0
 
 _PATIENCE = 3
 _LOOK_SECONDS = 1.0
+_END_SECONDS = 5.0
 _logger = logging.getLogger("pollux")
 
 
@@ -115,7 +116,8 @@ class Lease:
         if os.getpid() != self._process or self._ends.is_set():
             return
         self._ends.set()
-        self._thread.join()
+        # It may be waiting for a store that does not answer.
+        self._thread.join(_END_SECONDS)
         with contextlib.suppress(PolluxError):
             found = self._read()
             if found is not None and found.token == self._note.token:

@@ -7,6 +7,8 @@ import textwrap
 
 from pollux.backends.protocol import NodeDown, NodeUp, ReplicasLost
 from pollux.testing import live_job
+from pollux.testing.s3 import make_bucket, s3_server
+from pollux.wire.objects import ObjectStore
 
 
 def holds(verdict):
@@ -60,6 +62,37 @@ def test_a_job_changes_over_nodes_and_loses_some(make_run, nodes):
     # Told by another thread, a moment after they are there.
     run.until("word of it", returned)
     holds(run.finish())
+
+
+def test_a_job_whose_nodes_share_no_disk_goes_on_from_a_store(make_run, nodes, monkeypatch):
+    """Whoever is the first replica writes there, through changes and losses; a start anew is from there alone."""
+    with s3_server() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        make_bucket("fleet")
+        store = ObjectStore("s3://fleet/run")
+        run = make_run(epochs=60, env={**variables, "LIVE_JOB_STORE": store.address, "POLLUX_RUN_ID": "run"})
+        run.begin({"n0": 1})
+        run.go({"n0": 1, "n1": 1})
+        run.go({"n1": 1})
+        saved = newest_step(store)
+        run.until("checkpoint of the one that is first now", lambda: newest_step(store) > saved)
+        run.go({"n2": 2})
+        assert [kind for kind, _ in run.pauses] == ["grow", "shrink", "move"]
+        saved = newest_step(store)
+        run.until("checkpoint of those that came", lambda: newest_step(store) > saved)
+        nodes.hosts.kill_node(2)
+        run.until("restart", lambda: run.restarts)
+        run.settled()
+        assert nodes.hosts.add_node() == "n2"
+        holds(run.finish())
+        assert not (run.folder / "checkpoints").exists()
+        assert not [name for name in store.sizes() if name.startswith(".lease")]
+
+
+def newest_step(store):
+    """The last step of which there is a whole checkpoint."""
+    return max((name for name in store.sizes() if name.endswith("/pollux.json")), default="")
 
 
 def test_a_silent_node_is_given_up_and_fenced(make_run, nodes):

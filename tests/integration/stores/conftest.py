@@ -1,6 +1,6 @@
 """A real S3 server, with an empty bucket for every test."""
 
-import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,9 +20,9 @@ def s3() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def bucket(s3: dict[str, str], request: pytest.FixtureRequest) -> str:
+def bucket(s3: dict[str, str]) -> str:
     """The name of a new one."""
-    name = f"bucket-{os.getpid()}-{abs(hash(request.node.nodeid)) % 10**9}"
+    name = f"bucket-{secrets.token_hex(8)}"
     make_bucket(name)
     return name
 
