@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pollux.core import GoodputFunction, InvalidInput
-from pollux.wire.report import ModelReport
+from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, ModelReport
 
 if TYPE_CHECKING:
     from pollux.goodput import GoodputModel
@@ -15,6 +15,7 @@ __all__ = ["limited", "model_from"]
 
 _NUM_PARAMETERS = 7
 _MOST_TYPES = 16
+_SHORTEST_SECONDS = 1e-15
 
 
 def model_from(
@@ -32,11 +33,14 @@ def model_from(
         raise InvalidInput(
             f"a model has {len(report.parameters)} parameters; give {_NUM_PARAMETERS}: αc βc αn βn αr βr γ"
         )
+    _check_numbers(report)
     limits = BatchLimits(
         report.initial_batch, report.max_batch, report.local_batch_min, report.local_batch_max, report.accumulation
     )
     efficiency = Efficiency.from_estimates(report.initial_batch, report.grad_sqr, report.grad_var)
-    throughput = PublishedThroughput(*report.parameters)
+    # A time that no clock can tell from none would make ratios that no number can hold.
+    seconds = (0.0 if 0.0 <= value < _SHORTEST_SECONDS else value for value in report.parameters[:-1])
+    throughput = PublishedThroughput(*seconds, report.parameters[-1])
     by_type = {} if not isinstance(before, GoodputModel) else dict(before.by_type)
     if report.gpu_type:
         # The newest last: where there are too many, the oldest go.
@@ -46,6 +50,20 @@ def model_from(
     found = limited(model, local_batch_max)
     assert isinstance(found, GoodputModel)
     return found
+
+
+def _check_numbers(report: ModelReport) -> None:
+    """Refuse what is larger than that of any training job, and would be infinite once it is multiplied."""
+    for name, value in zip(("αc", "βc", "αn", "βn", "αr", "βr"), report.parameters, strict=False):
+        # What is no number at all or below zero is refused by whoever holds it.
+        if value > LARGEST_SECONDS:
+            raise InvalidInput(f"a model has {name} {value}; give at most {LARGEST_SECONDS:g} seconds")
+    for name in ("initial_batch", "max_batch", "local_batch_min", "local_batch_max"):
+        if getattr(report, name) > LARGEST_BATCH:
+            raise InvalidInput(f"a model has {name} {getattr(report, name)}; give at most {LARGEST_BATCH:g} samples")
+    for name in ("grad_sqr", "grad_var"):
+        if abs(getattr(report, name)) > LARGEST_NUMBER:
+            raise InvalidInput(f"a model has {name} {getattr(report, name)}; give at most {LARGEST_NUMBER:g}")
 
 
 def limited(model: GoodputFunction | None, local_batch_max: int | None) -> GoodputFunction | None:

@@ -23,6 +23,7 @@ _NEWTON_STEPS = 3
 _SMALLEST_SIGNAL = 1e-30
 _SMALLEST_EXTRA = 1e-30
 _SMALLEST_SLOPE = 1e-30
+_SMALLEST_BEND = 1e-300
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,5 +305,7 @@ class _Cells:
         bend -= elasticity
         bend *= elasticity
         bend += value * (1.0 - value)
+        # Nothing beside any other number; where all batches are as good, both are zero.
+        bend += _SMALLEST_BEND
         slope /= bend
         return np.asarray(slope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -68,8 +69,10 @@ async def _request(call: Call) -> JobRequest:
 
 async def _submit(call: Call) -> Response:
     key = call.request.headers.get("idempotency-key")
-    if key is not None and not (0 < len(key) <= 128 and key.isascii() and key.isprintable()):
-        raise InvalidInput(f"Idempotency-Key has {len(key)} characters; give 1 to 128 that can be printed")
+    if key is not None and not re.fullmatch(_KEY_PATTERN, key):
+        raise InvalidInput(
+            f"Idempotency-Key has {len(key)} characters; give 1 to 128 of ASCII that can be printed, without spaces"
+        )
     request = await _request(call)
     note = await _note(call, request)
     status, plan = await answer(call.engine.begin_submit(request, key))
@@ -227,11 +230,12 @@ _JOB = only({"job": ref("JobStatus")})
 _TEXT, _NULL = {"type": "string"}, {"type": "null"}
 _FREE = {"type": "object"}
 _WORDS = only({"text": _TEXT, "jobs": listed(_TEXT)})
+_KEY_PATTERN = "^[!-~]{1,128}$"
 _KEY = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+    "schema": {"type": "string", "pattern": _KEY_PATTERN},
     "description": "the same key with the same job is taken once, however often it is sent",
 }
 _AFTER_SUBMIT = (

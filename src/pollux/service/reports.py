@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pollux.controller import JobRecord, JobReported
@@ -12,9 +13,15 @@ from pollux.controller.reports import model_from
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec
-from pollux.wire.report import REPORT_VERSION, Report
+from pollux.wire.report import LARGEST_NUMBER, REPORT_VERSION, Report
 
 __all__ = ["check_report", "fact_of", "row_of"]
+
+# What is a number of its own; losses and metrics may diverge.
+_NUMBERS = (
+    "progress", "epoch", "learning_rate_factor", "efficiency", "throughput", "step_seconds", "goodput",
+    "total_progress", "resize_seconds", "checkpoint_age_seconds",
+)  # fmt: skip
 
 
 def check_report(record: JobRecord, report: Report) -> None:
@@ -43,6 +50,17 @@ def check_report(record: JobRecord, report: Report) -> None:
     ):
         if getattr(report, name) < 0:
             raise InvalidInput(f"job '{job_id}' reports {name} {getattr(report, name)}; give 0 or more")
+    for name in _NUMBERS:
+        value = getattr(report, name)
+        if value is not None and not abs(value) <= LARGEST_NUMBER:
+            raise InvalidInput(f"job '{job_id}' reports {name} {value}; give a number up to {LARGEST_NUMBER:g}")
+    if report.noise is not None:
+        for name in ("scale", "low", "high"):
+            value = getattr(report.noise, name)
+            if value is not None and not abs(value) <= LARGEST_NUMBER:
+                raise InvalidInput(
+                    f"job '{job_id}' reports noise.{name} {value}; give a number up to {LARGEST_NUMBER:g}"
+                )
     if report.resize_kind not in ("", RESTART, *LIVE_KINDS):
         known = ", ".join((RESTART, *LIVE_KINDS))
         raise InvalidInput(f"job '{job_id}' reports resize_kind '{report.resize_kind[:80]}'; give one of {known}")
@@ -79,6 +97,8 @@ def fact_of(record: JobRecord, report: Report, at: float) -> JobReported | None:
 
 
 def row_of(job_id: str, at: float, report: Report) -> TelemetryRow:
-    """The report as a measurement."""
-    values: Mapping[str, Any] = codec.encode(report)
+    """The report as a measurement; a loss or metric that diverged beyond all bounds is left out."""
+    loss = None if report.loss is None or not abs(report.loss) <= LARGEST_NUMBER else report.loss
+    metrics = {name: value for name, value in report.metrics.items() if abs(value) <= LARGEST_NUMBER}
+    values: Mapping[str, Any] = codec.encode(replace(report, loss=loss, metrics=metrics))
     return TelemetryRow(job_id, at, "report", values)

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pollux.controller.costs import LIVE_KINDS, RESTART
-from pollux.wire.report import Report, ReportReply
+from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, Report, ReportReply
 from pollux.wire.status import Eta, JobStatus, NodeStatus, Plan, QueueStatus, ReasonStatus, ServiceStatus
 
 __all__ = ["COMPONENTS", "ID_PATTERN", "NAME_PATTERN", "components", "listed", "only", "ref"]
@@ -119,7 +119,7 @@ _JOB_FILE = only(
         "checkpoint": only(
             {},
             {
-                "dir": _PLAIN_TEXT | {"minLength": 1},
+                "dir": {"type": "string", "pattern": "^[^\\x00]*[^\\x00\\s][^\\x00]*$"},
                 "every": _SECONDS,
                 "keep": {"type": "integer", "minimum": 1, "maximum": 1000},
             },
@@ -147,20 +147,22 @@ def components() -> dict[str, Any]:
     found["Report"]["properties"]["version"] = {"const": 1}
     found["Report"]["properties"]["resize_kind"]["enum"] = ["", RESTART, *LIVE_KINDS]
     model = found["ModelReport"]["properties"]
-    model["parameters"] |= {"minItems": 7, "maxItems": 7, "items": {"type": "number", "minimum": 0}}
+    seconds = {"type": "number", "minimum": 0, "maximum": LARGEST_SECONDS}
+    model["parameters"] |= {"minItems": 7, "maxItems": 7, "items": seconds}
     for name in ("initial_batch", "max_batch", "local_batch_min", "local_batch_max"):
-        model[name]["minimum"] = 1
+        model[name] |= {"minimum": 1, "maximum": LARGEST_BATCH}
     return found
 
 
 def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """As the codec reads it: no other keys, whole numbers of 64 bits, nothing below zero."""
+    """As it is read: no other keys, whole numbers of 64 bits, counts and times not below zero, no number too large."""
     strict = copy.deepcopy(dict(schema))
     strict["additionalProperties"] = False
     for name, value in strict["properties"].items():
         for part in (value, *value.get("anyOf", ())):
             if part.get("type") == "integer":
                 part |= {"minimum": 0, "maximum": 2**63 - 1}
-            elif part.get("type") == "number" and name in ("progress", "total_progress", "resize_seconds"):
-                part |= {"minimum": 0}
+            elif part.get("type") == "number" and name != "loss":
+                least = 0 if name in ("progress", "total_progress", "resize_seconds") else -LARGEST_NUMBER
+                part |= {"minimum": least, "maximum": LARGEST_NUMBER}
     return strict

@@ -5,9 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["REPORT_VERSION", "ModelReport", "NoiseReport", "Report", "ReportReply"]
+__all__ = [
+    "LARGEST_BATCH",
+    "LARGEST_NUMBER",
+    "LARGEST_SECONDS",
+    "REPORT_VERSION",
+    "ModelReport",
+    "NoiseReport",
+    "Report",
+    "ReportReply",
+]
 
 REPORT_VERSION = 1
+
+LARGEST_NUMBER = 1e30
+"""No number of a training job is larger; sums and products of those that are taken stay far from infinity."""
+
+LARGEST_SECONDS = 1e9
+"""No part of a step takes longer, in seconds."""
+
+LARGEST_BATCH = 10**12
+"""No batch of a model is larger, in samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +44,7 @@ class ModelReport:
 
     `parameters` are the seven of the published throughput model (αc βc αn βn αr βr γ) on `gpu_type`; `grad_sqr` and
     `grad_var` make the efficiency (1 and 0: exact mode, efficiency counts from the initial batch only).
-    Batches are in samples.
+    Batches are in samples, at most `LARGEST_BATCH`; parameters but γ in seconds, at most `LARGEST_SECONDS`.
     """
 
     parameters: tuple[float, ...]
@@ -48,7 +66,8 @@ class Report:
     `efficiency` useful samples per sample, `goodput` useful samples per second. `resize_seconds` is the measured
     pause of this job's last re-allocation, `resize_kind` what that was: "grow", "shrink", "move", "recover" (all in
     living processes) or "restart"; empty where it is not known. `live`: its replicas can follow a re-allocation without
-    ending. `final` marks the last report of a job that is done.
+    ending. `final` marks the last report of a job that is done. Numbers are within ± `LARGEST_NUMBER`; a loss or metric
+    beyond is taken for unknown.
     """
 
     generation: int

@@ -25,6 +25,7 @@ from pollux.service.whatif import Replays
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.service import FakeBackend, ManualClock
 from pollux.wire.job import JobRequest
+from pollux.wire.report import LARGEST_BATCH, LARGEST_SECONDS
 
 EXAMPLES = int(os.environ.get("POLLUX_SCHEMA_EXAMPLES", "15"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20214"))
@@ -132,18 +133,22 @@ def fitted(case: Case[Any]) -> Case[Any]:
     model: Any = case.body.get("model")
     if isinstance(model, dict):
         sizes: list[Any] = [model.get(name) for name in ("initial_batch", "max_batch", "local_batch_max")]
-        if all(is_whole(size, 1) for size in (*sizes, model.get("local_batch_min", 1))):
+        if all(is_whole(size, 1, LARGEST_BATCH) for size in (*sizes, model.get("local_batch_min", 1))):
             model["max_batch"] = max(sizes[:2])
             model["local_batch_min"] = min(model.get("local_batch_min", 1), sizes[0], sizes[2])
         parameters = model.get("parameters")
-        if isinstance(parameters, list) and len(parameters) == 7 and all(map(is_number, parameters)):
-            parameters[0] = parameters[0] or 1.0
-            parameters[6] = 1.0 + parameters[6] % 9.0 if parameters[6] >= 0 else parameters[6]
+        if isinstance(parameters, list) and len(parameters) == 7 and all(map(is_time, parameters)):
+            parameters[0] = max(parameters[0], 1e-6)
+            parameters[6] = 1.0 + parameters[6] % 9.0
     return case
 
 
-def is_whole(value: Any, least: int) -> bool:
-    return is_number(value) and least <= value < 2**63 and value == int(value)
+def is_whole(value: Any, least: int, most: int = 2**63 - 1) -> bool:
+    return is_number(value) and least <= value <= most and value == int(value)
+
+
+def is_time(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= LARGEST_SECONDS
 
 
 def is_number(value: Any) -> bool:

@@ -2,15 +2,18 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pollux.controller import model_from
 from pollux.controller.codec import decode_model, encode_model
 from pollux.controller.reports import limited
 from pollux.core import InvalidInput
-from pollux.goodput import BatchLimits, Efficiency, PublishedThroughput
+from pollux.goodput import BatchLimits, Efficiency, PublishedThroughput, goodput_tables
 from pollux.testing import SaturatingGoodput, goodput_model
-from pollux.wire.report import ModelReport
+from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, ModelReport
 
 REPORT = ModelReport((0.01, 0.002, 0.1, 0.01, 0.05, 0.005, 2.0), "h100", 128, 4096, 256, 1.5, 3.0, True, 16)
 
@@ -56,6 +59,9 @@ def test_what_memory_taught_bounds_the_local_batch(learned, most, least):
         ({"parameters": (1.0, 2.0)}, "a model has 2 parameters; give 7"),
         ({"parameters": (0.01, float("nan"), 0.1, 0.01, 0.05, 0.005, 2.0)}, "beta_c is nan"),
         ({"grad_var": float("nan")}, "grad_var is nan"),
+        ({"parameters": (1e10, 0.1, 0.1, 0.01, 0.05, 0.005, 2.0)}, r"αc 10000000000\.0; give at most 1e\+09 seconds"),
+        ({"grad_sqr": 1e31}, r"grad_sqr 1e\+31; give at most 1e\+30"),
+        ({"max_batch": 10**13}, r"max_batch 10000000000000; give at most 1e\+12 samples"),
         ({"max_batch": 64}, "maximum is 64, below initial 128"),
         ({"local_batch_max": 0}, "local_max is 0"),
     ],
@@ -71,3 +77,36 @@ def test_only_our_own_models_can_be_bounded():
     assert limited(None, 1) is None
     assert limited(ours, None) is ours
     assert limited(ours, 7).limits.local_max == 7
+
+
+SECONDS = st.floats(0.0, LARGEST_SECONDS)
+BATCHES = st.one_of(st.integers(1, 10_000), st.integers(1, LARGEST_BATCH))
+NORMS = st.floats(0.0, LARGEST_NUMBER)
+
+
+@given(
+    st.tuples(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, st.floats(1.0, 10.0)),
+    st.tuples(BATCHES, BATCHES, BATCHES, BATCHES).map(sorted),
+    st.tuples(NORMS, NORMS),
+    st.booleans(),
+)
+@example((1e9, 5e-324, 1e9, 1e9, 1e9, 1e9, 2.0), [1, 1, 1, LARGEST_BATCH], (1e30, 0.0), True)
+@example((5e-324, 1e9, 0.0, 0.0, 0.0, 1e9, 10.0), [1, 2, 3, LARGEST_BATCH], (5e-324, 1e30), True)
+@example((1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1.0), [LARGEST_BATCH] * 4, (0.0, 1e30), False)
+@example((1e-15, 0.0, 1e9, 0.0, 1e9, 0.0, 1.0), [1, 1, LARGEST_BATCH, LARGEST_BATCH], (1e-300, 1e-300), True)
+def test_whatever_is_taken_gives_numbers_that_are_finite(parameters, batches, norms, accumulation):
+    """One by one and in tables, and without a warning; by the pages, stores and policies that come after."""
+    least, initial, most, largest = batches
+    report = ModelReport(parameters, "x", initial, max(most, initial), largest, *norms, accumulation, least)
+    try:
+        model = model_from(report)
+    except InvalidInput:
+        # Of a step that takes no time.
+        assert max(parameters[:2]) < 1e-14
+        return
+    nodes, gpus = np.array([1, 1, 1, 2, 4]), np.array([1, 2, 8, 2, 64])
+    alone = [model.goodput(int(n), int(k), "x") for n, k in zip(nodes, gpus, strict=True)]
+    together = goodput_tables([model], nodes, gpus, "x")[0]
+    for values in (alone, together):
+        assert np.isfinite(values).all()
+        assert (np.asarray(values) >= 0.0).all()
