@@ -152,10 +152,10 @@ class CheckpointFolder:
         `target` is the name that `begin` has chosen, where it did.
         """
         seal(beside, manifest)
-        target = self.path / step_name(manifest.step, self._next_number(manifest.step))
-        os.rename(beside, target)
+        path = self.path / step_name(manifest.step, self._next_number(manifest.step))
+        os.rename(beside, path)
         flush(self.path)
-        return target.name
+        return path.name
 
     def withdraw(self, target: str) -> None:
         """What was written under the name that `begin` has chosen is not published, and goes."""

@@ -398,6 +398,10 @@ class Engine(EngineLoop):
             why = self.backend.refuses(folders_of(request, self.settings.home))
             if why:
                 raise InvalidInput(why)
+        self.check_store(request)
+
+    def check_store(self, request: JobRequest) -> None:
+        """Refuse a job whose checkpoints are to go to a store that cannot be written to; takes seconds."""
         address = store_of(request)
         if address is not None:
             require_store(address, request.env)

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from pollux.controller.costs import LIVE_KINDS, RESTART
 from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, Report, ReportReply
 from pollux.wire.status import Eta, JobStatus, NodeStatus, Plan, QueueStatus, ReasonStatus, ServiceStatus
+from pollux.wire.stores import PACKAGES
 
 __all__ = ["COMPONENTS", "ID_PATTERN", "NAME_PATTERN", "components", "listed", "only", "ref"]
 
@@ -20,6 +21,7 @@ ID_PATTERN = "^[a-z0-9]([a-z0-9._-]{0,70}[a-z0-9])?$"
 _PLAIN_TEXT = {"type": "string", "pattern": "^[^\\x00]*$"}
 _BATCH = {"type": "integer", "minimum": 1, "maximum": 10**9}
 _LONGEST_SECONDS = 3650 * 86400
+_SCHEME = "[A-Za-z][A-Za-z0-9+.-]*"
 
 
 def ref(name: str) -> dict[str, Any]:
@@ -119,7 +121,16 @@ _JOB_FILE = only(
         "checkpoint": only(
             {},
             {
-                "dir": {"type": "string", "pattern": "^[^\\x00]*[^\\x00\\s][^\\x00]*$"},
+                "dir": {
+                    "anyOf": [
+                        {"type": "string", "pattern": rf"^(?!{_SCHEME}://)[^\x00]*[^\x00\s][^\x00]*$"},
+                        {
+                            "type": "string",
+                            "pattern": rf"^({'|'.join(PACKAGES)})://[a-z0-9.-]+(/[a-z0-9_-]+){{1,9}}$",
+                        },
+                    ],
+                    "description": "a folder, or the address of a store such as s3://bucket/path",
+                },
                 "every": _SECONDS,
                 "keep": {"type": "integer", "minimum": 1, "maximum": 1000},
             },

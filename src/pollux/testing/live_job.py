@@ -138,7 +138,9 @@ def main(folder: Path, epochs: int) -> None:
     if store:
         # As if every process were on a machine of its own.
         os.environ["XDG_CACHE_HOME"] = str(folder / f"cache-{pid}")
-    job = pollux.init(model, optimizer, data, BATCH, checkpoint_dir=store or folder / "checkpoints", checkpoint_every=0.3)
+    job = pollux.init(
+        model, optimizer, data, BATCH, checkpoint_dir=store or folder / "checkpoints", checkpoint_every=0.3
+    )
     began = job.step
     hold = int(os.environ.get("POLLUX_HOLD_AT", "-1"))
     for epoch in job.epochs(epochs):

@@ -77,7 +77,7 @@ def test_a_job_whose_nodes_share_no_disk_goes_on_from_a_store(make_run, nodes, m
         run.go({"n1": 1})
         saved = newest_step(store)
         run.until("checkpoint of the one that is first now", lambda: newest_step(store) > saved)
-        run.go({"n2": 2})
+        run.go({"n2": 1})
         assert [kind for kind, _ in run.pauses] == ["grow", "shrink", "move"]
         saved = newest_step(store)
         run.until("checkpoint of those that came", lambda: newest_step(store) > saved)

@@ -70,6 +70,8 @@ class Late:
             self.clock,
             TOKENS,
         )
+        # At the addresses of stores that are thought up here there is none.
+        self.engine.check_store = lambda request: None  # type: ignore[method-assign]
         self.engine.start()
         self.engine.settle()
         self.engine.submit(JobRequest(name=REPORTING, run=("sleep", "1"), workdir=HERE, min_gpus=1, max_gpus=4))

@@ -169,7 +169,12 @@ def test_many_of_one_machine_fetch_one_copy(writer, store):
     content = store().read(f"{FIRST}/{MANIFEST_NAME}")
     machine, downloads = store("b"), []
     real = machine.download
-    machine.download = lambda name, path: (downloads.append(name), real(name, path))
+
+    def download(name, path):
+        downloads.append(name)
+        real(name, path)
+
+    machine.download = download
     threads = [threading.Thread(target=fetch, args=(machine, FIRST, content)) for _ in range(4)]
     for thread in threads:
         thread.start()
