@@ -59,6 +59,7 @@ __all__ = ["Checkpointer", "Loaded", "Saved", "load", "parameter_signature", "re
 _logger = logging.getLogger("pollux")
 _T = TypeVar("_T")
 _HANDOVER_SECONDS = 30.0
+_LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ class Checkpointer:
         self._abandoned = threading.Event()
         self._disk: CheckpointFolder | None = None
         self._holder = holder or Holder()
+        self._opening: threading.Thread | None = None
         if opens:
             self._on_first_replica(self._open)
 
@@ -229,10 +231,11 @@ class Checkpointer:
         wait: bool = False,
         check_finite: bool = True,
         finite: Collection[str] | None = None,
-    ) -> None:
+    ) -> bool:
         """Copy the state and write it in the background; everything passed may be changed when this returns.
 
-        A save still in flight is waited for first. With `wait`, this one is too. Tensors go by flat names such as
+        A save still in flight is waited for first, and so, with `wait`, is this one. One that is on its way to a store
+        is not: it goes on and false is returned, or is given up where `wait` asks for this one. Tensors go by flat names such as
         `model.layer.weight`; with `check_finite` nothing is published while one of those named in `finite` (`None`:
         all named `model.*`) has a value that is NaN or infinite. An object that cannot be pickled raises
         `InvalidInput` at once, on every replica that has it. A write that fails is logged and kept in `last_error`;
@@ -243,8 +246,16 @@ class Checkpointer:
         if not self.writes:
             # So that all replicas end alike, and none is left waiting for replica 0.
             self.check_objects(objects)
-            return
+            return True
+        if self._is_sending and not wait:
+            # A store may be slow, or away for a while: training does not wait for it.
+            _logger.info("no checkpoint of step %d: the one before is still being sent to %s", step, self.where)
+            return False
+        if self._is_sending:
+            # This one is newer, and there may be little time.
+            self._abandoned.set()
         self.wait()
+        self._abandoned.clear()
         if finite is None:
             finite = [name for name in tensors if name.startswith("model.")]
         request = self._request(step, tensors, objects, values, signature, frozenset(finite if check_finite else ()))
@@ -257,6 +268,18 @@ class Checkpointer:
         if wait:
             self.wait()
         self.last_pause_seconds = time.perf_counter() - began
+        return True
+
+    @property
+    def _is_sending(self) -> bool:
+        """Whether a save is on its way to a store, of which only this replica knows."""
+        return self._store is not None and not self._sharded and self.busy
+
+    def settle(self) -> bool:
+        """Wait for a save in flight, unless it is on its way to a store; whether none is in flight any more."""
+        if not self._is_sending:
+            self.wait()
+        return not self._is_sending
 
     def wait(self) -> None:
         """Return when no save is in flight; how it went is in `last_saved` and `last_error`."""
@@ -278,6 +301,10 @@ class Checkpointer:
             self.wait()
             self._disk.release()
             self._disk = None
+        if replica == 0 and self._store is not None and self._disk is None:
+            # Nobody else is to find that nobody holds it.
+            self._opening = threading.Thread(target=self._take_hold_or_say, name="pollux-hold", daemon=True)
+            self._opening.start()
 
     def abandon(self) -> None:
         """Give up the save in flight, if any; what it wrote is removed. When sharded, call it on all replicas."""
@@ -297,18 +324,42 @@ class Checkpointer:
         on all replicas alike.
         """
         self.wait()
+        if self._store is not None:
+            return self._latest_stored(self._store)
         found = self._on_first_replica(lambda: self._folder_here().newest_whole())
         if not found:
             return None
         name, manifest = found
-        store = self._store
-        if store is not None:
-            self._on_all(lambda: str(fetch(store, name, manifest.encode())))
         return _saved(self.folder / name, decode(manifest.encode()))
 
-    def last_created(self) -> float | None:
-        """When the newest checkpoint was made, whoever did so, in seconds since 1970; None where nobody can tell."""
-        return last_created(self.folder) if self._store is None else last_stored(self._store)
+    def _latest_stored(self, store: ObjectStore) -> Saved | None:
+        """Replica 0 finds it, and every machine brings it to its own disk; each may take longer than a collective."""
+
+        def find() -> list[str] | None:
+            if self._replica != 0:
+                return None
+            disk = self._folder_here()
+            assert isinstance(disk, StoredFolder)
+            found = disk.newest_whole()
+            return None if found is None else [*found, disk.key_of(found[0])]
+
+        found = self._patiently(find)[0]
+        if found is None:
+            return None
+        name, manifest, key = found
+        self._patiently(lambda: str(fetch(store, name, key, manifest.encode(), self._holder.launch)))
+        return _saved(self.folder / name, decode(manifest.encode()))
+
+    def ask_created(self, tell: Callable[[float | None], None]) -> None:
+        """Tell when the newest checkpoint was made, whoever did so, in seconds since 1970; None where nobody can tell.
+
+        Of a store later, from another thread: training does not wait for an answer of it.
+        """
+        store = self._store
+        if store is None:
+            tell(last_created(self.folder))
+        else:
+            threading.Thread(target=lambda: tell(last_stored(store)), name="pollux-age", daemon=True).start()
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps than this: after a roll-back their course is not to be resumed.
@@ -319,8 +370,14 @@ class Checkpointer:
         if self._disk is not None:
             self._disk.drop_after(step)
 
-    def close(self) -> None:
-        """Wait for a save in flight and release the folder; nothing can be saved afterwards."""
+    def close(self, most_seconds: float | None = None) -> None:
+        """Wait for a save in flight and release the folder; nothing can be saved afterwards.
+
+        One that is on its way to a store is given up after `most_seconds`, where they are given.
+        """
+        if self._is_sending and most_seconds is not None and self._thread is not None:
+            self._thread.join(most_seconds)
+            self._abandoned.set()
         self.wait()
         if self._disk is not None:
             self._disk.release()
@@ -328,8 +385,17 @@ class Checkpointer:
     def _open(self) -> None:
         self._disk = CheckpointFolder(self.folder) if self._store is None else StoredFolder(self._store, self._holder)
 
+    def _take_hold_or_say(self) -> None:
+        try:
+            self._take_hold()
+        except PolluxError as error:
+            # It is tried again when there is something to save.
+            _logger.warning("%s is not held yet: %s", self.where, error)
+
     def _take_hold(self) -> None:
         """Open the folder as soon as the replica that held it has let it go."""
+        if self._opening not in (None, threading.current_thread()):
+            self._opening.join()
         end = time.monotonic() + _HANDOVER_SECONDS
         while self._disk is None:
             try:
@@ -459,6 +525,20 @@ class Checkpointer:
         if not self._sharded:
             return [action()]
         return self._on_all(action)
+
+    def _patiently(self, action: Callable[[], _T]) -> list[_T]:
+        """As `_on_all`, for what may take longer than a collective may: the replicas look at each other now and then."""
+        if self._num_replicas == 1:
+            return [action()]
+        outcomes: list[Outcome[_T]] = []
+        thread = threading.Thread(target=lambda: outcomes.append(attempt(action)), name="pollux-fetch", daemon=True)
+        thread.start()
+        while True:
+            thread.join(_LOOK_SECONDS)
+            texts = gather_texts(outcomes[0].text() if outcomes else "", self._group, self._num_replicas)
+            if all(texts):
+                outcomes[0].get()
+                return [Outcome[_T].read(text).get() for text in texts]
 
     def _on_all(self, action: Callable[[], _T]) -> list[_T]:
         """What `action` returned on every replica; where it failed on any, an error on all."""

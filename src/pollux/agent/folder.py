@@ -80,9 +80,12 @@ def seal(beside: Path, manifest: Manifest) -> None:
 
 
 class CheckpointFolder:
-    """The folder on disk, held by a lock that death releases; only replica 0 of one job has it."""
+    """The folder on disk, held by a lock that death releases; only replica 0 of one job has it.
 
-    def __init__(self, path: Path) -> None:
+    With `insists` false, one that is locked is used all the same: somebody else knows who may.
+    """
+
+    def __init__(self, path: Path, insists: bool = True) -> None:
         self.path = path
         self._damaged: set[Path] = set()
         self._spared: set[Path] = set()
@@ -93,7 +96,7 @@ class CheckpointFolder:
             raise InvalidInput(f"checkpoint folder {path}: {_explained(path, error)}") from error
         self._lock: int | None = lock
         try:
-            self._exclusive = self._acquire(lock)
+            self._exclusive = self._acquire(lock, insists)
         except PolluxError:
             self._unlock()
             raise
@@ -178,9 +181,14 @@ class CheckpointFolder:
         if protected is not None:
             due = (path for (step, _), path in found.items() if step <= protected)
             kept.append(next((path for path in due if path == newest or self._is_whole(path)), newest))
-        for path in self.published().values():
-            if path not in kept:
+        place = next((place for place, path in found.items() if path == newest), None)
+        for each, path in self.published().items():
+            if path not in kept and not (each in found and self._stays(each, place)):
                 self.discard(path)
+
+    def _stays(self, place: tuple[int, int], newest: tuple[int, int] | None) -> bool:
+        """Whether one beyond the number that is kept stays all the same, beside the newest of this process."""
+        return False
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, but not the last whole one: that goes when another is published."""
@@ -239,11 +247,13 @@ class CheckpointFolder:
         self._spared.discard(path)
         _logger.warning("the damaged checkpoint %s was moved to %s", path, aside)
 
-    def _acquire(self, lock: int) -> bool:
+    def _acquire(self, lock: int, insists: bool) -> bool:
         """Lock the folder and leave our name in it; false where the file system knows no locks."""
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            if not insists:
+                return False
             owner = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
             raise MisusedJob(
                 f"checkpoint folder {self.path} is in use by {owner}; end that job or give this one its own folder"

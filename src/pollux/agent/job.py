@@ -478,7 +478,11 @@ class Job(MovingJob):
         self._snapshot = None
         if self._parts.checkpointer is not None:
             # First the one to go on from, then those that nobody is to go on from.
-            self.checkpoint(wait=True)
+            try:
+                self.checkpoint(wait=True)
+            except PolluxError as error:
+                # Only the first replica knows of it, and all of them go on.
+                _log.error("rolled back, but not saved: %s", error)
             self._parts.checkpointer.drop_after(snapshot.step)
         if self._parts.scalars is not None:
             self._parts.scalars.rolled_back(self.samples)

@@ -1,7 +1,8 @@
 """Whose checkpoints are in a store: a small object there says so, since a store of objects knows no locks.
 
-It is beaten like a heart while its holder lives. Clocks of machines are never compared: whether a holder lives is seen
-from its beats. A process of the same job takes it over at once, unless the job has been started anew since.
+It is beaten like a heart while its holder lives, and says so when it was given back. Clocks of machines are never
+compared: whether a holder lives is seen from its beats. A process of the same job takes it over at once, unless the job
+has been started anew since; whoever has lost it once writes no more.
 """
 
 from __future__ import annotations
@@ -44,26 +45,39 @@ class Holder:
     launch: str = ""
     generation: int = 0
 
+    def trains_with(self, other: Holder) -> bool:
+        """Whether processes of both train together."""
+        return bool(self.run) and (self.run, self.launch) == (other.run, other.launch)
+
+    def is_before(self, other: Holder) -> bool:
+        """Whether the other is a later start of the same job."""
+        return bool(self.run) and self.run == other.run and self.generation < other.generation
+
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """What the object says; `place` names the folder of the copies on one machine, see `place_of_lock`."""
+    """What the object says; `place` names the folder of the copies on one machine, see `place_of_lock`.
 
-    token: str
-    owner: str
-    holder: Holder
-    place: str
+    `released`: its holder has given it back, and nobody but an earlier start of its job is kept out by it.
+    """
+
+    token: str = ""
+    owner: str = "somebody who writes in another way"
+    holder: Holder = Holder()
+    place: str = ""
     beats: int = 0
+    released: bool = False
 
     @classmethod
-    def read(cls, content: bytes) -> _Note | None:
-        """None where somebody else wrote it."""
+    def read(cls, content: bytes) -> _Note:
+        """What cannot be understood is somebody else's, and changes where it does."""
         try:
             entries = json.loads(content)
-            holder = Holder(**entries.pop("holder"))
-            return cls(**entries, holder=holder)
-        except (ValueError, TypeError, AttributeError, KeyError):
-            return None
+            known = {name: entries[name] for name in ("token", "owner", "place", "beats", "released")}
+            holder = Holder(*(entries["holder"][name] for name in ("run", "launch", "generation")))
+            return cls(holder=holder, **known)
+        except (ValueError, TypeError, KeyError):
+            return cls(token=content[:200].hex())
 
 
 def place_of_lock(lock: int) -> str:
@@ -92,6 +106,7 @@ class Lease:
         self._beat_seconds = beat_seconds
         self._process = os.getpid()
         self._ends = threading.Event()
+        self._lost = ""
         found = self._read()
         if found is not None and not self._yields(found):
             self._watch(found)
@@ -101,15 +116,17 @@ class Lease:
         self._thread.start()
 
     def require(self) -> None:
-        """Raise `MisusedJob` where somebody else has taken it since."""
-        found = self._read()
+        """Raise `MisusedJob` where somebody else has taken it since, now or at any time before."""
+        found = None if self._lost else self._read()
+        if found is not None and not self._is_ours(found):
+            self._lose(found)
+        if self._lost:
+            raise MisusedJob(
+                f"{self._store.address} was taken over by {self._lost}; this process writes no more checkpoints there"
+            )
         if found is None:
             # Removed by hand, say: what is not there keeps nobody out.
             self._write(self._note)
-        elif not self._is_ours(found):
-            raise MisusedJob(
-                f"{self._store.address} was taken over by {found.owner}; this process writes no more checkpoints there"
-            )
 
     def release(self) -> None:
         """Let others have it. In a forked process, which holds nothing, this does nothing."""
@@ -121,27 +138,30 @@ class Lease:
         with contextlib.suppress(PolluxError):
             found = self._read()
             if found is not None and found.token == self._note.token:
-                self._store.remove([LEASE_NAME])
+                # Not removed: an earlier start of the job, cut off until now, is to see that it has gone on.
+                self._write(replace(self._note, released=True))
 
     def _is_ours(self, found: _Note) -> bool:
         """Whether it is this process's, or that of one that trains with it."""
-        ours = self._note.holder
-        together = bool(ours.run) and (found.holder.run, found.holder.launch) == (ours.run, ours.launch)
-        return found.token == self._note.token or together
+        return found.token == self._note.token or self._note.holder.trains_with(found.holder)
+
+    def _lose(self, found: _Note) -> None:
+        if not self._lost:
+            self._lost = found.owner
+            _logger.error("%s was taken over by %s", self._store.address, found.owner)
 
     def _yields(self, found: _Note) -> bool:
         """Whether it may be taken from that holder at once."""
-        ours, theirs = self._note.holder, found.holder
-        if self._is_ours(found):
-            self.handed_over = True
+        ours = self._note.holder
+        if ours.is_before(found.holder):
+            raise MisusedJob(
+                f"{self._store.address} is held by {found.owner}, a later start of this job; this one is to end"
+            )
+        if ours.trains_with(found.holder):
+            self.handed_over = not found.released
             return True
-        if ours.run and ours.run == theirs.run:
-            if theirs.generation > ours.generation:
-                raise MisusedJob(
-                    f"{self._store.address} is held by {found.owner}, a later start of this job; this one is to end"
-                )
-            return True
-        return bool(found.place) and found.place == self._note.place
+        same_run = bool(ours.run) and ours.run == found.holder.run
+        return found.released or same_run or bool(found.place and found.place == self._note.place)
 
     def _watch(self, found: _Note) -> None:
         """Wait until the holder has let go or is seen to be dead; `MisusedJob` as soon as it is seen to live."""
@@ -154,7 +174,7 @@ class Lease:
         while time.monotonic() < end:
             time.sleep(min(_LOOK_SECONDS, self._beat_seconds / 2))
             now = self._read()
-            if now is None:
+            if now is None or now.released:
                 return
             if (now.token, now.beats) != (found.token, found.beats):
                 raise MisusedJob(
@@ -167,7 +187,7 @@ class Lease:
                 found = self._read()
                 if found is not None and found.token != self._note.token:
                     if not self._is_ours(found):
-                        _logger.error("%s was taken over by %s", self._store.address, found.owner)
+                        self._lose(found)
                     return
                 self._note = replace(self._note, beats=self._note.beats + 1)
                 self._write(self._note)
@@ -185,6 +205,4 @@ class Lease:
         try:
             self._store.write(LEASE_NAME, json.dumps(asdict(note)).encode())
         except FileNotFoundError as error:
-            raise InvalidInput(
-                f"{self._store.address}: its bucket does not exist ({error}): create it first"
-            ) from error
+            raise InvalidInput(f"{self._store.address}: its bucket does not exist ({error}): create it first") from error

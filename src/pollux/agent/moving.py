@@ -27,6 +27,7 @@ __all__ = ["MovingJob"]
 
 _log = logging.getLogger("pollux")
 _BUFFERS = "buffers"
+_LEAVE_SECONDS = 8.0
 
 
 class MovingJob(SavedJob):
@@ -191,7 +192,7 @@ class MovingJob(SavedJob):
         known = teller is not None and was_first and teller.knows_of_checkpoint
         if teller is not None and checkpointer is not None and replicas.is_first and not known:
             # Whoever wrote it may be gone without a word.
-            teller.saved(checkpointer.last_created())
+            checkpointer.ask_created(teller.heard_of_save)
         if parts.scalars is not None:
             parts.scalars.moved(replicas.replica)
 
@@ -215,7 +216,8 @@ class MovingJob(SavedJob):
         parts = self._parts
         self._await_buffers()
         if parts.checkpointer is not None:
-            parts.checkpointer.close()
+            # Whoever is first from now on saves soon; one that takes long to leave is ended.
+            parts.checkpointer.close(_LEAVE_SECONDS)
         if parts.scalars is not None:
             # Nothing else runs before the process ends.
             parts.scalars.close()

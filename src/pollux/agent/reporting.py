@@ -300,6 +300,11 @@ class Teller:
         """The last checkpoint there is was made then, in seconds since 1970; None where nobody knows."""
         self._saved_at = at
 
+    def heard_of_save(self, at: float | None) -> None:
+        """Somebody's checkpoint was made then; the newest that is known of counts."""
+        if at is not None:
+            self._saved_at = at if self._saved_at is None else max(at, self._saved_at)
+
     @property
     def knows_of_checkpoint(self) -> bool:
         """Whether it was told when the last checkpoint was made."""

@@ -60,7 +60,7 @@ class SavedJob(JobStatus):
             self._await_buffers()
             self._note_saved()
             state = self._capture()
-            checkpointer.save(
+            begun = checkpointer.save(
                 self._progress.steps,
                 state.tensors,
                 state.objects,
@@ -69,7 +69,8 @@ class SavedJob(JobStatus):
                 wait=wait,
                 finite=self._parts.state.parameter_names(),
             )
-            self._saving = self.step, self.progress, checkpointer.last_pause_seconds
+            if begun:
+                self._saving = self.step, self.progress, checkpointer.last_pause_seconds
             if wait:
                 self._note_saved()
             if wait and checkpointer.last_error is not None:
@@ -97,7 +98,8 @@ class SavedJob(JobStatus):
         checkpointer = self._parts.checkpointer
         if self._saving is None or checkpointer is None:
             return
-        checkpointer.wait()
+        if not checkpointer.settle():
+            return
         step, progress, pause = self._saving
         self._saving = None
         saved = checkpointer.last_saved

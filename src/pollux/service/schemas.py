@@ -126,7 +126,7 @@ _JOB_FILE = only(
                         {"type": "string", "pattern": rf"^(?!{_SCHEME}://)[^\x00]*[^\x00\s][^\x00]*$"},
                         {
                             "type": "string",
-                            "pattern": rf"^({'|'.join(PACKAGES)})://[a-z0-9.-]+(/[a-z0-9_-]+){{1,9}}$",
+                            "pattern": rf"^({'|'.join(PACKAGES)})://[A-Za-z0-9._-]+(/[A-Za-z0-9_-][A-Za-z0-9._-]*){{1,9}}$",
                         },
                     ],
                     "description": "a folder, or the address of a store such as s3://bucket/path",

@@ -16,7 +16,9 @@ from pollux.wire.stores import PACKAGES, scheme_of
 
 __all__ = ["note_on_store", "require_store"]
 
-_SECONDS = 30.0
+# Below what a client waits for an answer.
+_SECONDS = 20.0
+_STARTERS = ("PYTHON", "LD_")
 
 
 def require_store(address: str, variables: Mapping[str, str], seconds: float = _SECONDS) -> None:
@@ -26,8 +28,9 @@ def require_store(address: str, variables: Mapping[str, str], seconds: float = _
     """
     if not _can_try(address):
         return
-    command = [sys.executable, "-P", "-m", "pollux.wire.objects", address]
-    environ = {**os.environ, **variables}
+    # Not with what makes another Python of it: that is for the job's own.
+    environ = {name: value for name, value in {**os.environ, **variables}.items() if not name.startswith(_STARTERS)}
+    command = [sys.executable, "-I", "-m", "pollux.wire.objects", address]
     try:
         done = subprocess.run(
             command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False

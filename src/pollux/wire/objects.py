@@ -7,6 +7,7 @@ the objects are is for those who put them there. `python -m pollux.wire.objects 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -25,6 +26,11 @@ __all__ = ["ObjectStore", "cache_folder", "main"]
 _logger = logging.getLogger("pollux")
 _T = TypeVar("_T")
 _PAUSES = (0.5, 2.0, 5.0)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# What is tried again here need not be there, too.
+_OPTIONS = {
+    "s3fs": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 1}}},
+}  # fmt: skip
 
 
 def cache_folder(address: str, variables: Mapping[str, str] | None = None) -> Path:
@@ -75,9 +81,9 @@ class ObjectStore:
         """A small object, whole or not at all."""
         self._try(f"written '{name}'", lambda: self._at(name, "pipe_file", content))
 
-    def upload(self, path: Path, name: str) -> None:
-        """A file as an object."""
-        self._try(f"written '{name}'", lambda: self._put(path, name))
+    def upload(self, path: Path, name: str, proceed: Callable[[], None] | None = None) -> None:
+        """A file as an object; `proceed` is called now and then, and ends it by what it raises."""
+        self._try(f"written '{name}'", lambda: self._put(path, name, proceed))
 
     def download(self, name: str, path: Path) -> None:
         """An object as a file."""
@@ -106,9 +112,16 @@ class ObjectStore:
         system, root = self._open()
         return getattr(system, method)(f"{root}/{name}", *more)
 
-    def _put(self, path: Path, name: str) -> None:
+    def _put(self, path: Path, name: str, proceed: Callable[[], None] | None) -> None:
+        from fsspec.callbacks import Callback
+
+        class Proceeding(Callback):  # type: ignore[misc]
+            def relative_update(self, inc: int = 1) -> None:
+                if proceed is not None:
+                    proceed()
+
         system, root = self._open()
-        system.put_file(str(path), f"{root}/{name}")
+        system.put_file(str(path), f"{root}/{name}", callback=Proceeding())
 
     def _get(self, name: str, path: Path) -> None:
         system, root = self._open()
@@ -121,7 +134,8 @@ class ObjectStore:
                 from fsspec.core import url_to_fs
 
                 # Listings are never kept: others write there, too.
-                system, root = url_to_fs(self.address, use_listings_cache=False, skip_instance_cache=True)
+                options = {"use_listings_cache": False, "skip_instance_cache": True, **_OPTIONS.get(package, {})}
+                system, root = url_to_fs(self.address, **options)
             except ImportError as error:
                 extra = " (or 'pollux-scheduler[s3]')" if package == "s3fs" else ""
                 raise InvalidInput(
@@ -149,6 +163,11 @@ class ObjectStore:
             except PolluxError:
                 raise
             except Exception as error:
+                if getattr(error, "errno", None) in _FULL:
+                    raise InvalidInput(
+                        f"the copies of {self.address} have no room in {self.cache} ({_text(error)}): free some, or name "
+                        "another folder in XDG_CACHE_HOME"
+                    ) from error
                 # Every kind of store has errors of its own.
                 if pause is None or "credential" in _text(error).lower():
                     raise Unreachable(

@@ -42,7 +42,8 @@ def address_fault(text: str) -> str:
     bucket, *parts = found[2].rstrip("/").split("/")
     if not bucket or not parts:
         return f"give a bucket and a path in it, such as {found[1]}://bucket/checkpoints/name"
-    if "@" in bucket:
+    # Azure's own addresses have the container before the account.
+    if "@" in bucket and (":" in bucket.partition("@")[0] or not found[1].lower().startswith("abfs")):
         return "leave the key out, it would be seen in lists and logs: give it by 'env' or the nodes' own settings"
     if any(part in ("", ".", "..") for part in parts) or any(character in text for character in "?#*[\\"):
         return "leave out empty parts, '.', '..' and the characters ? # * [ \\"

@@ -12,6 +12,8 @@ from pollux.agent.lease import LEASE_NAME, Holder, Lease
 from pollux.agent.manifest import MANIFEST_NAME
 from pollux.agent.stored import StoredFolder, fetch
 from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, Unreachable
+from pollux.testing.waiting import wait_until
+from pollux.wire.objects import ObjectStore
 
 FIRST, SECOND = (f"step-{step:010d}" for step in (1, 2))
 
@@ -24,10 +26,17 @@ def writer(store):
 
 
 def there(store):
-    """Names of checkpoints in the store, and of what else is there."""
+    """Names of checkpoints in the store, without what makes attempts differ, and of what else is there."""
     names = set(store("looker").sizes())
     whole = {name.split("/")[0] for name in names if name.endswith(MANIFEST_NAME)}
-    return whole, {name for name in names if name.split("/")[0] not in whole} - {LEASE_NAME}
+    rest = {name for name in names if name.split("/")[0] not in whole} - {LEASE_NAME}
+    return {name.split("~")[0] for name in whole}, rest
+
+
+def key_of(store, step):
+    """The name under which the files of a step are."""
+    (key,) = {name.split("/")[0] for name in store().sizes() if name.startswith(f"{step}~")}
+    return key
 
 
 def flip(store, name, position=100):
@@ -37,7 +46,7 @@ def flip(store, name, position=100):
 
 
 def data_file(store, step):
-    return next(name for name in store().sizes() if name.startswith(step) and name.endswith(".distcp"))
+    return next(name for name in store().sizes() if name.startswith(f"{step}~") and name.endswith(".distcp"))
 
 
 def test_what_was_saved_is_loaded_on_another_machine(writer, store):
@@ -91,12 +100,7 @@ def test_an_old_copy_of_the_same_name_is_not_taken_for_the_new_one(writer, store
     second.drop_after(1)
     second.save(2, {"model.weight": torch.full((4, 3), 7.0)}, {}, {}, {}, wait=True)
     assert second.last_error is None
-    store().remove([name for name in store().sizes() if name.startswith(f"{SECOND}/")])
-    renamed = newest(second).path.name
-    assert renamed == f"{SECOND}-1"
-    for name in [name for name in store().sizes() if name.startswith(renamed)]:
-        store().write(name.replace(renamed, SECOND), store().read(name))
-        store().remove([name])
+    assert newest(second).path.name == SECOND
     second.close()
     third = Checkpointer(store())
     assert float(load(newest(third)).tensors["model.weight"][0, 0]) == 7.0
@@ -108,7 +112,7 @@ def test_a_damaged_one_is_passed_over(writer, store, what):
     put(writer, 1, 2)
     writer.close()
     if what == "its manifest":
-        flip(store, f"{SECOND}/{MANIFEST_NAME}")
+        flip(store, f"{key_of(store, SECOND)}/{MANIFEST_NAME}")
     elif what == "a file":
         flip(store, data_file(store, SECOND))
     else:
@@ -137,7 +141,7 @@ def test_none_that_is_whole_is_an_error(writer, store):
 def test_a_half_that_a_dead_writer_left_is_never_found_and_goes(writer, store):
     put(writer, 1)
     writer.close()
-    store().write(f"{SECOND}/__0_0.distcp", b"half")
+    store().write(f"{SECOND}~000000-00000000/__0_0.distcp", b"half")
     store().write("notes.txt", b"somebody else's")
     other = Checkpointer(store("b"))
     assert newest(other).values == {"step": 1}
@@ -166,7 +170,8 @@ def test_what_was_published_stays_where_only_the_clearing_fails(writer, store, m
 
 def test_many_of_one_machine_fetch_one_copy(writer, store):
     put(writer, 1)
-    content = store().read(f"{FIRST}/{MANIFEST_NAME}")
+    key = key_of(store, FIRST)
+    content = store().read(f"{key}/{MANIFEST_NAME}")
     machine, downloads = store("b"), []
     real = machine.download
 
@@ -175,7 +180,7 @@ def test_many_of_one_machine_fetch_one_copy(writer, store):
         real(name, path)
 
     machine.download = download
-    threads = [threading.Thread(target=fetch, args=(machine, FIRST, content)) for _ in range(4)]
+    threads = [threading.Thread(target=fetch, args=(machine, FIRST, key, content, "launch")) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -225,22 +230,41 @@ def test_a_later_start_of_the_same_job_takes_over_and_shuts_the_earlier_out(stor
     put(later, 4)
     assert later.last_error is None
     later.close()
-    assert LEASE_NAME not in store().sizes()
+    assert Lease(store("d"), Holder(), beat_seconds=60.0).release() is None, "somebody else need not wait"
 
 
-def test_those_that_train_together_hand_over_while_one_still_writes(store, monkeypatch):
-    first = Checkpointer(store(), holder=Holder("run", "a:1", 1))
-    second = Checkpointer(store("b"), holder=Holder("run", "a:1", 2), opens=False)
+def test_an_earlier_start_publishes_nothing_even_when_the_later_one_has_ended(store):
+    earlier = Checkpointer(store(), keep=1, holder=Holder("run", "a:1", 1))
+    put(earlier, 1)
+    later = Checkpointer(store("b"), keep=1, holder=Holder("run", "a:2", 2))
+    put(later, 2)
+    later.close()
+    put(earlier, 3)
+    assert isinstance(earlier.last_error, MisusedJob)
+    earlier.drop_after(0)
+    assert there(store) == ({SECOND}, set())
+    earlier.close()
+
+
+def hold_publishing(monkeypatch, step):
+    """Whether it is about to publish that step, and what lets it."""
     held, go_on = threading.Event(), threading.Event()
     real = StoredFolder.publish
 
     def publish(folder, beside, manifest, target):
-        if manifest.step == 1:
+        if manifest.step == step:
             held.set()
             assert go_on.wait(60)
         return real(folder, beside, manifest, target)
 
     monkeypatch.setattr(StoredFolder, "publish", publish)
+    return held, go_on
+
+
+def test_those_that_train_together_hand_over_while_one_still_writes(store, monkeypatch):
+    first = Checkpointer(store(), holder=Holder("run", "a:1", 1))
+    second = Checkpointer(store("b"), holder=Holder("run", "a:1", 2), opens=False)
+    held, go_on = hold_publishing(monkeypatch, 1)
     first.save(1, state(1), {}, {"step": 1}, {})
     assert held.wait(60)
     second.rebind(0, 1, None)
@@ -254,8 +278,6 @@ def test_those_that_train_together_hand_over_while_one_still_writes(store, monke
 
 
 def test_a_bucket_that_is_not_there(store, bucket, tmp_path):
-    from pollux.wire.objects import ObjectStore
-
     nowhere = ObjectStore("s3://no-such-bucket/x", tmp_path / "n")
     nowhere.make_cache()
     with pytest.raises(InvalidInput, match=r"s3://no-such-bucket/x: its bucket does not exist .*create it first"):
@@ -278,7 +300,72 @@ def test_a_store_that_does_not_answer_costs_the_checkpoint_and_nothing_else(writ
 
 
 def test_the_age_of_the_newest_is_known_to_those_that_did_not_write_it(writer, store):
-    other = Checkpointer(store("b"), opens=False)
-    assert other.last_created() is None
+    other, told = Checkpointer(store("b"), opens=False), []
+    other.ask_created(told.append)
+    wait_until("answer", lambda: told == [None])
     put(writer, 1)
-    assert abs(time.time() - other.last_created()) < 300
+    other.ask_created(told.append)
+    wait_until("answer", lambda: len(told) == 2)
+    assert abs(time.time() - told[1]) < 300
+
+
+def test_one_that_ends_late_removes_nothing_newer(store, monkeypatch):
+    first = Checkpointer(store(), keep=1, holder=Holder("run", "a:1", 1))
+    second = Checkpointer(store("b"), keep=1, holder=Holder("run", "a:1", 2), opens=False)
+    held, go_on = hold_publishing(monkeypatch, 1)
+    first.save(1, state(1), {}, {"step": 1}, {})
+    assert held.wait(60)
+    second.rebind(0, 1, None)
+    put(second, 2)
+    go_on.set()
+    first.wait()
+    assert SECOND in there(store)[0]
+    first.close()
+    second.close()
+
+
+def test_training_does_not_wait_for_what_is_sent_and_a_stop_gives_it_up(writer, store, monkeypatch):
+    sent, go_on = threading.Event(), threading.Event()
+    real = ObjectStore.upload
+
+    def upload(where, path, name, proceed=None):
+        if name.startswith(FIRST):
+            sent.set()
+            while not go_on.wait(0.05):
+                proceed()
+        real(where, path, name, proceed)
+
+    monkeypatch.setattr(ObjectStore, "upload", upload)
+    assert writer.save(1, state(1), {}, {}, {})
+    assert sent.wait(60)
+    assert not writer.save(2, state(2), {}, {}, {})
+    put(writer, 3)
+    assert writer.last_error is None
+    assert there(store) == ({"step-0000000003"}, set())
+
+
+def test_what_was_brought_before_an_end_in_between_is_not_brought_again(writer, store, monkeypatch):
+    put(writer, 1)
+    key = key_of(store, FIRST)
+    content = store().read(f"{key}/{MANIFEST_NAME}")
+    machine, brought = store("b"), []
+    real = machine.download
+
+    def download(name, path):
+        brought.append(name)
+        if len(brought) == 2:
+            raise Unreachable("gone")
+        real(name, path)
+
+    machine.download = download
+    with pytest.raises(Unreachable):
+        fetch(machine, FIRST, key, content)
+    fetch(machine, FIRST, key, content)
+    assert brought.count(brought[0]) == 1
+
+
+def test_a_note_of_another_version_is_watched_and_not_overwritten(store):
+    store().write(LEASE_NAME, b'{"version": 9}')
+    began = time.monotonic()
+    StoredFolder(store(), Holder(), beat_seconds=0.2).release()
+    assert time.monotonic() - began >= 0.6

@@ -495,7 +495,7 @@ def test_gpu_types_may_be_mixed_where_that_is_said():
         parse_job({"run": "x", "resources": {"mixed_types": "maybe"}}, "/")
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/run", "gs://b/a/run", "hdfs://n:9000/x"])
+@pytest.mark.parametrize("address", ["s3://bucket/run", "gs://b/a/run", "hdfs://n:9000/x", "abfss://box@account.dfs/x"])
 def test_checkpoints_may_be_in_a_store(address):
     job = parse_job({"run": "x", "checkpoint": {"dir": f"{address}/"}}, "/work")
     assert job.checkpoint.dir == address
@@ -506,13 +506,14 @@ def test_checkpoints_may_be_in_a_store(address):
     ("address", "remedy"),
     [
         ("ftp://host/x", "stores are s3://"),
-        ("file:///tmp/x", "or a folder that all nodes share"),
+        ("file:///disk/x", "or a folder that all nodes share"),
         ("memory://x/y", "stores are s3://"),
         ("s3://", "give a bucket and a path in it, such as s3://bucket/checkpoints/name"),
         ("s3://bucket", "give a bucket and a path"),
         ("gs://bucket/", "give a bucket and a path"),
         ("s3:///path", "give a bucket and a path"),
         ("s3://key:secret@bucket/x", "leave the key out"),
+        ("abfss://key:secret@account/x", "leave the key out"),
         ("s3://bucket/../x", "leave out empty parts"),
         ("s3://bucket//x", "leave out empty parts"),
         ("s3://bucket/x?versionId=3", "leave out empty parts"),
