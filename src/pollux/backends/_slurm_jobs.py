@@ -167,10 +167,11 @@ class SlurmJobLender(SlurmLender):
     def _host(self, row: NodeRow) -> HostedNode:
         """The node as it is or would be lent; its address is the same, whether the host is there or not."""
         address = (row.address or row.name, host_port(str(self._folder.path), row.name))
+        # By Slurm's name for it, since that is known before: a node must not be of another type once its host is up.
+        kind = "cpu" if self.options.slots else gres_type(row.gres) or "gpu"
         known = self._up.get(row.name)
         if known is not None:
-            return HostedNode(known.node, address, known.gpus)
-        kind = "cpu" if self.options.slots else gres_type(row.gres) or "gpu"
+            return HostedNode(replace(known.node, gpu_type=kind), address, known.gpus)
         places = self.options.slots or self.options.gpus_per_node
         node = Node(row.name, places, kind, row.cpus or math.inf, preemptible=self.options.preemptible)
         return HostedNode(node, address)

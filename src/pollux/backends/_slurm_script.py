@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pollux.backends._slurm_text import read_seconds
+from pollux.backends._slurm_text import gres_count, read_seconds
 from pollux.core.errors import InvalidInput, UnknownName
 
 __all__ = ["JOB_MODE", "PILOT_COMMENT", "PilotOptions", "array_words", "batch_script", "node_range", "pool_name"]
@@ -23,8 +23,14 @@ _MODES = ("pilot", JOB_MODE)
 _TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|UNLIMITED", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z0-9_.,:+@/=-]+")
 _MOST_PILOTS = 1000
+_ONE_NODE = "1"
 # What we say ourselves in the script, and rely on.
-_OURS = ("--array", "--job-name", "--comment", "--output", "--signal", "--requeue", "--nodes", "--ntasks", "--wrap")
+_OURS = (
+    "--array", "--job-name", "--comment", "--output", "--signal", "--requeue", "--no-requeue", "--nodes", "--nodelist",
+    "--ntasks", "--ntasks-per-node", "--wrap", "--clusters", "--gres", "--parsable",
+)  # fmt: skip
+# The same by one letter.
+_OURS_IN_SHORT = ("-a", "-J", "-o", "-N", "-w", "-n", "-M")
 
 
 def node_range(text: str) -> tuple[int, int]:
@@ -47,7 +53,7 @@ class PilotOptions:
     more than wanted is kept; `orphan_seconds`: how long a node without work waits for a service that does not come.
     """
 
-    nodes: str = "1"
+    nodes: str = _ONE_NODE
     partition: str = ""
     account: str = ""
     qos: str = ""
@@ -98,8 +104,20 @@ class PilotOptions:
                 "longer time_limit, or a smaller margin_seconds"
             )
         if not (self.gpus_per_node or self.slots):
+            beside = f" beside gres={self.gres}" if self.gres else ""
             raise InvalidInput(
-                "Slurm must be asked for something: give --option gpus_per_node=N, or --slots N for CPU slots"
+                f"Slurm must be asked for something: give --option gpus_per_node=N{beside}, or --slots N for CPU slots"
+            )
+        asked = gres_count(self.gres)
+        if self.gres and self.gpus_per_node and asked and asked != self.gpus_per_node:
+            raise InvalidInput(
+                f"gres is '{self.gres}' and gpus_per_node {self.gpus_per_node}: both say how many GPUs a node gives, and "
+                "not the same; give one number"
+            )
+        if self.mode == JOB_MODE and self.nodes != _ONE_NODE:
+            raise InvalidInput(
+                f"nodes is '{self.nodes}', which is for pilots: with mode=job Slurm is asked for what jobs need; leave it "
+                "out, or limit jobs by the quotas of their queues"
             )
         self._check_words()
 
@@ -111,7 +129,7 @@ class PilotOptions:
         for word in words:
             if "\n" in word or not word.startswith("-"):
                 raise InvalidInput(f"words holds '{word}': give sbatch options as --name=value, such as --nice=100")
-            if word.split("=")[0] in _OURS:
+            if _is_ours(word):
                 raise InvalidInput(f"words holds '{word}', which Pollux sets itself; leave it out")
         if "\n" in self.setup:
             raise InvalidInput("setup holds a line break: join commands with ';'")
@@ -140,6 +158,14 @@ class PilotOptions:
     def request(self) -> str:
         """The generic resources asked for on each node; empty for none."""
         return self.gres or (f"gpu:{self.gpus_per_node}" if self.gpus_per_node else "")
+
+
+def _is_ours(word: str) -> bool:
+    """Whether an option of sbatch is one that we set, also by one letter or where it is cut short, as sbatch takes it."""
+    if word.startswith("--"):
+        name = word.partition("=")[0]
+        return len(name) > 2 and any(ours.startswith(name) for ours in _OURS)
+    return word[:2] in _OURS_IN_SHORT
 
 
 def pool_name(folder: Path) -> str:

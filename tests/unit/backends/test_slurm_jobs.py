@@ -94,6 +94,18 @@ def test_what_slurm_could_lend_is_offered_before_anything_is_asked_for(bench):
     assert bench.slurm.scripts == []
 
 
+def test_a_node_is_of_the_same_type_before_and_after_its_host_is_up(bench):
+    """Else no job could grow from one that is lent to one that is not, without mixing types."""
+    before = {hosted.node.id: hosted.node.gpu_type for hosted in bench.lender.hosts()}
+    bench.lender.ask("train", {"node1": 2})
+    bench.turn()
+    bench.grant("100_0", "node1", ["node1"], "train@node1", found={"gpu_type": "NVIDIA A100-SXM4-40GB"})
+    bench.turn(3.0)
+    assert bench.lender.is_up("node1")
+    assert {hosted.node.id: hosted.node.gpu_type for hosted in bench.lender.hosts()} == before
+    assert set(before.values()) == {"a100"}
+
+
 def test_a_generation_asks_once_and_gets_its_places_with_the_hosts(bench):
     bench.lender.ask("train", {"node1": 2, "node2": 4})
     bench.turn()
