@@ -22,14 +22,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 import pollux
 from pollux.agent.exchange import Outcome, attempt, broadcast_text, gather_texts
 from pollux.agent.folder import CheckpointFolder, flush, last_created
 from pollux.agent.lease import Holder
+from pollux.agent.loading import Loaded, Saved, load, parameter_signature, read_saved, saved_at, tensor_layout
 from pollux.agent.manifest import (
     FORMAT,
     JSON,
@@ -38,15 +37,11 @@ from pollux.agent.manifest import (
     decode,
     encode,
     frozen_json,
-    read_manifest,
-    require_same_signature,
     verify_files,
 )
 from pollux.agent.staging import Abandoned, HostBuffers, StagedState, pickled, write_files
 from pollux.agent.stored import StoredFolder, fetch, last_stored, put
 from pollux.core.errors import (
-    CheckpointDamaged,
-    CheckpointMismatch,
     InvalidInput,
     MisusedJob,
     NonFiniteValue,
@@ -60,93 +55,6 @@ _logger = logging.getLogger("pollux")
 _T = TypeVar("_T")
 _HANDOVER_SECONDS = 30.0
 _LOOK_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A whole checkpoint on disk: where, of which step, and what its manifest says.
-
-    `created` is UTC in ISO 8601; `values` and `signature` are those passed to `Checkpointer.save`; `tied` maps the
-    name of a tensor that shares another's content to that other name.
-    """
-
-    path: Path
-    step: int
-    num_replicas: int
-    created: str
-    values: Mapping[str, JSON]
-    signature: Mapping[str, JSON]
-    tied: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a checkpoint held beyond the tensors that were filled in place.
-
-    `tensors` are those the caller did not pass, whole and on the host; `objects` and `values` are those of `save`.
-    """
-
-    tensors: dict[str, Tensor]
-    objects: dict[str, object]
-    values: Mapping[str, JSON]
-
-
-def parameter_signature(tensors: Mapping[str, Tensor]) -> dict[str, JSON]:
-    """Names, shapes and types as an entry of a signature: `{"parameter": {"layer.weight": "[10, 32] float32"}}`."""
-    return {"parameter": {name: _shape_text(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}}
-
-
-def read_saved(folder: Path) -> Saved:
-    """The checkpoint in `folder`, after all its checksums were verified; `CheckpointDamaged` where one is wrong."""
-    manifest = read_manifest(folder)
-    verify_files(folder, manifest.files)
-    return _saved(folder, manifest)
-
-
-def tensor_layout(saved: Saved) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and type of every tensor of a checkpoint by name, whole even where it was written in shards."""
-    return {
-        name: (entry.size, entry.properties.dtype)
-        for name, entry in _metadata(saved)[1].state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-
-
-def load(
-    saved: Saved,
-    tensors: Mapping[str, Tensor] | None = None,
-    *,
-    signature: Mapping[str, JSON] | None = None,
-    fresh: bool = True,
-) -> Loaded:
-    """Fill `tensors` in place and return the rest; every replica calls it for its own, and none waits for another.
-
-    Distributed tensors read their own shards, whatever the number of replicas that wrote them. Tensors of the
-    checkpoint that are not passed come back new, unless `fresh` is false. Objects are unpickled: `saved` must come
-    from `Checkpointer.latest` or `read_saved`, and from somebody who may run code here. Raises `CheckpointMismatch`
-    naming the first difference, before anything is changed, where `signature` or a tensor does not fit.
-    """
-    if signature is not None:
-        require_same_signature(saved.signature, signature)
-    reader, metadata = _metadata(saved)
-    given = dict(tensors or {})
-    for name, tensor in given.items():
-        _require_fitting(name, tensor, metadata.state_dict_metadata.get(name))
-    wanted: dict[str, Any] = dict(given)
-    for name, entry in metadata.state_dict_metadata.items():
-        if not isinstance(entry, TensorStorageMetadata):
-            wanted[name] = None
-        elif fresh and name not in given and saved.tied.get(name, name) == name:
-            wanted[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    _read(reader, metadata, wanted)
-    if fresh:
-        _restore_tied(saved, given, wanted)
-    rest = {name: value for name, value in wanted.items() if name not in given}
-    return Loaded(
-        tensors={name: value for name, value in rest.items() if _is_tensor(metadata, name)},
-        objects={name: value for name, value in rest.items() if not _is_tensor(metadata, name)},
-        values=saved.values,
-    )
 
 
 class Checkpointer:
@@ -235,7 +143,8 @@ class Checkpointer:
         """Copy the state and write it in the background; everything passed may be changed when this returns.
 
         A save still in flight is waited for first, and so, with `wait`, is this one. One that is on its way to a store
-        is not: it goes on and false is returned, or is given up where `wait` asks for this one. Tensors go by flat names such as
+        is not: it goes on and false is returned, or is given up where `wait` asks for this one. Tensors go by flat
+        names such as
         `model.layer.weight`; with `check_finite` nothing is published while one of those named in `finite` (`None`:
         all named `model.*`) has a value that is NaN or infinite. An object that cannot be pickled raises
         `InvalidInput` at once, on every replica that has it. A write that fails is logged and kept in `last_error`;
@@ -330,7 +239,7 @@ class Checkpointer:
         if not found:
             return None
         name, manifest = found
-        return _saved(self.folder / name, decode(manifest.encode()))
+        return saved_at(self.folder / name, decode(manifest.encode()))
 
     def _latest_stored(self, store: ObjectStore) -> Saved | None:
         """Replica 0 finds it, and every machine brings it to its own disk; each may take longer than a collective."""
@@ -348,7 +257,7 @@ class Checkpointer:
             return None
         name, manifest, key = found
         self._patiently(lambda: str(fetch(store, name, key, manifest.encode(), self._holder.launch)))
-        return _saved(self.folder / name, decode(manifest.encode()))
+        return saved_at(self.folder / name, decode(manifest.encode()))
 
     def ask_created(self, tell: Callable[[float | None], None]) -> None:
         """Tell when the newest checkpoint was made, whoever did so, in seconds since 1970; None where nobody can tell.
@@ -459,7 +368,7 @@ class Checkpointer:
         try:
             beside, target = self._together(lambda: self._begin(request))[0]
             name, manifest = self._write_beside(request, self.folder / beside, target)
-            self.last_saved = _saved(self.folder / name, decode(manifest.encode()))
+            self.last_saved = saved_at(self.folder / name, decode(manifest.encode()))
             self.last_error, target = None, ""
         except Abandoned:
             _logger.info("the checkpoint of step %d was abandoned", step)
@@ -527,7 +436,7 @@ class Checkpointer:
         return self._on_all(action)
 
     def _patiently(self, action: Callable[[], _T]) -> list[_T]:
-        """As `_on_all`, for what may take longer than a collective may: the replicas look at each other now and then."""
+        """As `_on_all`, for what may take longer than a collective may: replicas look at each other now and then."""
         if self._num_replicas == 1:
             return [action()]
         outcomes: list[Outcome[_T]] = []
@@ -565,18 +474,6 @@ class _Request:
             raise Abandoned
 
 
-def _saved(path: Path, manifest: Manifest) -> Saved:
-    return Saved(
-        path=path,
-        step=manifest.step,
-        num_replicas=manifest.num_replicas,
-        created=manifest.created,
-        values=manifest.values,
-        signature=manifest.signature,
-        tied=manifest.tied,
-    )
-
-
 def _pickled_objects(objects: Mapping[str, object]) -> dict[str, bytes]:
     return {name: _pickling(name, value, pickled) for name, value in objects.items()}
 
@@ -609,49 +506,3 @@ def _require_finite(state: StagedState, names: frozenset[str]) -> None:
             raise NonFiniteValue(
                 f"{name} has values that are NaN or infinite; lower the learning rate or clip gradients"
             )
-
-
-def _shape_text(shape: torch.Size, dtype: torch.dtype) -> str:
-    return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
-
-
-def _is_tensor(metadata: Metadata, name: str) -> bool:
-    return isinstance(metadata.state_dict_metadata.get(name), TensorStorageMetadata)
-
-
-def _require_fitting(name: str, tensor: Tensor, entry: object) -> None:
-    if not isinstance(entry, TensorStorageMetadata):
-        raise CheckpointMismatch(f"tensor {name} is not in the checkpoint; load it into the job that wrote it")
-    inside, outside = _shape_text(entry.size, entry.properties.dtype), _shape_text(tensor.shape, tensor.dtype)
-    if inside != outside:
-        raise CheckpointMismatch(
-            f"tensor {name} is {inside} in the checkpoint, {outside} in the job; load it into the job that wrote it"
-        )
-
-
-def _metadata(saved: Saved) -> tuple[dcp.FileSystemReader, Metadata]:
-    reader = dcp.FileSystemReader(saved.path)
-    try:
-        return reader, reader.read_metadata()
-    except OSError as error:
-        raise CheckpointDamaged(
-            f"{saved.path}: {error.strerror or error}; every replica must see the folder that replica 0 wrote"
-        ) from error
-
-
-def _read(reader: dcp.FileSystemReader, metadata: Metadata, wanted: dict[str, Any]) -> None:
-    # The steps of dcp.load for one process: each replica reads its own, so no collective is needed.
-    planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(wanted, metadata, is_coordinator=True)
-    reader.set_up_storage_reader(metadata, True)
-    local = reader.prepare_local_plan(planner.create_local_plan())
-    plan = planner.finish_plan(reader.prepare_global_plan(planner.create_global_plan([local]))[0])
-    with torch.no_grad():
-        reader.read_data(plan, planner).wait()
-
-
-def _restore_tied(saved: Saved, given: Mapping[str, Tensor], wanted: dict[str, Any]) -> None:
-    """New tensors that shared their content when saved share it again; with the caller's, they are copies."""
-    for name, first in saved.tied.items():
-        if name not in given:
-            wanted[name] = given[first].detach().clone() if first in given else wanted[first]

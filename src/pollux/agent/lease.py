@@ -205,4 +205,6 @@ class Lease:
         try:
             self._store.write(LEASE_NAME, json.dumps(asdict(note)).encode())
         except FileNotFoundError as error:
-            raise InvalidInput(f"{self._store.address}: its bucket does not exist ({error}): create it first") from error
+            raise InvalidInput(
+                f"{self._store.address}: its bucket does not exist ({error}): create it first"
+            ) from error

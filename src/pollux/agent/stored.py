@@ -65,8 +65,8 @@ def put(store: ObjectStore, beside: Path, names: Iterable[str], key: str, procee
 def fetch(store: ObjectStore, name: str, key: str, content: bytes, launch: str = "") -> Path:
     """The folder of this machine with the checkpoint `key`, whose manifest is `content`; every file there is verified.
 
-    A copy from before is used where it is the same; others of this `launch` that ask on this machine take its word. What
-    was brought before an end in between is not brought again.
+    A copy from before is used where it is the same; others of this `launch` that ask on this machine take its word.
+    What was brought before an end in between is not brought again.
     """
     manifest = decode(content)
     path = store.cache / name
@@ -174,7 +174,7 @@ class StoredFolder(CheckpointFolder):
         return entry.name
 
     def retain(self, name: str, keep: int, protected: int | None = None) -> None:
-        """As in a folder; a store that fails now is cleared by the next, and one that finished late removes no later."""
+        """As in a folder; a store that fails now is cleared by the next one, and none removes what is newer."""
         try:
             super().retain(name, keep, protected)
             self._clear_halves()

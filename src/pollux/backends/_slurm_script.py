@@ -111,13 +111,13 @@ class PilotOptions:
         asked = gres_count(self.gres)
         if self.gres and self.gpus_per_node and asked and asked != self.gpus_per_node:
             raise InvalidInput(
-                f"gres is '{self.gres}' and gpus_per_node {self.gpus_per_node}: both say how many GPUs a node gives, and "
-                "not the same; give one number"
+                f"gres is '{self.gres}' and gpus_per_node {self.gpus_per_node}: both say how many GPUs a node gives, "
+                "and not the same; give one number"
             )
         if self.mode == JOB_MODE and self.nodes != _ONE_NODE:
             raise InvalidInput(
-                f"nodes is '{self.nodes}', which is for pilots: with mode=job Slurm is asked for what jobs need; leave it "
-                "out, or limit jobs by the quotas of their queues"
+                f"nodes is '{self.nodes}', which is for pilots: with mode=job Slurm is asked for what jobs need; leave "
+                "it out, or limit jobs by the quotas of their queues"
             )
         self._check_words()
 
@@ -161,7 +161,7 @@ class PilotOptions:
 
 
 def _is_ours(word: str) -> bool:
-    """Whether an option of sbatch is one that we set, also by one letter or where it is cut short, as sbatch takes it."""
+    """Whether an option of sbatch is one that we set, also by one letter or cut short, as sbatch takes it, too."""
     if word.startswith("--"):
         name = word.partition("=")[0]
         return len(name) > 2 and any(ours.startswith(name) for ours in _OURS)

@@ -165,8 +165,8 @@ class ObjectStore:
             except Exception as error:
                 if getattr(error, "errno", None) in _FULL:
                     raise InvalidInput(
-                        f"the copies of {self.address} have no room in {self.cache} ({_text(error)}): free some, or name "
-                        "another folder in XDG_CACHE_HOME"
+                        f"the copies of {self.address} have no room in {self.cache} ({_text(error)}): free some, or "
+                        "name another folder in XDG_CACHE_HOME"
                     ) from error
                 # Every kind of store has errors of its own.
                 if pause is None or "credential" in _text(error).lower():

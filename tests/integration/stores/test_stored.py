@@ -94,7 +94,7 @@ def test_later_ones_go_after_a_roll_back(writer, store):
 
 def test_an_old_copy_of_the_same_name_is_not_taken_for_the_new_one(writer, store):
     """As on a machine that the job left before it went back and another way."""
-    put(writer, 2)
+    put(writer, 1, 2)
     writer.close()
     second = Checkpointer(store("b"))
     second.drop_after(1)

