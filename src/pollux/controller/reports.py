@@ -39,8 +39,8 @@ def model_from(
     )
     efficiency = Efficiency.from_estimates(report.initial_batch, report.grad_sqr, report.grad_var)
     # A time that no clock can tell from none would make ratios that no number can hold.
-    seconds = (0.0 if 0.0 <= value < _SHORTEST_SECONDS else value for value in report.parameters[:-1])
-    throughput = PublishedThroughput(*seconds, report.parameters[-1])
+    parameters = [0.0 if 0.0 <= value < _SHORTEST_SECONDS else value for value in report.parameters]
+    throughput = PublishedThroughput(*parameters)
     by_type = {} if not isinstance(before, GoodputModel) else dict(before.by_type)
     if report.gpu_type:
         # The newest last: where there are too many, the oldest go.
