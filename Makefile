@@ -10,9 +10,11 @@ SEED ?=
 # Tests start hundreds of interpreters: what one has compiled is kept for the next, whatever the machine's settings say.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Compiled at once, as pip does for what is not developed here.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 setup: $(STAMP)  ## make .venv with the package and the development tools
