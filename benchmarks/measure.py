@@ -26,6 +26,13 @@ def cpu_ms(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
+def timed(call: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
 def hardware() -> str:
     """The processor's name and the number of cores."""
     name = platform.processor() or platform.machine()
@@ -37,9 +44,14 @@ def hardware() -> str:
     return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
+def today() -> str:
+    """The date, as results have it."""
+    return datetime.date.today().isoformat()
+
+
 def finish(name: str, result: dict[str, Any], quick: bool) -> None:
     """Print the result as the last line; keep that of a full run."""
-    result = {**result, "quick": quick, "date": datetime.date.today().isoformat(), "hardware": hardware()}
+    result = {**result, "quick": quick, "date": today(), "hardware": hardware()}
     if not quick:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
