@@ -49,7 +49,7 @@ _LIMIT = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+|\bMax\w+Per\w+")
 
 
 class SlurmCalls:
-    """The five commands that are needed. `seconds`: how long one may take before it is ended."""
+    """The commands that are needed. `seconds`: how long one may take before it is ended."""
 
     def __init__(self, environ: Mapping[str, str], seconds: float) -> None:
         # Inside an allocation these would turn every request into one for that allocation.
@@ -87,6 +87,10 @@ class SlurmCalls:
         """Cancel these; those that ended do not matter."""
         for first in range(0, len(ids), _MOST_WORDS):
             self.run(["scancel", "--quiet", *ids[first : first + _MOST_WORDS]])
+
+    def keep_only(self, pilot: str, nodes: Sequence[str]) -> None:
+        """Have a batch job that runs give all its nodes back but these, of which the first has its script."""
+        self.run(["scontrol", "update", f"JobId={pilot}", f"NodeList={fold_nodes(nodes)}"])
 
     def run(self, words: Sequence[str], given: str = "") -> str:
         """What a command prints; BackendFailed where it fails, is not there, or takes too long."""

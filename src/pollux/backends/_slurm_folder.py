@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,20 +130,31 @@ class PoolFolder:
     def sweep(self, ended: Mapping[str, Iterable[str]]) -> None:
         """These pilots, with their nodes, have ended: their notes go, their logs stay for a while."""
         for pilot, nodes in ended.items():
-            for node in nodes:
-                name = self.path / "names" / node
-                with contextlib.suppress(OSError):
-                    if name.read_text().strip() == pilot:
-                        name.unlink()
-        for owner, _, _, path in self._files():
-            if owner in ended:
-                path.unlink(missing_ok=True)
-        for key in [key for key in self._notes if key[0] in ended]:
-            del self._notes[key]
-            self._whole.discard(key)
+            self._free_names(pilot, nodes)
+        self._forget(lambda pilot, node: pilot in ended)
         logs = sorted(self.pilots.glob("*.log"), key=_age)
         for log in logs[:-_KEPT_LOGS]:
             log.unlink(missing_ok=True)
+
+    def forget_nodes(self, pilot: str, nodes: Collection[str]) -> None:
+        """A pilot has these nodes no more."""
+        self._free_names(pilot, nodes)
+        self._forget(lambda owner, node: owner == pilot and node in nodes)
+
+    def _free_names(self, pilot: str, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            name = self.path / "names" / node
+            with contextlib.suppress(OSError):
+                if name.read_text().strip() == pilot:
+                    name.unlink()
+
+    def _forget(self, goes: Callable[[str, str], bool]) -> None:
+        for pilot, node, _, path in self._files():
+            if goes(pilot, node):
+                path.unlink(missing_ok=True)
+        for key in [key for key in self._notes if goes(*key)]:
+            del self._notes[key]
+            self._whole.discard(key)
 
 
 def _age(path: Path) -> float:

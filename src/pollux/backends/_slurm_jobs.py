@@ -79,6 +79,9 @@ class SlurmJobLender(SlurmLender):
         self._refused: dict[str, str] = {}
         self._idle_since: dict[str, float] = {}
         self._pending_since: dict[str, float] = {}
+        # Nodes of batch jobs of which only others are needed, and since when; batch jobs that keep all they have.
+        self._spare_since: dict[tuple[str, str], float] = {}
+        self._kept_whole: set[str] = set()
         self._knows_jobs = False
 
     def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
@@ -195,6 +198,7 @@ class SlurmJobLender(SlurmLender):
         if idle:
             self._cancel(tuple(idle))
         if self._sure:
+            self._give_back_spare(needed, now)
             self._give_up_waiting(now)
         there = set().union(*asked.values())
         if self._sure and not self._halt.is_set():
@@ -203,6 +207,34 @@ class SlurmJobLender(SlurmLender):
                 if lacking and job_id not in self._refused and now >= self._submit_after:
                     self._submit_for(job_id, lacking)
                     there |= lacking
+
+    def _give_back_spare(self, needed: set[str], now: float) -> None:
+        """Nodes that nobody needs of batch jobs of which others are: after a job has shrunk, or where one died.
+
+        The first node of a batch job has its script, and stays as long as any does.
+        """
+        spare = {
+            (row.id, name): self._spare_since.get((row.id, name), now)
+            for row in self._rows.values()
+            if row.is_running and row.id not in self._kept_whole and needed.intersection(row.nodes)
+            for name in row.nodes[1:]
+            if name not in needed
+        }
+        self._spare_since = spare
+        late = {key for key, since in spare.items() if now - since >= _LINGER_SECONDS}
+        for pilot in sorted({pilot for pilot, _ in late}):
+            goes = {name for owner, name in late if owner == pilot}
+            kept = [name for name in self._rows[pilot].nodes if name not in goes]
+            try:
+                self._calls.keep_only(pilot, kept)
+            except BackendFailed as error:
+                self._kept_whole.add(pilot)
+                _log.info("%s keeps %s until its end, since Slurm does not take single nodes: %s", pilot,
+                          fold_nodes(goes), error)  # fmt: skip
+                continue
+            self._rows[pilot] = replace(self._rows[pilot], nodes=tuple(kept))
+            self._folder.forget_nodes(pilot, goes)
+            _log.info("gave %s of %s back to Slurm", fold_nodes(goes), pilot)
 
     def _works_on(self, job_id: str) -> set[str]:
         """The nodes that a job uses: those it was given while it still waits for others of them are not used yet."""

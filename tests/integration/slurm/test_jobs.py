@@ -1,5 +1,7 @@
 """Slurm without pilots: a generation asks for its nodes with one batch job, and they are given back with it."""
 
+import math
+
 import pytest
 
 from pollux.backends import _fleetwork
@@ -92,3 +94,25 @@ def test_what_others_use_is_not_offered_and_not_waited_for_while_there_is_more(b
     bench.wait("refusal", lambda: lender.refusal("late").startswith("Slurm has not lent node1 for "))
     assert "has others to lend (node[2-3])" in lender.refusal("late")
     assert "late@node1" not in slurm.run("squeue", "-h", "-t", "PENDING", "-o", "%k")
+
+
+def test_a_node_that_died_comes_back_while_the_rest_of_its_batch_job_is_used(bench, slurm):
+    """Slurm keeps it in the job, whose other nodes are in use, and nobody would start a host there."""
+    bench.backend._slurm.ask("wide", {"node1": 1, "node2": 1})
+    bench.wait("places", lambda: len(bench.backend._slurm.held("wide")) == 2)
+    slurm.kill_node("node2")
+    try:
+        # As a job does that goes on with the rest.
+        bench.backend._slurm.drop("wide", {"node2": bench.backend._slurm.held("wide")["node2"]})
+        slurm.wait_for(lambda: queue(slurm) == {"wide@node[1-2]": "node1"}, "batch job without it")
+    finally:
+        slurm.start_node("node2")
+    assert slurm.states()["node1"] in ("mixed", "allocated")
+    slurm.wait_for(lambda: slurm.states()["node2"] == "idle", "node again")
+    lender = bench.backend._slurm
+    bench.wait("its rest", lambda: lender._clock() > lender._resting.get("node2", math.inf))
+    bench.wait("node offered", lambda: "node2" in [node.id for node in bench.backend.inventory()])
+    lender.drop("wide", lender.held("wide"))
+    start(bench, 1, node2=1)
+    (bench.folder / "train.go-1").touch()
+    assert bench.end("train", 1).outcome == "succeeded"

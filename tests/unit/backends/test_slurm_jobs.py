@@ -18,7 +18,9 @@ class PlayedSlurm:
         self.scripts: list[str] = []
         self.cancelled: list[str] = []
         self.used: dict[str, int] = {}
+        self.kept: list[tuple[str, list[str]]] = []
         self.failing = ""
+        self.stiff = ""
         self.odd = ""
 
     def jobs(self, name):
@@ -46,6 +48,13 @@ class PlayedSlurm:
         self.cancelled += pilots
         for pilot in pilots:
             self.rows[pilot] = "CANCELLED|0:00|10:00||(null)|None"
+
+    def keep_only(self, pilot, nodes):
+        if self.stiff:
+            raise BackendFailed(self.stiff)
+        self.kept.append((pilot, list(nodes)))
+        state, left, limit, _, comment, reason = self.rows[pilot].split("|")
+        self.rows[pilot] = "|".join((state, left, limit, ",".join(nodes), comment, reason))
 
 
 class Bench:
@@ -477,3 +486,62 @@ def test_no_more_leave_the_queue_than_there_are_free_nodes(bench):
     bench.turn(100.0)
     assert bench.slurm.cancelled == ["1_0"]
     assert bench.lender.refusal("two") == ""
+
+
+def over_two(bench):
+    """A job with places on two nodes, which one batch job brought."""
+    bench.lender.ask("train", {"node1": 2, "node2": 2})
+    bench.turn()
+    bench.grant("1_0", "node[1-2]", ["node1", "node2"], "train@node[1-2]")
+    for name in ("node1", "node2"):
+        (bench.folder / "names" / name).write_text("1_0")
+    bench.turn()
+    assert bench.lender.held("train").keys() == {"node1", "node2"}
+
+
+def leave(bench, node):
+    bench.lender.drop("train", {node: bench.lender.held("train")[node]})
+
+
+def test_a_node_that_the_job_has_left_is_given_back_while_it_uses_the_others(bench):
+    over_two(bench)
+    leave(bench, "node2")
+    bench.turn()
+    assert bench.slurm.kept == [], "the next generation may want it in a moment"
+    bench.turn(3.0)
+    assert bench.slurm.kept == [("1_0", ["node1"])]
+    assert bench.slurm.cancelled == []
+    assert [path.name for path in (bench.folder / "names").iterdir()] == ["node1"]
+    assert not [path.name for path in (bench.folder / "pilots").iterdir() if ".node2." in path.name]
+    bench.turn()
+    assert not bench.lender.is_up("node2")
+    bench.turn(6.0)
+    assert "node2" in bench.nodes, "it can be asked for again"
+    bench.turn()
+    assert len(bench.slurm.kept) == 1
+
+
+def test_the_node_with_the_script_stays_until_all_are_free(bench):
+    over_two(bench)
+    leave(bench, "node1")
+    bench.turn()
+    bench.turn(3.0)
+    assert bench.slurm.kept == []
+    leave(bench, "node2")
+    bench.turn()
+    bench.turn(3.0)
+    assert bench.slurm.cancelled == ["1_0"]
+
+
+def test_where_slurm_takes_no_single_nodes_they_stay_and_it_is_not_asked_again(bench, caplog):
+    caplog.set_level("INFO")
+    over_two(bench)
+    leave(bench, "node2")
+    bench.slurm.stiff = "no resizing here"
+    bench.turn()
+    bench.turn(3.0)
+    assert "1_0 keeps node2 until its end" in caplog.text
+    bench.slurm.stiff = ""
+    bench.turn(3.0)
+    assert bench.slurm.kept == []
+    assert bench.lender.is_up("node2")
