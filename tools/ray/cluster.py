@@ -3,8 +3,10 @@
     tools/ray/inside.sh python tools/ray/cluster.py --nodes 3 --gpus 4
 
 Says its address as a line of JSON, then obeys JSON lines on its input, one answer each: {"do": "kill", "node": ID},
-"stop" and "go on" (all processes of a node), "add", "nodes", "groups", "hold" and "release" (GPUs for a foreign job),
-"actor" (seconds to start a plain one with a GPU), "head" (ends the head). Ends with its input, and its nodes with it.
+"stop" and "go on" (all processes of a node), "add" ("type": an accelerator's, "gpus": another number of them), "remove"
+(a node that says goodbye), "nodes", "groups", "hold" and "release" (GPUs for a foreign job), "actor" (seconds to start
+a plain one with a GPU), "kill host" and "end host" (the actor of a "service" on a node: its process gets SIGKILL, or
+`ray.kill` ends it), "head" (ends the head). Ends with its input, and its nodes with it.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ class Trial:
         self._cluster.wait_for_nodes(120)
         self._held: Any = None
 
-    def _start(self) -> Any:
-        return self._cluster.add_node(wait=False, **self._shape)
+    def _start(self, **more: Any) -> Any:
+        return self._cluster.add_node(wait=False, **{**self._shape, **more})
 
     def obey(self, order: dict[str, Any]) -> Any:
         """Do what a line says; what it has to answer."""
@@ -75,12 +77,15 @@ class Trial:
             "kill": lambda: self._kill(order["node"]),
             "stop": lambda: signal_all(self._processes(order["node"]), signal.SIGSTOP),
             "go on": lambda: signal_all(self._processes(order["node"]), signal.SIGCONT),
-            "add": self._add,
+            "add": lambda: self._add(order.get("type"), order.get("gpus")),
+            "remove": lambda: self._cluster.remove_node(self._nodes.pop(order["node"])),
             "nodes": self._ray.nodes,
             "groups": lambda: list(self._ray.util.placement_group_table().values()),
             "hold": lambda: self._hold(order["node"], order["gpus"]),
             "release": self._release,
             "actor": lambda: self._actor(order["node"]),
+            "kill host": lambda: os.kill(self._host_process(order["service"], order["node"]), signal.SIGKILL),
+            "end host": lambda: self._ray.kill(self._host(order["service"], order["node"])),
             "head": lambda: self._cluster.head_node.kill_gcs_server(),
         }
         return doing[order["do"]]()
@@ -96,8 +101,19 @@ class Trial:
         signal_all(doomed, signal.SIGSTOP)
         signal_all(doomed, signal.SIGKILL)
 
-    def _add(self) -> str:
-        node = self._start()
+    def _host(self, service: str, node_id: str) -> Any:
+        """The actor of a service of ours on a node."""
+        return self._ray.get_actor(f"host-{node_id}", namespace=f"pollux-{service}")
+
+    def _host_process(self, service: str, node_id: str) -> int:
+        asked = self._host(service, node_id).__ray_call__.remote(lambda _: os.getpid())
+        return int(self._ray.get(asked, timeout=60))
+
+    def _add(self, accelerator: str | None, gpus: int | None) -> str:
+        more: dict[str, Any] = {} if gpus is None else {"num_gpus": gpus}
+        if accelerator is not None:
+            more["resources"] = {f"accelerator_type:{accelerator}": 1}
+        node = self._start(**more)
         self._nodes[node.node_id] = node
         return str(node.node_id)
 

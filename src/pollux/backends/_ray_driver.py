@@ -435,6 +435,9 @@ def _plain(error: Exception | None) -> str:
 def _unreachable(error: Exception) -> str:
     """Why Ray cannot be reached. That versions differ is said over several lines, and needs all of them."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if type(error).__name__ == "AuthenticationError":
+        # Its first sentence says what is wrong; what to do is said here for all cases alike.
+        return _plain(error).partition(". ")[0]
     if not any("mismatch" in line.lower() for line in lines):
         return _plain(error)
     return "; ".join(lines)[:_LONGEST] + "; install the same Ray and the same Python on every node"

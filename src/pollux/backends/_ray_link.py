@@ -29,6 +29,15 @@ _GIVE_UP_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 15.0
 _END_SECONDS = 5.0
 _LOG_BYTES = 1_000_000
+_LOOKED_THROUGH_BYTES = 100_000
+# Ray writes this to its log while it tries on for 20 seconds, and then says only that it failed to connect.
+_TOKEN_REFUSED = b"InvalidAuthToken"
+_TOKEN = "authentication token"
+_REMEDY = "check 'ray status' and --address"
+_TOKEN_REMEDY = (
+    "start the service with RAY_AUTH_MODE=token and with the cluster's token in RAY_AUTH_TOKEN, or in the file that "
+    "RAY_AUTH_TOKEN_PATH names"
+)
 
 
 class DriverLink:
@@ -51,6 +60,7 @@ class DriverLink:
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reached_once = False
+        self._log_begins = 0
         self.is_connected = False
         self.trouble = ""
 
@@ -94,7 +104,9 @@ class DriverLink:
         before = self.trouble
         if why or not before:
             went = "lost the connection to Ray" if self._reached_once else "Ray cannot be reached"
-            self.trouble = f"{went} ({why or self._last_words()}): check 'ray status' and --address; trying again"
+            why = why or self._last_words()
+            remedy = _TOKEN_REMEDY if _TOKEN in why.lower() else _REMEDY
+            self.trouble = f"{went} ({why}): {remedy}; trying again"
         if self.trouble != before:
             _log.warning("%s", self.trouble)
             self._hear({"kind": "trouble"})
@@ -102,6 +114,7 @@ class DriverLink:
     def _run_once(self) -> None:
         """One driver, from its start to its end."""
         with self._opened_log() as log:
+            self._log_begins = log.tell()
             process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environ(),
                 start_new_session=True,
@@ -132,6 +145,8 @@ class DriverLink:
             while not self._closing.is_set():
                 if not selector.select(0.5):
                     silent = time.monotonic() - heard_at
+                    if not self.is_connected and (why := self._refused_token()):
+                        self._complain(why)
                     if self.is_connected and silent > _SILENCE_SECONDS:
                         self._complain("it does not answer")
                     if silent > (_GIVE_UP_SECONDS if self.is_connected else _CONNECT_SECONDS):
@@ -150,7 +165,7 @@ class DriverLink:
         if kind == "connected":
             self.is_connected = self._reached_once = True
         elif kind == "unreachable":
-            self._complain(str(said["why"]))
+            self._complain(self._refused_token() or str(said["why"]))
         elif kind == "well":
             if self.trouble:
                 _log.info("Ray answers again")
@@ -158,6 +173,19 @@ class DriverLink:
                 self._hear({"kind": "trouble"})
         else:
             self._hear(said)
+
+    def _refused_token(self) -> str:
+        """That Ray does not let this driver in for want of a token, as its log tells; empty where it does not."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(self._log_begins)
+                if _TOKEN_REFUSED not in log.read(_LOOKED_THROUGH_BYTES):
+                    return ""
+        except OSError:
+            return ""
+        if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+            return f"it does not know the {_TOKEN} that it was shown"
+        return f"it wants an {_TOKEN}, and none is shown while RAY_AUTH_MODE is not token"
 
     def _last_words(self) -> str:
         """The last line of the driver's log."""

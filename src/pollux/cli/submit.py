@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from pollux.cli.options import PARTIAL, Json, complete_jobs, complete_queues, print_json
-from pollux.core.errors import InvalidInput
+from pollux.core.errors import InvalidInput, WorkdirMissing
 
 if TYPE_CHECKING:
     from pollux.cli.client import Client
@@ -59,8 +59,13 @@ def submit(
         typer.Option(metavar="JOB", autocompletion=complete_jobs, help="Start after that job; may be repeated."),
     ] = None,
     ship: Annotated[
-        bool, typer.Option("--ship", help="Send the working folder along, to a service on another machine.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--ship/--no-ship",
+            help="Send the working folder along, or never. Unless said, where the service does not have it.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the request; submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the jobs have ended.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the job's output until it has ended.")] = False,
@@ -80,15 +85,10 @@ def submit(
         raise InvalidInput("--follow prints the output of one job: give one file, without --json and --dry-run")
     client = connect()
     if ship and not dry_run:
-        from pollux.cli.shipping import ship as shipped
-
-        requests = [shipped(client, request) for request in requests]
+        requests = [_shipped(client, request, True, as_json) for request in requests]
     answers: list[dict[str, Any]] = []
     for request in requests:
-        if ship and dry_run:
-            answers.append(_would_ship(client, request, as_json))
-        else:
-            answers.append(_send(client, request, dry_run, as_json))
+        answers.append((_planned if dry_run else _submitted)(client, request, ship, as_json))
         # Where a later one is refused, these are there all the same.
         ctx.meta[PARTIAL] = {"planned" if dry_run else "submitted": answers}
     if as_json and not wait:
@@ -141,6 +141,34 @@ def variables_from(pairs: Sequence[str]) -> dict[str, str]:
     return variables
 
 
+def _submitted(client: Client, request: JobRequest, ship: bool | None, as_json: bool) -> dict[str, Any]:
+    try:
+        return _send(client, request, False, as_json)
+    except WorkdirMissing:
+        if ship is not None:
+            raise
+    return _send(client, _shipped(client, request, False, as_json), False, as_json)
+
+
+def _planned(client: Client, request: JobRequest, ship: bool | None, as_json: bool) -> dict[str, Any]:
+    if not ship:
+        try:
+            return _send(client, request, True, as_json)
+        except WorkdirMissing:
+            if ship is not None:
+                raise
+    return _would_ship(client, request, bool(ship), as_json)
+
+
+def _shipped(client: Client, request: JobRequest, is_asked_for: bool, as_json: bool) -> JobRequest:
+    """The job with its folder sent along, and a line on that."""
+    from pollux.cli.shipping import ship
+
+    request, said = ship(client, request, is_asked_for)
+    typer.echo(said, err=as_json)
+    return request
+
+
 def _send(client: Client, request: JobRequest, dry_run: bool, as_json: bool) -> dict[str, Any]:
     from pollux.cli.plan import plan_lines
     from pollux.wire.jobfile import job_to_mapping
@@ -160,12 +188,12 @@ def _send(client: Client, request: JobRequest, dry_run: bool, as_json: bool) -> 
     return answer
 
 
-def _would_ship(client: Client, request: JobRequest, as_json: bool) -> dict[str, Any]:
+def _would_ship(client: Client, request: JobRequest, is_asked_for: bool, as_json: bool) -> dict[str, Any]:
     """A dry run of a job whose folder is to be sent along: nothing is, so the plan is known only where it is there."""
     from pollux.cli.shipping import would_ship
     from pollux.wire.jobfile import job_to_mapping
 
-    request, missing = would_ship(client, request)
+    request, missing = would_ship(client, request, is_asked_for)
     if not missing:
         return _send(client, request, dry_run=True, as_json=as_json)
     body = job_to_mapping(request)

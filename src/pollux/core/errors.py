@@ -6,7 +6,8 @@
     │   ├── CheckpointMismatch  a checkpoint of another model, optimiser, dataset or version
     │   ├── MisusedJob          a training job's object used out of order
     │   ├── Conflict            it clashes with what is there, such as a name in use
-    │   └── TooLarge            more than is taken at once
+    │   ├── TooLarge            more than is taken at once
+    │   └── WorkdirMissing      a job's folder that is not where the job is to run
     ├── CheckpointDamaged       checkpoints are there, but none of them is whole
     ├── NonFiniteValue          a loss or gradient that is NaN or infinite
     ├── IllegalTransition       a job was told to do what its state forbids
@@ -42,6 +43,7 @@ __all__ = [
     "Unauthorised",
     "UnknownName",
     "Unreachable",
+    "WorkdirMissing",
     "choices",
 ]
 
@@ -102,6 +104,10 @@ class TooLarge(InvalidInput):
     """More than is taken at once."""
 
     http_status = 413
+
+
+class WorkdirMissing(InvalidInput):
+    """A job's working folder that the service's machine or its nodes do not have; sent along, it would be there."""
 
 
 class Unauthorised(PolluxError):

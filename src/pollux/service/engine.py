@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os.path
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -29,7 +30,7 @@ from pollux.controller import (
 from pollux.controller.events import Event, JobSpec
 from pollux.controller.requests import spec_from
 from pollux.core import Queue
-from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, UnknownName, Unreachable
+from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, UnknownName, Unreachable, WorkdirMissing
 from pollux.service.board import Board
 from pollux.service.desk import nodes_of, queues_of
 from pollux.service.executor import waits_to_leave
@@ -54,6 +55,7 @@ __all__ = ["Engine"]
 _KEPT_KEYS = 256
 _NAMED_REPLICAS = 10
 _JOB_FOLDERS = ("checkpoints", "logs", "receipts")
+_SHIP = "'pollux submit --ship' sends yours along"
 
 
 class Engine(EngineLoop):
@@ -393,12 +395,21 @@ class Engine(EngineLoop):
         """Refuse a job whose folder or command is not on this machine, or whose checkpoints would have no place."""
         faults = check_paths(request)
         if faults:
-            raise InvalidInput(faults[0])
+            kind = InvalidInput if os.path.isdir(request.workdir) else WorkdirMissing
+            raise kind(f"{faults[0]}; {_SHIP}" if request.workdir in faults[0] else faults[0])
         if isinstance(self.backend, ChecksFolders):
-            why = self.backend.refuses(folders_of(request, self.settings.home))
-            if why:
-                raise InvalidInput(why)
+            self._check_shared(self.backend, request)
         self.check_store(request)
+
+    def _check_shared(self, backend: ChecksFolders, request: JobRequest) -> None:
+        """Refuse a job whose folders nodes do not see; what is sent along lies in the home, which they may see."""
+        home = self.settings.home
+        folders = folders_of(request, home)
+        why = backend.refuses(folders)
+        if why and backend.refuses(folders[:1]) and not backend.refuses((str(home),)):
+            raise WorkdirMissing(f"{why}; {_SHIP}")
+        if why:
+            raise InvalidInput(why)
 
     def check_store(self, request: JobRequest) -> None:
         """Refuse a job whose checkpoints are to go to a store that cannot be written to; takes seconds."""

@@ -40,6 +40,10 @@ class Cluster:
         """What Ray calls a node of ours."""
         return next(row["NodeID"] for row in self("nodes") if row["Alive"] and node_id.endswith(row["NodeID"][-6:]))
 
+    def is_alive(self, ray_id):
+        """Whether Ray says so of a node."""
+        return next(row["Alive"] for row in self("nodes") if row["NodeID"] == ray_id)
+
     def groups(self, *, service=""):
         """The placement groups there are: node by name."""
         rows = [row for row in self("groups") if row["state"] != "REMOVED"]

@@ -15,12 +15,12 @@ from pollux.core import Placement
 class At:
     """A backend of a service, and what it told."""
 
-    def __init__(self, cluster, folder, service):
+    def __init__(self, cluster, folder, service, nodes=3):
         self.told: list[BackendEvent] = []
         self.folder = folder
         self.backend = backend_at(folder, cluster.address, service, warm=False)
         self.backend.start(self.told.append)
-        wait("nodes", lambda: len(self.backend.inventory()) >= 3)
+        wait("nodes", lambda: len(self.backend.inventory()) >= nodes)
 
     def submit(self, job_id, placement, text):
         argv = ("python", "-c", text)

@@ -1,21 +1,26 @@
 """A training job on several Ray nodes changes and loses nodes; Ray's books say the same."""
 
 import collections
+import datetime
+import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import RayRun
 
+from pollux.backends.fleet import LOST_SECONDS
 from pollux.backends.protocol import NodeDown, NodeUp, ReplicasLost
 from pollux.testing import live_job
+from pollux.testing.live_events import Verdict
 
 # Long enough for all that happens here at its slow pace, and soon over when it may be fast.
-EPOCHS = 120
-# One in the ordinary run; a tenth of `--events` in the long one, five to a job: it must still train when the node for
+EPOCHS, MANY_EPOCHS = 120, 400
+# Three in the ordinary run; a tenth of `--events` in the long one, five to a job: it must still train when the node for
 # the next one is up, and its ledger keeps 1,000 passes.
-KILLS = max(1, int(os.environ.get("POLLUX_FAULT_EVENTS", "0")) // 10)
+KILLS = max(3, int(os.environ.get("POLLUX_FAULT_EVENTS", "0")) // 10)
 KILLS_OF_ONE = min(KILLS, 5)
 
 
@@ -63,31 +68,91 @@ def kill_one(cluster, run, stays, goes):
     """Kill a node under a job that has one replica elsewhere and two there; seconds until the rest trains again."""
     losses, known = len(run.losses), {*run.names, *(event.node.id for event in run.of_nodes(NodeUp))}
     kept = set(live_job.living(run.folder))
+    node = cluster.ray_id(goes)
     began = time.monotonic()
-    cluster("kill", node=cluster.ray_id(goes))
+    cluster("kill", node=node)
     run.until("loss", lambda: len(run.losses) > losses)
     run.settled()
     seconds = time.monotonic() - began
+    assert cluster.is_alive(node), "Ray has seen it by now: this shows nothing of what sees it sooner"
     lost = [event for event in run.told if isinstance(event, ReplicasLost)][-1]
     assert (lost.replicas, str(lost.remaining)) == ((1, 2), f"{stays}:1")
     run.until("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == goes])
+    assert cluster.is_alive(node)
     assert set(live_job.living(run.folder)) < kept
     cluster("add")
     run.until("new node", lambda: {event.node.id for event in run.of_nodes(NodeUp)} - known)
     return seconds
 
 
+@pytest.fixture(scope="module")
+def measured():
+    """Seconds and verdict by turn, of those that came to their end; written where `POLLUX_RECORD` names a folder."""
+    turns: dict[int, tuple[list[float], Verdict]] = {}
+    yield turns
+    if turns and os.environ.get("POLLUX_RECORD"):
+        seconds = [one for of_turn, _ in turns.values() for one in of_turn]
+        figures = {
+            "engine": "ray",
+            "kills": len(seconds),
+            "seconds_to_resume": [round(one, 3) for one in seconds],
+            "samples_lost": sum(verdict.samples_lost for _, verdict in turns.values()),
+            "samples_repeated": sum(verdict.samples_repeated for _, verdict in turns.values()),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        folder = Path(os.environ["POLLUX_RECORD"])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "node_kills_ray.json").write_text(json.dumps(figures) + "\n")
+
+
 @pytest.mark.parametrize("turn", range(KILLS // KILLS_OF_ONE))
-def test_nodes_are_killed_and_the_rest_goes_on_from_memory(cluster, tmp_path, turn):
-    run = RayRun(cluster.address, tmp_path / "job", EPOCHS if KILLS == 1 else 950)
+def test_nodes_are_killed_and_the_rest_goes_on_from_memory(cluster, tmp_path, measured, turn):
+    run = RayRun(cluster.address, tmp_path / "job", MANY_EPOCHS if KILLS == 3 else 950)
     try:
         stays, goes, _ = run.names
         run.begin(**{stays: 1, goes: 2})
+        seconds = []
         for number in range(KILLS_OF_ONE):
             if number:
                 goes = next(name for name in run.names if name != stays)
                 run.go(**{stays: 1, goes: 2})
-            print(f"run {turn + 1}, kill {number + 1}: trains again after {kill_one(cluster, run, stays, goes):.2f} s")
+            seconds.append(kill_one(cluster, run, stays, goes))
+            print(f"run {turn + 1}, kill {number + 1}: trains again after {seconds[-1]:.2f} s")
+        measured[turn] = seconds, run.finish()
+        holds(measured[turn][1])
+        assert run.restarts == []
+    finally:
+        run.close()
+
+
+def end_actor(cluster, run, how, stays, goes):
+    """End the actor of a node under a job that has one replica elsewhere and two there, until the node has another."""
+    node, losses, kept = cluster.ray_id(goes), len(run.losses), set(live_job.living(run.folder))
+    ups = [event.node.id for event in run.of_nodes(NodeUp)].count(goes)
+    began = time.monotonic()
+    cluster(how, node=node, service=run.service)
+    run.until("loss", lambda: len(run.losses) > losses)
+    run.settled()
+    assert time.monotonic() - began < LOST_SECONDS, "that is as long as it takes to miss somebody who says nothing"
+    lost = [event for event in run.told if isinstance(event, ReplicasLost)][-1]
+    assert (lost.replicas, str(lost.remaining)) == ((1, 2), f"{stays}:1")
+    run.until("end of the actor", lambda: [event.node_id for event in run.of_nodes(NodeDown)].count(goes) == ups)
+    run.until("new actor", lambda: [event.node.id for event in run.of_nodes(NodeUp)].count(goes) > ups)
+    assert not run.backend.warnings()
+    assert len(set(live_job.living(run.folder)) & kept) == 1, "who was left has gone on"
+    run.go(**{stays: 1, goes: 2})
+    agree(cluster, run, **{stays: 1, goes: 2})
+    assert cluster.is_alive(node), "Ray never has a node again that it gave up: it was there all the time"
+
+
+def test_an_actor_is_killed_and_the_rest_goes_on_while_its_node_gets_another(cluster, tmp_path):
+    """Its process by SIGKILL, then the next one by `ray.kill`."""
+    run = RayRun(cluster.address, tmp_path / "job", MANY_EPOCHS)
+    try:
+        stays, goes, _ = run.names
+        run.begin(**{stays: 1, goes: 2})
+        for how in ("kill host", "end host"):
+            end_actor(cluster, run, how, stays, goes)
         holds(run.finish())
         assert run.restarts == []
     finally:
@@ -107,6 +172,7 @@ def test_a_frozen_node_is_given_up_fenced_and_used_again(cluster, tmp_path):
             run.settled()
             assert "no answer" in run.losses[0]
             run.until("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == goes])
+            assert cluster.is_alive(node)
         finally:
             cluster("go on", node=node)
         run.until("fence", lambda: len(live_job.living(run.folder)) == 1)

@@ -28,7 +28,7 @@ while True:
         if line == "die":
             (folder / "said").write_text("")
             sys.exit("out of breath")
-        print(line, flush=True)
+        print(line, flush=True, file=sys.stderr if line.startswith("log: ") else sys.stdout)
     said = len(lines)
     time.sleep(0.005)
 """
@@ -53,7 +53,7 @@ class Stage:
 
     def say(self, kind, **more):
         with (self.folder / "said").open("a") as file:
-            file.write((kind if kind == "die" else json.dumps({"kind": kind, **more})) + "\n")
+            file.write((kind if kind == "die" or "log: " in kind else json.dumps({"kind": kind, **more})) + "\n")
 
     def told(self, do=None):
         lines = [json.loads(line) for line in (self.folder / "told").read_text().splitlines()]
@@ -471,6 +471,23 @@ def test_ray_out_of_reach_is_said_with_the_reason(stage, caplog):
     stage.wait(lambda: said[0] in caplog.text)
     assert "--address" in said[0]
     assert stage.lender.hosts() == ()
+
+
+@pytest.mark.parametrize(("mode", "what"), [("", "while RAY_AUTH_MODE is not token"), ("token", "that it was shown")])
+def test_a_token_that_ray_refuses_is_said_at_once_and_stays_the_reason(stage, monkeypatch, mode, what):
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    stage.say("log: W gcs_client.cc:210: Unauthenticated: RPC error: InvalidAuthToken: it is missing or incorrect")
+    (said,) = stage.wait(stage.lender.warnings)
+    assert said.startswith("Ray cannot be reached (it ")
+    assert what in said
+    assert all(name in said for name in ("RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN,", "RAY_AUTH_TOKEN_PATH"))
+    stage.say("unreachable", why="Failed to connect to Ray cluster")
+    stage.say("die")
+    stage.wait(lambda: len([line for line in stage.told() if "namespace" in line]) > 1)
+    assert stage.lender.warnings() == (said,)
+    stage.say("unreachable", why="nobody listens")
+    # What the driver before it wrote is over.
+    stage.wait(lambda: "(nobody listens)" in stage.lender.warnings()[0])
 
 
 def test_a_cluster_without_gpus_is_said(stage):

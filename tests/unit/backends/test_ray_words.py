@@ -24,3 +24,14 @@ def test_another_version_is_told_whole_and_with_a_remedy():
     assert told.endswith("install the same Ray and the same Python on every node")
     assert "\n" not in told
     assert _unreachable(ConnectionRefusedError("refused")) == "refused"
+
+
+class AuthenticationError(Exception):
+    """As Ray's."""
+
+
+def test_of_a_token_that_was_not_found_the_first_sentence_is_told():
+    told = _unreachable(
+        AuthenticationError("but no authentication token was found. Ensure that https://x.y. And so on")
+    )
+    assert told == "but no authentication token was found"

@@ -118,6 +118,12 @@ def test_bodies_are_read_strictly(world, client, body, word):
     assert world.store.revision == before
 
 
+def test_a_folder_that_is_not_there_has_a_code_of_its_own(world, client):
+    for path in ("/v1/jobs", "/v1/plan"):
+        answer = client.post(path, json=job_file(world, workdir="/no/such/folder"))
+        assert (answer.status_code, code_of(answer)) == (422, "WorkdirMissing")
+
+
 def test_too_large_is_refused(client):
     answer = client.post("/v1/jobs", content=b"x" * 1_048_577)
     assert (answer.status_code, code_of(answer)) == (413, "TooLarge")

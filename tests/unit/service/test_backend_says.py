@@ -3,7 +3,7 @@
 import pytest
 
 from pollux.backends.slurm import SlurmBackend
-from pollux.core.errors import InvalidInput
+from pollux.core.errors import InvalidInput, WorkdirMissing
 from pollux.service.launching import folders_of
 from pollux.wire.job import CheckpointRequest, JobRequest
 
@@ -21,11 +21,39 @@ def test_a_job_whose_folder_is_not_on_the_nodes_is_refused(world, tmp_path):
 
     world.engine.check(request(tmp_path))
     world.backend.refuses = refuses
-    with pytest.raises(InvalidInput, match="not the same on node 'b'"):
+    with pytest.raises(InvalidInput, match="not the same on node 'b'") as refused:
         world.engine.check(request(tmp_path))
-    assert asked == [folders_of(request(tmp_path), tmp_path)]
+    assert type(refused.value) is InvalidInput, "the home is not on the nodes either"
+    assert asked[0] == folders_of(request(tmp_path), tmp_path)
     world.backend.refuses = lambda folders: ""
     world.engine.check(request(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("unseen", "kind"),
+    [("work", WorkdirMissing), ("checkpoints", InvalidInput), ("home", InvalidInput)],
+)
+def test_that_sending_the_folder_would_help_is_said_where_it_would(world, tmp_path, unseen, kind):
+    work = tmp_path / "work"
+    work.mkdir()
+    bad = {"work": [str(work)], "checkpoints": ["/kept"], "home": [str(work), str(tmp_path)]}[unseen]
+    world.backend.refuses = lambda folders: "not the same" if {*folders} & {*bad} else ""
+    with pytest.raises(InvalidInput) as refused:
+        world.engine.check(request(work, checkpoint=CheckpointRequest(dir="/kept")))
+    assert type(refused.value) is kind
+    assert ("--ship" in str(refused.value)) == (kind is WorkdirMissing)
+
+
+def test_a_folder_that_is_not_here_has_a_code_of_its_own_and_a_script_that_is_not_in_it_has_not(world, tmp_path):
+    with pytest.raises(WorkdirMissing, match=r"does not exist: .*--ship"):
+        world.engine.check(request(tmp_path / "gone"))
+    script = JobRequest(name="job", run=("python", "gone.py"), workdir=str(tmp_path))
+    with pytest.raises(InvalidInput, match=r"there is no gone\.py in .*--ship") as refused:
+        world.engine.check(script)
+    assert type(refused.value) is InvalidInput
+    with pytest.raises(InvalidInput) as refused:
+        world.engine.check(JobRequest(name="job", run=("no-such-command",), workdir=str(tmp_path)))
+    assert "--ship" not in str(refused.value)
 
 
 def test_the_folders_are_the_jobs_own_and_that_of_its_checkpoints(tmp_path):
