@@ -205,7 +205,7 @@ class RayLender:
             said = [self._link.trouble] if self._link.trouble else []
             if not said and self._is_new_head and self._link.is_connected:
                 said.append(_NEW_HEAD)
-            elif not said and not self._nodes and self._link.is_connected:
+            elif not said and not self._nodes and self._link.is_connected and not self._is_first_look:
                 said += self._without_nodes()
             tables = (self._troubles, self._odd, self._doubts, self._failures)
             return (*said, *(texts[name] for texts in tables for name in sorted(texts)))

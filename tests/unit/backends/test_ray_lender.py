@@ -490,8 +490,10 @@ def test_a_token_that_ray_refuses_is_said_at_once_and_stays_the_reason(stage, mo
     stage.wait(lambda: "(nobody listens)" in stage.lender.warnings()[0])
 
 
-def test_a_cluster_without_gpus_is_said(stage):
+def test_a_cluster_without_gpus_is_said_once_it_was_looked_at(stage):
     stage.say("connected", version="2")
+    stage.wait(lambda: stage.lender._link.is_connected)
+    assert stage.lender.warnings() == ()
     stage.nodes()
     assert "no node with GPUs" in stage.wait(stage.lender.warnings)[0]
 
