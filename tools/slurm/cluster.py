@@ -17,6 +17,7 @@ import json
 import os
 import pwd
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
@@ -58,7 +60,7 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-SlurmdTimeout=15
+SlurmdTimeout=300
 KillWait=3
 OverTimeLimit=0
 MinJobAge=60
@@ -101,16 +103,24 @@ def install() -> str:
 class SlurmCluster:
     """Daemons in `folder`: one controller, `nodes` nodes with `gpus` devices each. `start`, then `stop`, once each.
 
+    `types`: of which type the devices of each node are, one word for each node; empty: of none that is named.
     `grace_seconds` lie between a preemption's notice and its end. `with_parent`: daemons end with this process.
     """
 
     def __init__(
-        self, folder: Path, nodes: int = 3, gpus: int = 4, grace_seconds: int = 0, with_parent: bool = False
+        self,
+        folder: Path,
+        nodes: int = 3,
+        gpus: int = 4,
+        grace_seconds: int = 0,
+        with_parent: bool = False,
+        types: Sequence[str] = (),
     ) -> None:
         self.folder = folder.absolute()
         self.conf = self.folder / "slurm.conf"
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
         self._gpus = gpus
+        self._types = dict(zip(self.nodes, types or [""] * nodes, strict=True))
         self._grace_seconds = grace_seconds
         self._with_parent = with_parent
         self._pids: dict[str, int] = {}
@@ -124,7 +134,8 @@ class SlurmCluster:
     def start(self) -> None:
         """Write the configuration and start all daemons; returns when every node is idle."""
         self._write()
-        self._start_munge()
+        self._make_key()
+        self.start_munge()
         self.start_controller()
         for node in self.nodes:
             self.start_node(node)
@@ -170,9 +181,25 @@ class SlurmCluster:
         """End slurmctld; it saves what it knows, and a new one goes on from there."""
         self._end("slurmctld", signal.SIGTERM)
 
-    def start_node(self, node: str) -> None:
-        """Start a node, which has nothing of what ran there before."""
-        command = f'slurmd -D -f "{self.conf}" -N {node} & wait'
+    def start_munge(self) -> None:
+        """Start munged, by which commands and daemons know each other."""
+        munge, run = self.folder / "munge", self.folder / "run"
+        words = ["munged", "--foreground", "--force", f"--key-file={munge}/key", f"--socket={run}/munge.sock"]
+        words += [f"--pid-file={run}/munged.pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed"]
+        (run / "munge.sock").unlink(missing_ok=True)
+        # Said again: who becomes another user is no longer told of its parent's end.
+        ends = ["--pdeathsig", "KILL"] if self._with_parent else []
+        self._spawn("munged", ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", *ends, *words])
+        self.wait_for((run / "munge.sock").exists, "socket of munged")
+
+    def stop_munge(self, crash: bool = False) -> None:
+        """End munged; as a `crash` would, it leaves its socket behind, at which nobody answers."""
+        self._end("munged", signal.SIGKILL if crash else signal.SIGTERM)
+
+    def start_node(self, node: str, hide: Sequence[Path] = ()) -> None:
+        """Start a node, which has nothing of what ran there before; instead of the folders `hide` it has empty ones."""
+        mounts = "".join(f"mount -t tmpfs none {shlex.quote(str(folder))} && " for folder in hide)
+        command = f'{mounts}slurmd -D -f "{self.conf}" -N {node} & wait'
         # The shell is the namespace's first process: it reaps what others leave behind.
         words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", command]
         self._spawn(node, words)
@@ -241,9 +268,10 @@ class SlurmCluster:
         for name in ("run", "log", "state", "munge", "dev", *(f"spool/{node}" for node in self.nodes)):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         ports = _free_ports(len(self.nodes) + 1)
+        kinds = {node: f":{kind}" if kind else "" for node, kind in self._types.items()}
         lines = [
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=4000 "
-            f"Gres=gpu:{self._gpus}"
+            f"Gres=gpu{kinds[node]}:{self._gpus}"
             for node, port in zip(self.nodes, ports[1:], strict=True)
         ]
         text = _CONF.format(
@@ -255,10 +283,11 @@ class SlurmCluster:
             if not device.exists():
                 os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         files = f"{self.folder}/dev/nvidia[0-{self._gpus - 1}]"
-        gres = f"AutoDetect=off\nNodeName=node[1-{len(self.nodes)}] Name=gpu File={files}\n"
-        (self.folder / "gres.conf").write_text(gres)
+        named = {node: f" Type={kind}" if kind else "" for node, kind in self._types.items()}
+        gres = "".join(f"NodeName={node} Name=gpu{named[node]} File={files}\n" for node in self.nodes)
+        (self.folder / "gres.conf").write_text(f"AutoDetect=off\n{gres}")
 
-    def _start_munge(self) -> None:
+    def _make_key(self) -> None:
         user = pwd.getpwnam("munge")
         key = self.folder / "munge" / "key"
         key.write_bytes(secrets.token_bytes(1024))
@@ -267,11 +296,6 @@ class SlurmCluster:
             os.chown(path, user.pw_uid, user.pw_gid)
         for folder in (self.folder, key.parent, self.folder / "run"):
             folder.chmod(0o755)
-        munge, run = self.folder / "munge", self.folder / "run"
-        words = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={run}/munge.sock"]
-        words += [f"--pid-file={run}/munged.pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed"]
-        self._spawn("munged", ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", *words])
-        self.wait_for((run / "munge.sock").exists, "socket of munged")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -181,6 +181,9 @@ class FleetGround:
         if wanted and self._asked.get(job_id) != wanted:
             self._asked[job_id] = wanted
             self._lender.ask(job_id, wanted)
+        if not wanted and self._asked.pop(job_id, None) is not None:
+            # An order before this one asked for more: others may need it, and here it would lie idle.
+            self._lender.ask(job_id, {})
         held = self._lender.held(job_id) if wanted else {}
         free = {
             node: [name for place in held.get(node, ()) if (name := f"{node}/{place}") not in busy] for node in lacking

@@ -6,8 +6,10 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pollux.backends._slurm_script import array_words
 from pollux.backends._slurm_text import ALL_NODES_FORMAT, SINFO_FORMAT, SQUEUE_FORMAT, fold_nodes
@@ -45,7 +47,10 @@ _REMEDIES = {
     "configuration source": "this machine does not know its cluster: set SLURM_CONF, or have its slurm.conf put here",
     "Unable to contact": "is slurmctld up? 'scontrol ping' tells",
 }
-_LIMIT = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+|\bMax\w+Per\w+")
+# The line that says why, where it is not the first: a limit's name, or what munge ran into.
+_WHY = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+|\bMax\w+Per\w+|\bMunge \w+ failed")
+_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
+_MUNGE_SOCKET = "/run/munge/munge.socket.2"
 
 
 class SlurmCalls:
@@ -113,8 +118,9 @@ class SlurmCalls:
             said, complaint = process.communicate(given, timeout=self._seconds)
         except subprocess.TimeoutExpired:
             _kill(process)
+            why = _no_munge(self._environ) or "is slurmctld up and reachable?"
             raise BackendFailed(
-                f"'{words[0]}' did not answer within {self._seconds:g} s and was ended; is slurmctld up and reachable?"
+                f"'{words[0]}' did not answer within {self._seconds:g} s and was ended; {why}"
             ) from None
         if process.returncode != 0:
             raise BackendFailed(_explain(words[0], process.returncode, complaint or said))
@@ -133,10 +139,36 @@ def _kill(process: subprocess.Popen[str]) -> None:
                 stream.close()
 
 
+def _no_munge(environ: Mapping[str, str]) -> str:
+    """What is wrong where munged has died: commands try its socket for most of a minute before they say so.
+
+    Empty where somebody answers there, or where it is not known that munge is what this cluster goes by.
+    """
+    text = ""
+    for path in [environ["SLURM_CONF"]] if environ.get("SLURM_CONF") else _CONFIGURATIONS:
+        with contextlib.suppress(OSError):
+            text = text or Path(path).read_text(errors="replace")
+    kind = re.search(r"^\s*AuthType\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE)
+    if not text or (kind is not None and kind.group(1) != "auth/munge"):
+        return ""
+    named = re.search(r"^\s*AuthInfo\s*=.*?\bsocket=([^,\s]+)", text, re.MULTILINE | re.IGNORECASE)
+    path = named.group(1) if named else _MUNGE_SOCKET
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            probe.connect(path)
+    except ConnectionRefusedError:
+        return f"nobody answers at munge's socket {path}; {_AUTHENTICATION}"
+    except OSError:
+        # Commands may have another place built in, and those that find nothing at theirs say so at once.
+        return ""
+    return ""
+
+
 def _explain(command: str, code: int, complaint: str) -> str:
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     # The last line says that it was refused, and often only one before it says why.
-    why = next((line for line in lines if _LIMIT.search(line)), lines[0] if lines else "it said nothing")
+    why = next((line for line in lines if _WHY.search(line)), lines[0] if lines else "it said nothing")
     said = "; ".join(dict.fromkeys([why, *lines[-1:]]))
     remedy = next((text for key, text in _REMEDIES.items() if key.lower() in complaint.lower()), "")
     return f"'{command}' failed with exit code {code}: {said}{'; ' + remedy if remedy else ''}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.backends._slurm_pool import Note
-from pollux.backends._slurm_text import PilotRow
+from pollux.backends._slurm_text import NodeRow, PilotRow
 from pollux.core.errors import BackendFailed, InvalidInput
 
 __all__ = ["PoolFolder"]
@@ -106,18 +106,30 @@ class PoolFolder:
             return ""
         return lines[-1][:300] if lines else ""
 
-    def remember(self, rows: Iterable[PilotRow]) -> None:
-        """Keep which pilots run, for a service that starts when Slurm does not answer."""
-        kept = [[row.id, list(row.nodes), row.comment] for row in rows if row.is_running]
+    def remember(self, rows: Iterable[PilotRow], states: Mapping[str, NodeRow]) -> None:
+        """Keep which pilots run and what their nodes have, for a service that starts when Slurm does not answer."""
+        running = [row for row in rows if row.is_running]
+        there = [states[name] for row in running for name in row.nodes if name in states]
+        kept = {
+            "pilots": [[row.id, list(row.nodes), row.comment] for row in running],
+            "nodes": {row.name: [row.gres, row.address, row.cpus] for row in there},
+        }
         self._put("running.json", json.dumps(kept))
 
-    def remembered(self) -> list[PilotRow]:
-        """What was kept last; none where that cannot be read."""
+    def remembered(self) -> tuple[list[PilotRow], dict[str, NodeRow]]:
+        """What was kept last, nodes as if they were well; none where that cannot be read."""
         try:
             kept = json.loads((self.path / "running.json").read_text())
-            return [PilotRow(str(i), "RUNNING", None, None, tuple(map(str, n)), str(c), "") for i, n, c in kept]
-        except (OSError, ValueError, TypeError):
-            return []
+            pilots = [
+                PilotRow(str(i), "RUNNING", None, None, tuple(map(str, n)), str(c), "") for i, n, c in kept["pilots"]
+            ]
+            nodes = {
+                str(name): NodeRow(str(name), "unknown", "well", str(gres), "", str(address), float(cpus))
+                for name, (gres, address, cpus) in kept["nodes"].items()
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return [], {}
+        return pilots, nodes
 
     def known(self) -> dict[str, list[str]]:
         """The pilots that left anything here, with the nodes that have their name from them."""

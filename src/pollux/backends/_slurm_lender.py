@@ -61,7 +61,7 @@ class SlurmLender(PooledLender):
         self._rows: dict[str, PilotRow] = {}
         self._rows_at = 0.0
         self._states: Mapping[str, NodeRow] = {}
-        self._kept: set[str] = set()
+        self._kept: object = None
         self._since: dict[str, float] = {}
         self._over: set[str] = set()
         self._cancelled: set[str] = set()
@@ -89,8 +89,8 @@ class SlurmLender(PooledLender):
         """Offer what ran when the service ended, and begin to look."""
         super().start(secret, head, changed)
         self._folder.prepare(secret)
-        self._rows = {row.id: row for row in self._folder.remembered()}
-        self._kept = {*self._rows}
+        rows, self._states = self._folder.remembered()
+        self._rows = {row.id: row for row in rows}
         self._rows_at = self._clock()
         self._glance()
         self._thread = threading.Thread(target=self._run, name="pollux-slurm", daemon=True)
@@ -170,6 +170,7 @@ class SlurmLender(PooledLender):
         if full:
             self._read_queue()
             self._read_states()
+            self._remember()
         self._glance()
         self._act()
 
@@ -214,9 +215,14 @@ class SlurmLender(PooledLender):
             # They ended while nobody looked. Their nodes' names are free again for the next ones.
             self._has_swept = True
             self._folder.sweep({pilot: nodes for pilot, nodes in strangers.items() if pilot not in self._rows})
-        running = {row.id for row in self._rows.values() if row.is_running}
-        if running != self._kept and self._written(lambda: self._folder.remember(self._rows.values())):
-            self._kept = running
+
+    def _remember(self) -> None:
+        """Keep what the next object begins with: types of GPUs too, since a node must not change its own meanwhile."""
+        running = {row.id: row.nodes for row in self._rows.values() if row.is_running}
+        gres = {name: self._states[name].gres for names in running.values() for name in names if name in self._states}
+        kept = (running, gres)
+        if kept != self._kept and self._written(lambda: self._folder.remember(self._rows.values(), self._states)):
+            self._kept = kept
 
     def _written(self, write: Callable[[], None]) -> bool:
         """Whether it could be: a folder that is full for a while is no reason not to look at what runs."""

@@ -17,7 +17,7 @@ OPTIONS = {
 
 
 class Service:
-    """`pollux up --backend slurm` with so many CPU slots on each node; `environ` beside that of the tests."""
+    """`pollux up --backend slurm` with so many CPU slots on each node, 0: GPUs; `environ` beside that of the tests."""
 
     def __init__(self, home, slurm, slots, limit_seconds, options=None, **environ):
         self._options = {**OPTIONS, **(options or {}), "pool": home / "pool"}
@@ -32,21 +32,27 @@ class Service:
         self.up()
 
     def up(self):
+        """Start it; what it said is in `said`."""
         words = [word for name, value in self._options.items() for word in ("--option", f"{name}={value}")]
-        self.pollux("up", "--detach", "--port", "0", "--backend", "slurm", "--slots", str(self.slots), *words)
+        words += ["--slots", str(self.slots)] if self.slots else []
+        self.said = self.pollux("up", "--detach", "--port", "0", "--backend", "slurm", *words)
         told = json.loads((self.home / "service.json").read_text())
         self.url, self.pid = told["url"], told["pid"]
         self.token = (self.home / "token").read_text().strip()
 
     def pollux(self, *arguments):
+        done = self.command(*arguments)
+        assert done.returncode == 0, done.stderr + self.log()
+        return done.stdout + done.stderr
+
+    def command(self, *arguments):
+        """The command as it ended, whichever way."""
         environ = {
             **os.environ, "POLLUX_HOME": str(self.home), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
             **self._environ,
         }  # fmt: skip
         command = [sys.executable, "-m", "pollux", *arguments]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr + self.log()
-        return done.stdout
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
     def call(self, path, body=None):
         return json.loads(self._text(path, body))
@@ -70,7 +76,10 @@ class Service:
 
     def state(self):
         seen = [self.call("/v1/status")["nodes"], self.call("/v1/jobs")]
-        return json.dumps(seen) + self.log() + self.slurm.run("squeue")
+        queue = ""
+        with contextlib.suppress(subprocess.SubprocessError):
+            queue = self.slurm.run("squeue")
+        return json.dumps(seen) + self.log() + queue
 
     def nodes(self):
         return {node["id"]: node for node in self.call("/v1/status")["nodes"]}
@@ -86,9 +95,9 @@ class Service:
 
         return self.wait(what, seen)
 
-    def submit(self, name, run, gpus):
+    def submit(self, name, run, gpus, **more):
         asked = {"name": name, "run": [sys.executable, *map(str, run)], "gpus": str(gpus), "on_resize": "live"}
-        self.call("/v1/jobs", {**asked, "grace": "20s", "workdir": str(self.home)})
+        self.call("/v1/jobs", {**asked, "grace": "20s", "workdir": str(self.home), **more})
 
     def resize(self, name, gpus):
         self.call(f"/v1/jobs/{name}/resize", {"gpus": str(gpus)})
@@ -97,12 +106,15 @@ class Service:
         """Every pass had every sample once, whatever happened; the job."""
         job = self.until(name, "end", lambda job: job["state"] == "succeeded")
         assert job["crashes"] == 0
-        receipt = json.loads((self.home / "receipts" / name / "receipt.json").read_text())
+        receipt = self.receipt(name)
         assert len(receipt["ledger"]) == epochs
         assert {entry["samples"] for entry in receipt["ledger"]} == {samples}, "a pass lost or repeated samples"
         assert len({entry["hash"] for entry in receipt["ledger"]}) == 1, "a pass had other samples than the rest"
         assert receipt["exact"]
         return job
+
+    def receipt(self, name):
+        return json.loads((self.home / "receipts" / name / "receipt.json").read_text())
 
     def pilots(self):
         """Node to what its pilot holds there, by Slurm's own books."""

@@ -17,7 +17,7 @@ SEES = """
 def test_replicas_see_the_gpus_that_slurm_gave_their_pilot(slurm, tmp_path):
     def new(home):
         return SlurmBackend(
-            home, nodes="2", gpus_per_node=2, cpus_per_node=2, partition="main", words="--nodelist=node1",
+            home, nodes="2", gpus_per_node=2, cpus_per_node=2, partition="main", words="--exclude=node[2-3]",
             time_limit="30:00", poll_seconds=0.5, head="127.0.0.1", warm=False, pool=tmp_path / "pool",
         )  # fmt: skip
 

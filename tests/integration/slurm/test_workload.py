@@ -1,6 +1,5 @@
 """The workload of the local service on three Slurm nodes of four slots: jobs come and go, and train as if alone."""
 
-import json
 import re
 from pathlib import Path
 
@@ -124,6 +123,7 @@ def test_jobs_come_and_go_and_all_of_them_train_as_if_alone(service, tmp_path):
 
 def live_changes(service, name):
     """From how many replicas to how many the job changed in living processes, as its receipt says."""
-    receipt = json.loads((service.home / "receipts" / name / "receipt.json").read_text())
-    resized = [event for event in receipt["events"] if event["kind"] == "resized" and "without" in event["text"]]
+    resized = [
+        event for event in service.receipt(name)["events"] if event["kind"] == "resized" and "without" in event["text"]
+    ]
     return [(event["numbers"]["before"], event["numbers"]["after"]) for event in resized]

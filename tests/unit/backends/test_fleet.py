@@ -225,3 +225,18 @@ def test_what_is_degraded_is_in_the_log_once(backend, caplog):
         work._log_warnings(lambda: said[:1])
     texts = [record.getMessage() for record in caplog.records]
     assert sorted(texts) == ["degraded: node 'n1' waits 5 s"] * 2 + ["degraded: node 'n2' waits 5 s"]
+
+
+def test_what_an_overtaken_order_asked_for_is_left_to_others(lender):
+    """Growth that waits for another job's place is called off: that place must not come to it all the same."""
+    lender.offer([node("a", 1), node("b", 1)])
+    ground = FleetGround(lender, b"secret", "127.0.0.1", 10.0, 12.0)
+    assert ground.take("leaving", Placement.of({"b": 1}), (), ()) == ("b/0",)
+    assert ground.take("grows", Placement.of({"a": 1}), (), ()) == ("a/0",)
+    assert ground.take("grows", Placement.of({"a": 1, "b": 1}), ("a/0",), ("a/0",)) == ()
+    assert ground.take("grows", Placement.of({"a": 1}), ("a/0",), ("a/0",)) == ("a/0",)
+    ground.keep("grows", ("a/0",))
+    assert ground.take("next", Placement.of({"b": 1}), (), ()) == ()
+    ground.keep("leaving", ())
+    assert lender.held("grows") == {"a": (0,)}
+    assert ground.take("next", Placement.of({"b": 1}), (), ()) == ("b/0",)

@@ -1,6 +1,7 @@
 """Slurm's commands, played by small scripts: those that hang, fail, are not there, or say something else."""
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -58,6 +59,35 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(commands, calls):
     assert not stat_file.exists() or stat_file.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
+@pytest.mark.parametrize(
+    ("configured", "is_munge"),
+    [
+        ("AuthType=auth/munge\nAuthInfo=socket={socket}\n", True),
+        ("# AuthType=auth/slurm\n authinfo = ttl=60,socket={socket}\n", True),
+        ("AuthType=auth/slurm\nAuthInfo=socket={socket}\n", False),
+        ("AuthInfo=socket={socket}.elsewhere\n", False),
+        (None, False),
+    ],
+)
+def test_a_command_that_waits_for_a_munge_that_died_says_so(commands, configured, is_munge):
+    """It tries for longer than we wait, and would say so itself only then."""
+    path = commands.folder / "munge"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    if configured is not None:
+        (commands.folder / "conf").write_text(configured.format(socket=path))
+    commands("squeue", "sleep 600")
+    waiting = SlurmCalls(
+        {"PATH": f"{commands.folder}:{os.environ['PATH']}", "SLURM_CONF": f"{commands.folder}/conf"}, 0.2
+    )
+    with pytest.raises(BackendFailed) as refused:
+        waiting.jobs("any")
+    text = str(refused.value)
+    assert text.startswith("'squeue' did not answer within 0.2 s and was ended; ")
+    assert (f"nobody answers at munge's socket {path}; authentication is refused: is munge running" in text) is is_munge
+    assert ("is slurmctld up and reachable?" in text) is not is_munge
+
+
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(BackendFailed, match="'scancel' cannot be run"):
         SlurmCalls({"PATH": str(tmp_path)}, 60.0).cancel(["1"])
@@ -95,7 +125,8 @@ sbatch: error: _establish_config_source: failed to fetch config
 sbatch: fatal: Could not establish a configuration source"""
 _NO_MUNGE = """\
 sbatch: error: If munged is up, restart with --num-threads=10
-sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory
+sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory (Did you \
+start munged?)
 sbatch: error: slurm_send_node_msg: auth_g_create: REQUEST_SUBMIT_BATCH_JOB has authentication error
 sbatch: error: Batch job submission failed: Protocol authentication error"""
 
@@ -113,7 +144,7 @@ sbatch: error: Batch job submission failed: Protocol authentication error"""
         (f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{_POLICY}", "QOSMaxWallDurationPerJobLimit", "time_limit="),
         (f"sbatch: a word of the site\nsbatch: error: QOSMinGRES\n{_POLICY}", "QOSMinGRES", "asks for less"),
         (_POLICY, "accounting/QOS policy", "sacctmgr show associations"),
-        (_NO_MUNGE, "Protocol authentication error", "munge"),
+        (_NO_MUNGE, "No such file or directory (Did you start munged?)", "is munge running here"),
         ("slurm_load_jobs error: Protocol authentication error", "authentication", "munge"),
         ("slurm_load_jobs error: Zero Bytes were transmitted or received", "Zero Bytes", "munge"),
         (_NO_CONFIGURATION, "Could not establish a configuration source", "SLURM_CONF"),

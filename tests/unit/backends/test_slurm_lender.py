@@ -337,7 +337,7 @@ def test_a_folder_that_is_full_keeps_nobody_from_looking(bench, monkeypatch, cap
     full.clear()
     bench.turn()
     assert not any("No space left" in each for each in bench.lender.warnings())
-    assert [row.id for row in bench.lender._folder.remembered()] == ["1_0"], "what could not be kept is kept later"
+    assert [row.id for row in bench.lender._folder.remembered()[0]] == ["1_0"], "what could not be kept is kept later"
 
 
 def test_a_node_that_lies_is_given_back_and_not_asked_for_again(bench):
@@ -383,6 +383,30 @@ def test_a_new_object_offers_at_once_what_ran_before(bench, tmp_path):
         assert [hosted.node.id for hosted in again.hosts()] == ["node1"]
     finally:
         again.close()
+
+
+def test_a_node_whose_type_only_slurm_knows_keeps_it_under_a_new_object(bench, monkeypatch):
+    """Of another one for a moment, jobs would be moved off it, or spread over two types."""
+    monkeypatch.setattr(bench.slurm, "nodes", lambda names: "node1|mixed|gpu:v100:4|10.0.0.1|64|none\n")
+    bench.turn()
+    bench.lend("1_0", "node1")
+    facts = bench.folder / "pilots" / "1_0.node1.facts"
+    facts.write_text(facts.read_text().replace("A100", ""))
+    bench.turn()
+    assert [hosted.node.gpu_type for hosted in bench.lender.hosts()] == ["v100"]
+    again = SlurmLender(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
+    bench.slurm.failing = "slurmctld is down"
+    again.start(b"secret", "127.0.0.1", lambda: None)
+    try:
+        assert again.hosts() == bench.lender.hosts()
+    finally:
+        again.close()
+
+
+@pytest.mark.parametrize("text", ["[]", '[["1_0", ["node1"], "pilot"]]', '{"pilots": 1, "nodes": {}}', "{", "null"])
+def test_what_was_kept_and_cannot_be_understood_is_left_out(bench, text):
+    (bench.folder / "running.json").write_text(text)
+    assert bench.lender._folder.remembered() == ([], {})
 
 
 def test_closing_cancels_only_what_waits_and_only_without_jobs(bench):
