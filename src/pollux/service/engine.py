@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os.path
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -395,8 +394,10 @@ class Engine(EngineLoop):
         """Refuse a job whose folder or command is not on this machine, or whose checkpoints would have no place."""
         faults = check_paths(request)
         if faults:
-            kind = InvalidInput if os.path.isdir(request.workdir) else WorkdirMissing
-            raise kind(f"{faults[0]}; {_SHIP}" if request.workdir in faults[0] else faults[0])
+            # Without the script that the submitter saw there, it is another folder of that name.
+            if request.workdir in faults[0]:
+                raise WorkdirMissing(f"{faults[0]}; {_SHIP}")
+            raise InvalidInput(faults[0])
         if isinstance(self.backend, ChecksFolders):
             self._check_shared(self.backend, request)
         self.check_store(request)

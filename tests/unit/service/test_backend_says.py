@@ -44,15 +44,15 @@ def test_that_sending_the_folder_would_help_is_said_where_it_would(world, tmp_pa
     assert ("--ship" in str(refused.value)) == (kind is WorkdirMissing)
 
 
-def test_a_folder_that_is_not_here_has_a_code_of_its_own_and_a_script_that_is_not_in_it_has_not(world, tmp_path):
+def test_a_folder_that_is_not_here_or_is_without_the_script_has_a_code_of_its_own(world, tmp_path):
     with pytest.raises(WorkdirMissing, match=r"does not exist: .*--ship"):
         world.engine.check(request(tmp_path / "gone"))
     script = JobRequest(name="job", run=("python", "gone.py"), workdir=str(tmp_path))
-    with pytest.raises(InvalidInput, match=r"there is no gone\.py in .*--ship") as refused:
+    with pytest.raises(WorkdirMissing, match=r"there is no gone\.py in .*--ship"):
         world.engine.check(script)
-    assert type(refused.value) is InvalidInput
     with pytest.raises(InvalidInput) as refused:
         world.engine.check(JobRequest(name="job", run=("no-such-command",), workdir=str(tmp_path)))
+    assert type(refused.value) is InvalidInput
     assert "--ship" not in str(refused.value)
 
 
