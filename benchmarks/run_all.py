@@ -16,7 +16,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-SCRIPTS = ("fit", "allocate", "simulate", "reproduce", "agent", "service", "local", "cli", "resize", "engines", "page")
+SCRIPTS = (
+    "fit",
+    "allocate",
+    "simulate",
+    "reproduce",
+    "agent",
+    "service",
+    "local",
+    "cli",
+    "resize",
+    "engines",
+    "node_kills",
+    "page",
+)
 # Besides: a script with further words, under a name of its own.
 MORE: dict[str, tuple[str, ...]] = {"service_viewers": ("service", "--viewers", "100")}
 Results = dict[str, dict[str, Any]]
@@ -127,15 +140,15 @@ CLAIMS: list[tuple[str, float | None, bool, Callable[[Results], Any]]] = [
     ("completion time of real jobs, pollux over fifo", 0.9, True, _of("local", "completion_ratio")),
     ("`pollux --help` over importing typer and rich", 2.5, True, _of("cli", "help_ratio")),
     ("`pollux ls` over importing typer and rich", 2.5, True, _of("cli", "ls_ratio")),
+    ("nodes of Slurm and Ray killed under jobs that went on", 20, False, _of("node_kills", "kills")),
+    ("... samples lost or trained twice", 0, True, _of("node_kills", "samples_lost_or_repeated")),
     ("start on a warm Slurm node over a step importing PyTorch", 2.0, True, _of("engines", "slurm_warm_start_ratio")),
     ("start on a warm Ray node over a plain actor", 2.0, True, _of("engines", "ray_warm_start_ratio")),
-    ("a round over 1,000 Slurm nodes, s", 1.0, True, _of("engines", "slurm_round_seconds")),
-    ("... the first one, s", 1.0, True, _of("engines", "slurm_first_round_seconds")),
-    ("... in which 50 of them change, s", 1.0, True, _of("engines", "slurm_changed_round_seconds")),
-    ("Slurm's commands in a round, however many jobs", 2, True, _of("engines", "slurm_commands_per_round")),
-    ("a round over 1,000 Ray nodes, s", 1.0, True, _of("engines", "ray_round_seconds")),
-    ("... the first one, s", 1.0, True, _of("engines", "ray_first_round_seconds")),
-    ("... in which 50 of them go, s", 1.0, True, _of("engines", "ray_changed_round_seconds")),
+    ("slowest round over 1,000 Slurm nodes, s", 1.0, True, _of("engines", "slurm_pilots_slowest_round_seconds")),
+    ("... without pilots, s", 1.0, True, _of("engines", "slurm_jobs_slowest_round_seconds")),
+    ("Slurm's commands in a round, however many jobs", 2, True, _of("engines", "slurm_pilots_commands_per_round")),
+    ("... without pilots", 2, True, _of("engines", "slurm_jobs_commands_per_round")),
+    ("slowest round over 1,000 Ray nodes, s", 1.0, True, _of("engines", "ray_slowest_round_seconds")),
     ("what Ray's driver is asked in a steady round", 0, True, _of("engines", "ray_orders_per_round")),
     ("calls to Ray in a look of its driver, however many claims", 1, True, _of("engines", "ray_calls_per_look")),
     ("... with CPU slots, some of them waited for", 2, True, _of("engines", "ray_slots_calls_per_look")),
