@@ -99,7 +99,9 @@ class PlayedSlurm:
         """An environment with the commands."""
         commands = self.folder / "bin"
         commands.mkdir()
-        played = {"squeue": "cat squeue.txt", "sinfo": "cat sinfo.txt", "scancel": ":", "sbatch": "echo 9"}
+        played = {"squeue": "cat squeue.txt", "sinfo": "cat sinfo.txt", "sbatch": "echo 9"} | dict.fromkeys(
+            ("scancel", "scontrol"), ":"
+        )
         for name, text in played.items():
             path = commands / name
             path.write_text(f"#!/bin/sh\ncd {self.folder}\necho {name} >> commands.txt\n{text}\n")
@@ -163,20 +165,22 @@ def slurm_rounds(name: str, story: list[dict[str, Any]], copies: int, gpus: int,
 
             slowest = (0.0, "")
             for moment in story:
+                # What ends later than a minute after it began is no failure to begin.
+                now[0] += 60.0
                 played.show(moment)
                 there = jobs_of(moment, copies, gpus)
                 for job in jobs.keys() - there.keys():
                     lender.drop(job, lender.held(job))
                     del jobs[job]
                 slowest = max(slowest, (timed(turn), moment["event"]))
+                for job in there.keys() - jobs.keys():
+                    lender.ask(job, there[job])
+                    jobs[job] = there[job]
                 # A node whose batch job has ended is offered again a moment later.
                 turn()
                 offered = len({hosted.node.id for hosted in lender.hosts()} - lender.leaving().keys())
                 expected = copies * len([*moment["nodes"], *moment["unseen"]])
                 assert offered == expected, (name, moment["event"], offered, expected)
-                for job in there.keys() - jobs.keys():
-                    lender.ask(job, there[job])
-                    jobs[job] = there[job]
                 assert all(lender.held(job).keys() == places.keys() for job, places in jobs.items())
             played.commands()
             steady = [timed(turn) for _ in range(repeats)]

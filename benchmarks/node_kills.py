@@ -54,6 +54,8 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(TESTS), help="one engine; nothing is kept")
     parser.add_argument("--seed", type=int, default=0, help="unused: nothing here is drawn")
     arguments = parser.parse_args()
+    if arguments.kills < 5 or arguments.kills % 5:
+        parser.error(f"--kills is {arguments.kills}: give 5, 10, 15, ..., since five are made under each of Ray's jobs")
     figures: dict[str, Any] = {}
     for engine in (arguments.only,) if arguments.only else tuple(TESTS):
         found = killed(engine, 3 if arguments.quick else arguments.kills)

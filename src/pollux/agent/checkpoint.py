@@ -100,6 +100,7 @@ class Checkpointer:
         self._disk: CheckpointFolder | None = None
         self._holder = holder or Holder()
         self._opening: threading.Thread | None = None
+        self._closed = False
         if opens:
             self._on_first_replica(self._open)
 
@@ -288,6 +289,7 @@ class Checkpointer:
             self._thread.join(most_seconds)
             self._abandoned.set()
         self.wait()
+        self._closed = True
         if self._disk is not None:
             self._disk.release()
 
@@ -300,6 +302,11 @@ class Checkpointer:
         except PolluxError as error:
             # It is tried again when there is something to save.
             _logger.warning("%s is not held yet: %s", self.where, error)
+        disk = self._disk
+        if disk is not None and (self._closed or self._replica != 0):
+            # A store took its time, and it is not wanted any more.
+            self._disk = None
+            disk.release()
 
     def _take_hold(self) -> None:
         """Open the folder as soon as the replica that held it has let it go."""

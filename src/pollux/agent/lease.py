@@ -2,7 +2,8 @@
 
 It is beaten like a heart while its holder lives, and says so when it was given back. Clocks of machines are never
 compared: whether a holder lives is seen from its beats. A process of the same job takes it over at once, unless the job
-has been started anew since; whoever has lost it once writes no more.
+has been started anew since; whoever has lost it once writes no more. Each holder has a higher term than the one before:
+what an earlier one wrote late, since a store has no order either, is written over by the later one.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class _Note:
     owner: str = "somebody who writes in another way"
     holder: Holder = Holder()
     place: str = ""
+    term: int = 0
     beats: int = 0
     released: bool = False
 
@@ -73,7 +75,7 @@ class _Note:
         """What cannot be understood is somebody else's, and changes where it does."""
         try:
             entries = json.loads(content)
-            known = {name: entries[name] for name in ("token", "owner", "place", "beats", "released")}
+            known = {name: entries[name] for name in ("token", "owner", "place", "term", "beats", "released")}
             holder = Holder(*(entries["holder"][name] for name in ("run", "launch", "generation")))
             return cls(holder=holder, **known)
         except (ValueError, TypeError, KeyError):
@@ -109,7 +111,8 @@ class Lease:
         self._lost = ""
         found = self._read()
         if found is not None and not self._yields(found):
-            self._watch(found)
+            found = self._watch(found)
+        self._note = replace(self._note, term=1 if found is None else found.term + 1)
         self._write(self._note)
         self.require()
         self._thread = threading.Thread(target=self._beat, name="pollux-lease", daemon=True)
@@ -118,14 +121,15 @@ class Lease:
     def require(self) -> None:
         """Raise `MisusedJob` where somebody else has taken it since, now or at any time before."""
         found = None if self._lost else self._read()
-        if found is not None and not self._is_ours(found):
+        is_late = found is None or self._is_late(found)
+        if found is not None and not is_late and not self._is_ours(found):
             self._lose(found)
         if self._lost:
             raise MisusedJob(
                 f"{self._store.address} was taken over by {self._lost}; this process writes no more checkpoints there"
             )
-        if found is None:
-            # Removed by hand, say: what is not there keeps nobody out.
+        if is_late:
+            # So is what was removed by hand, say: what is not there keeps nobody out.
             self._write(self._note)
 
     def release(self) -> None:
@@ -145,6 +149,10 @@ class Lease:
         """Whether it is this process's, or that of one that trains with it."""
         return found.token == self._note.token or self._note.holder.trains_with(found.holder)
 
+    def _is_late(self, found: _Note) -> bool:
+        """Whether that was written by one of before, after this one had taken over."""
+        return found.token != self._note.token and found.term < self._note.term
+
     def _lose(self, found: _Note) -> None:
         if not self._lost:
             self._lost = found.owner
@@ -163,8 +171,11 @@ class Lease:
         same_run = bool(ours.run) and ours.run == found.holder.run
         return found.released or same_run or bool(found.place and found.place == self._note.place)
 
-    def _watch(self, found: _Note) -> None:
-        """Wait until the holder has let go or is seen to be dead; `MisusedJob` as soon as it is seen to live."""
+    def _watch(self, found: _Note) -> _Note | None:
+        """Wait until the holder has let go or is seen to be dead; `MisusedJob` as soon as it is seen to live.
+
+        What it says last is returned.
+        """
         seconds = _PATIENCE * self._beat_seconds
         _logger.warning(
             "%s is held by %s: it is taken over unless that one shows within %.0f s that it lives",
@@ -175,17 +186,21 @@ class Lease:
             time.sleep(min(_LOOK_SECONDS, self._beat_seconds / 2))
             now = self._read()
             if now is None or now.released:
-                return
+                return now
             if (now.token, now.beats) != (found.token, found.beats):
                 raise MisusedJob(
                     f"{self._store.address} is in use by {now.owner}; end that job, or give this one another address"
                 )
+        return found
 
     def _beat(self) -> None:
-        while not self._ends.wait(self._beat_seconds):
+        # Whoever handed it over may give it back at that very moment: then it is taken again soon.
+        pause = min(_LOOK_SECONDS, self._beat_seconds) if self.handed_over else self._beat_seconds
+        while not self._ends.wait(pause):
+            pause = self._beat_seconds
             try:
                 found = self._read()
-                if found is not None and found.token != self._note.token:
+                if found is not None and found.token != self._note.token and not self._is_late(found):
                     if not self._is_ours(found):
                         self._lose(found)
                     return

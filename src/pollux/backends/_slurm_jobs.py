@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,9 +79,9 @@ class SlurmJobLender(SlurmLender):
         self._refused: dict[str, str] = {}
         self._idle_since: dict[str, float] = {}
         self._pending_since: dict[str, float] = {}
-        # Nodes of batch jobs of which only others are needed, and since when; batch jobs that keep all they have.
+        # Nodes of batch jobs of which only others are needed, and since when; when one is asked again that kept them.
         self._spare_since: dict[tuple[str, str], float] = {}
-        self._kept_whole: set[str] = set()
+        self._whole_until: dict[str, float] = {}
         self._knows_jobs = False
 
     def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
@@ -122,7 +122,8 @@ class SlurmJobLender(SlurmLender):
     def _glance(self) -> None:
         notes, odd = self._folder.notes()
         self._say("notes", odd[0] if odd else "")
-        rows = self._aged()
+        # What was cancelled is not lent any more, though its end may take a while.
+        rows = [row for row in self._aged() if row.id not in self._cancelled]
         now = self._clock()
         running = {pilot: now - since for pilot, since in self._since.items()}
         picture = look(self.options, rows, self._states, notes, running, self._patience_seconds)
@@ -182,23 +183,23 @@ class SlurmJobLender(SlurmLender):
     # Acting
 
     def _act(self) -> None:
+        now = self._clock()
         with self._books:
             wanted = {job: set(nodes) for job, nodes in self._wanted.items()}
-            held = {job: {name for name, places in nodes.items() if places} for job, nodes in self._held.items()}
-            working = set().union(*(self._works_on(job) for job in held))
-        needed = set().union(*wanted.values(), *held.values())
-        asked = {row.id: set(_nodes_of(row)) for row in self._rows.values()}
-        now = self._clock()
-        since = {pilot: self._idle_since.get(pilot, now) for pilot, nodes in asked.items() if not nodes & needed}
-        self._idle_since = since
-        idle = [pilot for pilot, at in since.items() if now - at >= _LINGER_SECONDS]
-        # Whoever waits for its host is refused when its node goes, and is placed anew; what runs beside it is spared.
-        faulty = [pilot for pilot in self._picture.faulty if not asked.get(pilot, set()) & working]
-        idle += [pilot for pilot in faulty if pilot not in idle]
+            working = set().union(*(self._works_on(job) for job in self._held))
+            needed = self._needed()
+            asked = {row.id: set(_nodes_of(row)) for row in self._rows.values()}
+            since = {pilot: self._idle_since.get(pilot, now) for pilot, nodes in asked.items() if not nodes & needed}
+            self._idle_since = since
+            idle = [pilot for pilot, at in since.items() if now - at >= _LINGER_SECONDS]
+            # Whoever waits for its host is refused when its node goes, and is placed anew; what runs beside is spared.
+            faulty = [pilot for pilot in self._picture.faulty if not asked.get(pilot, set()) & working]
+            idle += [pilot for pilot in faulty if pilot not in idle]
+            self._take_down(name for pilot in idle for name in asked.get(pilot, ()))
         if idle:
             self._cancel(tuple(idle))
         if self._sure:
-            self._give_back_spare(needed, now)
+            self._give_back_spare(now)
             self._give_up_waiting(now)
         there = set().union(*asked.values())
         if self._sure and not self._halt.is_set():
@@ -208,33 +209,56 @@ class SlurmJobLender(SlurmLender):
                     self._submit_for(job_id, lacking)
                     there |= lacking
 
-    def _give_back_spare(self, needed: set[str], now: float) -> None:
+    def _needed(self) -> set[str]:
+        """Nodes that jobs have places on, or wait for."""
+        used = {name for held in self._held.values() for name, places in held.items() if places}
+        return used.union(*self._wanted.values())
+
+    def _take_down(self, names: Iterable[str]) -> None:
+        """Have nobody given a place there: the host is about to be ended."""
+        for name in [name for name in names if name in self._up]:
+            self._up = {other: hosted for other, hosted in self._up.items() if other != name}
+            self._resting[name] = self._clock() + _REST_SECONDS
+
+    def _give_back_spare(self, now: float) -> None:
         """Nodes that nobody needs of batch jobs of which others are: after a job has shrunk, or where one died.
 
         The first node of a batch job has its script, and stays as long as any does.
         """
-        spare = {
-            (row.id, name): self._spare_since.get((row.id, name), now)
-            for row in self._rows.values()
-            if row.is_running and row.id not in self._kept_whole and needed.intersection(row.nodes)
-            for name in row.nodes[1:]
-            if name not in needed
-        }
-        self._spare_since = spare
-        late = {key for key, since in spare.items() if now - since >= _LINGER_SECONDS}
-        for pilot in sorted({pilot for pilot, _ in late}):
-            goes = {name for owner, name in late if owner == pilot}
-            kept = [name for name in self._rows[pilot].nodes if name not in goes]
-            try:
-                self._calls.keep_only(pilot, kept)
-            except BackendFailed as error:
-                self._kept_whole.add(pilot)
-                _log.info("%s keeps %s until its end, since Slurm does not take single nodes: %s", pilot,
-                          fold_nodes(goes), error)  # fmt: skip
-                continue
-            self._rows[pilot] = replace(self._rows[pilot], nodes=tuple(kept))
-            self._folder.forget_nodes(pilot, goes)
-            _log.info("gave %s of %s back to Slurm", fold_nodes(goes), pilot)
+        self._whole_until = {pilot: at for pilot, at in self._whole_until.items() if pilot in self._rows}
+        for row in [row for row in self._rows.values() if row.is_running]:
+            with self._books:
+                # Now, and not as it was before commands that take their time: from here on nobody is given them.
+                goes = self._spare(row, now)
+                self._take_down(goes)
+            if goes:
+                self._return(row, goes, now)
+
+    def _spare(self, row: PilotRow, now: float) -> set[str]:
+        """The nodes of a batch job that go; those that are not needed are noted."""
+        needed = self._needed()
+        spare = {name for name in row.nodes[1:] if name not in needed} if needed.intersection(row.nodes) else set()
+        since = {name: self._spare_since.get((row.id, name), now) for name in spare}
+        for name in row.nodes:
+            self._spare_since.pop((row.id, name), None)
+        self._spare_since.update({(row.id, name): at for name, at in since.items()})
+        may = now >= self._whole_until.get(row.id, now)
+        return {name for name, at in since.items() if may and now - at >= _LINGER_SECONDS}
+
+    def _return(self, row: PilotRow, goes: set[str], now: float) -> None:
+        kept = tuple(name for name in row.nodes if name not in goes)
+        try:
+            self._calls.keep_only(row.id, kept)
+        except BackendFailed as error:
+            self._whole_until[row.id] = now + _AVOID_SECONDS
+            self._say("spare", f"{fold_nodes(goes)} cannot be given back while the rest of {row.id} is used: {error}; "
+                      f"Slurm is asked again in {_AVOID_SECONDS:.0f} s")  # fmt: skip
+            return
+        self._say("spare", "")
+        self._rows[row.id] = replace(row, nodes=kept)
+        self._folder.forget_nodes(row.id, goes)
+        _log.info("gave %s of %s back to Slurm", fold_nodes(goes), row.id)
+        self._glance()
 
     def _works_on(self, job_id: str) -> set[str]:
         """The nodes that a job uses: those it was given while it still waits for others of them are not used yet."""

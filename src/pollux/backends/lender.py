@@ -114,7 +114,10 @@ class PooledLender:
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
         """Give them as soon as they are free."""
         with self._books:
-            self._wanted[job_id] = dict(wanted)
+            if wanted:
+                self._wanted[job_id] = dict(wanted)
+            else:
+                self._wanted.pop(job_id, None)
             changed = self._serve(job_id)
         if changed:
             self._changed()

@@ -45,7 +45,7 @@ from pollux.service.thinking import STOPPING, pass_on
 from pollux.store.protocol import TelemetryRow
 from pollux.wire.codec import encode_json
 from pollux.wire.job import JobRequest
-from pollux.wire.jobfile import check_paths
+from pollux.wire.jobfile import check_paths, is_elsewhere
 from pollux.wire.report import Report, ReportReply
 from pollux.wire.status import JobStatus, NodeStatus, Plan, QueueStatus, ServiceStatus
 
@@ -393,24 +393,20 @@ class Engine(EngineLoop):
     def check(self, request: JobRequest) -> None:
         """Refuse a job whose folder or command is not on this machine, or whose checkpoints would have no place."""
         faults = check_paths(request)
+        backend = self.backend if isinstance(self.backend, ChecksFolders) else None
         if faults:
-            # Without the script that the submitter saw there, it is another folder of that name.
-            if request.workdir in faults[0]:
-                raise WorkdirMissing(f"{faults[0]}; {_SHIP}")
-            raise InvalidInput(faults[0])
-        if isinstance(self.backend, ChecksFolders):
-            self._check_shared(self.backend, request)
+            raise self._refusal(faults[0], backend, is_elsewhere(request))
+        folders = folders_of(request, self.settings.home)
+        why = "" if backend is None else backend.refuses(folders)
+        if backend is not None and why:
+            raise self._refusal(why, backend, bool(backend.refuses(folders[:1])))
         self.check_store(request)
 
-    def _check_shared(self, backend: ChecksFolders, request: JobRequest) -> None:
-        """Refuse a job whose folders nodes do not see; what is sent along lies in the home, which they may see."""
-        home = self.settings.home
-        folders = folders_of(request, home)
-        why = backend.refuses(folders)
-        if why and backend.refuses(folders[:1]) and not backend.refuses((str(home),)):
-            raise WorkdirMissing(f"{why}; {_SHIP}")
-        if why:
-            raise InvalidInput(why)
+    def _refusal(self, why: str, backend: ChecksFolders | None, lacks_folder: bool) -> InvalidInput:
+        """What is sent along lies in the home: it helps where that is the same on all nodes."""
+        if lacks_folder and (backend is None or not backend.refuses((str(self.settings.home),))):
+            return WorkdirMissing(f"{why}; {_SHIP}")
+        return InvalidInput(why)
 
     def check_store(self, request: JobRequest) -> None:
         """Refuse a job whose checkpoints are to go to a store that cannot be written to; takes seconds."""

@@ -18,7 +18,16 @@ from pollux.wire._yaml import read_yaml
 from pollux.wire.codec import MAX_BODY_BYTES
 from pollux.wire.job import BARE_PYTHON, JobRequest
 
-__all__ = ["JOB_KEYS", "check_paths", "is_job_name", "job_to_mapping", "legal_name", "parse_job", "read_job_file"]
+__all__ = [
+    "JOB_KEYS",
+    "check_paths",
+    "is_elsewhere",
+    "is_job_name",
+    "job_to_mapping",
+    "legal_name",
+    "parse_job",
+    "read_job_file",
+]
 
 JOB_KEYS = (
     "name",
@@ -113,11 +122,25 @@ def check_paths(request: JobRequest) -> tuple[str, ...]:
         return (f"{request.name}: workdir {request.workdir} {what}: create it, or name another",)
     command = request.run[0]
     found = [] if _finds(command, request) else [f"{request.name}: run: {_not_found(command, request)}"]
-    script = request.run[1] if len(request.run) > 1 else ""
-    is_script = os.path.basename(command).startswith("python") and script.endswith(".py")
-    if is_script and not os.path.isfile(os.path.join(request.workdir, script)):
+    script = _script(request)
+    if script and not os.path.isfile(os.path.join(request.workdir, script)):
         found.append(f"{request.name}: run: there is no {script} in {request.workdir}: check the path, or set workdir")
     return tuple(found)
+
+
+def is_elsewhere(request: JobRequest) -> bool:
+    """Whether the job's folder is not on this machine, or is another of that name: without what the job runs of it."""
+    if not os.path.isdir(request.workdir):
+        return True
+    command, script = request.run[0], _script(request)
+    run = [command] * ("/" in command) + [script] * bool(script)
+    return not all(os.path.isabs(name) or os.path.exists(os.path.join(request.workdir, name)) for name in run)
+
+
+def _script(request: JobRequest) -> str:
+    """The script of a Python command; empty where there is none."""
+    script = request.run[1] if len(request.run) > 1 else ""
+    return script if os.path.basename(request.run[0]).startswith("python") and script.endswith(".py") else ""
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -27,10 +27,13 @@ _logger = logging.getLogger("pollux")
 _T = TypeVar("_T")
 _PAUSES = (0.5, 2.0, 5.0)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# What is tried again here need not be there, too.
 _OPTIONS = {
     "s3fs": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 1}}},
 }  # fmt: skip
+
+
+class _Ended(Exception):
+    """Whoever sends something was told to stop, by the error that it is made of."""
 
 
 def cache_folder(address: str, variables: Mapping[str, str] | None = None) -> Path:
@@ -83,7 +86,18 @@ class ObjectStore:
 
     def upload(self, path: Path, name: str, proceed: Callable[[], None] | None = None) -> None:
         """A file as an object; `proceed` is called now and then, and ends it by what it raises."""
-        self._try(f"written '{name}'", lambda: self._put(path, name, proceed))
+
+        def go_on() -> None:
+            try:
+                if proceed is not None:
+                    proceed()
+            except Exception as error:
+                raise _Ended(error) from error
+
+        try:
+            self._try(f"written '{name}'", lambda: self._put(path, name, go_on))
+        except _Ended as ended:
+            raise ended.args[0] from None
 
     def download(self, name: str, path: Path) -> None:
         """An object as a file."""
@@ -112,14 +126,15 @@ class ObjectStore:
         system, root = self._open()
         return getattr(system, method)(f"{root}/{name}", *more)
 
-    def _put(self, path: Path, name: str, proceed: Callable[[], None] | None) -> None:
+    def _put(self, path: Path, name: str, proceed: Callable[[], None]) -> None:
         from fsspec.callbacks import Callback
 
         class Proceeding(Callback):  # type: ignore[misc]
             def relative_update(self, inc: int = 1) -> None:
-                if proceed is not None:
-                    proceed()
+                proceed()
 
+        # Before every attempt, since a small file is sent in one piece.
+        proceed()
         system, root = self._open()
         system.put_file(str(path), f"{root}/{name}", callback=Proceeding())
 
@@ -144,6 +159,9 @@ class ObjectStore:
                 ) from error
             except Exception as error:
                 raise InvalidInput(f"{self.address} cannot be opened: {_text(error)}") from error
+            if package == "s3fs":
+                # What is tried again here need not be there, too.
+                system.retries = 1
             self._opened = (system, str(root).rstrip("/"))
         return self._opened
 
@@ -160,7 +178,7 @@ class ObjectStore:
                     f"{self.address}: it could not be {what}, as that is forbidden ({_text(error)}): give the job a "
                     "key that may read, write, list and remove there"
                 ) from error
-            except PolluxError:
+            except (PolluxError, _Ended):
                 raise
             except Exception as error:
                 if getattr(error, "errno", None) in _FULL:

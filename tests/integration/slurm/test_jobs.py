@@ -93,26 +93,49 @@ def test_what_others_use_is_not_offered_and_not_waited_for_while_there_is_more(b
     lender.ask("late", {"node1": 1})
     bench.wait("refusal", lambda: lender.refusal("late").startswith("Slurm has not lent node1 for "))
     assert "has others to lend (node[2-3])" in lender.refusal("late")
-    assert "late@node1" not in slurm.run("squeue", "-h", "-t", "PENDING", "-o", "%k")
+    slurm.wait_for(lambda: "late@node1" not in slurm.run("squeue", "-h", "-t", "PENDING", "-o", "%k"), "cancelled job")
 
 
-def test_a_node_that_died_comes_back_while_the_rest_of_its_batch_job_is_used(bench, slurm):
-    """Slurm keeps it in the job, whose other nodes are in use, and nobody would start a host there."""
-    bench.backend._slurm.ask("wide", {"node1": 1, "node2": 1})
-    bench.wait("places", lambda: len(bench.backend._slurm.held("wide")) == 2)
-    slurm.kill_node("node2")
-    try:
-        # As a job does that goes on with the rest.
-        bench.backend._slurm.drop("wide", {"node2": bench.backend._slurm.held("wide")["node2"]})
-        slurm.wait_for(lambda: queue(slurm) == {"wide@node[1-2]": "node1"}, "batch job without it")
-    finally:
-        slurm.start_node("node2")
-    assert slurm.states()["node1"] in ("mixed", "allocated")
-    slurm.wait_for(lambda: slurm.states()["node2"] == "idle", "node again")
+def offered_again(bench, node):
+    """It was given back, and can be asked for."""
     lender = bench.backend._slurm
-    bench.wait("its rest", lambda: lender._clock() > lender._resting.get("node2", math.inf))
-    bench.wait("node offered", lambda: "node2" in [node.id for node in bench.backend.inventory()])
+    bench.wait("its rest", lambda: lender._clock() > lender._resting.get(node, math.inf))
+    bench.wait("node offered", lambda: node in [each.id for each in bench.backend.inventory()])
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_node_is_given_back_while_the_rest_of_its_batch_job_is_used(bench, slurm, dies):
+    """Else Slurm keeps it for as long, and where it has died nobody would start a host there again."""
+    start(bench, 1, node1=1)
+    (bench.folder / "train.up-1-0").unlink()
+    lender = bench.backend._slurm
+    # Places of a wider job, whose batch job brought both, and which has left one.
+    lender.ask("wide", {"node2": 1, "node3": 1})
+    bench.wait("places", lambda: len(lender.held("wide")) == 2)
+    assert queue(slurm)["wide@node[2-3]"] == "node[2-3]"
+    variables = {"POLLUX_JOB": "stays", "POLLUX_GENERATION": "1"}
+    launch = bench.launch("stays", WAITS, 1, 1, env=variables)
+    object.__setattr__(launch, "placement", Placement.of({"node2": 1}))
+    bench.backend.submit(launch)
+    assert bench.file("stays.up-1-0").startswith("1 ")
+    if dies:
+        slurm.kill_node("node3")
+    try:
+        lender.drop("wide", {"node3": lender.held("wide")["node3"]})
+        slurm.wait_for(lambda: queue(slurm)["wide@node[2-3]"] == "node2", "batch job without it")
+    finally:
+        if dies:
+            slurm.start_node("node3")
+    slurm.wait_for(lambda: slurm.states()["node3"] == "idle", "node that Slurm has back")
+    offered_again(bench, "node3")
     lender.drop("wide", lender.held("wide"))
-    start(bench, 1, node2=1)
+    # What runs beside it has not noticed.
+    (bench.folder / "stays.go-1").touch()
+    assert bench.end("stays").outcome == "succeeded"
     (bench.folder / "train.go-1").touch()
-    assert bench.end("train", 1).outcome == "succeeded"
+    assert bench.end("train").outcome == "succeeded"
+    for job in ("stays", "train"):
+        bench.backend.forget(job)
+    start(bench, 2, node3=1)
+    (bench.folder / "train.go-2").touch()
+    assert bench.end("train", 2).outcome == "succeeded"

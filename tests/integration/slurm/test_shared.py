@@ -65,10 +65,24 @@ def test_the_command_line_says_so_in_one_line(service, job, tmp_path):
     lines = ["name: apart", "gpus: 1", f"workdir: {asked['workdir']}", f'run: ["{sys.executable}", "-c", "pass"]']
     lines += [f"checkpoint: {{dir: {folder}}}"] if "checkpoint" in asked else []
     (tmp_path / "job.yaml").write_text("\n".join(lines) + "\n")
-    done = service.command("submit", str(tmp_path / "job.yaml"))
+    done = service.command("submit", "--no-ship", str(tmp_path / "job.yaml"))
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     explained(line, folder)
+
+
+def test_a_working_folder_is_sent_to_where_all_nodes_see_it(service, hidden, tmp_path):
+    (hidden / "told.txt").write_text("of this folder")
+    code = "import os, time; print(open('told.txt').read()); time.sleep(1)"
+    lines = ["name: sent", "gpus: 2", f"workdir: {hidden}", f'run: ["{sys.executable}", "-c", "{code}"]']
+    (tmp_path / "job.yaml").write_text("\n".join(lines) + "\n")
+    done = service.command("submit", str(tmp_path / "job.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert f"sent: {hidden} is not there where jobs run: sent (" in done.stdout
+    job = service.until("sent", "end", lambda job: job["state"] == "succeeded")
+    assert job["crashes"] == 0
+    for replica in range(2):
+        assert "of this folder" in service.call(f"/v1/jobs/sent/logs?replica={replica}")["text"]
 
 
 def test_a_folder_that_both_nodes_have_is_taken(service, tmp_path):

@@ -1,7 +1,9 @@
 """Checkpoints in a real S3 server: found by other machines, whole or not at all, in the hands of one job."""
 
+import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -247,6 +249,36 @@ def test_an_earlier_start_publishes_nothing_even_when_the_later_one_has_ended(st
     earlier.close()
 
 
+def test_what_an_earlier_start_writes_late_does_not_shut_the_later_one_out(store):
+    """A beat that was on its way when the later one took over, and lands after that."""
+    earlier = Checkpointer(store(), holder=Holder("run", "a:1", 1))
+    put(earlier, 1)
+    late = store().read(LEASE_NAME)
+    later = Checkpointer(store("b"), holder=Holder("run", "a:2", 2))
+    store().write(LEASE_NAME, late)
+    put(later, 2)
+    assert later.last_error is None
+    put(earlier, 3)
+    assert isinstance(earlier.last_error, MisusedJob)
+    assert there(store) == ({FIRST, SECOND}, set())
+    earlier.close()
+    later.close()
+
+
+def test_a_release_that_comes_after_the_hand_over_does_not_let_others_in(store):
+    """The replica that leaves gives back what the next one has just taken: that one takes it again."""
+    leaver = Lease(store(), Holder("run", "a:1", 1), beat_seconds=3600.0)
+    stays = Lease(store("b"), Holder("run", "a:1", 1), beat_seconds=0.2)
+    assert stays.handed_over
+    leaver._write(replace(leaver._note, released=True))
+    wait_until("hold again", lambda: json.loads(store().read(LEASE_NAME))["token"] == stays._note.token)
+    assert not json.loads(store().read(LEASE_NAME))["released"]
+    with pytest.raises(MisusedJob, match="in use by"):
+        Lease(store("c"), Holder("other", "b:1", 1), beat_seconds=1.0)
+    stays.release()
+    leaver._ends.set()
+
+
 def hold_publishing(monkeypatch, step):
     """Whether it is about to publish that step, and what lets it."""
     held, go_on = threading.Event(), threading.Event()
@@ -326,23 +358,26 @@ def test_one_that_ends_late_removes_nothing_newer(store, monkeypatch):
     second.close()
 
 
-def test_training_does_not_wait_for_what_is_sent_and_a_stop_gives_it_up(writer, store, monkeypatch):
-    sent, go_on = threading.Event(), threading.Event()
-    real = ObjectStore.upload
+def test_training_does_not_wait_for_what_is_sent_and_a_stop_gives_it_up(writer, store, monkeypatch, caplog):
+    sent, go_on, attempts = threading.Event(), threading.Event(), []
+    real = ObjectStore._put
 
-    def upload(where, path, name, proceed=None):
+    def slow(where, path, name, proceed):
         if name.startswith(FIRST):
+            attempts.append(name)
             sent.set()
             while not go_on.wait(0.05):
                 proceed()
         real(where, path, name, proceed)
 
-    monkeypatch.setattr(ObjectStore, "upload", upload)
+    monkeypatch.setattr(ObjectStore, "_put", slow)
     assert writer.save(1, state(1), {}, {}, {})
     assert sent.wait(60)
     assert not writer.save(2, state(2), {}, {}, {})
     put(writer, 3)
     assert writer.last_error is None
+    assert len(attempts) == 1, "what was given up was sent again"
+    assert "could not be" not in caplog.text
     assert there(store) == ({"step-0000000003"}, set())
 
 
@@ -366,8 +401,29 @@ def test_what_was_brought_before_an_end_in_between_is_not_brought_again(writer, 
     assert brought.count(brought[0]) == 1
 
 
-def test_a_note_of_another_version_is_watched_and_not_overwritten(store):
+def test_a_note_of_another_version_is_watched_before_it_is_replaced(store):
     store().write(LEASE_NAME, b'{"version": 9}')
     began = time.monotonic()
     StoredFolder(store(), Holder(), beat_seconds=0.2).release()
     assert time.monotonic() - began >= 0.6
+    assert json.loads(store().read(LEASE_NAME))["released"]
+
+
+def test_a_hold_that_comes_after_the_end_is_let_go(store, monkeypatch):
+    """A store took its time to answer a replica that was to write, and has left since."""
+    opened, go_on = threading.Event(), threading.Event()
+    real = Checkpointer._open
+
+    def late(checkpointer):
+        opened.set()
+        assert go_on.wait(60)
+        real(checkpointer)
+
+    joiner = Checkpointer(store(), holder=Holder("run", "a:1", 1), opens=False)
+    monkeypatch.setattr(Checkpointer, "_open", late)
+    joiner.rebind(0, 1, None)
+    assert opened.wait(60)
+    joiner.close()
+    go_on.set()
+    joiner._opening.join(60)
+    assert json.loads(store().read(LEASE_NAME))["released"]

@@ -530,15 +530,41 @@ def test_the_node_with_the_script_stays_until_all_are_free(bench):
     assert bench.slurm.cancelled == ["1_0"]
 
 
-def test_where_slurm_takes_no_single_nodes_they_stay_and_it_is_not_asked_again(bench, caplog):
-    caplog.set_level("INFO")
+def test_a_node_that_cannot_be_given_back_is_told_stays_and_is_tried_again_later(bench):
     over_two(bench)
     leave(bench, "node2")
-    bench.slurm.stiff = "no resizing here"
+    bench.slurm.stiff = "'scontrol' did not answer within 20 s"
     bench.turn()
     bench.turn(3.0)
-    assert "1_0 keeps node2 until its end" in caplog.text
+    assert any("node2 cannot be given back while the rest of 1_0 is used" in said for said in bench.lender.warnings())
     bench.slurm.stiff = ""
-    bench.turn(3.0)
+    bench.turn(10.0)
     assert bench.slurm.kept == []
-    assert bench.lender.is_up("node2")
+    assert bench.lender.is_up("node2"), "until then it can be used"
+    bench.turn(300.0)
+    assert bench.slurm.kept == [("1_0", ["node1"])]
+    assert bench.lender.warnings() == ()
+
+
+@pytest.mark.parametrize("node", ["node2", None])
+def test_nobody_is_given_a_place_on_a_node_that_is_being_given_back(bench, node):
+    """Slurm's command takes its time: whoever is sent there meanwhile would start on a host that is being ended."""
+    over_two(bench)
+    for name in (node,) if node else ("node1", "node2"):
+        leave(bench, name)
+    given = []
+
+    def meanwhile(*given_up):
+        bench.lender.ask("next", {"node2": 1})
+        given.append(bench.lender.held("next"))
+        return real(*given_up)
+
+    if node:
+        real, bench.slurm.keep_only = bench.slurm.keep_only, meanwhile
+    else:
+        real, bench.slurm.cancel = bench.slurm.cancel, meanwhile
+    bench.turn()
+    bench.turn(3.0)
+    bench.turn()
+    assert given == [{}]
+    assert bench.lender.held("next") == {}

@@ -50,10 +50,25 @@ def test_a_folder_that_is_not_here_or_is_without_the_script_has_a_code_of_its_ow
     script = JobRequest(name="job", run=("python", "gone.py"), workdir=str(tmp_path))
     with pytest.raises(WorkdirMissing, match=r"there is no gone\.py in .*--ship"):
         world.engine.check(script)
-    with pytest.raises(InvalidInput) as refused:
-        world.engine.check(JobRequest(name="job", run=("no-such-command",), workdir=str(tmp_path)))
+    with pytest.raises(WorkdirMissing, match=r"there is no command \./gone\.sh on .*--ship"):
+        world.engine.check(JobRequest(name="job", run=("./gone.sh",), workdir=str(tmp_path)))
+
+
+@pytest.mark.parametrize("command", ["no-such-command", "/no/such/venv/bin/python", "{workdir}/bin/python"])
+def test_sending_the_folder_is_no_remedy_for_a_command_that_is_not_in_it(world, tmp_path, command):
+    (tmp_path / "train.py").touch()
+    run = (command.format(workdir=tmp_path), "train.py")
+    with pytest.raises(InvalidInput, match="there is no command") as refused:
+        world.engine.check(JobRequest(name="job", run=run, workdir=str(tmp_path)))
     assert type(refused.value) is InvalidInput
     assert "--ship" not in str(refused.value)
+
+
+def test_sending_is_no_remedy_where_nodes_do_not_see_the_home(world, tmp_path):
+    world.backend.refuses = lambda folders: "not the same" if str(tmp_path) in folders else ""
+    with pytest.raises(InvalidInput, match="does not exist") as refused:
+        world.engine.check(request(tmp_path / "gone"))
+    assert type(refused.value) is InvalidInput
 
 
 def test_the_folders_are_the_jobs_own_and_that_of_its_checkpoints(tmp_path):
