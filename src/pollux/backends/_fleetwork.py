@@ -37,6 +37,8 @@ _LOSS_SECONDS = 5.0
 # So long after a start a lender may take to find the nodes there were.
 _RETURN_SECONDS = 60.0
 _PROBE_SECONDS = 1.0
+# A node that is silent for so many times as long as it takes to count as lost is not worth being held.
+_GIVE_UP_TIMES = 5.0
 _LOG_SECONDS = 5.0
 
 
@@ -63,6 +65,7 @@ class FleetWork(Work):
         self._listed: Mapping[str, HostedNode] = {}
         self._leaving: dict[str, float] = {}
         self._suspects: dict[str, str] = {}
+        self._silent_since: dict[str, float] = {}
         self._prober: threading.Thread | None = None
         self._logged: set[str] = set()
 
@@ -248,7 +251,7 @@ class FleetWork(Work):
         if node in self._suspects or node not in self._fleet.hosts:
             return
         _log.warning("%s; it is not used until it answers", why)
-        self._suspects[node] = why
+        self._suspects[node], self._silent_since[node] = why, time.monotonic()
         # Other jobs that run there find out for themselves, once their leases there are over.
         self._gone(node)
         if self._prober is None or not self._prober.is_alive():
@@ -267,6 +270,8 @@ class FleetWork(Work):
                 try:
                     ask_host(hosted.address, self._fleet.secret, {"see": []}, 2.0)
                 except BackendFailed:
+                    if time.monotonic() - self._silent_since[node] >= _GIVE_UP_TIMES * self._fleet.lost_seconds:
+                        self._lender.give_up(node)
                     continue
                 with self._lock:
                     if self._suspects.pop(node, None) is not None and node not in self._leaving:

@@ -146,7 +146,7 @@ class FleetGround:
         self.remembered: dict[str, HostedNode] = {}
         self._merged = 0
         self._lease_seconds = lease_seconds
-        self._lost_seconds = lost_seconds
+        self.lost_seconds = lost_seconds
         self._asked: dict[str, dict[str, int]] = {}
         self._ends: dict[str, float] = {}
         self._listed: tuple[HostedNode, ...] = ()
@@ -253,7 +253,7 @@ class FleetGround:
         nodes = {hosted.node.id: hosted.address for hosted in there}
         loopback = is_loopback(self.head) and all(is_loopback(address) for address, _ in nodes.values())
         threads = None if gpus else min((_share(hosted.node) for hosted in there), default=1)
-        fleet = Fleet(self.secret.hex(), self.head, nodes, self._lease_seconds, self._lost_seconds)
+        fleet = Fleet(self.secret.hex(), self.head, nodes, self._lease_seconds, self.lost_seconds)
         return {
             "environ": _variables.common_variables(launch, identity, self.head, threads, loopback),
             "replicas": _variables.rank_variables(places, gpus),
@@ -266,7 +266,7 @@ class FleetGround:
     def ends_all(self, record: Mapping[str, Any]) -> bool:
         """Hosts end what nobody asks after, once the lease is over."""
         run = str(record.get("run_id"))
-        until = self._ends.setdefault(run, time.monotonic() + self._lost_seconds)
+        until = self._ends.setdefault(run, time.monotonic() + self.lost_seconds)
         if time.monotonic() < until:
             return False
         del self._ends[run]

@@ -181,6 +181,9 @@ class RayLender:
     def look_at(self, node: str) -> None:
         """Nothing: Ray tells by itself."""
 
+    def give_up(self, node: str) -> None:
+        """Nothing: Ray sees its end within a minute or so, and what is held there goes with it."""
+
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """Pass the wish to Ray's autoscaler, where that was allowed."""
         with self._lock:

@@ -65,6 +65,7 @@ class SlurmLender(PooledLender):
         self._since: dict[str, float] = {}
         self._over: set[str] = set()
         self._cancelled: set[str] = set()
+        self._silent: set[str] = set()
         self._bad_nodes: dict[str, float] = {}
         self._trouble: dict[str, str] = {}
         self._picture = Picture()
@@ -114,6 +115,13 @@ class SlurmLender(PooledLender):
         """What it writes of its end is looked for at once."""
         self._alert_until = self._clock() + _ALERT_SECONDS
         self._wake.set()
+
+    def give_up(self, node: str) -> None:
+        """Its pilot goes: Slurm may take minutes to see that a node is dead, and lends no other meanwhile."""
+        pilot = self._picture.of.get(node)
+        if pilot is not None and pilot not in self._silent:
+            self._silent.add(pilot)
+            self._wake.set()
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
         """Free them; a node that is being left can go as soon as it is empty."""
@@ -321,9 +329,13 @@ class SlurmLender(PooledLender):
             self._surplus_since = now
         patient = self._surplus_since is not None and now - self._surplus_since >= self.options.idle_seconds
         may_submit = self._sure and now >= self._submit_after and not self._halt.is_set()
-        todo = plan(self.options, self._picture, wanted, self._in_use(), may_submit, patient)
-        if todo.cancel:
-            self._cancel(todo.cancel)
+        in_use = self._in_use()
+        todo = plan(self.options, self._picture, wanted, in_use, may_submit, patient)
+        self._silent &= self._rows.keys()
+        silent = self._silent - {self._picture.of.get(host, "") for host in in_use}
+        cancel = (*todo.cancel, *sorted(silent.difference(todo.cancel)))
+        if cancel:
+            self._cancel(cancel)
         if todo.submit:
             self._submit(todo.submit)
 

@@ -61,6 +61,9 @@ class Lender(Protocol):
     def look_at(self, node: str) -> None:
         """A job has heard that this node is taken back: look soon."""
 
+    def give_up(self, node: str) -> None:
+        """It has not answered for long: what is held there without work goes back; may be said again."""
+
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """How many nodes would be used, `awaited` by a job that has none; an engine that cannot scale does nothing."""
 
@@ -170,6 +173,9 @@ class PooledLender:
 
     def look_at(self, node: str) -> None:
         """Nothing: nobody takes them back."""
+
+    def give_up(self, node: str) -> None:
+        """Nothing: there is nobody to give it to."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """Nothing: this one has the nodes that it has."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends import _shared
+from pollux.backends import _fleetwork, _shared
 from pollux.backends._shared import SharedFolders, Verdict
 from pollux.backends.fleet import FleetBackend
 from pollux.backends.lender import HostedNode, PooledLender
@@ -161,6 +161,23 @@ def test_nothing_is_started_on_a_node_that_does_not_say(backend, hosts, tmp_path
     while NodeDown not in map(type, backend.told):
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_node_that_does_not_answer_for_long_is_given_up(backend, hosts, tmp_path, monkeypatch):
+    given_up = []
+    monkeypatch.setattr(_fleetwork, "_PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(backend.lender, "give_up", given_up.append)
+    hosts.silent.add(1)
+    backend.lender.offer([host(1), host(2)])
+    assert end_of(backend, tmp_path, n1=1).outcome == "refused"
+    time.sleep(0.1)
+    assert given_up == [], "it may answer yet"
+    monkeypatch.setattr(_fleetwork, "_GIVE_UP_TIMES", 0.0)
+    deadline = time.monotonic() + 60
+    while not given_up:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert set(given_up) == {"n1"}
 
 
 def test_who_would_join_there_does_not(backend, hosts, tmp_path):

@@ -195,6 +195,25 @@ def test_it_grows_and_shrinks_with_what_is_desired(tmp_path):
     assert bench.nodes == ["node2"]
 
 
+def test_a_node_that_does_not_answer_for_long_is_given_back_and_another_is_asked_for(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.lend("1_1", "node2")
+    bench.turn()
+    bench.lender.ask("job", {"node2": 1})
+    asked = len(bench.slurm.submitted)
+    bench.lender.give_up("node2")
+    bench.lender.give_up("node9")
+    bench.turn()
+    assert bench.slurm.cancelled == [], "a job still counts on it"
+    bench.lender.drop("job", bench.lender.held("job"))
+    bench.turn()
+    bench.turn()
+    assert bench.slurm.cancelled == ["1_1"]
+    assert bench.slurm.submitted[asked:] == [(1, ())]
+    assert bench.nodes == ["node1"]
+
+
 def test_a_pilot_near_its_limit_is_left_and_replaced_before(bench):
     bench.turn()
     bench.lend("1_0", "node1")
