@@ -209,8 +209,7 @@ class Checkpointer:
         self._replica, self._num_replicas, self._group = replica, num_replicas, group
         if replica != 0 and self._disk is not None:
             self.wait()
-            self._disk.release()
-            self._disk = None
+            self._let_go()
         if replica == 0 and self._store is not None and self._disk is None:
             # Nobody else is to find that nobody holds it.
             self._opening = threading.Thread(target=self._take_hold_or_say, name="pollux-hold", daemon=True)
@@ -290,8 +289,13 @@ class Checkpointer:
             self._abandoned.set()
         self.wait()
         self._closed = True
-        if self._disk is not None:
-            self._disk.release()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        # The thread that takes hold of a store may come to the same end at this moment.
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.release()
 
     def _open(self) -> None:
         self._disk = CheckpointFolder(self.folder) if self._store is None else StoredFolder(self._store, self._holder)
@@ -302,18 +306,21 @@ class Checkpointer:
         except PolluxError as error:
             # It is tried again when there is something to save.
             _logger.warning("%s is not held yet: %s", self.where, error)
-        disk = self._disk
-        if disk is not None and (self._closed or self._replica != 0):
+        if self._is_over:
             # A store took its time, and it is not wanted any more.
-            self._disk = None
-            disk.release()
+            self._let_go()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether this one is not to hold anything any more."""
+        return self._closed or self._replica != 0
 
     def _take_hold(self) -> None:
         """Open the folder as soon as the replica that held it has let it go."""
         if self._opening not in (None, threading.current_thread()):
             self._opening.join()
         end = time.monotonic() + _HANDOVER_SECONDS
-        while self._disk is None:
+        while self._disk is None and not self._is_over:
             try:
                 self._open()
             except MisusedJob:

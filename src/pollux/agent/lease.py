@@ -112,6 +112,7 @@ class Lease:
         found = self._read()
         if found is not None and not self._yields(found):
             found = self._watch(found)
+        self._took_over = found is not None and not found.released
         self._note = replace(self._note, term=1 if found is None else found.term + 1)
         self._write(self._note)
         self.require()
@@ -141,7 +142,7 @@ class Lease:
         self._thread.join(_END_SECONDS)
         with contextlib.suppress(PolluxError):
             found = self._read()
-            if found is not None and found.token == self._note.token:
+            if found is not None and (found.token == self._note.token or self._is_late(found)):
                 # Not removed: an earlier start of the job, cut off until now, is to see that it has gone on.
                 self._write(replace(self._note, released=True))
 
@@ -151,7 +152,11 @@ class Lease:
 
     def _is_late(self, found: _Note) -> bool:
         """Whether that was written by one of before, after this one had taken over."""
-        return found.token != self._note.token and found.term < self._note.term
+        ours = self._note.holder
+        if found.token == self._note.token or ours.is_before(found.holder):
+            return False
+        # What cannot be understood has no term.
+        return found.holder.is_before(ours) or 0 < found.term < self._note.term
 
     def _lose(self, found: _Note) -> None:
         if not self._lost:
@@ -194,8 +199,8 @@ class Lease:
         return found
 
     def _beat(self) -> None:
-        # Whoever handed it over may give it back at that very moment: then it is taken again soon.
-        pause = min(_LOOK_SECONDS, self._beat_seconds) if self.handed_over else self._beat_seconds
+        # Whoever it was taken from may be writing at that very moment: then it is taken again soon.
+        pause = min(_LOOK_SECONDS, self._beat_seconds) if self._took_over else self._beat_seconds
         while not self._ends.wait(pause):
             pause = self._beat_seconds
             try:
@@ -203,7 +208,10 @@ class Lease:
                 if found is not None and found.token != self._note.token and not self._is_late(found):
                     if not self._is_ours(found):
                         self._lose(found)
-                    return
+                    if self._lost or not found.released:
+                        return
+                    # One that trains with this one had it for a moment only.
+                    self._note = replace(self._note, term=found.term + 1)
                 self._note = replace(self._note, beats=self._note.beats + 1)
                 self._write(self._note)
             except PolluxError as error:

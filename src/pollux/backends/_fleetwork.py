@@ -65,7 +65,8 @@ class FleetWork(Work):
         self._listed: Mapping[str, HostedNode] = {}
         self._leaving: dict[str, float] = {}
         self._suspects: dict[str, str] = {}
-        self._silent_since: dict[str, float] = {}
+        # When it was first asked in vain, and where.
+        self._silent_since: dict[str, tuple[tuple[str, int], float]] = {}
         self._prober: threading.Thread | None = None
         self._logged: set[str] = set()
 
@@ -251,7 +252,7 @@ class FleetWork(Work):
         if node in self._suspects or node not in self._fleet.hosts:
             return
         _log.warning("%s; it is not used until it answers", why)
-        self._suspects[node], self._silent_since[node] = why, time.monotonic()
+        self._suspects[node] = why
         # Other jobs that run there find out for themselves, once their leases there are over.
         self._gone(node)
         if self._prober is None or not self._prober.is_alive():
@@ -265,18 +266,31 @@ class FleetWork(Work):
                 left = {node: self._fleet.hosts[node] for node in self._suspects if node in self._fleet.hosts}
                 if not left:
                     self._prober = None
+                    self._lender.give_up(())
                     return
             for node, hosted in left.items():
                 try:
                     ask_host(hosted.address, self._fleet.secret, {"see": []}, 2.0)
                 except BackendFailed:
-                    if time.monotonic() - self._silent_since[node] >= _GIVE_UP_TIMES * self._fleet.lost_seconds:
-                        self._lender.give_up(node)
                     continue
                 with self._lock:
                     if self._suspects.pop(node, None) is not None and node not in self._leaving:
                         self._announce()
                 self._rouse()
+            self._give_up(left)
+
+    def _give_up(self, asked: Mapping[str, HostedNode]) -> None:
+        """Tell the lender which of these have been silent for long, all of them each time: who answers is not."""
+        now, hosts = time.monotonic(), self._fleet.hosts
+        with self._lock:
+            silent = {node: hosted for node, hosted in asked.items() if node in self._suspects and node in hosts}
+        since = {node: self._silent_since.get(node, (hosted.address, now)) for node, hosted in silent.items()}
+        # A new host of the same name has just begun to be silent, if it is.
+        self._silent_since = {
+            node: at if at[0] == silent[node].address else (silent[node].address, now) for node, at in since.items()
+        }
+        most = _GIVE_UP_TIMES * self._fleet.lost_seconds
+        self._lender.give_up([silent[node] for node, (_, at) in self._silent_since.items() if now - at >= most])
 
 
 def _hosted(row: Any) -> HostedNode | None:

@@ -12,7 +12,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ class RayLender:
     def look_at(self, node: str) -> None:
         """Nothing: Ray tells by itself."""
 
-    def give_up(self, node: str) -> None:
+    def give_up(self, silent: Collection[HostedNode]) -> None:
         """Nothing: Ray sees its end within a minute or so, and what is held there goes with it."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:

@@ -41,6 +41,7 @@ _REST_SECONDS = 5.0
 _LINGER_SECONDS = 2.0
 # So long a node is not offered that kept a job waiting while others were free: it would be sent there again.
 _AVOID_SECONDS = 300.0
+_SPARE = "spare "
 _BUSY = ("allocated", "completing")
 # Reasons to wait that another node may not have, whatever the states of these look like.
 _OF_THE_NODES = ("Resources", "ReqNodeNotAvail", "Nodes required", "Reservation")
@@ -103,6 +104,9 @@ class SlurmJobLender(SlurmLender):
     def is_up(self, node: str) -> bool:
         """Whether its host is there: others are offered that Slurm would have to lend first."""
         return node in self._up
+
+    def give_up(self, silent: Collection[HostedNode]) -> None:
+        """Nothing: what no job uses is given back in any case."""
 
     def _giving(self) -> Container[str]:
         """Only those whose host is up."""
@@ -225,14 +229,23 @@ class SlurmJobLender(SlurmLender):
 
         The first node of a batch job has its script, and stays as long as any does.
         """
-        self._whole_until = {pilot: at for pilot, at in self._whole_until.items() if pilot in self._rows}
-        for row in [row for row in self._rows.values() if row.is_running]:
+        there = {row.id: row for row in self._rows.values() if row.is_running and row.id not in self._cancelled}
+        self._whole_until = {pilot: at for pilot, at in self._whole_until.items() if pilot in there}
+        self._spare_since = {
+            (pilot, name): at
+            for (pilot, name), at in self._spare_since.items()
+            if pilot in there and name in there[pilot].nodes
+        }
+        for row in there.values():
             with self._books:
                 # Now, and not as it was before commands that take their time: from here on nobody is given them.
                 goes = self._spare(row, now)
                 self._take_down(goes)
             if goes:
                 self._return(row, goes, now)
+        stuck = {pilot for pilot, _ in self._spare_since if pilot in self._whole_until}
+        for key in [key for key in self._trouble if key.startswith(_SPARE) and key.removeprefix(_SPARE) not in stuck]:
+            self._say(key, "")
 
     def _spare(self, row: PilotRow, now: float) -> set[str]:
         """The nodes of a batch job that go; those that are not needed are noted."""
@@ -251,11 +264,11 @@ class SlurmJobLender(SlurmLender):
             self._calls.keep_only(row.id, kept)
         except BackendFailed as error:
             self._whole_until[row.id] = now + _AVOID_SECONDS
-            self._say("spare", f"{fold_nodes(goes)} cannot be given back while the rest of {row.id} is used: {error}; "
-                      f"Slurm is asked again in {_AVOID_SECONDS:.0f} s")  # fmt: skip
+            why = f"{fold_nodes(goes)} cannot be given back while the rest of {row.id} is used: {error}"
+            self._say(_SPARE + row.id, f"{why}; Slurm is asked again in {_AVOID_SECONDS:.0f} s")
             return
-        self._say("spare", "")
         self._rows[row.id] = replace(row, nodes=kept)
+        self._whole_until.pop(row.id, None)
         self._folder.forget_nodes(row.id, goes)
         _log.info("gave %s of %s back to Slurm", fold_nodes(goes), row.id)
         self._glance()

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from pollux.backends._slurm_node import CLOSED
 from pollux.backends._slurm_pool import ANNOUNCE_SECONDS, GIVE_UP_SECONDS, Picture, look, plan
 from pollux.backends._slurm_script import PILOT_COMMENT, PilotOptions, batch_script, pool_name
 from pollux.backends._slurm_text import NodeRow, PilotRow, read_nodes, read_pilots
-from pollux.backends.lender import PooledLender
+from pollux.backends.lender import HostedNode, PooledLender
 from pollux.core.errors import BackendFailed, PolluxError
 
 __all__ = ["SlurmLender"]
@@ -116,11 +116,13 @@ class SlurmLender(PooledLender):
         self._alert_until = self._clock() + _ALERT_SECONDS
         self._wake.set()
 
-    def give_up(self, node: str) -> None:
-        """Its pilot goes: Slurm may take minutes to see that a node is dead, and lends no other meanwhile."""
-        pilot = self._picture.of.get(node)
-        if pilot is not None and pilot not in self._silent:
-            self._silent.add(pilot)
+    def give_up(self, silent: Collection[HostedNode]) -> None:
+        """Their pilots go: Slurm may take minutes to see that a node is dead, and lends no other meanwhile."""
+        picture = self._picture
+        here = {(hosted.node.id, hosted.address) for hosted in picture.hosts}
+        pilots = {picture.of[each.node.id] for each in silent if (each.node.id, each.address) in here}
+        if pilots != self._silent:
+            self._silent = pilots
             self._wake.set()
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
@@ -218,6 +220,11 @@ class SlurmLender(PooledLender):
         for row in rows:
             if row.is_running:
                 self._since.setdefault(row.id, self._clock())
+        for row in rows:
+            # Given back one by one: what we asked for and heard no answer to may have been done.
+            gone = set(before[row.id].nodes).difference(row.nodes) if row.id in before and row.nodes else set()
+            if gone:
+                self._folder.forget_nodes(row.id, gone)
         self._take_ends([row for row in rows if row.has_ended], before)
         if self._sure and not self._has_swept:
             # They ended while nobody looked. Their nodes' names are free again for the next ones.
@@ -331,8 +338,7 @@ class SlurmLender(PooledLender):
         may_submit = self._sure and now >= self._submit_after and not self._halt.is_set()
         in_use = self._in_use()
         todo = plan(self.options, self._picture, wanted, in_use, may_submit, patient)
-        self._silent &= self._rows.keys()
-        silent = self._silent - {self._picture.of.get(host, "") for host in in_use}
+        silent = self._silent & self._rows.keys() - {self._picture.of.get(host, "") for host in in_use}
         cancel = (*todo.cancel, *sorted(silent.difference(todo.cancel)))
         if cancel:
             self._cancel(cancel)

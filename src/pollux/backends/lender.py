@@ -6,7 +6,7 @@ What runs on lent nodes is started by jobs' shims through the nodes' hosts (`hos
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,8 +61,8 @@ class Lender(Protocol):
     def look_at(self, node: str) -> None:
         """A job has heard that this node is taken back: look soon."""
 
-    def give_up(self, node: str) -> None:
-        """It has not answered for long: what is held there without work goes back; may be said again."""
+    def give_up(self, silent: Collection[HostedNode]) -> None:
+        """These have not answered for long, and all others do: what is held there without work may go back."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """How many nodes would be used, `awaited` by a job that has none; an engine that cannot scale does nothing."""
@@ -174,7 +174,7 @@ class PooledLender:
     def look_at(self, node: str) -> None:
         """Nothing: nobody takes them back."""
 
-    def give_up(self, node: str) -> None:
+    def give_up(self, silent: Collection[HostedNode]) -> None:
         """Nothing: there is nobody to give it to."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:

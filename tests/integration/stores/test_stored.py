@@ -268,15 +268,49 @@ def test_what_an_earlier_start_writes_late_does_not_shut_the_later_one_out(store
 def test_a_release_that_comes_after_the_hand_over_does_not_let_others_in(store):
     """The replica that leaves gives back what the next one has just taken: that one takes it again."""
     leaver = Lease(store(), Holder("run", "a:1", 1), beat_seconds=3600.0)
-    stays = Lease(store("b"), Holder("run", "a:1", 1), beat_seconds=0.2)
+    stays = Lease(store("b"), Holder("run", "a:1", 1), beat_seconds=3600.0)
     assert stays.handed_over
     leaver._write(replace(leaver._note, released=True))
     wait_until("hold again", lambda: json.loads(store().read(LEASE_NAME))["token"] == stays._note.token)
     assert not json.loads(store().read(LEASE_NAME))["released"]
+    stays.release()
+    leaver._ends.set()
+
+
+def test_one_that_had_it_for_a_moment_does_not_leave_it_to_others(store):
+    """A replica that was the first for a moment, and came to hold the store only when it was so no more."""
+    stays = Lease(store(), Holder("run", "a:1", 1), beat_seconds=0.2)
+    Lease(store("b"), Holder("run", "a:1", 1), beat_seconds=3600.0).release()
+    wait_until("hold again", lambda: not json.loads(store().read(LEASE_NAME))["released"])
     with pytest.raises(MisusedJob, match="in use by"):
         Lease(store("c"), Holder("other", "b:1", 1), beat_seconds=1.0)
     stays.release()
-    leaver._ends.set()
+    assert json.loads(store().read(LEASE_NAME))["released"]
+
+
+def test_an_earlier_start_does_not_win_by_its_term(store):
+    """Somebody removed the object, and the later start began to count anew."""
+    earlier = Lease(store(), Holder("run", "a:1", 1), beat_seconds=3600.0)
+    earlier._note = replace(earlier._note, term=20)
+    store().remove([LEASE_NAME])
+    later = Lease(store("b"), Holder("run", "a:2", 2), beat_seconds=3600.0)
+    with pytest.raises(MisusedJob, match="was taken over"):
+        earlier.require()
+    later.require()
+    # Whatever the earlier one wrote last, it is to see that the job has gone on.
+    earlier._write(earlier._note)
+    later.release()
+    note = json.loads(store().read(LEASE_NAME))
+    assert (note["token"], note["released"]) == (later._note.token, True)
+    earlier._ends.set()
+
+
+def test_what_cannot_be_understood_is_somebody_elses_and_not_late(store):
+    one = Lease(store(), Holder("run", "a:1", 1), beat_seconds=3600.0)
+    store().write(LEASE_NAME, b'{"version": 9}')
+    with pytest.raises(MisusedJob, match="writes in another way"):
+        one.require()
+    one._ends.set()
 
 
 def hold_publishing(monkeypatch, step):

@@ -20,6 +20,7 @@ class PlayedSlurm:
         self.kept: list[tuple[str, list[str]]] = []
         self.failing = ""
         self.stiff = ""
+        self.slow = False
         self.odd = ""
 
     def jobs(self, name):
@@ -45,7 +46,7 @@ class PlayedSlurm:
 
     def cancel(self, pilots):
         self.cancelled += pilots
-        for pilot in pilots:
+        for pilot in pilots if not self.slow else ():
             self.rows[pilot] = "CANCELLED|0:00|10:00||(null)|None"
 
     def keep_only(self, pilot, nodes):
@@ -568,3 +569,30 @@ def test_nobody_is_given_a_place_on_a_node_that_is_being_given_back(bench, node)
     bench.turn()
     assert given == [{}]
     assert bench.lender.held("next") == {}
+
+
+def test_what_was_cancelled_is_not_lent_any_more_though_its_end_takes_a_while(bench):
+    over_two(bench)
+    for name in ("node1", "node2"):
+        leave(bench, name)
+    bench.slurm.slow = True
+    bench.turn()
+    bench.turn(3.0)
+    assert bench.slurm.cancelled == ["1_0"]
+    bench.lender.ask("next", {"node2": 1})
+    bench.turn()
+    assert not bench.lender.is_up("node2")
+    assert bench.lender.held("next") == {}
+    assert bench.slurm.kept == []
+
+
+def test_a_node_that_went_though_slurm_did_not_answer_has_its_name_back(bench):
+    over_two(bench)
+    leave(bench, "node2")
+    bench.slurm.stiff = "'scontrol' did not answer within 20 s"
+    bench.turn()
+    bench.turn(3.0)
+    bench.slurm.rows["1_0"] = "RUNNING|1:00:00|1:00:00|node1|train@node[1-2]|None"
+    bench.turn()
+    assert [path.name for path in (bench.folder / "names").iterdir()] == ["node1"]
+    assert bench.lender.warnings() == (), "nothing is left to be given back"

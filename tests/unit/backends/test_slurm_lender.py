@@ -1,6 +1,7 @@
 """The lender's rounds against a Slurm that is played: growing, shrinking, ends, refusals, and what is not answered."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -202,11 +203,18 @@ def test_a_node_that_does_not_answer_for_long_is_given_back_and_another_is_asked
     bench.turn()
     bench.lender.ask("job", {"node2": 1})
     asked = len(bench.slurm.submitted)
-    bench.lender.give_up("node2")
-    bench.lender.give_up("node9")
+    (silent,) = [hosted for hosted in bench.lender.hosts() if hosted.node.id == "node2"]
+    bench.lender.give_up([silent])
     bench.turn()
     assert bench.slurm.cancelled == [], "a job still counts on it"
+    bench.lender.give_up([])
     bench.lender.drop("job", bench.lender.held("job"))
+    bench.turn()
+    assert bench.slurm.cancelled == [], "it has answered meanwhile"
+    bench.lender.give_up([replace(silent, address=("10.0.0.9", 1))])
+    bench.turn()
+    assert bench.slurm.cancelled == [], "that was another host of its name"
+    bench.lender.give_up([silent])
     bench.turn()
     bench.turn()
     assert bench.slurm.cancelled == ["1_1"]
