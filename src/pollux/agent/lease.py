@@ -208,9 +208,11 @@ class Lease:
                 if found is not None and found.token != self._note.token and not self._is_late(found):
                     if not self._is_ours(found):
                         self._lose(found)
-                    if self._lost or not found.released:
+                    if self._lost:
                         return
-                    # One that trains with this one had it for a moment only.
+                    if not found.released:
+                        continue
+                    # One that trains with this one has it no more, and this one has not ended.
                     self._note = replace(self._note, term=found.term + 1)
                 self._note = replace(self._note, beats=self._note.beats + 1)
                 self._write(self._note)
