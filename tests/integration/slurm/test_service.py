@@ -146,7 +146,9 @@ def record(folder, seconds, receipt):
 
 def kill_a_node(service, name, again):
     """Seconds from the end of a node under a job until that runs without it; `again`: it is to lose another."""
-    job = service.until(name, "several nodes", lambda job: is_live(job) and len(job["placement"]) > 1)
+    job = service.until(name, "live job", is_live)
+    while len(job["placement"]) == 1:
+        job = spread(service, name)
     node = list(job["placement"])[-1]
     began = time.monotonic()
     service.slurm.kill_node(node)
@@ -159,8 +161,13 @@ def kill_a_node(service, name, again):
     if again:
         # The third takes the place of the one that died, which comes back meanwhile.
         service.wait("two nodes", lambda: len(service.nodes()) >= 2)
-        # The policy may have found that fewer are faster on this machine.
-        service.resize(name, 4)
-        service.until(name, "four replicas", lambda job: is_live(job) and job["gpus"] == 4)
-        service.resize(name, "2..4")
+        spread(service, name)
     return seconds
+
+
+def spread(service, name):
+    """The job over nodes, and free to go on with fewer: the policy may find that these are faster on this machine."""
+    service.resize(name, 4)
+    service.until(name, "four replicas", lambda job: is_live(job) and job["gpus"] == 4)
+    service.resize(name, "2..4")
+    return service.until(name, "live job", is_live)
