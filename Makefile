@@ -1,6 +1,6 @@
 # Everything people and CI run. Each target works on a fresh clone: it makes .venv first where needed.
 .DEFAULT_GOAL := help
-.PHONY: setup fix check test test-ray test-slurm test-browser test-slurm-then-browser test-faults test-gpu bench docs demo clean help
+.PHONY: setup fix check test test-ray test-slurm test-browser test-slurm-then-browser test-faults test-loaded test-gpu bare-machine bench docs demo clean help
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -54,6 +54,12 @@ test-faults: setup  ## the long set of kills, stops, resumes and strange request
 		--events $(EVENTS) $(if $(SEED),--seed $(SEED)) tests/faults tests/integration/service/test_schema.py \
 		tests/integration/service/test_random_sequences.py
 
+test-loaded: setup  ## the whole test suite while other work loads every core and the disk; one more line of a table that lasts
+	$(BIN)/python tools/loaded_tests.py $(if $(RUNS),--runs $(RUNS))
+
+bare-machine:  ## demo and tests of a clean clone in a bare Debian; needs root and debootstrap; OPTIONS= as in tools/bare_machine.sh
+	tools/bare_machine.sh $(OPTIONS)
+
 test-gpu: setup  ## what only a GPU can show; needs one
 	$(BIN)/pytest -m gpu tests/gpu tests/unit/agent
 
@@ -70,4 +76,4 @@ clean:  ## remove what was built, keep .venv
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

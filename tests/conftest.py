@@ -1,7 +1,10 @@
 """What every test shares: hypothesis profiles, seeds, replicas, what is tried again, and skips that fail in CI."""
 
+import json
 import os
 import subprocess
+import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
@@ -23,7 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="the seed of their moments")
 
 
+_BEGUN = pytest.StashKey[float]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_BEGUN] = time.time()
     # Read when the test modules are imported, and by the processes that they start.
     for option, name in (("events", "POLLUX_FAULT_EVENTS"), ("seed", "POLLUX_FAULT_SEED")):
         value = config.getoption(option)
@@ -94,13 +101,35 @@ def pytest_runtest_makereport(
     return report
 
 
+_DATA = Path(os.environ.get("POLLUX_OSDI21_DATA", REPOSITORY.parent / "shared" / "data" / "osdi21"))
+_WITHOUT_DATA = pytest.StashKey[int]()
+
+
 @pytest.fixture(scope="session")
 def osdi21_data() -> Path:
     """The published OSDI'21 measurements and workloads, read in place."""
-    folder = Path(os.environ.get("POLLUX_OSDI21_DATA", REPOSITORY.parent / "shared" / "data" / "osdi21"))
-    if not folder.is_dir():
-        pytest.skip(f"the OSDI'21 data is not at {folder}; set POLLUX_OSDI21_DATA to its folder")
-    return folder
+    if not _DATA.is_dir():
+        pytest.skip(f"the published OSDI'21 data is not at {_DATA}; set POLLUX_OSDI21_DATA to its folder")
+    return _DATA
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs the published data where it is absent. In CI those tests are skipped, and so fail."""
+    if _DATA.is_dir() or os.environ.get("CI") == "true":
+        return
+    without = [item for item in items if "osdi21_data" in getattr(item, "fixturenames", ())]
+    if without:
+        items[:] = [item for item in items if item not in set(without)]
+        config.hook.pytest_deselected(items=without)
+    config.stash[_WITHOUT_DATA] = len(without)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """An xdist worker has ended: all of them left out the same tests."""
+    told = getattr(node, "workeroutput", {}).get("without_data")
+    if told is not None:
+        node.config.stash[_WITHOUT_DATA] = told
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +148,8 @@ def _forbidden_skips(config: pytest.Config) -> Sequence[pytest.TestReport | pyte
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["without_data"] = session.config.stash.get(_WITHOUT_DATA, 0)
     passing = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if session.exitstatus in passing and _forbidden_skips(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -138,12 +169,44 @@ def _tell_seeds(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(f"{nodeid}: {told}")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def _tell_left_out(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    count = config.stash.get(_WITHOUT_DATA, 0)
+    if count:
+        terminalreporter.section("left out")
+        terminalreporter.line(
+            f"{count} tests of published results: their data is not at {_DATA}; "
+            "set POLLUX_OSDI21_DATA to the folder that has it"
+        )
+
+
+def _record(terminalreporter: pytest.TerminalReporter, config: pytest.Config, exitstatus: int) -> None:
+    """Append what became of this run to the file that POLLUX_TEST_RECORD names; `make test-loaded` reads it."""
+    path = os.environ.get("POLLUX_TEST_RECORD")
+    if not path or hasattr(config, "workerinput"):
+        return
+    stats = terminalreporter.stats
+    names = {kind: sorted(report.nodeid for report in stats.get(kind, [])) for kind in ("failed", "error", "rerun")}
+    counts = {kind: len(stats.get(kind, [])) for kind in ("passed", "skipped")}
+    line = {
+        "tests": config.getoption("markexpr"),
+        "exit": int(exitstatus),
+        **counts,
+        **names,
+        "seconds": round(time.time() - config.stash[_BEGUN]),
+    }
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     _tell_seeds(terminalreporter)
+    _tell_left_out(terminalreporter, config)
+    _record(terminalreporter, config, exitstatus)
     skips = _forbidden_skips(config)
     if not skips:
         return
     terminalreporter.section("skipped, which CI=true counts as failed", red=True)
-    for report in skips:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-        terminalreporter.line(f"{report.nodeid}: {reason}")
+    reasons = [report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr) for report in skips]
+    for reason, count in Counter(reasons).items():
+        first = skips[reasons.index(reason)].nodeid
+        terminalreporter.line(f"{first}{f' and {count - 1} more' if count > 1 else ''}: {reason}")
