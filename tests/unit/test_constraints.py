@@ -3,11 +3,11 @@
 import importlib.metadata
 import re
 import tomllib
+from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from tests.conftest import REPOSITORY
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 PINNED = re.findall(r"^([A-Za-z0-9._-]+)==", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
 CLASSIFIERS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["classifiers"]
 PYTHONS = [found[1] + ".0" for each in CLASSIFIERS if (found := re.search(r"Python :: (3\.\d+)$", each))]
