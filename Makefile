@@ -5,16 +5,26 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEMO_STAMP := .venv/.installed-demo
 EVENTS ?= 200
 SEED ?=
 # Tests start hundreds of interpreters: what one has compiled is kept for the next, whatever the machine's settings say.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Compiled at once, as pip does for what is not developed here.
-$(STAMP): pyproject.toml constraints.txt
+define install
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 	$(BIN)/python -m compileall -q src
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	$(call install,dev)
+	touch $@ $(DEMO_STAMP)
+
+# A part of what the development needs: the first command of a newcomer is not to wait for the rest.
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	$(call install,demo)
 	touch $@
 
 setup: $(STAMP)  ## make .venv with the package and the development tools
@@ -69,7 +79,7 @@ bench: setup  ## every benchmark
 docs: setup  ## the documentation, into site/
 	$(BIN)/mkdocs build --strict
 
-demo: setup  ## a service and five real training jobs that share four CPU slots; about three minutes
+demo: $(DEMO_STAMP)  ## a service and five real training jobs that share four CPU slots; about three minutes
 	$(BIN)/python examples/demo/run.py --output build/demo
 
 clean:  ## remove what was built, keep .venv

@@ -4,6 +4,7 @@ Everything goes through the command `pollux` and the REST API, as a user's own s
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,12 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
-class OutOfTime(SystemExit):
-    """Jobs did not end in the time that they were given; `left` says which."""
-
-    def __init__(self, left: list[str], seconds: float) -> None:
-        super().__init__(f"not done after {seconds:.0f} s: {', '.join(left)}")
-        self.left = left
+class OutOfTime(Exception):
+    """Jobs did not end in the time that they were given; the text says which."""
 
 
 @dataclass(frozen=True)
@@ -121,23 +118,27 @@ class Service:
 
 
 def run(
-    service: Service, workload: tuple[Request, ...], show=None, limit_seconds: float = 600.0, prefix: str = ""
-) -> dict[str, Watched]:
+    service: Service,
+    workload: tuple[Request, ...],
+    seen: dict[str, Watched],
+    show=None,
+    ends_at: float = math.inf,
+    prefix: str = "",
+) -> None:
     """Submit the jobs at their times and watch until all have ended; `show(seconds, statuses)` is called on the way.
 
-    With a `prefix` before their names they are told from others that the service knows. OutOfTime after
-    `limit_seconds`.
+    What is seen of each job goes into `seen`, so that it is there whatever ends this. With a `prefix` before their
+    names the jobs are told from others that the service knows. OutOfTime at the monotonic time `ends_at`.
     """
     adaptive = service.policy == "pollux"
     began = time.monotonic()
-    seen: dict[str, Watched] = {}
     waiting = sorted(workload, key=lambda job: job.at)
     while waiting or any(job.ended is None for job in seen.values()):
         now = time.monotonic() - began
-        if now > limit_seconds:
+        if time.monotonic() > ends_at:
             left = [f"{prefix}{job.name} not submitted" for job in waiting]
             left += [f"{prefix}{name} {job.state}" for name, job in seen.items() if job.ended is None]
-            raise OutOfTime(left, limit_seconds)
+            raise OutOfTime(", ".join(left))
         while waiting and waiting[0].at <= now:
             job = waiting.pop(0)
             service.submit(job, adaptive, prefix)
@@ -153,7 +154,6 @@ def run(
     for name, job in seen.items():
         rows = service.get(f"/v1/jobs/{prefix}{name}/series?kind=report&limit=5")["rows"]
         job.accuracy = rows[-1]["values"].get("metrics", {}).get("accuracy") if rows else None
-    return seen
 
 
 def note(job: Watched, status: dict, now: float) -> None:

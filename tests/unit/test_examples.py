@@ -188,7 +188,7 @@ def demo(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_the_demonstration_sums_up_what_it_saw(demo, tmp_path):
+def test_the_demonstration_sums_up_what_it_saw(demo, tmp_path, monkeypatch):
     cluster, run = demo
     ours = {
         "long": cluster.Watched(
@@ -200,6 +200,7 @@ def test_the_demonstration_sums_up_what_it_saw(demo, tmp_path):
         "long": cluster.Watched(0.0, 40.0, "succeeded", [(1.0, 2, 32, 1.0)], 0.97),
         "short": cluster.Watched(4.0, 44.0, "succeeded", [(41.0, 2, 32, 1.0)], 0.95),
     }
+    monkeypatch.setattr(run, "WORKLOAD", (None, None))
     figures = run.summary(ours, theirs)
     assert figures["mean_completion_seconds"] == {"pollux": 20.0, "fifo": 40.0}
     assert figures["ratio"] == 0.5
@@ -272,9 +273,10 @@ def test_the_demonstration_has_one_page_from_begin_to_end(faked, tmp_path):
     ]
     assert [words[words.index("--policy") + 1] for words in calls if words[0] == "up"] == ["pollux", "fifo"]
     assert list(jobs) == ["j0", "j1", "fixed-j0", "fixed-j1"]
-    assert [list(one) for one in runs] == [["j0", "j1"]] * 2
-    assert [one["j0"].completion_seconds for one in runs] == [2.0, 4.0]
-    assert compared == [runs]
+    assert runs[2] == "", "it did not end early"
+    assert [list(one) for one in runs[:2]] == [["j0", "j1"]] * 2
+    assert [one["j0"].completion_seconds for one in runs[:2]] == [2.0, 4.0]
+    assert compared == [runs[:2]]
     said = console.file.getvalue()
     assert said.index("http://127.0.0.1:4711") < said.index("with pollux")
     assert "secret" in said
@@ -296,14 +298,35 @@ def test_the_demonstration_ends_by_itself_in_a_terminal_too(faked, tmp_path, mon
 
 def test_the_demonstration_says_who_took_too_long_and_stops_its_service(faked, tmp_path):
     run, calls, _ = faked
-    console = run.Console(file=io.StringIO(), width=100)
-    assert run.LIMIT_SECONDS <= 170, "within three minutes, with the summary and the service's end"
+    console = run.Console(file=io.StringIO(), width=200)
+    *_, early = run.both(console, tmp_path / "service", lambda *both: None, limit_seconds=-1.0)
+    assert early.startswith("both halves did not end within")
+    assert "j0 not submitted, j1 not submitted" in early
+    assert early in console.file.getvalue()
+    assert calls[-1] == ("down",)
+
+
+@pytest.mark.parametrize("half", ["pollux", "fifo"])
+def test_an_interrupt_leaves_picture_and_figures_of_what_finished(faked, tmp_path, monkeypatch, half):
+    run, calls, _ = faked
+    watch = run.watch
+
+    def interrupted(console, service, *rest):
+        if service.policy == half:
+            raise KeyboardInterrupt
+        watch(console, service, *rest)
+
+    monkeypatch.setattr(run, "watch", interrupted)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
-        run.both(console, tmp_path / "service", lambda *both: None, limit_seconds=-1.0)
-    said = str(ended.value)
-    assert said.startswith("error: both halves did not end within")
-    assert "j0 not submitted, j1 not submitted" in said
-    assert "--limit" in said
+        run.main()
+    assert ended.value.code == 130
+    figures = json.loads((tmp_path / "summary.json").read_text())
+    assert {name: list(job) for name, job in figures["jobs"].items()} == (
+        {} if half == "pollux" else {"j0": ["pollux"], "j1": ["pollux"]}
+    )
+    assert "ratio" not in figures
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert calls[-1] == ("down",)
 
 
