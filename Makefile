@@ -9,6 +9,9 @@ EVENTS ?= 200
 SEED ?=
 # Tests start hundreds of interpreters: what one has compiled is kept for the next, whatever the machine's settings say.
 unexport PYTHONDONTWRITEBYTECODE
+# Texts are UTF-8 in every language, modules those of .venv, and packages go there whatever pip is told elsewhere.
+export PYTHONUTF8 := 1
+unexport PYTHONHOME PYTHONPATH PIP_PREFIX PIP_ROOT PIP_TARGET PIP_USER
 
 # Compiled at once, as pip does for what is not developed here.
 $(STAMP): pyproject.toml constraints.txt
