@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pollux.cli import up
 from pollux.cli.jobs_table import WIDE_COLUMNS
 
 ODD = "für größte → 漢字"
+HISTORY = f'{{"format":"pollux-history"}}\n{{"a":"{ODD}"}}\n'.encode()
 
 
 @pytest.fixture
@@ -24,6 +26,8 @@ def jobs(fake):
     fake.answers["GET", "/v1/jobs"] = {"jobs": [fake.job("resnet"), waits], "next": None}
     fake.answers["GET", "/v1/jobs/bert/explain"] = {"text": f"It waits for {ODD}.", "next_step": "", "jobs": []}
     fake.answers["GET", "/v1/status"] = fake.status
+    fake.answers["GET", "/readyz"] = {"status": "ok"}
+    fake.answers["GET", "/v1/history"] = HISTORY
     return fake
 
 
@@ -120,10 +124,17 @@ def test_the_service_is_asked_directly_whatever_proxy_there_is(run, jobs, monkey
     assert "resnet" in run("ls").stdout
 
 
-def test_without_input_or_output_it_does_what_it_is_told(jobs):
-    words = f"{sys.executable!r} -m pollux ls"
-    for streams in ("<&-", ">&-", "<&- >&- 2>&-"):
-        assert subprocess.run(["sh", "-c", f"{words} {streams}"], check=False, timeout=60).returncode == 0, streams
+@pytest.mark.parametrize("streams", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_without_input_or_output_it_does_what_it_is_told(jobs, streams):
+    words = ["ls", "top", "policies", "history export", "ls --json"]
+    command = shlex.join([sys.executable, "-c", SEVERAL, *words])
+    assert subprocess.run(["sh", "-c", f"{command} {streams}"], check=False).returncode == 0
+
+
+def test_a_history_is_utf_8_in_every_language(jobs):
+    command = [sys.executable, "-m", "pollux", "history", "export"]
+    environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    assert subprocess.run(command, env=environ, capture_output=True, check=True).stdout == HISTORY
 
 
 MASK = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), flush=True)"
