@@ -1,6 +1,6 @@
 # Everything people and CI run. Each target works on a fresh clone: it makes .venv first where needed.
 .DEFAULT_GOAL := help
-.PHONY: setup fix check test test-ray test-slurm test-browser test-slurm-then-browser test-faults test-gpu bench docs demo clean help
+.PHONY: setup fix check test test-ray test-slurm test-browser test-slurm-then-browser test-environments test-faults test-gpu bench docs demo clean help
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -51,6 +51,9 @@ test-slurm-then-browser: setup
 test-browser: setup  ## the pages in a real browser; installs Chromium where it may
 	PYTHON=$(BIN)/python tools/install_chromium.sh || test "$$CI" != true
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m browser tests/browser
+
+test-environments: setup  ## a quick part of the suite in many surroundings: terminals, languages, users, signals, ...
+	$(BIN)/python tools/test_environments.py
 
 test-faults: setup  ## the long set of kills, stops, resumes and strange requests; prints seeds, tries nothing twice
 	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 --force-reruns 0 \
