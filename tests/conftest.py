@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tests.surroundings import settle
 
+from pollux.testing.surroundings import settle
 from pollux.testing.training import ReplicaServer
 from pollux.testing.waiting import OutOfTime
 

@@ -11,7 +11,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from tests.surroundings import hearing
+
+from pollux.testing.surroundings import hearing
 
 REPORTING = """
 import json, os, sys, time, urllib.request

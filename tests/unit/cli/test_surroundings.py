@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 import pytest
-from tests.surroundings import hearing, settle_variables
 
 from pollux import backends, policies
 from pollux.backends import _links
 from pollux.cli import up
 from pollux.cli.jobs_table import WIDE_COLUMNS
+from pollux.testing.surroundings import hearing, settle_variables
 
 ODD = "für größte → 漢字"
 HISTORY = f'{{"format":"pollux-history"}}\n{{"a":"{ODD}"}}\n'.encode()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from pollux.wire.environment import TORCHRUN_VARIABLES
 
+__all__ = ["hearing", "settle", "settle_variables"]
+
 # What tells the tests themselves something; every other POLLUX_ variable is a setting of the user's own.
 _FOR_TESTS = frozenset(
     {
@@ -42,7 +44,7 @@ def settle() -> None:
     """Make this process, and with it all that tests start, independent of the shell it was started from."""
     settle_variables(os.environ)
     os.umask(0o022)
-    settle_signals()
+    _settle_signals()
 
 
 def settle_variables(environ: MutableMapping[str, str]) -> None:
@@ -65,7 +67,7 @@ def _spare_home() -> Path:
     return home
 
 
-def settle_signals() -> None:
+def _settle_signals() -> None:
     """No signal blocked, and SIGTERM not ignored, for what is started from here.
 
     Those that `nohup` and a shell's `&` ignore stay so, or a test run would not outlive its terminal; see `hearing`.
