@@ -54,7 +54,7 @@ def settle_variables(environ: MutableMapping[str, str]) -> None:
         is_ours = name in _FOR_TESTS
         if not is_ours and (name in dropped or name.lower() in _PROXIES or name.startswith(_PREFIXES)):
             del environ[name]
-    environ |= {"LANG": "C.UTF-8", "TERM": "xterm"}
+    environ.update({"LANG": "C.UTF-8", "TERM": "xterm"})
     if not os.access(environ.get("HOME", ""), os.W_OK | os.X_OK):
         # Libraries keep things there, and complain where they cannot.
         environ["HOME"] = str(_spare_home())
