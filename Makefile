@@ -1,6 +1,6 @@
 # Everything people and CI run. Each target works on a fresh clone: it makes .venv first where needed.
 .DEFAULT_GOAL := help
-.PHONY: setup fix check test test-ray test-slurm test-browser test-slurm-then-browser test-faults test-loaded test-gpu bare-machine bench docs demo clean help
+.PHONY: setup fix check test test-ray test-slurm test-browser test-slurm-then-browser test-environments test-faults test-loaded test-gpu bare-machine bench docs demo clean help
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -10,11 +10,14 @@ EVENTS ?= 200
 SEED ?=
 # Tests start hundreds of interpreters: what one has compiled is kept for the next, whatever the machine's settings say.
 unexport PYTHONDONTWRITEBYTECODE
+# Texts are UTF-8 in every language, modules those of .venv, and packages go there whatever pip is told elsewhere.
+export PYTHONUTF8 := 1
+unexport PYTHONHOME PYTHONPATH PIP_PREFIX PIP_ROOT PIP_TARGET PIP_USER
 
 # Compiled at once, as pip does for what is not developed here.
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+	$(BIN)/python -m pip install --no-user --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 	$(BIN)/python -m compileall -q src
 endef
 
@@ -58,6 +61,9 @@ test-slurm-then-browser: setup
 test-browser: setup  ## the pages in a real browser; installs Chromium where it may
 	PYTHON=$(BIN)/python tools/install_chromium.sh || test "$$CI" != true
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m browser tests/browser
+
+test-environments: setup  ## a quick part of the suite in many surroundings: terminals, languages, users, signals, ...
+	$(BIN)/python tools/test_environments.py
 
 test-faults: setup  ## the long set of kills, stops, resumes and strange requests; prints seeds, tries nothing twice
 	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 --force-reruns 0 \

@@ -1,6 +1,8 @@
-"""What every test shares: hypothesis profiles, seeds, replicas, what is tried again, and skips that fail in CI."""
+"""What every test shares: surroundings, hypothesis, seeds, replicas, what is tried again, skips that fail in CI."""
 
+import codecs
 import json
+import locale
 import os
 import subprocess
 import time
@@ -11,10 +13,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from pollux.testing.surroundings import settle
 from pollux.testing.training import ReplicaServer
 from pollux.testing.waiting import OutOfTime
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+settle()
 
 settings.register_profile("deterministic", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, max_examples=1000)
@@ -31,6 +36,10 @@ _BEGUN = pytest.StashKey[float]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_BEGUN] = time.time()
+    # Workers are started with the language that `settle` has set; this process has had its own since its first line.
+    encoding = locale.getpreferredencoding(False)
+    if codecs.lookup(encoding).name != "utf-8" and not config.getoption("numprocesses", None):
+        raise pytest.UsageError(f"texts are {encoding} in this shell: set PYTHONUTF8=1, or use -n 2")
     # Read when the test modules are imported, and by the processes that they start.
     for option, name in (("events", "POLLUX_FAULT_EVENTS"), ("seed", "POLLUX_FAULT_SEED")):
         value = config.getoption(option)

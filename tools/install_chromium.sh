@@ -1,7 +1,7 @@
 #!/bin/sh
 # What tests/browser need and pip does not bring: a Chromium. Does nothing where there is one.
 set -eu
-if ! command -v chromium >/dev/null 2>&1 && [ -z "${POLLUX_CHROMIUM:-}" ]; then
+if [ -z "${POLLUX_CHROMIUM:-}" ] && ! command -v chromium >/dev/null 2>&1 && ! command -v chromium-browser >/dev/null 2>&1; then
     sudo=
     [ "$(id -u)" = 0 ] || sudo="sudo -n"
     if ! command -v apt-get >/dev/null 2>&1; then
@@ -9,5 +9,5 @@ if ! command -v chromium >/dev/null 2>&1 && [ -z "${POLLUX_CHROMIUM:-}" ]; then
         exit 1
     fi
     $sudo apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core
 fi

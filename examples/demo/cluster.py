@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# The service is on this machine: whatever proxy its user has for others is not asked.
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 class OutOfTime(Exception):
@@ -96,14 +98,14 @@ class Service:
     def get(self, path: str) -> dict:
         """An answer of the REST API."""
         request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {self.token}"})
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with _DIRECTLY(request, timeout=30) as response:
             return json.load(response)
 
     def post(self, path: str, body: dict) -> dict:
         """Send something to the REST API."""
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with _DIRECTLY(request, timeout=30) as response:
             return json.load(response)
 
     def submit(self, job: Request, adaptive: bool, prefix: str = "") -> None:

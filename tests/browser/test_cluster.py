@@ -288,4 +288,4 @@ def test_of_many_jobs_only_those_in_sight_are_elements(stage, visit):
         page.evaluate("() => new Promise(requestAnimationFrame)")
         expect(page.locator("#jobs tbody td.muted")).to_have_count(0)
     assert len(seen) == 450
-    assert page.locator("#jobs table").get_attribute("aria-rowcount") == "451"
+    expect(page.locator("#jobs table")).to_have_attribute("aria-rowcount", "451")

@@ -142,6 +142,7 @@ def test_an_explanation_stays_while_the_table_goes_on(told, operator):
     page = operator.page
     queue = page.get_by_role("region", name="Jobs that wait")
     queue.get_by_role("button", name=re.compile("^What is Asks for")).focus()
+    expect(page.locator(".bubble")).to_have_count(1)
     page.evaluate("window.kept = document.querySelector('.bubble')")
     told.submit("another", 33, 64)
     expect(queue.get_by_role("row", name=re.compile("^another"))).to_be_visible()
@@ -233,7 +234,8 @@ def test_an_axis_of_gpus_has_whole_numbers(told, operator):
                 return write.call(this, text, ...rest);
             };
             dispatchEvent(new Event("pollux-theme"));
-            await new Promise((done) => setTimeout(done, 100));
+            // All of a chart is drawn at once; when, is the browser's business.
+            while (drawn.length === 0) await new Promise(requestAnimationFrame);
             return drawn;
         }"""
     )

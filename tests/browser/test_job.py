@@ -122,7 +122,7 @@ def test_charts_go_on_after_a_zoom_and_the_way_back(trained, operator):
         # By whole seconds, as the charts tell the time.
         last = newest_shown(page, "Accumulation")
         wait_for(lambda last=last: newest_shown(page, "Accumulation") > last)
-        assert newest_shown(page, "GPUs") > last
+        wait_for(lambda last=last: newest_shown(page, "GPUs") > last)
 
 
 def over(page, name):
@@ -133,9 +133,17 @@ def over(page, name):
 
 def newest_shown(page, name):
     """The time of day at the right end of a chart."""
-    plot = over(page, name)
-    plot.hover(position={"x": plot.bounding_box()["width"] - 1, "y": 60})
-    return chart(page, name).locator(".tip").inner_text().split("\n")[0]
+    shown = []
+
+    def is_shown():
+        plot = over(page, name)
+        plot.hover(position={"x": plot.bounding_box()["width"] - 1, "y": 60})
+        # Nothing while the chart is drawn anew.
+        shown.append(chart(page, name).locator(".tip").inner_text().split("\n")[0])
+        return shown[-1]
+
+    wait_for(is_shown)
+    return shown[-1]
 
 
 def test_a_job_that_went_back_is_drawn_over(stage, operator):
@@ -145,8 +153,8 @@ def test_a_job_that_went_back_is_drawn_over(stage, operator):
         stage.report("alpha", samples=samples, step=samples, loss=loss)
     page = operator.open("/jobs/alpha").page
     chart(page, "Loss").get_by_text("Numbers").click()
-    rows = chart(page, "Loss").get_by_role("row")
-    assert [row.split("\t") for row in rows.all_inner_texts()[1:]] == [["250", "2.2"], ["200", "2.4"], ["100", "3"]]
+    cells = chart(page, "Loss").locator("tbody :is(th, td)")
+    expect(cells).to_have_text(["250", "2.2", "200", "2.4", "100", "3"])
 
 
 def test_why_is_the_text_of_explain_with_links(trained, operator):
@@ -155,7 +163,7 @@ def test_why_is_the_text_of_explain_with_links(trained, operator):
     why = page.locator("#why")
     told = page.evaluate("fetch('/v1/jobs/later/explain').then((answer) => answer.json())")
     expect(why).to_have_text(told["text"])
-    assert why.get_by_role("link").all_inner_texts() == ["alpha", "beta"]
+    expect(why.get_by_role("link")).to_have_text(["alpha", "beta"])
     expect(page.locator("#next-step code")).to_have_text(told["next_step"])
     why.get_by_role("link", name="beta").click()
     page.wait_for_url("**/jobs/beta")
@@ -182,7 +190,7 @@ def test_jobs_that_the_service_names_are_links_whatever_they_are_called(trained,
     operator.page.route("**/v1/jobs/alpha/explain", lambda route: route.fulfill(json=told))
     page = operator.open("/jobs/alpha").page
     expect(page.locator("#why")).to_have_text(told["text"])
-    assert page.locator("#why").get_by_role("link").all_inner_texts() == ["share.v2", "share", "share"]
+    expect(page.locator("#why").get_by_role("link")).to_have_text(["share.v2", "share", "share"])
 
 
 def test_the_log_follows_until_told_not_to(trained, operator):

@@ -108,7 +108,8 @@ def _spawn(module: str, arguments: list[str], fds: list[int], output: Path, envi
     ]
     command = [sys.executable, "-P", "-m", module, *arguments]
     try:
-        return os.posix_spawn(sys.executable, command, dict(environ), file_actions=actions, setsid=True)
+        # Signals that whoever started us has blocked would be blocked for jobs too, down to the last replica.
+        return os.posix_spawn(sys.executable, command, dict(environ), file_actions=actions, setsid=True, setsigmask=())
     except OSError as error:
         raise BackendFailed(f"cannot start {sys.executable}: {error.strerror}") from error
     finally:

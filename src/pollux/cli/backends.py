@@ -30,6 +30,11 @@ def backends(as_json: Json = False) -> None:
 
     table = plain_table("backend", "works here", "what it is")
     for entry in entries:
-        works = Text("yes", style="green") if entry["available"] else Text(f"no: {entry['missing']}", style="red")
+        works = Text("yes", style="green") if entry["available"] else Text("no", style="red")
         table.add_row(Text(str(entry["name"])), works, Text(str(entry["summary"])))
-    print_table(standard_output(), table)
+    console = standard_output()
+    print_table(console, table)
+    # Whole lines below, as they have commands to copy: a column would break them.
+    for entry in entries:
+        if not entry["available"]:
+            console.print(Text(f"{entry['name']} does not work here: {entry['missing']}"), soft_wrap=True)

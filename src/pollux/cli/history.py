@@ -45,9 +45,10 @@ def export(
         raise InvalidInput("--json tells about the file that was written: add --output FILE")
     lines = history_lines()
     if output == "-":
+        # The bytes themselves: a history is UTF-8 also where the terminal is not.
         for line in lines:
-            sys.stdout.write(line.decode())
-        sys.stdout.flush()
+            sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
         return
     from pollux.cli.output import staged_file
 

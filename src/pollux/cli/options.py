@@ -66,10 +66,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on standard output."""
+    """Print one JSON document on standard output, with JSON's own escapes where UTF-8 is not spoken or not enough."""
+    import codecs
     import json
+    import sys
 
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode("utf-8" if codecs.lookup(encoding).name == "utf-8" else "ascii")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    typer.echo(text)
 
 
 def whole(minimum: int) -> Callable[[str], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,7 +55,9 @@ def _packed(request: JobRequest, is_asked_for: bool) -> bytes:
     if is_asked_for:
         return pack(folder)
     why = _named(request, is_asked_for)
-    if Path("~").expanduser().resolve().is_relative_to(folder.resolve()):
+    own = os.path.expanduser("~")
+    # Users without a home folder, as in some containers, have "~" itself here.
+    if os.path.isabs(own) and Path(own).resolve().is_relative_to(folder.resolve()):
         raise InvalidInput(
             f"{why}, and a home folder, or what holds one, is not sent unasked: submit from the job's own folder, or "
             "set workdir; --ship sends all of it"

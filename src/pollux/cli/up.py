@@ -350,7 +350,8 @@ def _spawn(words: list[str], output: int) -> int:
         (os.POSIX_SPAWN_DUP2, output, 1),
         (os.POSIX_SPAWN_DUP2, output, 2),
     ]
-    return os.posix_spawn(words[0], words, os.environ, file_actions=actions, setsid=True)
+    # What this process was told to leave blocked is not for the service, which is stopped by a signal.
+    return os.posix_spawn(words[0], words, os.environ, file_actions=actions, setsid=True, setsigmask=())
 
 
 def _words(settings: ServiceSettings) -> list[str]:

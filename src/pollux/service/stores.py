@@ -33,8 +33,9 @@ def require_store(address: str, variables: Mapping[str, str], seconds: float = _
     command = [sys.executable, "-I", "-m", "pollux.wire.objects", address]
     try:
         done = subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
-        )
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False,
+            encoding="utf-8", errors="replace",
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise InvalidInput(
             f"checkpoint: dir: {address} does not answer within {seconds:.0f} s: check its address, the job's key and "

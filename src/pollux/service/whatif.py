@@ -227,8 +227,11 @@ class Replays:
     def _watched(self, replay: Replay, words: Sequence[str], out: Any, err: Any, num_sizes: int) -> int:
         limits = (str(os.getpid()), str(_LONGEST_SECONDS), str(_MOST_BYTES))
         # A bar that nobody looks at is written all the same: it says how far the replay is.
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("POLLUX_")}
-        environ |= {"FORCE_COLOR": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith(("POLLUX_", "NO_COLOR", "TTY_"))
+        }
+        environ |= {"FORCE_COLOR": "1", "COLUMNS": "100", "TERM": "xterm", "PYTHONUTF8": "1"}
+        environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         progress = Progress(num_sizes)
         with subprocess.Popen(
             [*self._child, *limits, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import weakref
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def file_system(path: Path, mounts: str) -> str:
         fields = before.split(" ")
         if len(fields) < 5 or not after:
             continue
-        point = fields[4].encode().decode("unicode_escape", "replace")
+        # The kernel writes blanks and the like as three octal digits, and nothing else.
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
         inside = point == "/" or str(path) == point or str(path).startswith(f"{point}/")
         # Of two mounts on one point, the later hides the earlier.
         if inside and len(point) >= best:
@@ -38,7 +40,7 @@ def file_system(path: Path, mounts: str) -> str:
 def refuse_network(path: Path) -> None:
     """Raise for a folder on a network file system; where the system does not tell, it is taken to be local."""
     try:
-        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace")
+        mounts = os.fsdecode(_MOUNTS.read_bytes())
     except OSError:
         return
     kind = file_system(path, mounts)

@@ -26,7 +26,7 @@ def home(environ: Mapping[str, str]) -> Path:
     """The service's folder, absolute: `POLLUX_HOME`, or `~/.local/state/pollux` where that is unset or empty."""
     named = environ.get("POLLUX_HOME", "")
     try:
-        return Path(named).expanduser().absolute() if named else Path.home() / ".local" / "state" / "pollux"
+        return (Path(named).expanduser() if named else Path.home() / ".local" / "state" / "pollux").absolute()
     except RuntimeError as error:
         raise InvalidInput(f"POLLUX_HOME is '{named}', and there is no home folder: set it to a folder") from error
 

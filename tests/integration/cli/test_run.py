@@ -7,9 +7,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+
+from pollux.testing.surroundings import hearing
 
 REPORTING = """
 import json, os, sys, time, urllib.request
@@ -56,12 +59,13 @@ def work(tmp_path):
     return tmp_path
 
 
-def start(work, *words):
+def start(work, *words, hears=True):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(work / "t")}
     (work / "t").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pollux", "run", "--slots", "2", *words]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=work, env=environment)
+    with hearing(signal.SIGINT, signal.SIGHUP) if hears else nullcontext():
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=work, env=environment)
 
 
 def finished(process):
@@ -162,7 +166,7 @@ def test_a_signal_that_is_ignored_stays_so(work):
     """As `nohup` has it."""
     held = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        process = start(work, "save.py")
+        process = start(work, "save.py", hears=False)
     finally:
         signal.signal(signal.SIGHUP, held)
     try:

@@ -1,6 +1,7 @@
 """Slurm's commands, played by small scripts: those that hang, fail, are not there, or say something else."""
 
 import os
+import shlex
 import socket
 import stat
 from pathlib import Path
@@ -18,7 +19,7 @@ def commands(tmp_path):
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
-    write.folder = tmp_path
+    write.folder, write.quoted = tmp_path, shlex.quote(str(tmp_path))
     return write
 
 
@@ -50,7 +51,7 @@ def test_nodes_are_asked_for_in_one_short_word(commands, calls):
 
 
 def test_a_command_that_hangs_is_ended_with_all_it_started(commands, calls):
-    commands("squeue", f"sleep 600 & echo $! > {commands.folder}/pid; wait")
+    commands("squeue", f"sleep 600 & echo $! > {commands.quoted}/pid; wait")
     quick = SlurmCalls({"PATH": os.environ["PATH"]}, 1.0)
     with pytest.raises(BackendFailed, match="did not answer within 1 s"):
         quick.jobs("any")
@@ -69,9 +70,11 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(commands, calls):
         (None, False),
     ],
 )
-def test_a_command_that_waits_for_a_munge_that_died_says_so(commands, configured, is_munge):
+def test_a_command_that_waits_for_a_munge_that_died_says_so(commands, configured, is_munge, monkeypatch):
     """It tries for longer than we wait, and would say so itself only then."""
-    path = commands.folder / "munge"
+    # A socket's path is short, and Slurm's configuration has no blanks in one: neither is sure of a folder of tests.
+    monkeypatch.chdir(commands.folder)
+    path = Path("munge")
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
     if configured is not None:
@@ -153,7 +156,7 @@ sbatch: error: Batch job submission failed: Protocol authentication error"""
 )
 def test_what_slurm_says_in_several_lines_keeps_the_one_that_counts(commands, calls, complaint, shown, remedy):
     (commands.folder / "said").write_text(complaint + "\n")
-    commands("sbatch", f"cat > /dev/null; cat {commands.folder}/said >&2; exit 1")
+    commands("sbatch", f"cat > /dev/null; cat {commands.quoted}/said >&2; exit 1")
     with pytest.raises(BackendFailed) as refused:
         calls.submit("#!/bin/sh", 1)
     text = str(refused.value)
@@ -165,7 +168,7 @@ def test_what_slurm_says_in_several_lines_keeps_the_one_that_counts(commands, ca
 
 
 def test_a_submission_gives_its_number(commands, calls):
-    commands("sbatch", f"cat > {commands.folder}/script; echo '4711;lab'")
+    commands("sbatch", f"cat > {commands.quoted}/script; echo '4711;lab'")
     assert calls.submit("#!/bin/sh\necho hello\n", 2) == "4711"
     assert (commands.folder / "script").read_text() == "#!/bin/sh\necho hello\n"
     commands("sbatch", "cat > /dev/null; echo Submitted batch job 5")
@@ -174,6 +177,6 @@ def test_a_submission_gives_its_number(commands, calls):
 
 
 def test_many_are_cancelled_in_few_commands(commands, calls):
-    commands("scancel", f"echo $# >> {commands.folder}/counts")
+    commands("scancel", f"echo $# >> {commands.quoted}/counts")
     calls.cancel([str(number) for number in range(450)])
     assert (commands.folder / "counts").read_text().split() == ["201", "201", "51"]

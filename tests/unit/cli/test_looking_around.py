@@ -12,17 +12,22 @@ from pollux.core.errors import InvalidInput
 from pollux.wire.environment import USER_VARIABLES
 
 
-def test_backends(run):
+@pytest.mark.parametrize("missing", [None, "no engine: " + "install what it needs, and " * 9 + "try again"])
+def test_backends(run, monkeypatch, missing):
+    """Whatever is installed here, and however long the reason is."""
+    monkeypatch.setattr(backends, "available", lambda name: missing)
     entries = json.loads(run("backends", "--json").stdout)["backends"]
     assert [entry["name"] for entry in entries] == list(backends.names())
-    assert entries[0]["available"] is (entries[0]["missing"] is None)
+    assert {(entry["available"], entry["missing"]) for entry in entries} == {(missing is None, missing)}
     shown = " ".join(run("backends").stdout.split())
     assert all(entry["summary"] in shown for entry in entries)
 
 
 def test_backends_that_do_not_work_say_why(run, monkeypatch):
     monkeypatch.setattr(backends, "available", lambda name: "no such engine: install it")
-    assert "no: no such engine: install it" in run("backends").stdout
+    lines = run("backends").stdout.splitlines()
+    for name in backends.names():
+        assert f"{name} does not work here: no such engine: install it" in lines
     result = run("up", "--backend", "local")
     assert result.exit_code == 2
     assert "no such engine: install it" in result.stderr

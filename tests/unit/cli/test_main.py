@@ -12,13 +12,15 @@ import typer.main
 
 import pollux
 from pollux.cli.main import app
+from pollux.testing.surroundings import hearing
 
 COMMANDS = (["simulate"], ["policies"], ["workload"], ["workload", "generate"])
 
 
 def start(*words, **options):
     command = [sys.executable, "-m", "pollux", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    with hearing(signal.SIGINT):
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def test_version(run):
@@ -125,9 +127,13 @@ def test_interrupt_ends_it_and_its_workers(tmp_path):
     # The genetic search takes minutes, so that it lasts until it is interrupted.
     words = ["--policies", "pollux-genetic,las", "--workers", "2", "--output", str(tmp_path / "r.json")]
     process = start("simulate", *words, start_new_session=True)
-    wait_until(lambda: any(tmp_path.iterdir()))
-    os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    try:
+        wait_until(lambda: any(tmp_path.iterdir()))
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert (process.returncode, stdout, stderr) == (130, "", "error: interrupted; nothing was written\n")
     assert list(tmp_path.iterdir()) == []
     wait_until(lambda: is_gone(process.pid))

@@ -162,6 +162,12 @@ def test_a_home_folder_is_sent_only_when_that_is_said(run, far, monkeypatch, hom
     assert run("submit", "--", sys.executable, "train.py").exit_code == 0, "what lies below one is sent"
 
 
+def test_who_has_no_home_folder_has_none_to_be_sent(run, far, monkeypatch):
+    """As users of some containers, of whom the system knows nothing but a number."""
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert run("submit", "--", sys.executable, "train.py").exit_code == 0
+
+
 def test_what_is_too_large_is_not_sent_and_the_reason_says_why_it_would_be(run, far, monkeypatch):
     monkeypatch.setattr("pollux.wire.package.MAX_PACKED_BYTES", 10)
     result = run("submit", "--", sys.executable, "train.py")

@@ -67,6 +67,22 @@ def test_what_the_child_is_told(tmp_path):
     assert "--nodes" not in " ".join(command_of(tmp_path, ["fifo"], []))
 
 
+def test_how_far_it_is_is_told_whatever_terminal_the_service_was_started_from(monkeypatch):
+    for name, value in {"TERM": "dumb", "NO_COLOR": "1", "TTY_COMPATIBLE": "0", "COLUMNS": "20"}.items():
+        monkeypatch.setenv(name, value)
+    code = """
+import time
+from pollux.cli.render import progress_bar
+with progress_bar("fifo") as update:
+    update(1, 2)
+    time.sleep(600)
+"""
+    replays = Replays(list, child(code))
+    replay = replays.begin(["fifo"], [])
+    wait_for(lambda: replay.progress > 0)
+    replays.close()
+
+
 def test_a_failure_is_told_in_its_own_words():
     code = "import sys; print('\\x1b[31merror: no job can be replayed\\x1b[0m', file=sys.stderr); sys.exit(2)"
     replays = Replays(list, child(code))

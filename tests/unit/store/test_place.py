@@ -1,5 +1,6 @@
 """Which file system a folder is on, by what the kernel says of its mounts."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ MOUNTS = r"""
 33 22 0:32 / /mnt/over rw - ext4 /dev/sdc rw
 34 33 0:33 / /mnt/over rw - cifs //host/share rw
 35 22 0:34 / /mnt/overlay rw - fuse.fuse-overlayfs x rw
+36 22 0:35 / /mnt/für\040uns rw - nfs4 server:/für rw
 broken line
 """.strip()
 
@@ -28,6 +30,7 @@ broken line
         ("/net/me/local/x", "xfs"),
         ("/mnt/my disk/a", "fuse.sshfs"),
         ("/mnt/over/a", "cifs"),
+        ("/mnt/für uns/a", "nfs4"),
     ],
 )
 def test_the_longest_and_latest_mount_counts(path, kind):
@@ -35,10 +38,11 @@ def test_the_longest_and_latest_mount_counts(path, kind):
 
 
 @pytest.mark.parametrize(("path", "fine"), [("/srv", True), ("/net/me", False), ("/mnt/my disk", False),
-                                            ("/mnt/over", False), ("/mnt/overlay", True)])  # fmt: skip
+                                            ("/mnt/over", False), ("/mnt/overlay", True),
+                                            ("/mnt/für uns", False)])  # fmt: skip
 def test_network_file_systems_are_refused(path, fine, tmp_path, monkeypatch):
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(MOUNTS)
+    mounts.write_bytes(os.fsencode(MOUNTS))
     monkeypatch.setattr(_place, "_MOUNTS", mounts)
     if fine:
         _place.refuse_network(Path(path))

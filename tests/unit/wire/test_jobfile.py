@@ -533,14 +533,14 @@ def test_not_every_address_is_one_of_a_store(address, remedy):
         ("no-such-command-at-all", "there is no command no-such-command-at-all on PATH"),
         ("./missing", "there is no command ./missing on "),
         ("./inner", "./inner is a folder, not a command: name a program in it"),
-        ("go", "go is in .*, which is not searched: write ./go"),
+        ("only-here", "only-here is in .*, which is not searched: write ./only-here"),
         ("./plain", "./plain may not be executed: chmod"),
         ("train.py", "train.py is a script, not a command: write python train.py"),
         (f"{sys.executable} gone.py", "there is no gone.py in .*: check the path, or set workdir"),
     ],
 )
 def test_commands_that_are_not_there(tmp_path, run, message):
-    executable(tmp_path, "go")
+    executable(tmp_path, "only-here")
     (tmp_path / "inner").mkdir()
     write(tmp_path, "", "plain")
     write(tmp_path, "", "train.py")

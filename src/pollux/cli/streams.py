@@ -1,0 +1,40 @@
+"""Standard streams that are there and take every text, whatever characters the terminal, pipe or file knows."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+
+__all__ = ["take_every_text"]
+
+_ERRORS = "pollux-plain"
+# One for one, so that columns stay in line.
+_PLAIN = str.maketrans("–—−×→←·•…✓✗█░─│━╸╺≤≥“”‘’", "---x><.*~+x#.-|---<>\"\"''")
+
+
+def take_every_text() -> None:
+    """Write plain signs for those that an encoding does not have (LC_ALL=C, Latin-1), and others as `\\xfc`.
+
+    File names that are no text in that encoding are written as the bytes that they are. Streams that were closed by who
+    started this process are there and empty, and what is written to them is gone.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    codecs.register_error(_ERRORS, _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ERRORS)
+
+
+def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    sign, after = error.object[error.start], error.start + 1
+    # What `os.fsdecode` makes of a byte that is no text.
+    if "\udc80" <= sign <= "\udcff":
+        return bytes([ord(sign) & 0xFF]), after
+    plain = sign.translate(_PLAIN)
+    return plain if plain.isascii() else sign.encode("ascii", "backslashreplace").decode("ascii"), after
