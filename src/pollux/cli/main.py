@@ -15,7 +15,7 @@ import typer
 from pollux import __version__
 from pollux.cli.options import PARTIAL, print_json
 from pollux.cli.registry import LazyGroup
-from pollux.cli.streams import take_every_text
+from pollux.cli.streams import take_every_text, whole_output
 from pollux.core.errors import PolluxError
 
 __all__ = ["app", "main"]
@@ -114,4 +114,5 @@ def main() -> None:
     """Run the command line."""
     take_every_text()
     run: Callable[..., None] = app
-    run(prog_name="pollux")
+    with whole_output():
+        run(prog_name="pollux")

@@ -6,8 +6,10 @@ import codecs
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["take_every_text"]
+__all__ = ["take_every_text", "whole_output"]
 
 _ERRORS = "pollux-plain"
 # One for one, so that columns stay in line.
@@ -27,6 +29,41 @@ def take_every_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ERRORS)
+
+
+@contextmanager
+def whole_output() -> Iterator[None]:
+    """End with one line and exit code 1 where standard output cannot be written, as on a full disk."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        raise SystemExit(1) from None
+    except OSError as error:
+        if not _is_lost():
+            raise
+        _drop_output()
+        said = error.strerror or str(error)
+        print(f"error: cannot write to standard output: {said}; what was printed is not whole", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _is_lost() -> bool:
+    """Whether standard output takes nothing more; where it is not buffered, only a write shows that."""
+    try:
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        return True
+    return False
+
+
+def _drop_output() -> None:
+    """Have the interpreter's own end find nothing left to write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _plain(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -175,3 +175,22 @@ def test_tests_take_nothing_from_who_runs_them_but_what_is_meant_for_them(tmp_pa
     environ = kept | dict.fromkeys(others, "7")
     settle_variables(environ)
     assert environ == kept | {"LANG": "C.UTF-8", "TERM": "xterm"}
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["policies", "policies --json", "--version", "simulate --help"])
+def test_a_full_disk_behind_its_output_is_told_in_one_line(words, unbuffered):
+    command = f"{shlex.quote(sys.executable)} -m pollux {words} > /dev/full"
+    done = subprocess.run(
+        ["sh", "-c", command], env=os.environ | {"PYTHONUNBUFFERED": unbuffered}, stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: cannot write to standard output: No space left on device; what was printed is not whole\n"
+    )
+
+
+def test_a_reader_that_has_gone_is_no_error_to_be_told():
+    command = f"{shlex.quote(sys.executable)} -m pollux policies | true"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ""
