@@ -300,7 +300,7 @@ def test_shims_with_nothing_to_do_end_with_the_service(bench):
     shim = read_record(run_folder(bench.home, "short") / "shim.json")
     assert Path(f"/proc/{shim['pid']}/comm").read_text() == "pollux-shim\n"
     bench.backend.close()
-    bench.wait("end of the shim", lambda: not is_alive(shim["pid"], shim["start"]), seconds=20.0)
+    bench.wait("end of the shim", lambda: not is_alive(shim["pid"], shim["start"]))
     bench.restart()
     assert bench.running("short").ended.outcome == "succeeded"
 
@@ -312,7 +312,7 @@ def test_what_replicas_have_from_the_nursery_does_not_count_as_theirs(tmp_path):
     limit = {"memory_bytes_per_gpu": float(80 << 20)}
     bench.submit("modest", "import time, torch; torch.zeros(1); time.sleep(1.5)", env={"POLLUX_JOB": "modest"}, **limit)
     resident = bench.wait("replica", lambda: replicas_of(bench, "modest"))
-    bench.wait("its name", lambda: Path(f"/proc/{resident[0]}/comm").read_text() == "pollux:modest\n", seconds=10.0)
+    bench.wait("its name", lambda: Path(f"/proc/{resident[0]}/comm").read_text() == "pollux:modest\n")
     assert process_table()[resident[0]].rss_bytes > limit["memory_bytes_per_gpu"]
     assert bench.end("modest").outcome == "succeeded"
     bench.submit("greedy", "import time; hoard = b'x' * (120 << 20); time.sleep(600)", **limit)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pollux.testing.waiting import PATIENCE_SECONDS
+
 REPORTING = """
 import json, os, sys, time, urllib.request
 def tell(body, path=f"/v1/jobs/{os.environ['POLLUX_JOB']}/reports"):
@@ -66,7 +68,7 @@ def start(work, *words):
 
 def finished(process):
     try:
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
     assert "Traceback" not in stderr
@@ -150,7 +152,7 @@ def test_its_job_saves_and_ends_where_it_is_killed_itself(work):
     finally:
         process.kill()
         process.communicate()
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE_SECONDS
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.1)
     assert not Path(f"/proc/{pid}").exists(), "the job runs on"

@@ -12,6 +12,7 @@ import typer.main
 
 import pollux
 from pollux.cli.main import app
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 COMMANDS = (["simulate"], ["policies"], ["workload"], ["workload", "generate"])
 
@@ -106,7 +107,7 @@ def test_help_loads_no_numpy():
     assert result.stdout.splitlines()[-1] == "False False"
 
 
-def wait_until(happened, seconds=60.0):
+def wait_until(happened, seconds=PATIENCE_SECONDS):
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline
@@ -127,7 +128,7 @@ def test_interrupt_ends_it_and_its_workers(tmp_path):
     process = start("simulate", *words, start_new_session=True)
     wait_until(lambda: any(tmp_path.iterdir()))
     os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, stdout, stderr) == (130, "", "error: interrupted; nothing was written\n")
     assert list(tmp_path.iterdir()) == []
     wait_until(lambda: is_gone(process.pid))
@@ -140,4 +141,4 @@ def test_closed_pipe_is_no_error():
     process.stdout.close()
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE_SECONDS)
