@@ -298,6 +298,19 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def _in_use(folder: Path) -> str:
+    """Whether a cluster runs in this folder, another clone's perhaps, and the remedy; empty where none does."""
+    try:
+        pids = json.loads((folder / "pids.json").read_text()).values()
+    except (OSError, ValueError):
+        return ""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if f"{folder.absolute()}/slurm.conf".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                return f"a cluster runs in {folder} already: stop it, or give another folder with --dir"
+    return ""
+
+
 def _stop(folder: Path) -> str:
     """End a cluster that another run of this script started."""
     try:
@@ -325,7 +338,7 @@ def main() -> int:
     elif given.action == "stop":
         wrong = _stop(given.dir)
     else:
-        wrong = missing()
+        wrong = missing() or _in_use(given.dir)
         if not wrong:
             cluster = SlurmCluster(given.dir, given.nodes, given.gpus, given.grace)
             cluster.start()
