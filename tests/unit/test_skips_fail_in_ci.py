@@ -13,6 +13,17 @@ CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
 PLUGINS = ("-p", "no:cacheprovider", "-p", "xdist", "-p", "pytest_rerunfailures")
 SKIPPED_TEST = "import pytest\ndef test_one(): pass\ndef test_two(): pytest.skip('no such thing here')\n"
 SKIPPED_MODULE = "import pytest\npytest.skip('no such module', allow_module_level=True)\n"
+SKIPPED_FIXTURE = """
+import pytest
+
+@pytest.fixture(scope="module")
+def engine():
+    pytest.skip("no engine here: install one")
+
+def test_one(engine): pass
+def test_two(engine): pass
+def test_three(): pass
+"""
 PASSING = "def test_one(): pass\n"
 
 
@@ -50,3 +61,11 @@ def test_other_runs_pass(tmp_path, source, ci):
     result = run(tmp_path, source, ci)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "which CI=true counts" not in result.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_what_is_missing_is_told_once_for_all_tests_that_need_it(tmp_path, options):
+    result = run(tmp_path, SKIPPED_FIXTURE, "", "-rs", "--rootdir", str(tmp_path), *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (told,) = [line for line in result.stdout.splitlines() if "no engine here" in line]
+    assert told == "SKIPPED [2] test_sample.py:6: no engine here: install one"
