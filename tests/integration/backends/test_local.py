@@ -90,7 +90,7 @@ def test_a_name_used_again_begins_anew(bench):
 
 def test_forgetting_what_still_stops_waits_for_its_end(bench):
     bench.submit("leaving", "import time; print('up'); time.sleep(600)")
-    bench.wait("output", lambda: bench.log("leaving"))
+    bench.wait("output", lambda: bench.log("leaving").endswith("\n"))
     bench.backend.stop("leaving", 1, 10.0)
     bench.backend.forget("leaving")
     assert bench.end("leaving").outcome == "stopped"
@@ -101,7 +101,7 @@ def test_forgetting_what_still_stops_waits_for_its_end(bench):
 def test_a_newer_generation_takes_the_place_of_one_that_waits(bench):
     hold = "import time; print('up'); time.sleep(600)"
     bench.submit("job", hold)
-    bench.wait("output", lambda: bench.log("job"))
+    bench.wait("output", lambda: bench.log("job").endswith("\n"))
     bench.submit("job", hold, generation=2)
     bench.submit("job", "print('third')", generation=3)
     bench.backend.stop("job", 1, 0.0)
@@ -118,7 +118,7 @@ def test_a_second_stop_only_shortens_the_grace(bench):
         time.sleep(600)
     """
     bench.submit("deaf", text)
-    bench.wait("output", lambda: bench.log("deaf"))
+    bench.wait("output", lambda: bench.log("deaf").endswith("\n"))
     for grace in (float("inf"), 600.0, 0.1, 600.0):
         bench.backend.stop("deaf", 1, grace)
     assert bench.end("deaf").exits[0].code == -signal.SIGKILL
@@ -188,7 +188,7 @@ def test_a_shim_that_is_told_twice_starts_once(bench):
     second, _ = start_shim("twice", folder, None, dict(os.environ))
     for link in (first, second, first):
         link.send(op="launch", order=order)
-    bench.wait("output", lambda: bench.log("twice"))
+    bench.wait("output", lambda: bench.log("twice").endswith("\n"))
     record = read_record(folder / "generation-1.json")
     for link in (first, second):
         link.send(op="stop", generation=1, grace_seconds=0.0)
@@ -216,7 +216,7 @@ def test_a_shim_that_is_told_twice_starts_once(bench):
 def test_nothing_is_done_while_nothing_happens(bench):
     """A running job costs neither the service nor its shim anything: they sleep until something comes."""
     bench.submit("quiet", "import time; print('up'); time.sleep(600)")
-    bench.wait("output", lambda: bench.log("quiet"))
+    bench.wait("output", lambda: bench.log("quiet").endswith("\n"))
     shim = parent_of_all(bench, "quiet")
     assert bench.backend._work._timeout() is None
 
