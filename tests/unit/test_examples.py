@@ -121,7 +121,7 @@ def test_digits_adaptive(replica_server, tmp_path):
 
 
 def test_digits_under_torchrun():
-    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-addr", "127.0.0.1")
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting]
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen(
