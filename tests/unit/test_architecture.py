@@ -156,7 +156,8 @@ def project_texts() -> list[Path]:
     """Every text a reader of the repository meets, apart from licence and recorded results."""
     folders = ("src", "tests", "docs", "benchmarks", "deploy", "examples", "tools", ".ci")
     inside = [path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.is_file()]
-    beside = [path for path in REPOSITORY.iterdir() if path.is_file() and path.name != "LICENSE"]
+    # In a work tree of its own `.git` is a file, which says where the repository is.
+    beside = [path for path in REPOSITORY.iterdir() if path.is_file() and path.name not in (".git", "LICENSE")]
     endings = {".cfg", ".md", ".py", ".toml", ".txt", ".yml", ".yaml", ""}
     return [path for path in inside + beside if path.suffix in endings and "__pycache__" not in path.parts]
 
