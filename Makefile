@@ -16,7 +16,7 @@ unexport PYTHONHOME PYTHONPATH PIP_PREFIX PIP_ROOT PIP_TARGET PIP_USER
 
 # Compiled at once, as pip does for what is not developed here.
 define install
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --no-user --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 	$(BIN)/python -m compileall -q src
 endef
@@ -51,15 +51,15 @@ test-slurm: setup  ## the Slurm backend against real daemons; installs them wher
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m slurm tests/integration/slurm
 
 test-ray: setup  ## the Ray backend against a real cluster in a namespace of its own
-	OMP_NUM_THREADS=1 tools/ray/inside.sh $(BIN)/pytest -m ray tests/integration/ray || test "$$?:$$CI" = 77:
+	OMP_NUM_THREADS=1 tools/ray/inside.sh $(BIN)/pytest -m ray tests/integration/ray || test $$? = 77 -a "$$CI" != true
 
-# Beside those of Ray, as all of them mostly wait; not beside each other, as both ask the package manager.
+# Beside those of Ray, as all of them mostly wait; not beside each other, as they would be too many for two cores.
 test-slurm-then-browser: setup
 	$(MAKE) test-slurm
 	$(MAKE) test-browser
 
 test-browser: setup  ## the pages in a real browser; installs Chromium where it may
-	PYTHON=$(BIN)/python tools/install_chromium.sh || test "$$CI" != true
+	tools/install_chromium.sh || test "$$CI" != true
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m browser tests/browser
 
 test-environments: setup  ## a quick part of the suite in many surroundings: terminals, languages, users, signals, ...

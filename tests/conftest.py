@@ -96,8 +96,15 @@ def _seed(item: pytest.Item) -> str:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep what went wrong. Seeds travel with reports: the output of tests that pass, and of workers, is not shown."""
+    """Keep what went wrong. Seeds travel with reports: the output of tests that pass, and of workers, is not shown.
+
+    What is missing is told once: the place of a skip is the fixture that found it, which all tests that need it share.
+    """
     report = yield
+    if report.skipped and report.when == "setup" and call.excinfo is not None and isinstance(report.longrepr, tuple):
+        asked = [frame for frame in call.excinfo.traceback if frame.path.is_relative_to(item.config.rootpath)]
+        if asked:
+            report.longrepr = (str(asked[-1].path), asked[-1].lineno + 1, report.longrepr[2])
     if report.when == "setup":
         item.stash[_ERRORS] = []
     if report.failed and call.excinfo is not None:

@@ -11,18 +11,6 @@ elif [ -x "$folder/usr/bin/prometheus" ]; then
 elif command -v prometheus; then
     :
 else
-    new=$(mktemp -d)
-    trap 'rm -rf "$new"' EXIT
-    cd "$new"
-    if ! apt-get download -qq prometheus >&2; then
-        sudo=
-        [ "$(id -u)" = 0 ] || sudo="sudo -n"
-        $sudo apt-get update -qq >&2
-        apt-get download -qq prometheus >&2
-    fi
-    dpkg-deb -x prometheus_*.deb unpacked
-    mkdir -p "$(dirname "$folder")"
-    rm -rf "$folder"
-    mv unpacked "$folder"
+    "$root/tools/debian.sh" unpack Prometheus "$folder" prometheus >&2
     echo "$folder/usr/bin/prometheus"
 fi

@@ -18,12 +18,11 @@ from pollux.service.clock import SystemClock
 from pollux.service.server import listen
 from pollux.store import open_store, open_telemetry
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
 from pollux.wire.report import NoiseReport
 
 NODES = (Node("node-a", 4, "a100"), Node("node-b", 4, "a100"), Node("node-c", 2, "t4"))
-PATIENCE_SECONDS = 60.0
 
 
 class Stage:

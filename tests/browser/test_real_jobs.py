@@ -10,6 +10,8 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.stage import wait_for
 
+from pollux.testing.waiting import PATIENCE_SECONDS
+
 pytestmark = pytest.mark.browser
 
 SERVE = """
@@ -33,10 +35,10 @@ def home(tmp_path):
     finally:
         process.terminate()
         try:
-            process.wait(60)
+            process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(60)
+            process.wait(PATIENCE_SECONDS)
 
 
 def test_a_command_is_watched_and_cancelled(home, tmp_path, visit):

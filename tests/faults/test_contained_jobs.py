@@ -107,7 +107,7 @@ def test_one_that_hangs_and_ignores_sigterm(bench, neighbour):
             pass
     """
     mark = submit(bench, "hanging", text)
-    bench.wait("output", lambda: bench.log("hanging"))
+    bench.wait("output", lambda: bench.log("hanging").endswith("\n"))
     bench.backend.stop("hanging", 1, 0.3)
     ended = bench.end("hanging")
     assert (ended.outcome, ended.exits[0].code) == ("stopped", -signal.SIGKILL)

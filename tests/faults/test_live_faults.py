@@ -11,6 +11,7 @@ import pytest
 from pollux.agent.manifest import read_manifest, verify_files
 from pollux.testing.live import LiveSupervisor
 from pollux.testing.training import load_module
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 SCRIPT = str(Path(__file__).parents[1] / "integration" / "agent" / "live_script.py")
 LIVE = load_module(SCRIPT)
@@ -91,7 +92,7 @@ def test_without_anybody_who_holds_the_state_the_job_starts_from_its_checkpoint(
     supervisor = supervise(2, fails=["transfer", [0, 1], signal.SIGKILL], checkpoint_every=0.05)
     outcome = supervisor.resize(4)
     assert outcome == "failed: no replica that holds the state is left", supervisor.outputs()
-    assert [replica.run.wait(10.0)[0].exit_code for replica in supervisor.everybody[2:]] == [75, 75]
+    assert [replica.run.wait(PATIENCE_SECONDS)[0].exit_code for replica in supervisor.everybody[2:]] == [75, 75]
     supervisor.start(2)
     values = finish(supervisor, tmp_path)
     assert values[0]["began"] > 0
@@ -178,7 +179,7 @@ def test_a_change_while_a_checkpoint_is_written(supervise, tmp_path, how):
     assert first.is_over == (how == "replica 0 dies")
     (tmp_path / "slow").unlink()
     if how == "replica 0 leaves":
-        assert first.run.wait(30.0)[0].exit_code == 0
+        assert first.run.wait(PATIENCE_SECONDS)[0].exit_code == 0
     if how != "replica 0 dies":
         supervisor._until(lambda: 6 in whole(tmp_path) or None, "it is published")
     values = finish(supervisor, tmp_path)
@@ -197,7 +198,7 @@ def test_a_change_that_nobody_comes_to_is_withdrawn_after_the_commit(supervise, 
     supervisor._until(lambda: supervisor.get(key) is not None or None, "the joiner is at the door")
     supervisor.members, supervisor.running = before, 0
     supervisor.withdraw(replicas, "no replica came to a step's end")
-    assert supervisor.everybody[2].run.wait(10.0)[0].exit_code == 0
+    assert supervisor.everybody[2].run.wait(PATIENCE_SECONDS)[0].exit_code == 0
     (tmp_path / "go").touch()
     assert supervisor.resize(3) == "done", supervisor.outputs()
     values = finish(supervisor, tmp_path)
@@ -215,7 +216,7 @@ def test_when_nobody_says_how_to_go_on_the_state_is_saved_and_the_job_restarts(s
     time.sleep(0.3)
     for rank in (1, 2):
         supervisor.kill(rank, signal.SIGTERM)
-    assert [replica.run.wait(20.0)[0].exit_code for replica in supervisor.everybody] == [-9, 143, 143]
+    assert [replica.run.wait(PATIENCE_SECONDS)[0].exit_code for replica in supervisor.everybody] == [-9, 143, 143]
     supervisor._recovers = True
     supervisor.start(2)
     values = finish(supervisor, tmp_path)

@@ -42,7 +42,7 @@ def local(tmp_path_factory):
     backend = LocalBackend(home, slots=4, hang_seconds=2.5)
     backend.start(lambda event: [listener(event) for listener in listeners])
     shared = Shared(backend, listeners)
-    wait_until("warm backend", lambda: backend.is_warm, 120.0)
+    wait_until("warm backend", lambda: backend.is_warm)
     shared.home = home
     yield shared
     backend.close()

@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pollux.testing.waiting import OutOfTime
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "6"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20214"))
@@ -76,7 +76,7 @@ class Service:
         with (self.home.parent / "service.log").open("ab") as log:
             command = [sys.executable, __file__, str(self.home), "warm" if warm else "cold"]
             self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        until = time.monotonic() + 60.0
+        until = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < until:
             assert self.process.poll() is None, self.log()
             try:
@@ -90,7 +90,7 @@ class Service:
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(PATIENCE_SECONDS)
 
     def log(self) -> str:
         return (self.home.parent / "service.log").read_text()[-3000:]
@@ -102,7 +102,7 @@ class Service:
             token = (self.home / "token").read_text().strip()
         except (OSError, ValueError):
             return 0, None
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE_SECONDS)
         headers = {"Authorization": f"Bearer {token}", **({"Idempotency-Key": key} if key else {})}
         try:
             connection.connect()
@@ -120,7 +120,7 @@ class Service:
 
     def answer(self, method: str, path: str, body: Any = None, key: str = "") -> tuple[int, Any]:
         """The answer, asked again and again while none comes, as a client does over a restart."""
-        until = time.monotonic() + 90.0
+        until = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < until:
             status, answer = self.ask(method, path, body, key)
             if status:
@@ -150,7 +150,7 @@ class Clients:
     def end(self) -> None:
         self._halt.set()
         for each in self._work:
-            each.result(180)
+            each.result(PATIENCE_SECONDS)
         self._pool.shutdown()
 
     def _repeat(self, what: Callable[[random.Random, str], None], random_: random.Random, number: int) -> None:
@@ -289,9 +289,9 @@ def test_kills_at_random_moments(tmp_path):
         check_ledger(home)
         assert service.process is not None
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(60) == 0, service.log()
+        assert service.process.wait(PATIENCE_SECONDS) == 0, service.log()
         assert not (home / "service.json").exists()
-        deadline = time.monotonic() + 90.0
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while processes_with(mark) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert processes_with(mark) == []
@@ -299,7 +299,7 @@ def test_kills_at_random_moments(tmp_path):
         for pid in processes_with(mark):
             os.kill(pid, signal.SIGKILL)
         if service.process is not None:
-            service.process.wait(30)
+            service.process.wait(PATIENCE_SECONDS)
 
 
 def replica_of(job: str, home: Path) -> int:
@@ -342,17 +342,17 @@ def test_a_kill_while_an_order_waits(tmp_path):
         assert service.answer("POST", "/v1/jobs/training/cancel")[0] == 200
         assert wait_for_all(service, ["training"])["training"] == "cancelled"
         service.process.send_signal(signal.SIGTERM)
-        service.process.wait(120)
+        service.process.wait(PATIENCE_SECONDS)
     finally:
         for pid in processes_with(mark):
             os.kill(pid, signal.SIGKILL)
         if service.process is not None:
-            service.process.wait(30)
+            service.process.wait(PATIENCE_SECONDS)
 
 
 def wait_for(service: Service, name: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The job as it is once that is so."""
-    until = time.monotonic() + 180.0
+    until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         job: dict[str, Any] = service.answer("GET", f"/v1/jobs/{name}")[1]["job"]
         if is_so(job):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pollux.testing.waiting import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
@@ -54,7 +56,7 @@ def built(folder: Path) -> Path:
     settings = (ROOT / "mkdocs.yml").read_text()
     (folder / "mkdocs.yml").write_text(settings[: settings.index("\nnav:\n")])
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(folder / "mkdocs.yml")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder / "site"
 

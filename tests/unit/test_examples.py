@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pollux.testing.waiting import PATIENCE_SECONDS
+
 HERE = Path(__file__).resolve()
 EXAMPLES = HERE.parents[2] / "examples"
 NAMES = ("digits", "regression", "stream", "text")
@@ -27,7 +29,7 @@ def script(path: str, options: list[str]) -> None:
 def output(replica_server, name, *options, num_replicas=1, **environment):
     """What each replica of a script prints."""
     arguments = {"path": str(EXAMPLES / name), "options": list(options)}
-    results = replica_server.start(f"{HERE}:script", num_replicas, arguments, environment).wait(120.0)
+    results = replica_server.start(f"{HERE}:script", num_replicas, arguments, environment).wait(PATIENCE_SECONDS)
     assert [result.exit_code for result in results] == [0] * num_replicas, "\n".join(r.output for r in results)
     return [result.output for result in results]
 
@@ -119,7 +121,7 @@ def test_digits_adaptive(replica_server, tmp_path):
 
 
 def test_digits_under_torchrun():
-    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-addr", "127.0.0.1")
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *meeting]
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen(
@@ -130,11 +132,11 @@ def test_digits_under_torchrun():
         text=True,
     )
     try:
-        printed, errors = process.communicate(timeout=120)
+        printed, errors = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         # torchrun ends its replicas on SIGTERM, and would leave them behind on SIGKILL.
         process.terminate()
-        process.wait(60)
+        process.wait(PATIENCE_SECONDS)
     assert process.returncode == 0, errors
     assert printed.count("epoch 1: ") == 1
     assert last_number(printed, "accuracy ") > 0.55

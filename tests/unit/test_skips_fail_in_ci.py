@@ -14,6 +14,17 @@ CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
 PLUGINS = ("-p", "no:cacheprovider", "-p", "xdist", "-p", "pytest_rerunfailures")
 SKIPPED_TEST = "import pytest\ndef test_one(): pass\ndef test_two(): pytest.skip('no such thing here')\n"
 SKIPPED_MODULE = "import pytest\npytest.skip('no such module', allow_module_level=True)\n"
+SKIPPED_FIXTURE = """
+import pytest
+
+@pytest.fixture(scope="module")
+def engine():
+    pytest.skip("no engine here: install one")
+
+def test_one(engine): pass
+def test_two(engine): pass
+def test_three(): pass
+"""
 PASSING = "def test_one(): pass\n"
 WITH_DATA = "def test_one(): pass\ndef test_two(osdi21_data): pass\ndef test_three(osdi21_data): pass\n"
 FAILING = "import pytest\ndef test_one(): pass\ndef test_two(): assert False\n"
@@ -90,3 +101,11 @@ def test_a_run_appends_its_counts_to_the_record(tmp_path, options):
     assert [(line["exit"], line["passed"], line["failed"], line["rerun"]) for line in lines] == 2 * [
         (1, 1, ["test_sample.py::test_two"], [])
     ]
+
+
+@PROCESSES
+def test_what_is_missing_is_told_once_for_all_tests_that_need_it(tmp_path, options):
+    result = run(tmp_path, SKIPPED_FIXTURE, "", "-rs", "--rootdir", str(tmp_path), *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (told,) = [line for line in result.stdout.splitlines() if "no engine here" in line]
+    assert told == "SKIPPED [2] test_sample.py:6: no engine here: install one"

@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 from pollux.testing import conformance
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial-policy.md").read_text()
@@ -96,7 +97,7 @@ def test_five_lines_of_the_training_tutorial_are_marked():
 
 def test_the_training_tutorial_runs_as_printed(replica_server, tmp_path):
     arguments = {"folder": str(tmp_path)}
-    (result,) = replica_server.start(f"{Path(__file__).resolve()}:training_page", 1, arguments).wait(180.0)
+    (result,) = replica_server.start(f"{Path(__file__).resolve()}:training_page", 1, arguments).wait(PATIENCE_SECONDS)
     assert result.exit_code == 0, result.output
     said = re.search(r"^```\n(largest difference .*?)^```$", TRAINING, re.DOTALL | re.MULTILINE)
     assert said is not None
@@ -115,15 +116,17 @@ def test_a_job_stops_and_goes_on_at_another_size(replica_server, tmp_path):
     environment = {"POLLUX_CHECKPOINT_DIR": str(tmp_path / "saved"), "POLLUX_OUTPUT_DIR": str(tmp_path / "results")}
     function = f"{Path(__file__).resolve()}:digits"
     running = replica_server.start(function, 2, {"options": ["--epochs", "50"]}, environment)
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while "epoch 1" not in (running.folder / "output-0.txt").read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
     running.signal(signal.SIGTERM, replica=1)
-    assert [result.exit_code for result in running.wait(60.0)] == [143, 143]
+    assert [result.exit_code for result in running.wait(PATIENCE_SECONDS)] == [143, 143]
     receipt = json.loads((tmp_path / "results" / "receipt.json").read_text())
     done = int(receipt["totals"]["samples"] // 27_000)
     assert 1 <= done < 50
-    (result,) = replica_server.start(function, 1, {"options": ["--epochs", str(done + 1)]}, environment).wait(60.0)
+    (result,) = replica_server.start(function, 1, {"options": ["--epochs", str(done + 1)]}, environment).wait(
+        PATIENCE_SECONDS
+    )
     assert result.exit_code == 0, result.output
     assert re.findall(r"^epoch (\d+): accuracy", result.output, re.MULTILINE) == [str(done + 1)]
     receipt = json.loads((tmp_path / "results" / "receipt.json").read_text())

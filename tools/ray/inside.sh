@@ -8,19 +8,19 @@ if [ "$#" -eq 0 ]; then
     echo "usage: tools/ray/inside.sh COMMAND [ARGUMENT...]" >&2
     exit 2
 fi
-for tool in unshare ip; do
-    if ! command -v "$tool" >/dev/null 2>&1; then
-        echo "tools/ray/inside.sh: there is no '$tool': install util-linux and iproute2" >&2
-        exit 77
+tools=$(cd "$(dirname "$0")" && pwd)
+python=$(command -v "${PYTHON:-$tools/../../.venv/bin/python}" || command -v python3 || :)
+if [ -z "$python" ] || ! command -v unshare >/dev/null 2>&1; then
+    echo "Ray's cluster is left out: there is no Python or no 'unshare'; remedy: install python3 and util-linux" >&2
+    exit 77
+fi
+
+begin='"$1" "$2" && shift 2 && export POLLUX_TEST_NAMESPACE=1 && exec "$@"'
+for user in "" "--user --map-root-user"; do
+    apart="unshare $user --net --pid --fork --kill-child --mount-proc"
+    if $apart true 2>/dev/null; then
+        exec $apart sh -c "$begin" sh "$python" "$tools/loopback.py" "$@"
     fi
 done
-
-begin='ip link set lo up && export POLLUX_TEST_NAMESPACE=1 && exec "$@"'
-if unshare --net --pid --fork --kill-child --mount-proc true 2>/dev/null; then
-    exec unshare --net --pid --fork --kill-child --mount-proc sh -c "$begin" sh "$@"
-fi
-if unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc true 2>/dev/null; then
-    exec unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc sh -c "$begin" sh "$@"
-fi
-echo "tools/ray/inside.sh: no namespaces here: run it as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; in a container: --privileged)" >&2
+echo "Ray's cluster is left out: no namespaces here; remedy: run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; in a container: --privileged)" >&2
 exit 77

@@ -84,20 +84,12 @@ def missing() -> str:
 
 
 def install() -> str:
-    """Install Debian's packages where they are missing; what went wrong, or empty."""
+    """Install Debian's packages where they are missing; what went wrong and the remedy, in one line, or empty."""
     if all(shutil.which(name, path=_SEARCH_PATH) for name in PROGRAMS):
         return ""
-    by_hand = f"apt-get update && apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
-    if shutil.which("apt-get") is None:
-        return f"there is no apt-get here: install Slurm 21.08 or newer and munge by hand ({', '.join(PROGRAMS)})"
-    if os.geteuid() != 0:
-        return f"packages can only be installed by root; have an administrator run: {by_hand}"
-    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]):
-        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=600, check=False)
-        if done.returncode != 0:
-            return f"'{' '.join(words)}' failed:\n{(done.stdout + done.stderr)[-2000:]}"
-    return ""
+    words = [str(Path(__file__).parents[1] / "debian.sh"), "install", "Slurm", *PACKAGES]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stderr.strip() if done.returncode else ""
 
 
 class SlurmCluster:
@@ -306,6 +298,19 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def _in_use(folder: Path) -> str:
+    """Whether a cluster runs in this folder, another clone's perhaps, and the remedy; empty where none does."""
+    try:
+        pids = json.loads((folder / "pids.json").read_text()).values()
+    except (OSError, ValueError):
+        return ""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if f"{folder.absolute()}/slurm.conf".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                return f"a cluster runs in {folder} already: stop it, or give another folder with --dir"
+    return ""
+
+
 def _stop(folder: Path) -> str:
     """End a cluster that another run of this script started."""
     try:
@@ -333,13 +338,13 @@ def main() -> int:
     elif given.action == "stop":
         wrong = _stop(given.dir)
     else:
-        wrong = missing()
+        wrong = missing() or _in_use(given.dir)
         if not wrong:
             cluster = SlurmCluster(given.dir, given.nodes, given.gpus, given.grace)
             cluster.start()
             print(f"export SLURM_CONF={cluster.conf}")
     if wrong:
-        print(f"cluster.py {given.action}: {wrong}", file=sys.stderr)
+        print(wrong, file=sys.stderr)
     return 1 if wrong else 0
 
 

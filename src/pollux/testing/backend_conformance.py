@@ -32,11 +32,10 @@ from pollux.backends.protocol import (
 )
 from pollux.core import Placement
 from pollux.core.errors import BackendFailed, InvalidInput
-from pollux.testing.waiting import OutOfTime
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
-__all__ = ["WAIT_SECONDS", "BackendConformance", "Bench"]
+__all__ = ["PATIENCE_SECONDS", "BackendConformance", "Bench"]
 
-WAIT_SECONDS = 60.0
 """How long anything may take before a test gives up on it."""
 
 
@@ -86,7 +85,7 @@ class Bench:
         self.backend.submit(launch)
         return launch
 
-    def wait(self, what: str, is_so: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
+    def wait(self, what: str, is_so: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
         """Whatever `is_so` gives, once it gives something; `OutOfTime` where it does not in time."""
         deadline = time.monotonic() + seconds
         while True:

@@ -14,11 +14,9 @@ from pollux.core import Placement
 from pollux.testing import live_job
 from pollux.testing.fleet import ProcessFleet
 from pollux.testing.live_events import EventRun
-from pollux.testing.waiting import OutOfTime
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 __all__ = ["FleetNodes", "FleetRun"]
-
-_START_SECONDS = 180.0
 
 
 class FleetNodes:
@@ -38,7 +36,7 @@ class FleetNodes:
 
     def await_all(self) -> None:
         """Wait until all are up; `OutOfTime` where they are not in time."""
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while len(self.hosts.hosts()) < self.num_nodes:
             if time.monotonic() > deadline:
                 raise OutOfTime(f"of {self.num_nodes} hosts only these are up: {self.hosts.hosts()}")

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from pollux.testing.training import ReplicaResult, ReplicaServer, RunningReplicas
-from pollux.testing.waiting import OutOfTime
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 __all__ = ["LiveReplica", "LiveSupervisor"]
 
 _POLL_SECONDS = 0.005
-_PATIENCE_SECONDS = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +250,7 @@ class LiveSupervisor:
         beats = [self.get(f"beat/{self.generation}/{rank}") for rank in range(len(self.members))]
         return max((int(beat["step"]) for beat in beats if beat is not None), default=-1)
 
-    def wait(self, timeout: float = 60.0) -> list[ReplicaResult]:
+    def wait(self, timeout: float = PATIENCE_SECONDS) -> list[ReplicaResult]:
         """Tend the job until all its replicas have ended; results of the newest generation's, by rank."""
 
         def over() -> bool | None:
@@ -270,7 +269,7 @@ class LiveSupervisor:
                 codes.append(replica.run.wait(0.0)[0].exit_code)
         return codes
 
-    def _until(self, look: Callable[[], Any], what: str, timeout: float = _PATIENCE_SECONDS) -> Any:
+    def _until(self, look: Callable[[], Any], what: str, timeout: float = PATIENCE_SECONDS) -> Any:
         end = time.monotonic() + timeout
         while True:
             seen = look()

@@ -30,12 +30,10 @@ from pollux.core import Placement
 from pollux.core.errors import PolluxError
 from pollux.testing import live_job
 from pollux.testing.live_left import await_none
-from pollux.testing.waiting import OutOfTime
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 __all__ = ["EventRun", "Verdict"]
 
-_WAIT_SECONDS = 150.0
-_END_SECONDS = 240.0
 # A receipt has the last so many passes.
 _PASSES_KEPT = 1000
 # As slow as a pass may be on a busy machine, all of which may be left.
@@ -163,7 +161,7 @@ class EventRun:
             self.restarts.append(f"{event.outcome}: {event.detail}")
             self.start(1 + len(self.restarts) % self._most)
 
-    def until(self, what: str, is_so: Callable[[], Any], seconds: float = _WAIT_SECONDS) -> None:
+    def until(self, what: str, is_so: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> None:
         """Go on until that is so; `OutOfTime` with all there is to know where it is not in time."""
         deadline = time.monotonic() + seconds
         while not is_so():
@@ -240,7 +238,7 @@ class EventRun:
             self.resize(2)
             self.settled()
         (self.folder / "fast").touch()
-        self.until("end", lambda: self.state == "done", _END_SECONDS + _EPOCH_SECONDS * self._epochs)
+        self.until("end", lambda: self.state == "done", PATIENCE_SECONDS + _EPOCH_SECONDS * self._epochs)
         self.backend.forget(self.job_id)
         self.close()
         ended = live_job.results(self.folder)
@@ -263,7 +261,7 @@ class EventRun:
     def close(self) -> None:
         """Let go of the backend; an AssertionError where a process of any kind is left, which is ended."""
         self.backend.stop(self.job_id, self.generation, 0.0)
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while self._runs() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         self.backend.close()

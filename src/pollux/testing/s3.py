@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from pollux.testing.waiting import PATIENCE_SECONDS
+
 __all__ = ["make_bucket", "s3_server"]
 
 _SERVER = """
@@ -18,7 +20,6 @@ print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 server.stop()
 """
-_END_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ def s3_server() -> Iterator[dict[str, str]]:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
     finally:
-        server.communicate(timeout=_END_SECONDS)
+        server.communicate(timeout=PATIENCE_SECONDS)
         server.stdout.close()
 
 

@@ -31,6 +31,7 @@ from pollux.controller import (
 from pollux.core import Decision, InvalidInput, JobLimits, Node, Queue, Reason
 from pollux.store import SavedState, Store, Telemetry, TelemetryRow
 from pollux.testing.builders import SaturatingGoodput, goodput_model, place
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 __all__ = [
     "DurableStoreConformance",
@@ -140,7 +141,7 @@ class StoreConformance:
         for _ in range(30):
             store.append(facts(store.revision + 1, 10))
         stop.set()
-        reader.join(60)
+        reader.join(PATIENCE_SECONDS)
         assert not reader.is_alive()
         assert lengths
         for revisions in lengths:
@@ -153,7 +154,7 @@ class StoreConformance:
         for writer in writers:
             writer.start()
         for writer in writers:
-            writer.join(60)
+            writer.join(PATIENCE_SECONDS)
         revisions, times = zip(*((revision, event.at) for revision, event in store.read()), strict=True)
         assert revisions == tuple(range(1, 201))
         assert times == (1.0, 2.0, 3.0, 4.0, 5.0) * 40
@@ -374,7 +375,7 @@ class TelemetryConformance:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_SECONDS)
         assert {job_id: row.at for job_id, row in telemetry.latest("report").items()} == {
             f"j{number}": 29.0 for number in range(4)
         }

@@ -26,12 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pollux.testing.waiting import OutOfTime
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 __all__ = ["ReplicaResult", "ReplicaServer", "RunningReplicas", "load_module"]
 
 _POLL_SECONDS = 0.005
-_START_SECONDS = 120.0
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -70,7 +69,7 @@ class RunningReplicas:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, number)
 
-    def wait(self, timeout: float = 60.0) -> list[ReplicaResult]:
+    def wait(self, timeout: float = PATIENCE_SECONDS) -> list[ReplicaResult]:
         """Return when all have ended; those that still run after `timeout` seconds are killed, exit code -9."""
         codes = self._server.request(op="wait", processes=self.processes, timeout=timeout)["codes"]
         return [self._result(replica, code) for replica, code in enumerate(codes)]
@@ -143,7 +142,7 @@ class ReplicaServer:
         num_replicas: int = 1,
         arguments: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
-        timeout: float = 60.0,
+        timeout: float = PATIENCE_SECONDS,
     ) -> list[Any]:
         """What the function returned on every replica; an AssertionError with their output where one failed.
 
@@ -180,7 +179,7 @@ class ReplicaServer:
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
             try:
-                self._process.wait(timeout=30.0)
+                self._process.wait(timeout=PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

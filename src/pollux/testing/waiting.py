@@ -9,7 +9,11 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["OutOfTime", "wait_until"]
+__all__ = ["PATIENCE_SECONDS", "OutOfTime", "wait_until"]
+
+PATIENCE_SECONDS = 300.0
+"""How long a test waits for what is to come. A wait ends with what it waits for, so a long one costs nothing, and a
+short one makes a slow disk, a busy core or a late import look like a fault."""
 
 _Found = TypeVar("_Found")
 
@@ -21,7 +25,7 @@ class OutOfTime(AssertionError):
 def wait_until(
     what: str,
     look: Callable[[], _Found],
-    seconds: float = 60.0,
+    seconds: float = PATIENCE_SECONDS,
     pause_seconds: float = 0.02,
     story: Callable[[], object] | None = None,
 ) -> _Found:

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from pollux.testing.waiting import OutOfTime
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
-_TIMEOUT_SECONDS = 90.0
 _ENDS = {"": 0, "killed": -signal.SIGKILL, "stopped": 128 + signal.SIGTERM}
 _LATE = -1000 - signal.SIGKILL  # as `forked.py` gives it
 _ENVIRONMENT = {
@@ -73,12 +72,14 @@ class Server:
             "folder": str(folder),
             "workdir": str(workdir),
             "port": _free_port(),
-            "timeout": _TIMEOUT_SECONDS,
+            "timeout": PATIENCE_SECONDS,
         }
         print(json.dumps(asked), file=self.process.stdin, flush=True)
-        if not select.select([self.process.stdout], [], [], 2 * _TIMEOUT_SECONDS)[0]:
-            raise OutOfTime(f"{self.script}: no end of a run after {2 * _TIMEOUT_SECONDS:g} s")
-        assert self.process.stdout.readline() == "done\n", f"{self.script} ended with {self.process.wait(30)}"
+        if not select.select([self.process.stdout], [], [], 2 * PATIENCE_SECONDS)[0]:
+            raise OutOfTime(f"{self.script}: no end of a run after {2 * PATIENCE_SECONDS:g} s")
+        assert self.process.stdout.readline() == "done\n", (
+            f"{self.script} ended with {self.process.wait(PATIENCE_SECONDS)}"
+        )
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -124,7 +125,7 @@ def _answers(run: Run, folder: Path) -> list[Any]:
     codes = json.loads((folder / "codes.json").read_text())
     said = "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("output-*.txt")))
     if _LATE in codes and not {*codes} - {*_ENDS.values(), _LATE}:
-        raise OutOfTime(f"replicas were not through after {_TIMEOUT_SECONDS:g} s: {codes}\n{said}")
+        raise OutOfTime(f"replicas were not through after {PATIENCE_SECONDS:g} s: {codes}\n{said}")
     assert codes == [_ENDS[run.end]] * run.num_replicas, said
     if run.end:
         return []

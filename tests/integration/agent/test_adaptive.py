@@ -13,6 +13,7 @@ from torch import nn
 import pollux
 from pollux.agent.adapt import Adaptation
 from pollux.agent.tuner import Change, fitting_choice
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 HERE = str(Path(__file__))
 SIZE = 330
@@ -423,7 +424,7 @@ def natural(seed: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_left_to_itself_it_grows_step_by_step_and_all_replicas_alike(replica_server, num_replicas):
-    results = replica_server.run(f"{HERE}:natural", num_replicas, timeout=120.0)
+    results = replica_server.run(f"{HERE}:natural", num_replicas, timeout=PATIENCE_SECONDS)
     changes = results[0]["changes"]
     assert changes, "the noise is four times the batch, and a step costs nearly the same at any size"
     for change in changes:

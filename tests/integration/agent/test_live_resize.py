@@ -8,6 +8,7 @@ import pytest
 
 from pollux.testing.live import LiveSupervisor
 from pollux.testing.training import load_module
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 SCRIPT = str(Path(__file__).with_name("live_script.py"))
 LIVE = load_module(SCRIPT)
@@ -96,7 +97,7 @@ def test_a_newer_generation_takes_the_place_of_one_that_nobody_went_to(supervise
     replicas = supervisor.prepare(3)
     assert supervisor.await_ready(replicas)
     supervisor.withdraw(replicas, "something better came up")
-    assert supervisor.everybody[-1].run.wait(5.0)[0].exit_code == 0
+    assert supervisor.everybody[-1].run.wait(PATIENCE_SECONDS)[0].exit_code == 0
     assert supervisor.resize(1) == "done"
     check_exact(finish(supervisor, tmp_path))
 
@@ -165,7 +166,7 @@ def test_a_collective_of_the_scripts_own_before_its_loop_means_a_restart_that_lo
     supervisor._recovers = False
     outcome = supervisor.resize(3)
     assert f"the script calls torch.distributed.{meets} between pollux.init and its first batch" in outcome
-    assert [replica.run.wait(20.0)[0].exit_code for replica in supervisor.everybody] == [75, 75, 75]
+    assert [replica.run.wait(PATIENCE_SECONDS)[0].exit_code for replica in supervisor.everybody] == [75, 75, 75]
     supervisor.start(3)
     supervisor._recovers = True
     values = finish(supervisor, tmp_path)
@@ -183,7 +184,7 @@ def test_a_request_to_stop_saves_while_a_change_is_under_way(supervise, tmp_path
     for replica in supervisor.everybody:
         os.kill(replica.process, signal.SIGTERM)
     supervisor._recovers = False
-    codes = sorted(replica.run.wait(20.0)[0].exit_code for replica in supervisor.everybody)
+    codes = sorted(replica.run.wait(PATIENCE_SECONDS)[0].exit_code for replica in supervisor.everybody)
     assert codes in ([0, 143, 143], [143, 143, 143])
     supervisor.start(2)
     supervisor._recovers = True

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pollux
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 HERE = str(Path(__file__))
 
@@ -24,7 +25,7 @@ def parts(size: int = 24, width: int = 4) -> tuple[Any, Any, Any]:
     return model, torch.optim.SGD(model.parameters(), 0.1), data
 
 
-def failures(replica_server, function: str, num_replicas: int = 2, seconds: float = 30.0, **arguments):
+def failures(replica_server, function: str, num_replicas: int = 2, seconds: float = PATIENCE_SECONDS, **arguments):
     began = time.monotonic()
     results = replica_server.start(f"{HERE}:{function}", num_replicas, arguments).wait(seconds)
     assert time.monotonic() - began < seconds, "a replica waited for another in vain"

@@ -11,7 +11,7 @@ import pytest
 
 from pollux.core.errors import InvalidInput
 from pollux.testing.training import ReplicaServer, load_module
-from pollux.testing.waiting import OutOfTime, wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime, wait_until
 
 HERE = str(Path(__file__))
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -84,7 +84,7 @@ def test_one_that_hangs_is_killed_with_what_it_started(replica_server, tmp_path)
     note = tmp_path / "note"
     running = replica_server.start(f"{HERE}:end", 1, {"how": "hang"}, {"NOTE": str(note)})
     wait_until("note", note.exists)
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + PATIENCE_SECONDS
     (result,) = running.wait(timeout=0.1)
     assert result.exit_code == -signal.SIGKILL
     for number in {int(word) for word in note.read_text().split()}:

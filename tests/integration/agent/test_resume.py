@@ -16,7 +16,7 @@ from torch import nn
 
 import pollux
 from pollux.agent.folder import CheckpointFolder
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 HERE = str(Path(__file__))
 BATCH = 6
@@ -149,7 +149,7 @@ def test_stop_and_resume(replica_server, tmp_path, whole, plan):
     arguments = {"folder": str(tmp_path / "saved"), "log": str(tmp_path / "log")}
     for run, (num_replicas, signal_at) in enumerate(plan):
         running = replica_server.start(f"{HERE}:train", num_replicas, {**arguments, "run": run, "signal_at": signal_at})
-        results = running.wait(60.0)
+        results = running.wait(PATIENCE_SECONDS)
         codes = {result.exit_code for result in results}
         assert codes == ({143} if signal_at else {0}), results[0].output
         assert {result.error for result in results} == ({"JobStopped"} if signal_at else {""})
@@ -195,7 +195,7 @@ def stop_alone(folder: str, ready: str) -> None:
                 Path(ready, str(job.replica)).touch()
 
 
-def wait_for(paths: list[Path], seconds: float = 60.0) -> None:
+def wait_for(paths: list[Path], seconds: float = PATIENCE_SECONDS) -> None:
     wait_until("files of all", lambda: all(path.exists() for path in paths), seconds)
 
 
@@ -203,7 +203,7 @@ def test_a_signal_from_outside_to_one_replica_stops_all_at_one_step(replica_serv
     running = replica_server.start(f"{HERE}:stop_alone", 3, {"folder": str(tmp_path / "saved"), "ready": str(tmp_path)})
     wait_for([tmp_path / str(replica) for replica in range(3)])
     running.signal(signal.SIGTERM, 1)
-    results = running.wait(30.0)
+    results = running.wait(PATIENCE_SECONDS)
     assert [result.exit_code for result in results] == [143, 143, 143], results[0].output
     assert len(list((tmp_path / "saved").glob("step-*"))) == 1
 
@@ -290,7 +290,9 @@ def leave(folder: str, at: dict[str, int]) -> int:
 
 
 def test_what_was_done_before_all_left_the_loop_is_saved(replica_server, tmp_path):
-    results = replica_server.start(f"{HERE}:leave", 2, {"folder": str(tmp_path), "at": {"0": 2, "1": 2}}).wait(60.0)
+    results = replica_server.start(f"{HERE}:leave", 2, {"folder": str(tmp_path), "at": {"0": 2, "1": 2}}).wait(
+        PATIENCE_SECONDS
+    )
     assert [result.value for result in results] == [2 * STEPS_PER_EPOCH] * 2, results
     assert [path.name for path in tmp_path.glob("step-*")] == [f"step-{2 * STEPS_PER_EPOCH:010d}"]
 
@@ -318,5 +320,7 @@ def saved_when_told_to_stop(folder: str) -> list[str]:
 
 def test_no_replica_goes_before_the_first_has_saved(replica_server, tmp_path):
     """Launchers end the others as soon as one has gone."""
-    results = replica_server.start(f"{HERE}:saved_when_told_to_stop", 3, {"folder": str(tmp_path)}).wait(60.0)
+    results = replica_server.start(f"{HERE}:saved_when_told_to_stop", 3, {"folder": str(tmp_path)}).wait(
+        PATIENCE_SECONDS
+    )
     assert [len(result.value) for result in results] == [1, 1, 1], results

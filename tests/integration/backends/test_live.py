@@ -19,7 +19,7 @@ REPLICA = textwrap.dedent(
     import torch.distributed as dist
 
     host, port = os.environ["POLLUX_STORE"].split(":")
-    limit = datetime.timedelta(seconds=30)
+    limit = datetime.timedelta(seconds=300)
     tcp = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
     store = dist.PrefixStore("pollux/live", tcp)
     told = []
@@ -138,8 +138,12 @@ class Job:
     def said(self, number, words):
         self.bench.wait(f"'{words}' of {number}", lambda: words in self.bench.log(self.name, number))
 
+    def lines(self, number):
+        """What it said itself, each with its process number: PyTorch may have remarks on the machine's names."""
+        return [line.split() for line in self.bench.log(self.name, number).splitlines() if line[:1].isdigit()]
+
     def pids(self, number):
-        return [int(line.split()[0]) for line in self.bench.log(self.name, number).splitlines() if line[:1].isdigit()]
+        return [int(line[0]) for line in self.lines(number)]
 
     def finish(self, generation):
         (self.bench.folder / f"{self.name}.finish").touch()
@@ -148,7 +152,7 @@ class Job:
         return ended
 
     def words(self, number):
-        return [" ".join(line.split()[1:]) for line in self.bench.log(self.name, number).splitlines()]
+        return [" ".join(line[1:]) for line in self.lines(number)]
 
 
 def test_replicas_grow_and_shrink_in_living_processes(bench):

@@ -23,7 +23,8 @@ def bench(tmp_path_factory):
 def succeeded(bench, job, generation=1):
     ended = bench.end(job, generation)
     assert ended.outcome == "succeeded", (ended, bench.log(job))
-    return bench.log(job)
+    # Where the loopback has no name to be looked up, as without a network, PyTorch remarks on it.
+    return "".join(line for line in bench.log(job).splitlines(keepends=True) if "socket.cpp:" not in line)
 
 
 def test_several_process_groups_meet_through_the_hosted_store(bench):
@@ -33,11 +34,11 @@ def test_several_process_groups_meet_through_the_hosted_store(bench):
         import torch
         import torch.distributed as dist
         assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=300))
         total = torch.ones(1)
         dist.all_reduce(total)
         for _ in range(2):
-            other = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
+            other = dist.new_group(backend="gloo", timeout=timedelta(seconds=300))
             dist.all_reduce(total, group=other)
         dist.barrier()
         dist.destroy_process_group()

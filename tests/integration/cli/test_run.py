@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pollux.testing.surroundings import hearing
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 REPORTING = """
 import json, os, sys, time, urllib.request
@@ -70,7 +71,7 @@ def start(work, *words, hears=True):
 
 def finished(process):
     try:
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
     assert "Traceback" not in stderr
@@ -154,7 +155,7 @@ def test_its_job_saves_and_ends_where_it_is_killed_itself(work):
     finally:
         process.kill()
         process.communicate()
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE_SECONDS
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.1)
     assert not Path(f"/proc/{pid}").exists(), "the job runs on"

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pollux.cli.main import app
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 SCRIPT = """
 import os, sys, time
@@ -36,7 +36,7 @@ def answer(home, *words, **options):
     return json.loads(pollux(home, *words, "--json", **options).stdout)
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=PATIENCE_SECONDS):
     return wait_until("change", condition, seconds, 0.1)
 
 

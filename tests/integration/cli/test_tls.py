@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pollux.cli.main import app
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 TLS = Path(__file__).parents[2] / "unit" / "service" / "tls"
 
@@ -58,7 +58,7 @@ def test_a_job_reports_over_tls(home, tmp_path):
         job = json.loads(pollux(home, "show", "told", "--json").stdout)["job"]
         return job if job["state"] in ("succeeded", "failed") else None
 
-    job = wait_until("end", ended, 90.0, 0.2)
+    job = wait_until("end", ended, PATIENCE_SECONDS, 0.2)
     log = pollux(home, "logs", "told").stdout
     assert job["state"] == "succeeded", log
     assert "report_every_seconds" in log

@@ -37,7 +37,7 @@ class TestFleet(BackendConformance):
     def test_a_killed_shim_leaves_nothing_and_its_generation_is_lost(self, bench):
         """The hosts end what it had, since nobody renews the lease; only then its places are free."""
         bench.submit("orphaned", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-        bench.wait("output", lambda: bench.log("orphaned"))
+        bench.wait("output", lambda: bench.log("orphaned").endswith("\n"))
         shim = read_record(run_folder(bench.home, "orphaned") / "shim.json")
         os.kill(shim["pid"], signal.SIGKILL)
         assert bench.end("orphaned").outcome == "lost"

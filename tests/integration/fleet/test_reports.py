@@ -13,7 +13,7 @@ from pollux.backends.fleet import FleetBackend, own_address
 from pollux.service import ServiceSettings
 from pollux.service.server import serve
 from pollux.testing.fleet import ProcessFleet
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
 
 TLS = Path(__file__).parents[2] / "unit" / "service" / "tls"
@@ -56,7 +56,7 @@ def start(tmp_path, monkeypatch):
         given = ServiceSettings(home=home, port=0, min_gap_seconds=0.1, **settings)
         thread = threading.Thread(target=serve, args=(given, on_ready), daemon=True)
         thread.start()
-        assert ready.wait(60)
+        assert ready.wait(PATIENCE_SECONDS)
         running.append((found[0], thread))
         return found[0]
 
@@ -69,8 +69,8 @@ def start(tmp_path, monkeypatch):
             {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         )
         trust = ssl.create_default_context(cafile=str(TLS / "localhost.pem"))
-        urllib.request.urlopen(asked, timeout=30, context=trust).close()
-        thread.join(60)
+        urllib.request.urlopen(asked, timeout=PATIENCE_SECONDS, context=trust).close()
+        thread.join(PATIENCE_SECONDS)
     hosts.kill_all()
 
 
@@ -78,9 +78,11 @@ def ran(service, tmp_path):
     script = tmp_path / "reports.py"
     script.write_text(REPORTS)
     engine = service.engine
-    wait_until("node", lambda: engine.backend.inventory(), 90.0, 0.05)
+    wait_until("node", lambda: engine.backend.inventory(), PATIENCE_SECONDS, 0.05)
     engine.submit(JobRequest(name="told", run=(sys.executable, str(script)), workdir=str(tmp_path)))
-    ended = wait_until("end", lambda: (job := engine.job("told")).state in ("succeeded", "failed") and job, 120.0, 0.1)
+    ended = wait_until(
+        "end", lambda: (job := engine.job("told")).state in ("succeeded", "failed") and job, PATIENCE_SECONDS, 0.1
+    )
     return ended, engine.logs("told").text
 
 

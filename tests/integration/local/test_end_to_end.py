@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SCRIPT = REPOSITORY / "examples" / "demo" / "train.py"
 SLOTS = 3
 QUICK = ("--copies", "1", "--step-wait", "0.004", "--sample-wait", "0.0002")
-LIMIT_SECONDS = 150
 
 
 def environment(home):
@@ -27,7 +26,9 @@ def environment(home):
 
 def pollux(home, *arguments):
     command = [sys.executable, "-m", "pollux", *arguments]
-    return subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(
+        command, env=environment(home), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
 
 
 class Service:
@@ -46,7 +47,9 @@ class Service:
     def call(self, path, body=None):
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=30) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE_SECONDS
+        ) as response:
             return json.load(response)
 
     def submit(self, name, *arguments, gpus=f"1..{SLOTS}", **more):
@@ -61,7 +64,7 @@ class Service:
             through = [jobs[name]["state"] in ("succeeded", "failed", "cancelled") for name in names]
             return jobs if all(through) else None
 
-        return wait_until(f"end of {names}", ended, LIMIT_SECONDS, 0.2, lambda: self.call("/v1/jobs?limit=100"))
+        return wait_until(f"end of {names}", ended, PATIENCE_SECONDS, 0.2, lambda: self.call("/v1/jobs?limit=100"))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +123,9 @@ def alone(tmp_path, *arguments):
     """The accuracy that the same script has without a scheduler."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), *QUICK, "--step-wait", "0", "--sample-wait", "0", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path, env=variables)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True, cwd=tmp_path, env=variables
+    )
     return float(done.stdout.split("accuracy ")[-1].split(",")[0])
 
 
@@ -214,4 +219,4 @@ def test_a_job_that_hangs_fails_at_its_time_limit_and_leaves_no_process(service,
     assert job["state"] == "failed"
     assert "limit" in job["detail"]
     pid = int((tmp_path / "pid").read_text())
-    wait_until("end of its process", lambda: not Path(f"/proc/{pid}").exists(), 30.0)
+    wait_until("end of its process", lambda: not Path(f"/proc/{pid}").exists())

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "demo" / "train.py"
 SLOTS = 3
 EPOCHS = 20
-LIMIT_SECONDS = 120
 
 
 class Service:
@@ -33,14 +32,18 @@ class Service:
         environ = {**os.environ, "POLLUX_HOME": str(self.home), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         environ |= self.variables
         command = [sys.executable, "-m", "pollux", *arguments]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90, check=False)
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def call(self, path, body=None):
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=30) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE_SECONDS
+        ) as response:
             return json.load(response)
 
     def until(self, what, is_so, name="digits"):
@@ -51,7 +54,7 @@ class Service:
             assert job["state"] not in ("failed", "cancelled"), job
             return None
 
-        return wait_until(what, seen, LIMIT_SECONDS, 0.1, lambda: self.call(f"/v1/jobs/{name}"))
+        return wait_until(what, seen, PATIENCE_SECONDS, 0.1, lambda: self.call(f"/v1/jobs/{name}"))
 
     def resize(self, gpus, name="digits"):
         self.call(f"/v1/jobs/{name}/resize", {"gpus": str(gpus)})

@@ -119,7 +119,7 @@ FRAMEWORK = "a framework owns the loop and its process group"
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     made = Bench(tmp_path_factory.mktemp("fallback"), lambda home: LocalBackend(home, slots=3, hang_seconds=5.0))
-    made.wait("warm backend", lambda: isinstance(made.backend, LocalBackend) and made.backend.is_warm, 120.0)
+    made.wait("warm backend", lambda: isinstance(made.backend, LocalBackend) and made.backend.is_warm)
     yield made
     made.backend.close()
 
@@ -140,7 +140,7 @@ def test_it_is_restarted_and_says_why(bench, name, text, why):
         return bench.launch(name, textwrap.dedent(text), generation, gpus, env=env, live=True, grace_seconds=10.0)
 
     bench.backend.submit(launch(1, 2))
-    bench.wait("training", lambda: "world 2" in bench.log(name), 120.0)
+    bench.wait("training", lambda: "world 2" in bench.log(name))
     bench.backend.resize(launch(2, 3))
     ended = bench.end(name, 2)
     assert ended.outcome == "lost"
@@ -150,7 +150,7 @@ def test_it_is_restarted_and_says_why(bench, name, text, why):
     # As a service does with a change that did not come about.
     bench.backend.submit(launch(3, 1))
     try:
-        bench.wait("training", lambda: "world 1" in bench.log(name), 120.0)
+        bench.wait("training", lambda: "world 1" in bench.log(name))
         assert name == "plain" or "world 1 from later" in bench.log(name)
     finally:
         bench.backend.stop(name, 3, 5.0)

@@ -159,7 +159,7 @@ def bench(tmp_path, monkeypatch):
 
     monkeypatch.setattr(LocalGround, "take", take)
     made = Bench(tmp_path, lambda home: LocalBackend(home, slots=4, hang_seconds=5.0))
-    made.wait("warm backend", lambda: isinstance(made.backend, LocalBackend) and made.backend.is_warm, 120.0)
+    made.wait("warm backend", lambda: isinstance(made.backend, LocalBackend) and made.backend.is_warm)
     yield made
     made.backend.stop("job", 10, 0.0)
     made.wait("end", lambda: all(each.state == "ended" for each in made.backend.running()))
@@ -182,11 +182,11 @@ def test_logs_follow_the_ranks_of_a_job_that_moves_and_loses_its_first_replica(b
             pid, first = lines[-1].split() if lines else ("0", "")
             return (int(pid), first) if int(pid) not in (0, *others) else None
 
-        return bench.wait(f"writer of {rank}", last, 120.0)
+        return bench.wait(f"writer of {rank}", last)
 
     def resized(generation, gpus):
         bench.backend.resize(launch(generation, gpus))
-        bench.wait(f"start of {generation}", lambda: told(ReplicasStarted, generation), 120.0)
+        bench.wait(f"start of {generation}", lambda: told(ReplicasStarted, generation))
 
     bench.backend.submit(launch(1, 2))
     before = {writer(rank)[0] for rank in range(2)}
@@ -194,7 +194,7 @@ def test_logs_follow_the_ranks_of_a_job_that_moves_and_loses_its_first_replica(b
     (first, is_first), (second, is_second) = (writer(rank, before) for rank in range(2))
     assert (is_first, is_second, len({first, second} - before)) == ("True", "False", 2)
     os.kill(first, signal.SIGKILL)
-    bench.wait("loss", lambda: told(ReplicasLost, 2), 120.0)
+    bench.wait("loss", lambda: told(ReplicasLost, 2))
     resized(3, 1)
     assert writer(0, {*before, first}) == (second, "True")
     assert [path.name for path in sorted((bench.home / "logs" / "job").glob("*.log"))] == ["0.log", "1.log"]

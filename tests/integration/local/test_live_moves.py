@@ -66,7 +66,7 @@ def job(local, tmp_path, request):
     def start(gpus, make=lambda: local, **env):
         run = EventRun(make, tmp_path / "job", EPOCHS, env=env, job_id=f"job-{abs(hash(request.node.name)) % 10**8}")
         made.append(run)
-        wait_until("warm backend", lambda: run.backend.is_warm, 120.0)
+        wait_until("warm backend", lambda: run.backend.is_warm)
         run.start(gpus)
         run.settled()
         run.stepped()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 collect_ignore_glob = [] if os.environ.get("POLLUX_TEST_NAMESPACE") else ["test_*.py"]
 
@@ -52,14 +52,14 @@ class Cluster:
     def end(self):
         self.process.stdin.close()
         try:
-            self.process.wait(30)
+            self.process.wait(PATIENCE_SECONDS)
         finally:
             self.process.kill()
             self.process.wait()
             self.process.stdout.close()
 
 
-def wait(what, is_so, seconds=120.0):
+def wait(what, is_so, seconds=PATIENCE_SECONDS):
     """Whatever `is_so` gives, once it gives something."""
     return wait_until(what, is_so, seconds)
 

@@ -7,6 +7,8 @@ import sys
 from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import backend_at
 
+from pollux.testing.waiting import PATIENCE_SECONDS
+
 # Groups as of a service, on two nodes; then an actor on one of them does what a host's does at its end, in a thread.
 LEFT = """
 import json, sys, threading
@@ -41,7 +43,7 @@ print(json.dumps(left))
 
 def test_an_ending_host_gives_back_what_its_service_had_claimed_on_its_node(cluster):
     words = [sys.executable, "-c", LEFT, cluster.address]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["pollux:left:job:there:2", "pollux:other:job:here:1"]
 

@@ -14,7 +14,7 @@ from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import SECRET
 
 from pollux.testing import live_job
-from pollux.testing.waiting import OutOfTime
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 SERVICE = "training"
 SEEDS = {"first": 1, "second": 2, "third": 3, "fourth": 4}
@@ -44,7 +44,9 @@ class Service:
     def pollux(self, *arguments):
         environ = {**os.environ, "POLLUX_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pollux", *arguments]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
         assert done.returncode == 0, done.stderr + self.log()
         return done.stdout
 
@@ -55,7 +57,9 @@ class Service:
     def call(self, path, body=None):
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=60) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE_SECONDS
+        ) as response:
             return json.load(response)
 
     def jobs(self):

@@ -7,6 +7,8 @@ import sys
 from tests.integration.ray.conftest import wait
 from tests.integration.ray.test_service import Service
 
+from pollux.testing.waiting import PATIENCE_SECONDS
+
 # Prints a file that lies beside it, and where it lies itself.
 SCRIPT = "import pathlib, sys\nprint('ran', pathlib.Path(sys.argv[1]).read_text(), pathlib.Path(__file__).resolve())\n"
 # The folder is on a file system that nobody else has mounted.
@@ -30,7 +32,12 @@ class Laptop:
     def __call__(self, *arguments):
         words = ["unshare", "--mount", "sh", "-c", LAPTOP, "sh", str(self.mount), sys.executable, "-m", "pollux"]
         return subprocess.run(
-            [*words, *arguments], env=self.environ, capture_output=True, text=True, timeout=180, check=False
+            [*words, *arguments],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
         )
 
 

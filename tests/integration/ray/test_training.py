@@ -46,7 +46,10 @@ def booked(cluster, run):
 
 def agree(cluster, run, **counts):
     """Ray's books hold what was decided, no more and no less; what was given back is so a moment later."""
-    wait(f"{counts} in Ray's books, which have {booked(cluster, run)}", lambda: booked(cluster, run) == counts, 60)
+    wait(
+        f"{counts} in Ray's books, which have {booked(cluster, run)}",
+        lambda: booked(cluster, run) == counts,
+    )
     assert len(live_job.living(run.folder)) == sum(counts.values())
 
 

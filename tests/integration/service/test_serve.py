@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pollux.testing.waiting import OutOfTime, wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime, wait_until
 
 SERVE = """
 import sys
@@ -48,7 +48,7 @@ class Running:
         return url.removeprefix("http://")
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self.address, timeout=30)
+        connection = http.client.HTTPConnection(self.address, timeout=PATIENCE_SECONDS)
         token = (self.home / "token").read_text().strip()
         try:
             content = None if body is None else json.dumps(body)
@@ -63,12 +63,14 @@ class Running:
         return state
 
     def wait_for(self, job: str, *states: str) -> str:
-        return wait_until(f"{states}", lambda: state if (state := self.state(job)) in states else "", 60.0, 0.05)
+        return wait_until(
+            f"{states}", lambda: state if (state := self.state(job)) in states else "", PATIENCE_SECONDS, 0.05
+        )
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=60)
+        _, said = self.process.communicate(timeout=PATIENCE_SECONDS)
         return self.process.returncode, said
 
 
@@ -114,7 +116,7 @@ def test_a_job_that_is_stopped_with_the_service_goes_on_with_the_next(service, t
 
 def test_a_second_service_and_a_port_in_use_are_refused(service, tmp_path):
     same_home = Running(tmp_path / "home")
-    same_home.process.wait(60)
+    same_home.process.wait(PATIENCE_SECONDS)
     code, said = same_home.end()
     assert code == 2
     assert said.startswith(f"a service runs here already, at http://{service.address} as process {service.process.pid}")
@@ -159,7 +161,7 @@ def test_while_jobs_stop_the_service_answers_and_takes_no_new_ones(service, tmp_
     assert "stopping" in refused["error"]["message"]
     assert service.process.poll() is None
     (tmp_path / "go").touch()
-    assert service.process.wait(60) == 0
+    assert service.process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_service_that_may_choose_its_port_takes_the_one_before(service):
@@ -179,7 +181,7 @@ def test_a_service_that_may_choose_its_port_takes_the_one_before(service):
 
 
 def test_the_stream_tells_what_happens(service, tmp_path):
-    connection = http.client.HTTPConnection(service.address, timeout=30)
+    connection = http.client.HTTPConnection(service.address, timeout=PATIENCE_SECONDS)
     token = (service.home / "token").read_text().strip()
     connection.request("GET", "/v1/events", headers={"Authorization": f"Bearer {token}"})
     stream = connection.getresponse()
@@ -201,7 +203,7 @@ def test_the_stream_tells_what_happens(service, tmp_path):
 def test_history_is_a_stream_of_lines(service, tmp_path):
     service.ask("POST", "/v1/jobs", job(tmp_path, "pass"))
     service.wait_for("j", "succeeded")
-    connection = http.client.HTTPConnection(service.address, timeout=30)
+    connection = http.client.HTTPConnection(service.address, timeout=PATIENCE_SECONDS)
     token = (service.home / "token").read_text().strip()
     connection.request("GET", "/v1/history", headers={"Authorization": f"Bearer {token}"})
     answer = connection.getresponse()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 OPTIONS = {
     "nodes": "3", "gpus_per_node": "4", "cpus_per_node": "8", "partition": "main", "time_limit": "30:00",
@@ -52,7 +52,9 @@ class Service:
             **self._environ,
         }  # fmt: skip
         command = [sys.executable, "-m", "pollux", *arguments]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
 
     def call(self, path, body=None):
         return json.loads(self._text(path, body))
@@ -64,7 +66,9 @@ class Service:
     def _text(self, path, body=None):
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=30) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE_SECONDS
+        ) as response:
             return response.read().decode()
 
     def wait(self, what, is_so):

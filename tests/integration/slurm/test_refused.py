@@ -35,7 +35,7 @@ def backend(slurm, tmp_path):
 )
 def test_what_cannot_be_had_is_told_and_asked_for_again(backend, options, said, remedy):
     asked = backend(**options)
-    (warning,) = wait_until("warning", asked.warnings, 60.0)
+    (warning,) = wait_until("warning", asked.warnings)
     assert warning.startswith("1 node cannot be asked for: 'sbatch' failed with exit code 1: ")
     assert said in warning
     assert remedy in warning
@@ -44,5 +44,5 @@ def test_what_cannot_be_had_is_told_and_asked_for_again(backend, options, said, 
 
 def test_a_pilot_that_is_not_granted_is_told_while_the_others_work(backend):
     asked = backend(nodes="4")
-    wait_until("three nodes", lambda: len(asked.inventory()) == 3, 90.0)
-    wait_until("reason", lambda: asked.warnings() == ("1 node waits in Slurm's queue: Resources",), 60.0)
+    wait_until("three nodes", lambda: len(asked.inventory()) == 3)
+    wait_until("reason", lambda: asked.warnings() == ("1 node waits in Slurm's queue: Resources",))

@@ -56,10 +56,10 @@ def test_a_job_goes_on_from_the_store_alone(service, bucket, tmp_path):
         "train", "--epochs", "6", "--seed", "1", gpus="2", checkpoint={"dir": store.address, "every": "1s"}
     )
     assert answer["plan"]["starts_now"]
-    wait_until("checkpoint", lambda: any(name.endswith("pollux.json") for name in store.sizes()), 90.0)
+    wait_until("checkpoint", lambda: any(name.endswith("pollux.json") for name in store.sizes()))
     for name in replicas(service.home):
         os.kill(int(name.split("-")[0]), signal.SIGKILL)
-    wait_until("end of the replicas", lambda: not replicas(service.home), 60.0)
+    wait_until("end of the replicas", lambda: not replicas(service.home))
     cache = service.home.parent / "cache"
     assert cache.exists()
     shutil.rmtree(cache)

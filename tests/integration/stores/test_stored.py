@@ -14,7 +14,7 @@ from pollux.agent.lease import LEASE_NAME, Holder, Lease
 from pollux.agent.manifest import MANIFEST_NAME
 from pollux.agent.stored import StoredFolder, fetch
 from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, Unreachable
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.objects import ObjectStore
 
 FIRST, SECOND = (f"step-{step:010d}" for step in (1, 2))
@@ -186,7 +186,7 @@ def test_many_of_one_machine_fetch_one_copy(writer, store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_SECONDS)
     assert len(downloads) == len(set(downloads)) > 0
 
 
@@ -321,7 +321,7 @@ def hold_publishing(monkeypatch, step):
     def publish(folder, beside, manifest, target):
         if manifest.step == step:
             held.set()
-            assert go_on.wait(60)
+            assert go_on.wait(PATIENCE_SECONDS)
         return real(folder, beside, manifest, target)
 
     monkeypatch.setattr(StoredFolder, "publish", publish)
@@ -333,7 +333,7 @@ def test_those_that_train_together_hand_over_while_one_still_writes(store, monke
     second = Checkpointer(store("b"), holder=Holder("run", "a:1", 2), opens=False)
     held, go_on = hold_publishing(monkeypatch, 1)
     first.save(1, state(1), {}, {"step": 1}, {})
-    assert held.wait(60)
+    assert held.wait(PATIENCE_SECONDS)
     second.rebind(0, 1, None)
     put(second, 2)
     go_on.set()
@@ -382,7 +382,7 @@ def test_one_that_ends_late_removes_nothing_newer(store, monkeypatch):
     second = Checkpointer(store("b"), keep=1, holder=Holder("run", "a:1", 2), opens=False)
     held, go_on = hold_publishing(monkeypatch, 1)
     first.save(1, state(1), {}, {"step": 1}, {})
-    assert held.wait(60)
+    assert held.wait(PATIENCE_SECONDS)
     second.rebind(0, 1, None)
     put(second, 2)
     go_on.set()
@@ -406,7 +406,7 @@ def test_training_does_not_wait_for_what_is_sent_and_a_stop_gives_it_up(writer, 
 
     monkeypatch.setattr(ObjectStore, "_put", slow)
     assert writer.save(1, state(1), {}, {}, {})
-    assert sent.wait(60)
+    assert sent.wait(PATIENCE_SECONDS)
     assert not writer.save(2, state(2), {}, {}, {})
     put(writer, 3)
     assert writer.last_error is None
@@ -450,14 +450,14 @@ def test_a_hold_that_comes_after_the_end_is_let_go(store, monkeypatch):
 
     def late(checkpointer):
         opened.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE_SECONDS)
         real(checkpointer)
 
     joiner = Checkpointer(store(), holder=Holder("run", "a:1", 1), opens=False)
     monkeypatch.setattr(Checkpointer, "_open", late)
     joiner.rebind(0, 1, None)
-    assert opened.wait(60)
+    assert opened.wait(PATIENCE_SECONDS)
     joiner.close()
     go_on.set()
-    joiner._opening.join(60)
+    joiner._opening.join(PATIENCE_SECONDS)
     assert json.loads(store().read(LEASE_NAME))["released"]

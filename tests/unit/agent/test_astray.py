@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from pollux.agent import astray
 from pollux.agent.astray import Astray, own_collective
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 class Ended(BaseException):
@@ -23,7 +24,7 @@ def waits(monkeypatch):
 
     def hold(*values: Any) -> None:
         held.set()
-        go.wait(20.0)
+        go.wait(PATIENCE_SECONDS)
         raise RuntimeError("there is no group")
 
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", hold)
@@ -36,7 +37,7 @@ def waits(monkeypatch):
         thread = threading.Thread(target=work, daemon=True)
         threads.append(thread)
         thread.start()
-        assert held.wait(20.0)
+        assert held.wait(PATIENCE_SECONDS)
         return int(thread.ident or 0)
 
     yield start

@@ -28,6 +28,7 @@ from pollux.core.errors import (
     MisusedJob,
     NonFiniteValue,
 )
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 def test_what_was_saved_is_loaded(writer):
@@ -92,7 +93,7 @@ def test_what_changes_after_the_call_is_not_saved(writer, monkeypatch):
     write = staging.write_files
 
     def write_later(*arguments, **options):
-        assert begin.wait(30)
+        assert begin.wait(PATIENCE_SECONDS)
         return write(*arguments, **options)
 
     monkeypatch.setattr(checkpoint, "write_files", write_later)
@@ -443,7 +444,7 @@ def test_abandoned_saves_leave_nothing(writer, monkeypatch, caplog):
     write = staging.write_files
 
     def write_late(*arguments, **options):
-        assert options["abandoned"].wait(30)
+        assert options["abandoned"].wait(PATIENCE_SECONDS)
         return write(*arguments, **options)
 
     with monkeypatch.context() as patch:

@@ -20,6 +20,7 @@ from tests.unit.agent.saved_steps import flip, names, newest, put, state
 
 from pollux.agent import folder
 from pollux.agent.checkpoint import Checkpointer, load, parameter_signature, read_saved
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 def again(checkpointer: Checkpointer, step: int, **changed: Any) -> None:
@@ -101,7 +102,11 @@ def test_kills_while_a_step_is_saved_again(tmp_path):
     root = str(Path(__file__).resolve().parents[3])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
     result = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, __file__, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])

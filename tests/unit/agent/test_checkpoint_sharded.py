@@ -26,6 +26,7 @@ from pollux.core.errors import (
     InvalidInput,
     NonFiniteValue,
 )
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 def flip(path: Path, position: int) -> None:
@@ -37,7 +38,11 @@ def flip(path: Path, position: int) -> None:
 def test_sharded_state_at_other_sizes(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     result = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, __file__, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])

@@ -11,9 +11,9 @@ import pytest
 from pollux.agent.fitting import BackgroundFit
 from pollux.core.errors import CheckpointMismatch, InvalidInput
 from pollux.goodput import FitResult, Observation, PublishedThroughput, fit
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 LAW = PublishedThroughput(0.02, 0.001, 0.05, 0.002, 0.01, 0.001, 1.6)
-PATIENCE = 20.0
 
 
 def rows():
@@ -41,7 +41,7 @@ class Gate:
         self.seen.append((len(observations), previous))
         self.threads.append(threading.current_thread())
         self.begun.release()
-        assert self.may_end.acquire(timeout=PATIENCE)
+        assert self.may_end.acquire(timeout=PATIENCE_SECONDS)
         return good(alpha=float(len(observations)))
 
 
@@ -57,7 +57,7 @@ def test_it_fits_what_the_plain_fit_would():
     background = BackgroundFit(deadline_seconds=60.0)
     assert background.result() is None
     background.request(rows())
-    assert background.wait(PATIENCE)
+    assert background.wait(PATIENCE_SECONDS)
     result = background.result()
     assert result == fit(rows())
     assert result.parameters is not None
@@ -70,12 +70,12 @@ def test_asking_returns_at_once_and_the_newest_request_wins():
     gate = Gate()
     background = BackgroundFit(fitter=gate)
     background.request(rows()[:1])
-    assert gate.begun.acquire(timeout=PATIENCE)
+    assert gate.begun.acquire(timeout=PATIENCE_SECONDS)
     background.request(rows()[:2])
     background.request(rows()[:3])
     assert background.result() is None
     gate.may_end.release(2)
-    assert background.wait(PATIENCE)
+    assert background.wait(PATIENCE_SECONDS)
     result = background.result()
     assert result is not None
     assert result.parameters is not None
@@ -88,11 +88,11 @@ def test_the_work_is_on_a_daemon_thread():
     gate = Gate()
     background = BackgroundFit(fitter=gate)
     background.request(rows())
-    assert gate.begun.acquire(timeout=PATIENCE)
+    assert gate.begun.acquire(timeout=PATIENCE_SECONDS)
     assert gate.threads[0] is not threading.current_thread()
     assert gate.threads[0].daemon
     gate.may_end.release()
-    assert background.wait(PATIENCE)
+    assert background.wait(PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_failure_is_told_and_the_last_good_result_stays(failure, word):
     background = BackgroundFit(fitter=fitter)
     for _ in range(2):
         background.request(rows())
-        assert background.wait(PATIENCE)
+        assert background.wait(PATIENCE_SECONDS)
     result = background.result()
     assert result is not None
     assert result.parameters == background.parameters == good().parameters
@@ -126,16 +126,16 @@ def test_a_fit_past_its_deadline_is_given_up_and_its_result_dropped():
     gate, clock = Gate(), Clock()
     background = BackgroundFit(deadline_seconds=5.0, fitter=gate, clock=clock)
     background.request(rows()[:1])
-    assert gate.begun.acquire(timeout=PATIENCE)
+    assert gate.begun.acquire(timeout=PATIENCE_SECONDS)
     clock.now = 4.9
     assert background.reason == ""
     clock.now = 5.1
     assert "longer than 5 s" in background.reason
     background.request(rows()[:2])
-    assert gate.begun.acquire(timeout=PATIENCE), "a new request does not wait for the late one"
+    assert gate.begun.acquire(timeout=PATIENCE_SECONDS), "a new request does not wait for the late one"
     gate.may_end.release(2)
     for thread in gate.threads:
-        thread.join(PATIENCE)
+        thread.join(PATIENCE_SECONDS)
     result = background.result()
     assert result is not None
     assert result.parameters is not None
@@ -147,10 +147,10 @@ def test_a_result_that_comes_late_unwatched_is_dropped_too():
     gate, clock = Gate(), Clock()
     background = BackgroundFit(deadline_seconds=5.0, fitter=gate, clock=clock)
     background.request(rows())
-    assert gate.begun.acquire(timeout=PATIENCE)
+    assert gate.begun.acquire(timeout=PATIENCE_SECONDS)
     clock.now = 6.0
     gate.may_end.release()
-    gate.threads[0].join(PATIENCE)
+    gate.threads[0].join(PATIENCE_SECONDS)
     assert background.result() is None
     assert "longer than 5 s" in background.reason
 
@@ -167,11 +167,11 @@ def test_threads_that_never_end_are_few():
     assert "no further one begun" in background.reason
     gate.may_end.release(2)
     for thread in gate.threads:
-        thread.join(PATIENCE)
+        thread.join(PATIENCE_SECONDS)
     background.request(rows())
-    assert gate.begun.acquire(timeout=PATIENCE), "once they have ended, fits go on"
+    assert gate.begun.acquire(timeout=PATIENCE_SECONDS), "once they have ended, fits go on"
     gate.may_end.release()
-    assert gate.threads[-1].join(PATIENCE) is None
+    assert gate.threads[-1].join(PATIENCE_SECONDS) is None
 
 
 def test_nothing_happens_without_rows_or_after_close():
@@ -189,17 +189,17 @@ def test_a_fit_under_way_at_close_changes_nothing_any_more():
     gate = Gate()
     background = BackgroundFit(fitter=gate)
     background.request(rows())
-    assert gate.begun.acquire(timeout=PATIENCE)
+    assert gate.begun.acquire(timeout=PATIENCE_SECONDS)
     background.close()
     gate.may_end.release()
-    gate.threads[0].join(PATIENCE)
+    gate.threads[0].join(PATIENCE_SECONDS)
     assert background.result() is None
 
 
 def test_parameters_go_on_after_json():
     background = BackgroundFit(fitter=lambda observations, previous: good())
     background.request(rows())
-    assert background.wait(PATIENCE)
+    assert background.wait(PATIENCE_SECONDS)
     other = BackgroundFit()
     assert json.loads(json.dumps(other.state_dict()))["parameters"] is None
     other.load_state_dict(json.loads(json.dumps(background.state_dict())))
@@ -223,7 +223,7 @@ from pollux.goodput import FitResult, Observation, PublishedThroughput
 rows = [Observation(1, 1, 16.0, 0.1, 0.1), Observation(1, 1, 32.0, 0.15, 0.15)]
 {body}
 """
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
 
 def test_a_fit_that_never_ends_does_not_keep_the_interpreter_alive():
@@ -244,7 +244,7 @@ def test_a_forked_child_fits_by_itself():
         """
 gate = threading.Event()
 def fitter(rows, previous):
-    gate.wait(30)
+    gate.wait(300)
     return FitResult(PublishedThroughput(0.1, 0.1, 0, 0, 0, 0, 1.0), 0.0, True, "", 1)
 background = BackgroundFit(fitter=fitter)
 background.request(rows)
@@ -252,18 +252,18 @@ held, let_go = threading.Event(), threading.Event()
 def hold():
     with background._condition:     # a lock that another thread holds at the fork must not hang the child
         held.set()
-        let_go.wait(30)
+        let_go.wait(300)
 threading.Thread(target=hold).start()
-held.wait(30)
+held.wait(300)
 child = os.fork()
 if child == 0:
     gate.set()
     background.request(rows)
-    ok = background.wait(30) and background.result() is not None
+    ok = background.wait(300) and background.result() is not None
     os._exit(0 if ok else 3)
 let_go.set()
 gate.set()
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), background.wait(30), background.result() is not None)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), background.wait(300), background.result() is not None)
 """
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "0 True True\n", "")

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.agent.heartbeat import DATA, FIRST_STEP, PASS_END, Heartbeat, thread_clock, thread_is_held_up
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 class Wall:
@@ -99,7 +100,7 @@ def in_a_thread(work: Callable[[], object]) -> tuple[Callable[[], bool], threadi
 
 def settles(look: Callable[[], bool]) -> bool:
     """Whether it comes to be so, and stays so."""
-    end, rows = time.monotonic() + 20.0, 0
+    end, rows = time.monotonic() + PATIENCE_SECONDS, 0
     while time.monotonic() < end and rows < 20:
         rows = rows + 1 if look() else 0
         time.sleep(0.002)

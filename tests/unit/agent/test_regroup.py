@@ -16,6 +16,7 @@ from pollux.agent.shapes import StepShape
 from pollux.agent.state import State
 from pollux.agent.watch import CHECKPOINT, RESIZE, STOP, Watch
 from pollux.core.errors import CheckpointMismatch
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 class Job:
@@ -503,7 +504,7 @@ def test_several_replicas_without_a_store_stop_as_after_a_loss(monkeypatch):
 def test_an_ordinary_step_asks_nobody():
     mover = Mover()
     watch = watched(mover)
-    watch._thread.join(5.0)
+    watch._thread.join(PATIENCE_SECONDS)
     before = mover.asked
     watch._wanted.clear()
     watch.armed = False
@@ -513,7 +514,7 @@ def test_an_ordinary_step_asks_nobody():
 
 def test_requests_outlive_a_regroup_but_for_the_resize():
     watch = watched(Mover())
-    watch._thread.join(5.0)
+    watch._thread.join(PATIENCE_SECONDS)
     watch.request(RESIZE)
     watch.request(STOP)
     watch.regrouped()

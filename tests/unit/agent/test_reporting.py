@@ -11,6 +11,7 @@ import pytest
 from pollux.agent.reporting import Address, Reporter, model_report, post_report
 from pollux.core.errors import InvalidInput
 from pollux.goodput import BatchLimits, Efficiency, FabricThroughput, GoodputModel, PublishedThroughput
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.report import Report
 
 REPORT = Report(
@@ -48,7 +49,7 @@ class Wire:
             self.arrived.release()
 
     def wait(self):
-        assert self.arrived.acquire(timeout=10), "nothing was sent"
+        assert self.arrived.acquire(timeout=PATIENCE_SECONDS), "nothing was sent"
 
 
 class Clock:
@@ -157,21 +158,21 @@ def test_the_last_report_comes_after_the_one_on_its_way():
     def post(body):
         if not began.is_set():
             began.set()
-            held.wait(10)
+            held.wait(PATIENCE_SECONDS)
         seen.append(json.loads(body)["step"])
         return {}
 
     reporter = Reporter(post, Clock())
     reporter.offer(REPORT)
-    assert began.wait(10)
+    assert began.wait(PATIENCE_SECONDS)
     threading.Timer(0.1, held.set).start()
-    reporter.close(replace(REPORT, step=99), timeout_seconds=10.0)
+    reporter.close(replace(REPORT, step=99), timeout_seconds=PATIENCE_SECONDS)
     assert seen == [10, 99]
 
 
 def test_closing_does_not_wait_for_a_service_that_hangs():
     held = threading.Event()
-    reporter = Reporter(lambda body: {"done": held.wait(30)}, Clock())
+    reporter = Reporter(lambda body: {"done": held.wait(PATIENCE_SECONDS)}, Clock())
     reporter.close(REPORT, timeout_seconds=0.05)
     held.set()
 

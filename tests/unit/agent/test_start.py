@@ -24,6 +24,7 @@ from pollux.agent.loader import Loader, LoaderOptions
 from pollux.agent.manifest import MANIFEST_NAME, encode, read_manifest
 from pollux.agent.options import check_model
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob, PolluxError, UnknownName
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -534,5 +535,5 @@ def test_what_scripts_need_is_at_the_top():
 
 def test_the_root_of_errors_needs_no_pytorch():
     code = "import sys; sys.modules['torch'] = None; import pollux; print(pollux.PolluxError.__name__)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert (result.stdout.strip(), result.stderr) == ("PolluxError", "")

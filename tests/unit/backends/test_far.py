@@ -23,9 +23,9 @@ from pollux.backends._shared import SharedFolders
 from pollux.backends.host import SECRET_VARIABLE, main
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.fleet import ProcessFleet
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 SECRET = secrets.token_bytes(32)
-WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def fleet(tmp_path_factory):
     made.kill_all()
 
 
-def until(is_so, seconds=WAIT_SECONDS):
+def until(is_so, seconds=PATIENCE_SECONDS):
     deadline = time.monotonic() + seconds
     while not (found := is_so()):
         assert time.monotonic() < deadline, "it did not come about"
@@ -106,7 +106,7 @@ class Shim:
     def text(self, body):
         return b"".join(self.texts[body.key]).decode()
 
-    def until(self, is_so, seconds=WAIT_SECONDS):
+    def until(self, is_so, seconds=PATIENCE_SECONDS):
         deadline = time.monotonic() + seconds
         while not is_so():
             assert time.monotonic() < deadline, (self.told, self.hands.false_alarms)
@@ -123,7 +123,7 @@ class Shim:
 
     def close(self):
         self.hands.kill_all()
-        self.until(lambda: self.hands.is_clear(kill=True), 20)
+        self.until(lambda: self.hands.is_clear(kill=True))
         self.hands.release()
         self.selector.close()
 
@@ -274,7 +274,7 @@ def test_a_patient_host_leaves_the_signal_to_those_it_was_meant_for(tmp_path):
         told = json.loads(announced.read_text())
         assert ask_host((told["address"], told["port"]), SECRET, {"see": ["/"]}, 10.0)["seen"] == [True]
         host.stdin.close()
-        assert host.wait(WAIT_SECONDS) == 0
+        assert host.wait(PATIENCE_SECONDS) == 0
 
 
 def test_an_engine_may_say_that_a_node_is_gone_and_what_runs_there_ends_at_once(make_shim):
@@ -315,7 +315,7 @@ def test_too_much_memory_is_told(make_shim):
 def test_strangers_do_not_disturb_a_host(fleet):
     address = fleet.hosts()[0].address
     for said in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100_000, b"{}\n", b'{"nonce": 1, "request": "{}", "proof": "x"}\n'):
-        with socket.create_connection(address, timeout=10) as stranger, contextlib.suppress(OSError):
+        with socket.create_connection(address, timeout=PATIENCE_SECONDS) as stranger, contextlib.suppress(OSError):
             stranger.sendall(said)
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(4096):

@@ -10,6 +10,7 @@ from pollux.backends.lender import HostedNode, PooledLender
 from pollux.backends.protocol import Launch, NodeDown, NodeUp
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed, InvalidInput
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 def node(name, places=2, port=1, gpus=()):
@@ -37,7 +38,7 @@ def backend(tmp_path, lender):
 def wait(is_so):
     import time
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -12,6 +12,7 @@ import pytest
 from pollux.backends import host
 from pollux.backends._asking import ask_host
 from pollux.core.errors import InvalidInput
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 SECRET = "ab" * 32
 
@@ -61,4 +62,4 @@ def test_a_host_answers_where_it_listens(tmp_path, listen):
         answer = ask_host((said["address"], said["port"]), bytes.fromhex(SECRET), {"see": ["/"]}, 60.0)
         assert answer["seen"] == [True]
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0

@@ -10,6 +10,7 @@ from pollux.backends import _processes
 from pollux.backends._devices import Devices
 from pollux.backends._grounds import LocalGround
 from pollux.core import Node
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 FORKS = """
 import os, signal, sys
@@ -30,7 +31,7 @@ def test_pages_that_are_shared_count_by_their_part():
         row = _processes.process_table()[child]
         bytes_, shared = _processes.memory_use(child)
         parent.stdin.close()
-        parent.wait(30)
+        parent.wait(PATIENCE_SECONDS)
     assert row.rss_bytes > 96 << 20
     assert bytes_ < row.rss_bytes - (40 << 20)
     assert 40 << 20 < shared <= bytes_
@@ -76,6 +77,6 @@ def test_a_session_whose_number_a_stranger_has_now_is_left_alone():
             assert ground.ends_all({**record, "replicas": [[stranger.pid, begun - 1, ""]]})
             assert stranger.poll() is None
             assert not ground.ends_all({**record, "replicas": [[stranger.pid, begun, ""]]}), "it was there until now"
-            assert stranger.wait(30) == -signal.SIGKILL
+            assert stranger.wait(PATIENCE_SECONDS) == -signal.SIGKILL
         finally:
             stranger.kill()

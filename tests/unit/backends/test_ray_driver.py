@@ -12,6 +12,7 @@ import pytest
 from pollux.backends import _ray_driver
 from pollux.backends._ray_driver import Driver
 from pollux.backends._ray_host import NodeHost, found_gpus, secret_digest
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 SECRET = "ab" * 16
 
@@ -584,5 +585,5 @@ def test_what_was_ordered_is_done_before_the_end(tmp_path):
     orders = tmp_path / "orders"
     orders.write_text('{"do": "free"}\n{"do": "part"}\n')
     words = [sys.executable, "-c", ENDING, str(orders)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
     assert done.stdout.split() == ["free", "part"]

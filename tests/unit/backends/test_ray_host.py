@@ -17,6 +17,7 @@ from pollux.backends._devices import Devices
 from pollux.backends._ray_host import NodeHost, secret_digest
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 SECRET = "ab" * 32
 KEEPER = """
@@ -49,7 +50,7 @@ def end(actor, ended, monkeypatch):
     """Have it end: what minds it must not come to that later, while other tests run."""
     monkeypatch.setattr(_ray_host, "_PARTED_SECONDS", 0.0)
     asyncio.run(actor.part())
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_SECONDS)
 
 
 def test_it_says_where_its_host_is_and_how_it_ended(ended, monkeypatch):
@@ -84,7 +85,7 @@ def test_without_work_and_questions_host_and_actor_end(ended, monkeypatch):
     said = asyncio.run(actor.report())
     monkeypatch.setattr(_ray_host, "_PARTED_SECONDS", 0.0)
     asyncio.run(actor.part())
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_SECONDS)
     assert not lives(said["pid"])
     assert not actor._folder.exists()
 
@@ -130,7 +131,7 @@ def test_groups_are_given_back_once_the_host_has_ended_and_before_the_actor_does
     actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
     asyncio.run(actor.part())
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_SECONDS)
     assert happened == [("pollux:s:", "n", False, False)]
 
 
@@ -150,7 +151,7 @@ def test_work_and_questions_keep_a_host(ended, monkeypatch):
     assert not ended.wait(0.5)
     assert lives(said["pid"])
     asyncio.run(actor.part())
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_SECONDS)
 
 
 def test_a_host_without_children_has_no_work():
@@ -175,7 +176,7 @@ def test_the_host_ends_with_the_actor_however_that_ends():
         said = json.loads(keeper.stdout.readline())
         assert said["gpus"] == [4, 5, 6]
         keeper.kill()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while lives(said["pid"]):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -9,6 +9,7 @@ import pytest
 
 from pollux.backends import _ray_link
 from pollux.backends._ray_lender import RayLender
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 PLAYED = """
 import json, sys, threading, time
@@ -60,7 +61,7 @@ class Stage:
         return [line for line in lines if do is None or line.get("do") == do]
 
     def wait(self, is_so):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not (found := is_so()):
             assert time.monotonic() < deadline, (self.told(), self.lender.warnings(), self.lender.hosts())
             time.sleep(0.005)
@@ -326,7 +327,7 @@ def test_waiting_for_our_own_jobs_is_no_refusal(stage):
     (name,) = stage.taken("patient", {"a": 1})
     stage.changed.clear()
     stage.say("waits", claim=name)
-    assert stage.changed.wait(60)
+    assert stage.changed.wait(PATIENCE_SECONDS)
     assert stage.lender.refusal("patient") == ""
     assert stage.lender.hosts()[0].node.num_gpus == 4
     stage.lender.drop("wide", {"a": (0, 1, 2, 3)})

@@ -11,6 +11,7 @@ from pollux.backends.fleet import FleetBackend
 from pollux.backends.lender import HostedNode, PooledLender
 from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost
 from pollux.core import Node, Placement
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 class Link:
@@ -95,7 +96,7 @@ def test_a_start_whose_places_are_refused_is_no_loss(tmp_path, lender):
     backend.start(events.append)
     try:
         backend.submit(Launch("new", 1, Placement.of({"b": 1}), ("python", "x.py"), "/"))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not any(isinstance(event, ReplicasEnded) for event in events):
             assert time.monotonic() < deadline
             time.sleep(0.005)

@@ -13,6 +13,7 @@ from pollux.backends.lender import HostedNode, PooledLender
 from pollux.backends.protocol import Launch, NodeDown, ReplicasEnded
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 def host(number):
@@ -52,7 +53,7 @@ def found(shared, folders, nodes):
     done = threading.Event()
     said = shared.verdict(folders, nodes, done.set)
     if said is None:
-        assert done.wait(60)
+        assert done.wait(PATIENCE_SECONDS)
         said = shared.verdict(folders, nodes, lambda: None)
     return said
 
@@ -118,7 +119,7 @@ def backend(tmp_path, hosts):
 def end_of(backend, folder, checkpoints=None, **counts):
     env = {} if checkpoints is None else {"POLLUX_CHECKPOINT_DIR": str(checkpoints)}
     backend.submit(Launch("job", 1, Placement.of(counts), ("python", "x.py"), str(folder), env))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not (ends := [event for event in backend.told if isinstance(event, ReplicasEnded)]):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -157,7 +158,7 @@ def test_nothing_is_started_on_a_node_that_does_not_say(backend, hosts, tmp_path
     assert end.outcome == "refused"
     assert "'n1' does not say whether it shares" in end.detail
     assert any("not used until it answers" in text for text in backend.warnings())
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while NodeDown not in map(type, backend.told):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -182,7 +183,7 @@ def test_a_node_that_does_not_answer_for_long_is_given_up_until_it_answers(backe
 
 
 def until(is_so):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -194,7 +195,7 @@ def test_who_would_join_there_does_not(backend, hosts, tmp_path):
     backend.refuses([str(tmp_path)])
     work = backend._fleet
     launch = Launch("job", 2, Placement.of({"n1": 1, "n2": 1}), ("python", "x.py"), str(tmp_path))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while (said := work._vet(launch, ("n1/0", "n2/0"), ("n1/0",))) is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -19,6 +19,7 @@ from pollux.backends._generation import Order
 from pollux.backends._records import read_record, record_path
 from pollux.backends.protocol import ReplicasEnded
 from pollux.backends.shim import Shim, _Connection
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def tell_launch(shim, order):
     """Have the shim hear of a launch over a connection, and look; what it says then."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.settimeout(30)
+        ours.settimeout(PATIENCE_SECONDS)
         connection = _Connection(theirs)
         shim._connections.append(connection)
         shim._selector.register(theirs, 1, None)
@@ -191,7 +192,7 @@ def test_replicas_that_were_started_end_where_others_cannot_be(shim, order, monk
     with monkeypatch.context() as patch:
         patch.setattr("pollux.backends._processes.process_table", no_files)
         tell_launch(shim, order)
-        assert pids[0].wait(30) == -signal.SIGKILL
+        assert pids[0].wait(PATIENCE_SECONDS) == -signal.SIGKILL
     shim._generation.on_exit(pids[0].pid, -signal.SIGKILL)
     monkeypatch.setattr("pollux.backends._processes.process_table", dict)
     shim._look()

@@ -14,7 +14,7 @@ from pollux.backends._slurm_folder import PoolFolder
 from pollux.backends._slurm_node import Where, _keep, _Node, _where, address_towards, facts_of, without_slurm
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_host_that_listens_everywhere_turns_away_who_does_not_know_the_secret(
     host = _Node(tmp_path, "1_0", "node1").start(facts, Where("0.0.0.0:0", "127.0.0.1", "127.0.0.2"), False)
     try:
         announced = tmp_path / "pilots" / "1_0.node1.json"
-        wait_until("host", announced.exists, 60.0)
+        wait_until("host", announced.exists)
         notes, _ = PoolFolder(tmp_path).notes()
         ((address, port),) = [note.address for note in notes.values()]
         assert address == "127.0.0.2"
@@ -112,7 +112,7 @@ def test_a_host_that_listens_everywhere_turns_away_who_does_not_know_the_secret(
                 ask_host((reached, port), b"\xac" * 32, {"see": []})
     finally:
         host.stdin.close()
-        host.wait(60.0)
+        host.wait(PATIENCE_SECONDS)
 
 
 def test_a_node_that_two_pilots_share_has_two_names(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from pollux.backends._slurm_script import PilotOptions, array_words, batch_script, node_range, pool_name
 from pollux.core.errors import InvalidInput
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 FOLDER = Path("/shared/someone/slurm")
 
@@ -59,7 +60,7 @@ def test_each_slot_has_a_cpu_unless_told_otherwise():
 def test_the_script_is_sound_shell(tmp_path):
     path = tmp_path / "pilot.sh"
     path.write_text(script(words="--nice=1", setup="export A='b c'"))
-    subprocess.run(["bash", "-n", str(path)], check=True, timeout=60)
+    subprocess.run(["bash", "-n", str(path)], check=True, timeout=PATIENCE_SECONDS)
 
 
 def test_another_home_is_another_pool():

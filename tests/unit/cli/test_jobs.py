@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pollux.cli.options import complete_jobs
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -216,6 +217,11 @@ def test_the_shell_completes_job_names(jobs):
     }  # fmt: skip
     code = "from pollux.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60, env=environment
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+        env=environment,
     )
     assert done.stdout.split() == ["bert"], done.stderr

@@ -13,6 +13,7 @@ import typer.main
 import pollux
 from pollux.cli.main import app
 from pollux.testing.surroundings import hearing
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 COMMANDS = (["simulate"], ["policies"], ["workload"], ["workload", "generate"])
 
@@ -108,7 +109,7 @@ def test_help_loads_no_numpy():
     assert result.stdout.splitlines()[-1] == "False False"
 
 
-def wait_until(happened, seconds=60.0):
+def wait_until(happened, seconds=PATIENCE_SECONDS):
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline
@@ -130,7 +131,7 @@ def test_interrupt_ends_it_and_its_workers(tmp_path):
     try:
         wait_until(lambda: any(tmp_path.iterdir()))
         os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
@@ -146,4 +147,4 @@ def test_closed_pipe_is_no_error():
     process.stdout.close()
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE_SECONDS)

@@ -12,6 +12,7 @@ from pollux.cli.ending import is_alive
 from pollux.cli.up import _words, greeting
 from pollux.core.errors import StoreFailed
 from pollux.service.settings import ServiceSettings
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_standard_output_has_one_document_also_where_it_ends_badly(run, fake, mo
     def serve(settings, on_ready):
         if greeted.is_set():
             on_ready(None)
-            before[-1].join(60)
+            before[-1].join(PATIENCE_SECONDS)
         raise fault
 
     class Thread(threading.Thread):

@@ -21,7 +21,14 @@ def test_the_names_that_it_is_made_out_to():
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
-def test_a_name_is_announced_that_clients_accept(tmp_path, host):
+def test_a_name_is_announced_that_clients_accept(tmp_path, monkeypatch, host):
+    # A machine may know no `localhost`, or only that of IPv6.
+    asked = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda name, *rest, **more: asked({"localhost": "127.0.0.1"}.get(name, name), *rest, **more),
+    )
     settings = ServiceSettings(home=tmp_path, host=host, tls_cert=HERE[0], tls_key=HERE[1])
     with listen(host, 0) as found:
         assert url_of(settings, found) == f"https://localhost:{found.getsockname()[1]}"

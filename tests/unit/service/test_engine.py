@@ -18,6 +18,7 @@ from pollux.core.errors import (
 from pollux.service import Engine, ServiceSettings
 from pollux.store import MemoryStore, MemoryTelemetry, SavedState
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import BatchSizes, JobRequest
 
 
@@ -316,7 +317,7 @@ def test_a_policy_that_fails_holds_nobody_up(tmp_path, caplog):
     assert engine.job("a").state == "starting"
     clock.time, policy.broken = 20.0, True
     caplog.clear()
-    engine.begin_set_queue(Queue("q")).result(10)
+    engine.begin_set_queue(Queue("q")).result(PATIENCE_SECONDS)
     engine.settle()
     assert "failed" in caplog.text
     assert engine.job("a").state == "starting"
@@ -324,7 +325,7 @@ def test_a_policy_that_fails_holds_nobody_up(tmp_path, caplog):
 
 
 def test_queues_are_set_and_seen(world):
-    status = world.engine.begin_set_queue(Queue("vision", 2.0, 3)).result(10)
+    status = world.engine.begin_set_queue(Queue("vision", 2.0, 3)).result(PATIENCE_SECONDS)
     assert (status.weight, status.gpu_quota) == (2.0, 3)
     world.submit(queue="vision", max_gpus=4)
     world.after(5.0)
@@ -380,7 +381,7 @@ def test_snapshots_are_kept_and_facts_trimmed(world):
     assert isinstance(saved, SavedState)
     assert saved.revision == world.store.revision
     world.after(700.0)
-    world.engine.begin_set_queue(Queue("q")).result(10)
+    world.engine.begin_set_queue(Queue("q")).result(PATIENCE_SECONDS)
     world.after(700.0)
     assert world.store.load().revision == world.store.revision
 

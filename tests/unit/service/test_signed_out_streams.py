@@ -10,8 +10,7 @@ from pollux.service import Tokens, create_app, streams
 from pollux.service.sessions import SESSION_SECONDS, Sessions
 from pollux.store import MemoryStore
 from pollux.testing.service import ManualClock
-
-PATIENCE_SECONDS = 60.0
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 class Open:

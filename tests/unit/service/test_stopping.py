@@ -12,6 +12,7 @@ from pollux.core.errors import UnknownName, Unreachable
 from pollux.service.executor import waits_to_leave
 from pollux.service.loop import _Stop
 from pollux.testing.service import sample_report
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
 
 
@@ -37,7 +38,7 @@ def test_while_jobs_stop_everything_but_new_jobs_is_answered(world):
     assert world.engine.report("a", sample_report(1)).report_every_seconds == 30.0
     assert world.engine.status().jobs_by_state == {"running": 1}
     world.backend.ended("a", "stopped")
-    down.join(30)
+    down.join(PATIENCE_SECONDS)
     assert not down.is_alive()
     world.engine.settle()
     assert world.engine.job("a").state == "queued"
@@ -72,7 +73,7 @@ def test_a_decision_in_flight_is_dropped_on_the_way_down(world):
 
 def test_asks_beside_a_stop_are_answered_or_refused(world):
     gate = threading.Event()
-    world.engine._look(lambda: gate.wait(30))
+    world.engine._look(lambda: gate.wait(PATIENCE_SECONDS))
     status = world.engine.begin_status()
     stop = threading.Thread(target=world.engine.stop, args=("keep",))
     stop.start()
@@ -83,13 +84,13 @@ def test_asks_beside_a_stop_are_answered_or_refused(world):
         error = ask.exception(30)
         assert error is None or isinstance(error, Unreachable)
     assert status.exception(30) is None
-    stop.join(30)
+    stop.join(PATIENCE_SECONDS)
     assert isinstance(world.engine.begin_status().exception(30), Unreachable)
 
 
 def test_asks_of_the_same_turn_as_a_stop_are_answered(world):
     gate = threading.Event()
-    world.engine._look(lambda: gate.wait(30))
+    world.engine._look(lambda: gate.wait(PATIENCE_SECONDS))
     asks = [world.engine.begin_status() for _ in range(3)]
     ended: Future[None] = Future()
     world.engine._queue.put(_Stop(ended))
@@ -116,7 +117,7 @@ def test_what_is_put_as_the_loop_ends_is_refused(world, monkeypatch):
 
 def test_who_gave_up_waiting_is_not_served(world):
     gate = threading.Event()
-    world.engine._look(lambda: gate.wait(30))
+    world.engine._look(lambda: gate.wait(PATIENCE_SECONDS))
     asked = world.engine._ask(lambda at: pytest.fail("was served"), lambda: None)
     assert asked.cancel()
     gate.set()

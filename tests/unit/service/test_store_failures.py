@@ -13,6 +13,7 @@ from pollux.core.errors import Conflict, StoreFailed
 from pollux.service.thinking import Thought
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.service import SAMPLE_MODEL, sample_report
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
 
 
@@ -221,7 +222,7 @@ def test_a_backend_that_fails_inside_holds_nobody_up(world, caplog):
 def test_an_answer_of_the_policy_is_not_lost_with_others_of_its_turn(world, caplog, monkeypatch):
     world.submit("a", max_gpus=1)
     gate = threading.Event()
-    world.engine._look(lambda: gate.wait(30))
+    world.engine._look(lambda: gate.wait(PATIENCE_SECONDS))
     monkeypatch.setattr(world.engine.runner.desk, "took", lambda *_: 1 / 0)
     failed = world.engine.begin_status()
     snapshot = world.engine.runner.controller.snapshot(world.clock.time)
@@ -266,7 +267,7 @@ def test_stumbling_over_and_over_is_slow(world, caplog, monkeypatch):
 
     monkeypatch.setattr(world.engine.runner, "fire_timer", stumble)
     world.engine.poke()
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while world.engine._stumbles < 3 and time.monotonic() < deadline:
         world.engine.poke()
         time.sleep(0.01)

@@ -7,6 +7,7 @@ from fastapi.testclient import TestClient
 
 from pollux.service import create_app, streams
 from pollux.service.streams import event_stream
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 async def gathered(first, later, num_listeners):
@@ -55,7 +56,7 @@ def test_everybody_hears_everything_in_order(world):
         while feed.num_listeners < 100:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(lambda: [world.submit(f"j{number:02d}", max_gpus=1) for number in range(20)])
-        await asyncio.wait_for(asyncio.gather(*tasks), 120)
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_SECONDS)
         assert feed.num_listeners == 0
 
     asyncio.run(all_of_it())

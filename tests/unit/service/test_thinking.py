@@ -13,6 +13,7 @@ from pollux.core.errors import Unreachable
 from pollux.service import Engine, ServiceSettings
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.service import FakeBackend, ManualClock
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
 
 
@@ -36,7 +37,7 @@ class Gated:
     def allocate(self, snapshot):
         self.shown.append([job.id for job in snapshot.jobs])
         self.asked.release()
-        assert self.gate.acquire(timeout=30)
+        assert self.gate.acquire(timeout=PATIENCE_SECONDS)
         return self.real.allocate(snapshot)
 
 
@@ -72,7 +73,7 @@ def busy_with_a_plan(engine, policy):
         pass
     policy.hold()
     first = engine.begin_plan(request("probe"))
-    assert policy.asked.acquire(timeout=30)
+    assert policy.asked.acquire(timeout=PATIENCE_SECONDS)
     return first
 
 
@@ -81,23 +82,23 @@ def test_a_decision_overtakes_plans_that_wait(engine, policy, clock):
     drafts = [engine.begin_plan(request(f"draft-{index}")) for index in range(5)]
     clock.time = 200.0
     submitted = engine.begin_submit(request("a"))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while engine._thinking is None and time.monotonic() < deadline:
         time.sleep(0.005)
     assert engine.runner.latest_decision_delay == 0.0
     clock.time = 203.0
     policy.gate.release()
-    assert first.result(30).starts_now
-    assert policy.asked.acquire(timeout=30)
+    assert first.result(PATIENCE_SECONDS).starts_now
+    assert policy.asked.acquire(timeout=PATIENCE_SECONDS)
     assert policy.shown[-1] == ["a"], "the decision, though five plans came before it"
     assert engine.runner.latest_decision_delay == 3.0, "it counts from when it was due to when it is thought about"
     policy.gate.release()
-    status, plan = submitted.result(30)
+    status, plan = submitted.result(PATIENCE_SECONDS)
     assert plan.starts_now, "the decision is the plan"
     assert policy.shown.count(["a"]) == 1
     for _ in drafts:
         policy.gate.release()
-    assert all(draft.result(30).starts_now for draft in drafts)
+    assert all(draft.result(PATIENCE_SECONDS).starts_now for draft in drafts)
     assert status.id == "a"
 
 
@@ -109,11 +110,11 @@ def test_plans_of_submitted_jobs_share_one_answer(engine, policy, clock):
     before = len(policy.shown)
     # No decision is due for two seconds: the plans are worked out by themselves.
     waiting = [engine.begin_submit(request(f"j{index}")) for index in range(20)]
-    engine._look(lambda: None).result(30)
+    engine._look(lambda: None).result(PATIENCE_SECONDS)
     policy.gate.release()
-    assert first.result(30)
+    assert first.result(PATIENCE_SECONDS)
     policy.gate.release()
-    plans = [future.result(30)[1] for future in waiting]
+    plans = [future.result(PATIENCE_SECONDS)[1] for future in waiting]
     assert len(policy.shown) == before + 1
     assert [plan.starts_now for plan in plans] == [True] * 3 + [False] * 17
     assert sum(plan.gpus for plan in plans) == 3, "together no more than is there"
@@ -125,27 +126,27 @@ def test_a_job_that_is_gone_meanwhile_still_gets_a_plan(engine, policy, clock):
     engine.settle()
     first = busy_with_a_plan(engine, policy)
     gone = engine.begin_submit(request("gone"))
-    engine.begin_cancel("gone").result(30)
+    engine.begin_cancel("gone").result(PATIENCE_SECONDS)
     stays = engine.begin_submit(request("stays"))
-    engine._look(lambda: None).result(30)
+    engine._look(lambda: None).result(PATIENCE_SECONDS)
     for _ in range(4):
         policy.gate.release()
-    assert first.result(30)
-    assert gone.result(30)[0].id == "gone"
-    assert stays.result(30)[1].starts_now
+    assert first.result(PATIENCE_SECONDS)
+    assert gone.result(PATIENCE_SECONDS)[0].id == "gone"
+    assert stays.result(PATIENCE_SECONDS)[1].starts_now
 
 
 def test_plans_that_wait_at_the_end_are_refused(engine, policy):
     first = busy_with_a_plan(engine, policy)
     late = engine.begin_plan(request("late"))
-    engine._look(lambda: None).result(30)
+    engine._look(lambda: None).result(PATIENCE_SECONDS)
     ending = threading.Thread(target=engine.stop, args=("keep",))
     ending.start()
     with pytest.raises(Unreachable, match="stopping"):
-        late.result(30)
+        late.result(PATIENCE_SECONDS)
     policy.gate.release()
-    assert first.result(30)
-    ending.join(30)
+    assert first.result(PATIENCE_SECONDS)
+    ending.join(PATIENCE_SECONDS)
     with pytest.raises(Unreachable):
         engine.plan(request("later"))
 

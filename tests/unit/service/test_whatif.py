@@ -16,20 +16,21 @@ from pollux.service import api, create_app
 from pollux.service.replay_result import MOST_JOBS, shortened
 from pollux.service.whatif import Progress, Replays, command_of
 from pollux.testing.service import SAMPLE_MODEL, sample_report
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 def child(code):
     return (sys.executable, "-c", code)
 
 
-def ended(replays, replay, seconds=60.0):
+def ended(replays, replay, seconds=PATIENCE_SECONDS):
     until = time.monotonic() + seconds
     while replay.state == "running" and time.monotonic() < until:
         time.sleep(0.02)
     return replay
 
 
-def wait_for(condition, seconds=60.0):
+def wait_for(condition, seconds=PATIENCE_SECONDS):
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.02)
@@ -138,7 +139,7 @@ while not (os.path.exists({str(place)!r}) and open({str(place)!r}).read()) and t
     time.sleep(0.02)
 os.kill(os.getpid(), 9)
 """
-    subprocess.run([sys.executable, "-c", code], timeout=120, check=False)
+    subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_SECONDS, check=False)
     pid = int(place.read_text())
 
     def gone():
@@ -171,9 +172,9 @@ def test_only_the_last_few_are_kept():
     replays = Replays(list, child("print('{\"runs\": []}')"))
     first = ended(replays, replays.begin(["fifo"], []))
     for _ in range(8):
-        replays._thread.join(60)
+        replays._thread.join(PATIENCE_SECONDS)
         replays._kept[str(len(replays._kept))] = first
-    replays._thread.join(60)
+    replays._thread.join(PATIENCE_SECONDS)
     ended(replays, replays.begin(["fifo"], []))
     assert len(replays._kept) == 8
     with pytest.raises(UnknownName):
@@ -212,7 +213,7 @@ def test_replays_are_found_again(client):
     assert (found["policies"], found["nodes"]) == (["fifo"], ["+1"])
     assert client.post(f"/v1/whatif/{begun}/cancel").json()["state"] == "cancelled"
     replays._child = child("print('{\"runs\": []}')")
-    replays._thread.join(60)
+    replays._thread.join(PATIENCE_SECONDS)
     second = client.post("/v1/whatif", json={"policies": ["pollux"]}).json()["id"]
     assert [one["id"] for one in client.get("/v1/whatif").json()["replays"]] == [second, begun]
 
@@ -288,10 +289,10 @@ def _replay(world, client, go):
         return wanted(found)
 
     # Held after the first of two sizes: its own bar says that it is half way.
-    wait_for(lambda: look(lambda found: found["state"] != "running" or found["progress"] >= 0.5), 120)
+    wait_for(lambda: look(lambda found: found["state"] != "running" or found["progress"] >= 0.5), PATIENCE_SECONDS)
     assert (client.get(path).json()["state"], seen[-1]) == ("running", 0.5)
     go.touch()
-    wait_for(lambda: look(lambda found: found["state"] != "running"), 120)
+    wait_for(lambda: look(lambda found: found["state"] != "running"), PATIENCE_SECONDS)
     assert seen == sorted(seen)
     found = client.get(path).json()
     assert (found["state"], found["progress"]) == ("done", 1.0), found

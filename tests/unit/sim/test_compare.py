@@ -12,6 +12,7 @@ from pollux.sim.compare import PolicyChoice, check_runs, choose_policies, compar
 from pollux.sim.modelled import ModelledApplication
 from pollux.sim.simulation import SimulationSettings, simulate
 from pollux.sim.workload import JobRequest, Workload
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 APPLICATIONS = builtin_applications()
 SETTINGS = SimulationSettings(num_nodes=2, gpus_per_node=4, seed=1)
@@ -91,7 +92,7 @@ def test_failure_of_a_run_comes_back_and_ends_the_others(workers):
     with pytest.raises(InvalidInput, match=r"is not done after 0\.01 simulated hours"):
         compare(WORKLOADS, POLICIES, APPLICATIONS, impatient, workers=workers)
     for child in multiprocessing.active_children():
-        child.join(10)
+        child.join(PATIENCE_SECONDS)
     assert multiprocessing.active_children() == []
 
 

@@ -17,6 +17,7 @@ from pollux.controller import JobPaused
 from pollux.core.errors import Conflict, InvalidInput, StoreFailed
 from pollux.store import SavedState, TelemetryRow, _place, open_store, open_telemetry
 from pollux.testing.store_conformance import facts
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_lock_of_the_dead_is_no_obstacle(path):
         f"import os; from pathlib import Path; from pollux.store import open_store as o; s = o(Path({str(path)!r}));"
     )
     script += "print(os.getpid(), flush=True); os.kill(os.getpid(), 9)"
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert killed.returncode == -9, killed.stderr
     assert path.with_name("store.sqlite.lock").read_text().strip() == killed.stdout.strip()
     open_store(path).close()
@@ -238,7 +239,7 @@ def test_reading_does_not_wait_for_a_writer(store):
         seen = []
         thread = threading.Thread(target=lambda: seen.extend(store.read()))
         thread.start()
-        thread.join(30)
+        thread.join(PATIENCE_SECONDS)
         assert len(seen) == 3
         connection.execute("INSERT INTO events VALUES (1, 1.0, '{}')")
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pollux.controller.requests import limits_from
 from pollux.core.errors import InvalidInput, PolluxError, TooLarge
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.environment import JOB_VARIABLES, TORCHRUN_VARIABLES
 from pollux.wire.job import BatchSizes, CheckpointRequest, JobRequest, Resources
 from pollux.wire.jobfile import (
@@ -564,7 +565,9 @@ def test_importing_wire_loads_nothing_heavy():
         "import pollux.wire\npollux.wire.parse_job({'run': 'true'}, '/')\n"
         "print(*sorted({name.partition('.')[0] for name in {*sys.modules} - before} - sys.stdlib_module_names))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
     assert {name for name in result.stdout.split() if not name.startswith("_")} == {"pollux"}
 
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from pollux.core.errors import InvalidInput, Unreachable
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire import objects
 from pollux.wire.objects import ObjectStore, cache_folder
 
@@ -91,7 +92,10 @@ def test_the_copies_are_for_their_user_alone(tmp_path):
 
 def test_a_wrong_address_as_a_program():
     done = subprocess.run(
-        [sys.executable, "-m", "pollux.wire.objects", "s3://bucket"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "pollux.wire.objects", "s3://bucket"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 2
     assert "give a bucket and a path" in done.stdout
