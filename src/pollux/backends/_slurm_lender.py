@@ -18,7 +18,7 @@ from pollux.backends._slurm_folder import PoolFolder
 from pollux.backends._slurm_node import CLOSED
 from pollux.backends._slurm_pool import ANNOUNCE_SECONDS, GIVE_UP_SECONDS, Picture, look, plan
 from pollux.backends._slurm_script import PILOT_COMMENT, PilotOptions, batch_script, pool_name
-from pollux.backends._slurm_text import NodeRow, PilotRow, read_nodes, read_pilots
+from pollux.backends._slurm_text import NodeRow, PilotRow, read_nodes, read_pilots, unknown_states
 from pollux.backends.lender import HostedNode, PooledLender
 from pollux.core.errors import BackendFailed, PolluxError
 
@@ -41,7 +41,6 @@ class SlurmLender(PooledLender):
     """Pilots in the folder `path`, which nodes must share; several objects, one after another, may work there.
 
     `calls` and `clock` (monotonic seconds) can be replaced for tests. `turn` is one round, done by the thread.
-    `on_leaving` is called with what `leaving` was and is, when that has changed.
     """
 
     def __init__(
@@ -50,14 +49,12 @@ class SlurmLender(PooledLender):
         options: PilotOptions,
         calls: SlurmCalls | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_leaving: Callable[[Mapping[str, str], Mapping[str, str]], None] | None = None,
     ) -> None:
         super().__init__()
         self.options = options
         self._folder = PoolFolder(path)
         self._calls = calls or SlurmCalls(os.environ, options.command_seconds)
         self._clock = clock
-        self._on_leaving = on_leaving
         self._rows: dict[str, PilotRow] = {}
         self._rows_at = 0.0
         self._states: Mapping[str, NodeRow] = {}
@@ -169,7 +166,7 @@ class SlurmLender(PooledLender):
             return True
         here = set(self._picture.of.values())
         fresh = {pilot for pilot, since in self._since.items() if now - since < ANNOUNCE_SECONDS}
-        return any(row.is_running and row.id in fresh - here for row in self._rows.values())
+        return any(row.is_held and row.id in fresh - here for row in self._rows.values())
 
     def turn(self, full: bool = True) -> None:
         """One round; `full`: with a look at Slurm's books, else only at what nodes wrote."""
@@ -180,6 +177,7 @@ class SlurmLender(PooledLender):
         if full:
             self._read_queue()
             self._read_states()
+            self._say("states", _unknown(unknown_states(self._rows.values(), self._states.values())))
             self._remember()
         self._glance()
         self._act()
@@ -218,7 +216,7 @@ class SlurmLender(PooledLender):
         before = self._rows
         self._rows = {**known, **{row.id: row for row in rows if not row.has_ended}}
         for row in rows:
-            if row.is_running:
+            if row.has_nodes:
                 self._since.setdefault(row.id, self._clock())
         for row in rows:
             # Given back one by one: what we asked for and heard no answer to may have been done.
@@ -233,7 +231,7 @@ class SlurmLender(PooledLender):
 
     def _remember(self) -> None:
         """Keep what the next object begins with: types of GPUs too, since a node must not change its own meanwhile."""
-        running = {row.id: row.nodes for row in self._rows.values() if row.is_running}
+        running = {row.id: row.nodes for row in self._rows.values() if row.has_nodes}
         gres = {name: self._states[name].gres for names in running.values() for name in names if name in self._states}
         kept = (running, gres)
         if kept != self._kept and self._written(lambda: self._folder.remember(self._rows.values(), self._states)):
@@ -262,7 +260,7 @@ class SlurmLender(PooledLender):
             self._folder.sweep({row.id: row.nodes or before.get(row.id, row).nodes for row in over})
 
     def _read_states(self) -> None:
-        names = {name for row in self._rows.values() if row.is_running for name in row.nodes}
+        names = {name for row in self._rows.values() if row.has_nodes for name in row.nodes}
         if not names:
             self._states = {}
             return
@@ -299,8 +297,6 @@ class SlurmLender(PooledLender):
             for name, why in picture.leaving.items():
                 if name not in before.leaving:
                     _log.warning("node '%s' is being left: %s", name, why)
-            if self._on_leaving is not None:
-                self._on_leaving(before.leaving, picture.leaving)
             self._changed()
 
     def _ended(self, row: PilotRow, before: PilotRow | None) -> None:
@@ -396,6 +392,15 @@ class SlurmLender(PooledLender):
 def _later(row: PilotRow, seconds: float) -> PilotRow:
     """The row as it is so many seconds after it was read."""
     return row if row.seconds_left is None else replace(row, seconds_left=row.seconds_left - seconds)
+
+
+def _unknown(states: list[str]) -> str:
+    if not states:
+        return ""
+    return (
+        f"Slurm prints {', '.join(repr(state) for state in states)}, which this version does not know: what is in "
+        "such a state is left with the work saved; is there a newer version of pollux-scheduler?"
+    )
 
 
 def _odd(command: str, lines: list[str]) -> str:
