@@ -5,6 +5,7 @@ What follows from what it sees is decided in `_slurm_pool`; commands are in `_sl
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,7 +19,7 @@ from pollux.backends._slurm_folder import PoolFolder
 from pollux.backends._slurm_node import CLOSED
 from pollux.backends._slurm_pool import ANNOUNCE_SECONDS, GIVE_UP_SECONDS, Picture, look, plan
 from pollux.backends._slurm_script import PILOT_COMMENT, PilotOptions, batch_script, pool_name
-from pollux.backends._slurm_text import NodeRow, PilotRow, read_nodes, read_pilots, unknown_states
+from pollux.backends._slurm_text import NodeRow, PilotRow, read_grace, read_nodes, read_pilots, unknown_states
 from pollux.backends.lender import HostedNode, PooledLender
 from pollux.core.errors import BackendFailed, PolluxError
 
@@ -34,13 +35,15 @@ _FIRST_PAUSE_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _AFTER_FAILURE_SECONDS = 30.0
 _BAD_NODE_SECONDS = 3600.0
+_GRACE_SECONDS = 600.0
 _LONGEST_PATIENCE_SECONDS = 7200.0
 
 
 class SlurmLender(PooledLender):
     """Pilots in the folder `path`, which nodes must share; several objects, one after another, may work there.
 
-    `calls` and `clock` (monotonic seconds) can be replaced for tests. `turn` is one round, done by the thread.
+    `grace_seconds`: what Slurm gives between SIGTERM and SIGKILL, None where that is not known (yet). `calls` and
+    `clock` (monotonic seconds) can be replaced for tests. `turn` is one round, done by the thread.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class SlurmLender(PooledLender):
         self._bad_nodes: dict[str, float] = {}
         self._trouble: dict[str, str] = {}
         self._picture = Picture()
+        self.grace_seconds: float | None = None
+        self._grace_after = 0.0
         self._desired = 0
         self._failures = 0
         self._submit_after = 0.0
@@ -179,6 +184,7 @@ class SlurmLender(PooledLender):
             self._read_states()
             self._say("states", _unknown(unknown_states(self._rows.values(), self._states.values())))
             self._remember()
+            self._read_grace()
         self._glance()
         self._act()
 
@@ -271,6 +277,13 @@ class SlurmLender(PooledLender):
             return
         self._say("nodes", _odd("sinfo", odd))
         self._states = {**self._states, **states} if odd else states
+
+    def _read_grace(self) -> None:
+        """Now and then: an administrator may change it. Where it cannot be read, nothing is said of it."""
+        if self._clock() >= self._grace_after:
+            self._grace_after = self._clock() + _GRACE_SECONDS
+            with contextlib.suppress(BackendFailed):
+                self.grace_seconds = read_grace(*self._calls.limits(), self.options.partition)
 
     def _glance(self) -> None:
         """Take in what nodes wrote, and show what there is."""

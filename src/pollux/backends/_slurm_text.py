@@ -24,6 +24,7 @@ __all__ = [
     "fold_nodes",
     "gres_count",
     "gres_type",
+    "read_grace",
     "read_nodes",
     "read_pilots",
     "read_seconds",
@@ -108,6 +109,7 @@ NOT_RESPONDING = "*"
 """What Slurm appends to the state of a node that does not answer it."""
 
 _STATE = re.compile(r"[A-Z][A-Z0-9_]*")
+_SETTING = re.compile(r"(\w+)=(\S*)")
 _NODE_STATE = re.compile(r"[a-z][a-z_+]*")
 _JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?")
 _LEFT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):)?(?P<seconds>\d+)")
@@ -248,6 +250,24 @@ def unknown_states(pilots: Iterable[PilotRow], nodes: Iterable[NodeRow]) -> list
     """States of theirs that no table here has, as a newer Slurm may print."""
     found = {row.state for row in pilots if row.state not in JOB_STATES}
     return sorted(found | {row.state for row in nodes if _plain(row.state) not in NODE_STATES})
+
+
+def read_grace(config: str, partitions: str, partition: str) -> float | None:
+    """Seconds between SIGTERM and SIGKILL on that partition (several: a comma between them), empty for the default one.
+
+    From `scontrol show config` and `scontrol -o show partition`: KillWait, and where partitions are preempted their
+    GraceTime before it. None where it is not said.
+    """
+    kill_wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
+    if kill_wait is None:
+        return None
+    # With other plug-ins the grace is that of a QOS, or nobody is preempted.
+    is_preempted = re.search(r"^PreemptType\s*=\s*preempt/partition_prio", config, re.MULTILINE) is not None
+    rows = [dict(_SETTING.findall(line)) for line in partitions.splitlines()]
+    names = set(partition.split(",")) if partition else set()
+    ours = [row for row in rows if (row.get("PartitionName") in names if names else row.get("Default") == "YES")]
+    graces = [int(row["GraceTime"]) for row in ours if row.get("GraceTime", "").isdigit()]
+    return float(kill_wait.group(1)) + (min(graces, default=0) if is_preempted else 0)
 
 
 def read_seconds(text: str) -> float | None:

@@ -119,6 +119,11 @@ class SlurmBackend(FleetBackend):
         there = [hosted for node, hosted in self._ground.hosts.items() if self._slurm.is_up(node)]
         return self._shared.refuses(folders, there)
 
+    @property
+    def taken_back_seconds(self) -> float | None:
+        """What lies between Slurm's SIGTERM and SIGKILL: KillWait, and at a preemption the partition's GraceTime."""
+        return self._slurm.grace_seconds
+
     @classmethod
     def preview(cls, home: Path, **given: Any) -> str:
         """The command that asks for the fewest nodes to hold, and its script, exactly as they would be sent.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.slurm.service import Service, is_live
-from tests.integration.slurm.training import EPOCHS, begin, has_trained, trained_once
+from tests.integration.slurm.training import EPOCHS, SAMPLES, begin, has_trained, trained_once
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "1"))
 SLOWNESS = Path(__file__).parent / "slowness"
@@ -51,7 +51,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def make_service(slurm, tmp_path_factory):
     """A service on a machine of that slowness: the one there is, or another in its place."""
-    there = {}
+    there: dict[Machine, Service] = {}
 
     def make(machine):
         if machine not in there:
@@ -59,7 +59,8 @@ def make_service(slurm, tmp_path_factory):
                 there.pop(other).end()
             folder = tmp_path_factory.mktemp("service")
             service = there[machine] = Service(
-                folder / "home", slurm, slots=2, limit_seconds=150, POLLUX_LEASE_SECONDS="6", POLLUX_LOST_SECONDS="8",
+                folder / "home", slurm, slots=2, limit_seconds=150, options={"poll_seconds": "0.2"},
+                POLLUX_LEASE_SECONDS="6", POLLUX_LOST_SECONDS="8",
                 **environ_of(machine, folder),
             )  # fmt: skip
             service.wait("three nodes", lambda: len(service.nodes()) == 3)
@@ -108,7 +109,7 @@ def test_what_a_job_has_is_saved_when_its_node_is_taken_back(make_service, case,
         service.until(name, "move", lambda job: is_live(job) and job["placement"] and node not in job["placement"])
     finally:
         slurm.run("scancel", "-n", "urgent")
-    service.ended_well(name, EPOCHS, 1437)
+    service.ended_well(name, EPOCHS, SAMPLES)
     trained_once(service, name)
     service.wait("node again", lambda: len(service.nodes()) == 3)
 

@@ -10,6 +10,7 @@ from pollux.backends._slurm_text import (
     fold_nodes,
     gres_count,
     gres_type,
+    read_grace,
     read_nodes,
     read_pilots,
     read_seconds,
@@ -66,6 +67,29 @@ def test_a_time_is_read(text, seconds):
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(BackendFailed):
         read_seconds(text)
+
+
+PARTITIONS = """\
+PartitionName=main AllowGroups=ALL Default=YES GraceTime=120 PreemptMode=REQUEUE
+PartitionName=short AllowGroups=ALL Default=NO GraceTime=5 PreemptMode=REQUEUE
+"""
+
+
+@pytest.mark.parametrize(("plugin", "partition", "seconds"), [
+    ("preempt/partition_prio", "", 150.0),
+    ("preempt/partition_prio", "main", 150.0),
+    ("preempt/partition_prio", "main,short", 35.0),
+    ("preempt/partition_prio", "other", 30.0),
+    ("preempt/none", "main", 30.0),
+    ("preempt/qos", "main", 30.0),
+])  # fmt: skip
+def test_the_grace_is_that_of_the_partition_and_killwait(plugin, partition, seconds):
+    config = f"JobRequeue              = 1\nKillWait                = 30 sec\nPreemptType             = {plugin}\n"
+    assert read_grace(config, PARTITIONS, partition) == seconds
+
+
+def test_a_grace_that_nobody_tells_is_not_known():
+    assert read_grace("what is this", PARTITIONS, "main") is None
 
 
 def test_rows_of_the_queue():
