@@ -1,5 +1,6 @@
 """A job that is told how much notice nodes give measures its checkpoints, says how long they take, and saves ahead."""
 
+import os
 import time
 from typing import Any
 
@@ -73,9 +74,14 @@ def test_a_slow_disk_is_seen_and_saved_ahead_of(start, monkeypatch, disk_seconds
         seen.append((notice, checkpoint, pause))
         return ahead_seconds(notice, checkpoint, pause)
 
-    fsync = folder.os.fsync
+    fsync = os.fsync
+
+    def slow(number: int) -> None:
+        time.sleep(disk_seconds)
+        fsync(number)
+
     monkeypatch.setattr(saving, "ahead_seconds", noted)
-    monkeypatch.setattr(folder.os, "fsync", lambda number: (time.sleep(disk_seconds), fsync(number))[1])
+    monkeypatch.setattr(folder.os, "fsync", slow)
     with start("3.2") as job:
         job.checkpoint()
         notice, measured, _ = seen[-1]
