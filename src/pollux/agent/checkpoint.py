@@ -65,7 +65,8 @@ class Checkpointer:
     replica writes its shards, and `save` is called on all of them. `group` must be able to send CPU tensors (gloo) and
     must not be used by others while a sharded save is in flight; `None` is for one replica. The constructor and
     `latest` are collective where `num_replicas` > 1. All replicas must see the folder, or reach the store, which
-    `holder` has while it writes there. With `opens` false it is left alone until `rebind`.
+    `holder` has while it writes there. With `opens` false it is left alone until `rebind`. `measured` is called, by the
+    thread that writes, with the seconds that a checkpoint took from its request until it was whole.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Checkpointer:
         self.last_saved: Saved | None = None
         self.last_error: Exception | None = None
         self.last_pause_seconds = 0.0
+        self.measured: Callable[[float], None] = _unmeasured
         self._keep = keep
         self._protected: int | None = None
         self._replica = replica
@@ -349,6 +351,7 @@ class Checkpointer:
         signature: Mapping[str, JSON],
         finite: frozenset[str],
     ) -> _Request:
+        began = time.monotonic()
         if step < 0 or not tensors.keys().isdisjoint(objects):
             twice = ", ".join(sorted(tensors.keys() & objects.keys()))
             raise InvalidInput(
@@ -367,7 +370,7 @@ class Checkpointer:
             files={},
         )
         staged = attempt(lambda: self._buffers.stage(tensors, _pickled_objects(objects)))
-        return _Request(manifest, staged, finite, self._abandoned)
+        return _Request(manifest, staged, finite, self._abandoned, began)
 
     def _start(self, request: _Request) -> None:
         # A peer that hangs must not hold up the exit of this process; alone, the write is let finish.
@@ -384,6 +387,7 @@ class Checkpointer:
             name, manifest = self._write_beside(request, self.folder / beside, target)
             self.last_saved = saved_at(self.folder / name, decode(manifest.encode()))
             self.last_error, target = None, ""
+            self.measured(time.monotonic() - request.began)
         except Abandoned:
             _logger.info("the checkpoint of step %d was abandoned", step)
         except Exception as error:
@@ -481,11 +485,16 @@ class _Request:
     staged: Outcome[StagedState]
     finite: frozenset[str]
     abandoned: threading.Event
+    began: float
 
     def proceed(self) -> None:
         """Raise `Abandoned` where nothing is to come of it any more."""
         if self.abandoned.is_set():
             raise Abandoned
+
+
+def _unmeasured(seconds: float) -> None:
+    """Until somebody wants to know."""
 
 
 def _pickled_objects(objects: Mapping[str, object]) -> dict[str, bytes]:

@@ -32,6 +32,7 @@ class Environment:
     job: str = ""
     checkpoint_dir: str | Path | None = None
     checkpoint_every: float | None = None
+    notice: float | None = None
     output_dir: Path | None = None
     timeout: float | None = None
     generation: int = 0
@@ -78,16 +79,18 @@ def _count(variables: Mapping[str, str], name: str) -> int | None:
     return _whole(variables, name, 0, 1) or None
 
 
-def _seconds(variables: Mapping[str, str], name: str) -> float | None:
+def _seconds(variables: Mapping[str, str], name: str, or_none: bool = False) -> float | None:
+    """A number of seconds above 0; `or_none`: or 0."""
     text = variables.get(name, "")
     if not text:
         return None
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise InvalidInput(f"{name} is '{text}': give a number of seconds above 0, or unset it")
+        value = -1.0
+    if not (0.0 < value < float("inf") or (or_none and value == 0.0)):
+        least = ", 0 or more" if or_none else " above 0"
+        raise InvalidInput(f"{name} is '{text}': give a number of seconds{least}, or unset it")
     return value
 
 
@@ -125,6 +128,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         job=variables.get("POLLUX_JOB", ""),
         checkpoint_dir=_location(variables, "POLLUX_CHECKPOINT_DIR"),
         checkpoint_every=_seconds(variables, "POLLUX_CHECKPOINT_EVERY"),
+        notice=_seconds(variables, "POLLUX_NOTICE_SECONDS", or_none=True),
         output_dir=_path(variables, "POLLUX_OUTPUT_DIR"),
         timeout=_seconds(variables, "POLLUX_TIMEOUT"),
         generation=_whole(variables, "POLLUX_GENERATION", 0, 0),

@@ -279,6 +279,7 @@ class Teller:
         self._kind = ""
         self._stepped = False
         self._saved_at: float | None = None
+        self.checkpoint_seconds: float | None = None
 
     @classmethod
     def of(cls, environment: Environment, gpu_type: str) -> Teller | None:
@@ -347,6 +348,7 @@ class Teller:
             resize_kind=self._kind,
             live=self.live,
             checkpoint_age_seconds=None if self._saved_at is None else max(time.time() - self._saved_at, 0.0),
+            checkpoint_seconds=self.checkpoint_seconds,
             num_nodes=self._environment.num_nodes,
             gpu_type=self._gpu_type,
             final=final,
@@ -376,6 +378,7 @@ def report_of(
     resize_kind: str = "",
     live: bool = False,
     checkpoint_age_seconds: float | None = None,
+    checkpoint_seconds: float | None = None,
     num_nodes: int = 1,
     gpu_type: str = "",
     final: bool = False,
@@ -408,6 +411,7 @@ def report_of(
         resize_kind=resize_kind,
         live=live,
         checkpoint_age_seconds=_finite(checkpoint_age_seconds),
+        checkpoint_seconds=_finite(checkpoint_seconds),
         exact=job.is_exact,
         final=final,
     )

@@ -21,6 +21,7 @@ from pollux.agent.state import State, from_loaded
 from pollux.agent.status import JobStatus, Parts
 from pollux.agent.trials import TrialNotes
 from pollux.core.errors import MisusedJob, PolluxError
+from pollux.core.notice import ahead_seconds
 
 __all__ = ["SavedJob"]
 
@@ -39,6 +40,8 @@ class SavedJob(JobStatus):
         self._resumed_at: tuple[int, int] | None = None
         self._notes: TrialNotes | None = None
         if parts.checkpointer is not None:
+            parts.checkpointer.measured = self._measured
+            parts.watch.save_ahead(ahead_seconds(parts.environment.notice, None))
             kind, adapts = parts.adaptation.memory.gpu_type, parts.adaptation.adapts
             # Exactly the batch that was asked for, unless it is certain that memory does not hold it.
             self._notes = TrialNotes(parts.checkpointer.folder, kind, counts_deaths=adapts)
@@ -107,6 +110,17 @@ class SavedJob(JobStatus):
             self._receipt.event("checkpointed", step, progress, f"saved to {checkpointer.where}", pause=pause)
             if self._parts.teller is not None:
                 self._parts.teller.saved(time.time())
+
+    def _measured(self, seconds: float) -> None:
+        """A checkpoint took so long: where that is more than the notice of a node's end, the next ones come earlier.
+
+        Only the clock of the first replica requests them, so that the others need not know.
+        """
+        checkpointer, teller = self._parts.checkpointer, self._parts.teller
+        if teller is not None:
+            teller.checkpoint_seconds = seconds
+        pause = 0.0 if checkpointer is None else checkpointer.last_pause_seconds
+        self._parts.watch.save_ahead(ahead_seconds(self._parts.environment.notice, seconds, pause))
 
     def _prepare_buffers(self) -> None:
         """After the first step, when the optimiser has its state: memory for checkpoints, off the training thread."""

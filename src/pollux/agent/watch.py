@@ -68,9 +68,10 @@ class Watch:
         self.target = -1
         self._mover = mover
         self._replicas = replicas
-        self._every = checkpoint_every
+        self._every = self._asked_every = checkpoint_every
         self._clock = clock
-        self._due = clock() + checkpoint_every if checkpoint_every is not None else float("inf")
+        self._saved_at = clock()
+        self._due = self._saved_at + checkpoint_every if checkpoint_every is not None else float("inf")
         self._wanted: set[str] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -114,6 +115,13 @@ class Watch:
             return
         self._asked_at = now if self._asked_at is None else self._asked_at
         self.request(STOP)
+
+    def save_ahead(self, every: float | None) -> None:
+        """Save every so many seconds, where that is more often than was asked for; None: as was asked for."""
+        asked = self._asked_every
+        if asked is not None:
+            self._every = asked if every is None else min(asked, every)
+            self._due = self._saved_at + self._every
 
     def request(self, what: str) -> None:
         """Ask all replicas for `what` at the next step they agree on; safe in a signal handler."""
@@ -252,7 +260,8 @@ class Watch:
     def _postpone(self, served: set[str]) -> None:
         self._stopping = self._stopping or STOP in served
         if self._every is not None and served:
-            self._due = self._clock() + self._every
+            self._saved_at = self._clock()
+            self._due = self._saved_at + self._every
 
     def give_back_signals(self) -> None:
         """From here on signals mean what they meant before."""

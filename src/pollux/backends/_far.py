@@ -26,7 +26,7 @@ from pollux.backends._replica import ReplicaStart
 from pollux.backends._variables import node_of
 from pollux.core.errors import BackendFailed
 
-__all__ = ["FarExit", "FarHands", "FarLoss", "FarNotice"]
+__all__ = ["FarAnswer", "FarExit", "FarHands", "FarLoss", "FarNotice"]
 
 _PING_SECONDS = 1.0
 _RETRY_SECONDS = 0.25
@@ -62,6 +62,14 @@ class FarNotice:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class FarAnswer:
+    """Its engine has this node as gone, and it answers: what runs there goes on, and is to leave."""
+
+    node: str
+    why: str
+
+
 @dataclass(slots=True)
 class _Place:
     body: Body
@@ -92,6 +100,9 @@ class _Link:
     trouble: str = ""
     clear: int = 0
     is_clear: bool = True
+    # What its engine said of its end; whether it has answered since.
+    gone: str = ""
+    answers: bool = False
 
     @property
     def has_living(self) -> bool:
@@ -113,7 +124,7 @@ class FarHands:
     sweep_seconds = 1.0
 
     def __init__(self, fleet: Fleet, selector: selectors.BaseSelector) -> None:
-        self.told: list[FarExit | FarLoss | FarNotice] = []
+        self.told: list[FarExit | FarLoss | FarNotice | FarAnswer] = []
         self.false_alarms: list[str] = []
         self.session = secrets.token_hex(8)
         self._fleet = fleet
@@ -261,14 +272,13 @@ class FarHands:
         self._watch(link)
 
     def node_is_gone(self, node: str, why: str) -> None:
-        """The engine says so: what ran there is lost at once."""
+        """The engine says so. What ran there is lost at once where nobody listens any more, and else once it is silent.
+
+        An engine may err, and may say so while it still lets replicas save: one that answers is told as `FarAnswer`.
+        """
         link = self._links.get(node)
         if link is not None:
-            self._lose(link, why)
-            if link.stage == "open":
-                # An engine may err, and what runs there must not go on beside what takes its place.
-                link.channel.send(op="end")
-            self._leave(link)
+            link.gone, link.answers, link.ping_at = why, False, clock()
 
     def _lose(self, link: _Link, why: str, silent: bool = False) -> None:
         living = tuple(place.body for place in link.places.values() if place.code is None)
@@ -312,11 +322,19 @@ class FarHands:
             self._broken(link, error.strerror or "")
             return
         if code not in (0, errno.EINPROGRESS):
-            self._broken(link, os.strerror(code))
+            self._unreached(link, code)
             return
         link.stage = "connecting"
         link.events = selectors.EVENT_WRITE
         self._selector.register(link.peer, link.events, lambda: self._ready(link))
+
+    def _unreached(self, link: _Link, code: int) -> None:
+        """No connection could be made. Where its engine has it as gone and nobody listens there, it is."""
+        if link.gone and code == errno.ECONNREFUSED and not link.lost:
+            self._lose(link, link.gone)
+            self._leave(link)
+        else:
+            self._broken(link, os.strerror(code))
 
     def _broken(self, link: _Link, why: str) -> None:
         link.trouble = why or link.trouble
@@ -338,7 +356,7 @@ class FarHands:
             if link.stage == "connecting":
                 code = link.peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
-                    self._broken(link, os.strerror(code))
+                    self._unreached(link, code)
                     return
                 link.line = Line(link.peer, f"{link.address[0]}:{link.address[1]}")
                 link.stage = "hello"
@@ -380,6 +398,9 @@ class FarHands:
             self._take(link, message)
         if any(message["event"] == "pong" for message in messages):
             link.channel.confirm()
+            if link.gone and not link.answers and link.has_living:
+                link.answers = True
+                self.told.append(FarAnswer(link.node, f"{link.gone}, and it answers: what runs there may save"))
 
     def _greeted(self, link: _Link, line: Line, said: Mapping[str, Any]) -> None:
         if link.lost:

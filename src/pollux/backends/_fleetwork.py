@@ -63,7 +63,11 @@ class FleetWork(Work):
         self._lender = lender
         self._told: dict[str, HostedNode] = {}
         self._listed: Mapping[str, HostedNode] = {}
-        self._leaving: dict[str, float] = {}
+        # Until when jobs may say what they lost with a node that is gone.
+        self._ending: dict[str, float] = {}
+        # Nodes that their engine takes back: nobody is placed there, while jobs save what they have there.
+        self._left: dict[str, HostedNode] = {}
+        self._taken_back: Mapping[str, str] = {}
         self._suspects: dict[str, str] = {}
         # When it was first asked in vain, and where.
         self._silent_since: dict[str, tuple[tuple[str, int], float]] = {}
@@ -114,7 +118,7 @@ class FleetWork(Work):
     def _note_nodes(self) -> None:
         nodes = [
             {"node": _plain(hosted.node), "address": hosted.address, "gpus": hosted.gpus}
-            for hosted in self._told.values()
+            for hosted in (self._told | self._left).values()
         ]
         try:
             write_record(self._memory, {"nodes": nodes})
@@ -128,28 +132,32 @@ class FleetWork(Work):
         super()._work()
 
     def _usable(self) -> dict[str, HostedNode]:
-        return {node: hosted for node, hosted in self._fleet.hosts.items() if node not in self._suspects}
+        unusable = {*self._suspects, *self._lender.leaving()}
+        return {node: hosted for node, hosted in self._fleet.hosts.items() if node not in unusable}
 
     def _follow_nodes(self) -> None:
         """Tell of nodes that came or went since the last time; nothing to do where none did."""
-        hosts = self._fleet.hosts
-        if hosts is not self._listed:
-            self._listed = hosts
+        hosts, taken_back = self._fleet.hosts, self._lender.leaving()
+        if hosts is not self._listed or taken_back.keys() != self._taken_back.keys():
+            self._listed, self._taken_back = hosts, taken_back
             for node in [*self._suspects]:
                 if node not in hosts:
                     del self._suspects[node]
-            for node, hosted in self._told.items():
+            for node, hosted in (self._told | self._left).items():
                 # Told once: by the next time a job may be on the node's new host.
-                if node not in self._leaving and (node not in hosts or hosts[node].address != hosted.address):
+                if node not in self._ending and (node not in hosts or hosts[node].address != hosted.address):
                     self._gone(node)
                     self._tell_shims(node, f"node '{node}' is gone")
+            for node in [node for node in self._told if node in taken_back and node not in self._ending]:
+                self._left[node] = self._told.pop(node)
+                self._events.append(NodeDown(time.time(), node))
             self._announce()
-        if self._leaving:
-            self._let_leave()
+        if self._ending:
+            self._let_end()
 
     def _gone(self, node: str) -> None:
-        if node not in self._leaving:
-            self._leaving[node] = time.monotonic() + _LOSS_SECONDS
+        if node not in self._ending:
+            self._ending[node] = time.monotonic() + _LOSS_SECONDS
             self._after(_LOSS_SECONDS, lambda: None)
 
     def _tell_shims(self, node: str, why: str) -> None:
@@ -164,11 +172,12 @@ class FleetWork(Work):
             return False
         return any(node_of(place) == node for place in (now.places if now.kept is None else now.kept))
 
-    def _let_leave(self) -> None:
-        for node, until in [*self._leaving.items()]:
+    def _let_end(self) -> None:
+        for node, until in [*self._ending.items()]:
             waits = any(self._counts_on(job, node) for job in self._jobs.values())
             if not waits or time.monotonic() >= until:
-                del self._leaving[node]
+                del self._ending[node]
+                self._left.pop(node, None)
                 if self._told.pop(node, None) is not None:
                     self._events.append(NodeDown(time.time(), node))
                     self._note_nodes()
@@ -177,8 +186,9 @@ class FleetWork(Work):
     def _announce(self) -> None:
         changed = False
         for node, hosted in self._usable().items():
-            if self._told.get(node) != hosted and node not in self._leaving:
+            if self._told.get(node) != hosted and node not in self._ending:
                 self._told[node] = hosted
+                self._left.pop(node, None)
                 self._events.append(NodeUp(time.time(), hosted.node))
                 changed = True
         if changed:
@@ -241,7 +251,11 @@ class FleetWork(Work):
             return True
         if message["event"] == "leaving":
             _log.warning("%s (job '%s')", message["why"], job.id)
-            self._lender.look_at(str(message["node"]))
+            node = str(message["node"])
+            self._lender.look_at(node)
+            if node in self._ending:
+                # It answers, and the job saves: whoever decides is to know now, and not after a wait for losses.
+                self._ending[node] = time.monotonic()
             return True
         if message["event"] == "alarm" and "replica" not in message:
             self.node_alarms += 1
@@ -274,7 +288,7 @@ class FleetWork(Work):
                 except BackendFailed:
                     continue
                 with self._lock:
-                    if self._suspects.pop(node, None) is not None and node not in self._leaving:
+                    if self._suspects.pop(node, None) is not None and node not in self._ending:
                         self._announce()
                 self._rouse()
             self._give_up(left)

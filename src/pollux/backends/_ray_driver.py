@@ -92,7 +92,7 @@ class Driver:
         self._spare_since: dict[str, float] = {}
         self._given_up: set[str] = set()
         self._by_name: dict[str, SeenNode] = {}
-        self._told: list[dict[str, Any]] | None = None
+        self._told: tuple[list[dict[str, Any]], dict[str, str]] | None = None
         self.events: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
         # Which GPU it is matters only where there are any, and costs a process on its node to find out.
         self._probes = self._with_gpus and self._slots is None
@@ -171,13 +171,25 @@ class Driver:
                 self._odd[ray_id] = now + _ODD_SECONDS
                 self._then(seat.actor.report.remote(), self._asked_odd, ray_id, seat.actor)
         self._by_name = {node.name: node for node in seen.values()}
-        described = [node.described() for node in seen.values()]
-        if described == self._told:
+        described, leaving = [node.described() for node in seen.values()], self._drained(seen)
+        if (described, leaving) == self._told:
             self._tell("well")
         else:
-            self._told = described
-            self._tell("nodes", nodes=described)
+            self._told = described, leaving
+            self._tell("nodes", nodes=described, leaving=leaving)
         self._wish()
+
+    def _drained(self, seen: Mapping[str, SeenNode]) -> dict[str, str]:
+        """Nodes that Ray drains, by name, with why. Its interface for that is not public: without it none is known."""
+        try:
+            ends: Mapping[str, int] = self._ray._private.state.state.get_draining_nodes()
+        except AttributeError:
+            return {}
+        return {
+            seen[ray_id].name: f"Ray drains it{_at(milliseconds)}"
+            for ray_id, milliseconds in sorted(ends.items())
+            if ray_id in seen
+        }
 
     def _needed(self, every: Mapping[str, SeenNode], now: float) -> dict[str, SeenNode]:
         """The nodes that are used: all, or as many as are wished for and all with claims, from the autoscaler.
@@ -421,6 +433,11 @@ class Driver:
             self.events.put((handle, (None if error else future.result(), error, *given)))
 
         ref.future().add_done_callback(done)
+
+
+def _at(milliseconds: int) -> str:
+    """When it ends it, by its clock; 0 for no such time."""
+    return time.strftime(", and ends it at %H:%M:%S", time.localtime(milliseconds / 1000.0)) if milliseconds else ""
 
 
 def _plain(error: Exception | None) -> str:

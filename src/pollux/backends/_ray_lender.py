@@ -70,6 +70,7 @@ class RayLender:
         self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._described: dict[str, dict[str, Any]] = {}
+        self._leaving: dict[str, str] = {}
         self._reports: dict[str, _Report] = {}
         self._troubles: dict[str, str] = {}
         self._failures: dict[str, str] = {}
@@ -134,6 +135,11 @@ class RayLender:
                 if offered != self._hosts:
                     self._hosts = offered
             return self._hosts
+
+    def leaving(self) -> Mapping[str, str]:
+        """Nodes that Ray drains: before a preemption, or since its autoscaler or somebody wants them back."""
+        with self._lock:
+            return self._leaving
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
         """A placement group of one bundle on the named node for every place that is missing."""
@@ -210,6 +216,7 @@ class RayLender:
                 said.append(_NEW_HEAD)
             elif not said and not self._nodes and self._link.is_connected and not self._is_first_look:
                 said += self._without_nodes()
+            said += [f"node '{name}' is being left: {why}" for name, why in sorted(self._leaving.items())]
             tables = (self._troubles, self._odd, self._doubts, self._failures)
             return (*said, *(texts[name] for texts in tables for name in sorted(texts)))
 
@@ -260,6 +267,7 @@ class RayLender:
             self._stale = True
             if kind == "nodes":
                 self._see(said["nodes"])
+                self._leaving = {str(name): str(why) for name, why in said.get("leaving", {}).items()}
             elif kind == "host":
                 self._reports[said["node"]] = _report(said)
                 self._troubles.pop(said["node"], None)

@@ -80,6 +80,10 @@ class SlurmCalls:
         where = [f"--partition={partition}"] if partition else []
         return self.run(["sinfo", "-h", "-N", *where, "-O", ALL_NODES_FORMAT])
 
+    def limits(self) -> tuple[str, str]:
+        """What Slurm is configured to, and its partitions, a line each."""
+        return self.run(["scontrol", "show", "config"]), self.run(["scontrol", "--oneliner", "show", "partition"])
+
     def submit(self, script: str, count: int, exclude: Sequence[str] = ()) -> str:
         """Submit that many, not on the nodes `exclude`; the id of the array."""
         said = self.run(array_words(count, fold_nodes(exclude)), script).strip()

@@ -108,7 +108,7 @@ class PoolFolder:
 
     def remember(self, rows: Iterable[PilotRow], states: Mapping[str, NodeRow]) -> None:
         """Keep which pilots run and what their nodes have, for a service that starts when Slurm does not answer."""
-        running = [row for row in rows if row.is_running]
+        running = [row for row in rows if row.has_nodes]
         there = [states[name] for row in running for name in row.nodes if name in states]
         kept = {
             "pilots": [[row.id, list(row.nodes), row.comment] for row in running],
@@ -117,14 +117,14 @@ class PoolFolder:
         self._put("running.json", json.dumps(kept))
 
     def remembered(self) -> tuple[list[PilotRow], dict[str, NodeRow]]:
-        """What was kept last, nodes as if they were well; none where that cannot be read."""
+        """What was kept last, nodes as if they were ours for long; none where that cannot be read."""
         try:
             kept = json.loads((self.path / "running.json").read_text())
             pilots = [
                 PilotRow(str(i), "RUNNING", None, None, tuple(map(str, n)), str(c), "") for i, n, c in kept["pilots"]
             ]
             nodes = {
-                str(name): NodeRow(str(name), "unknown", "well", str(gres), "", str(address), float(cpus))
+                str(name): NodeRow(str(name), "unknown", "held", str(gres), "", str(address), float(cpus))
                 for name, (gres, address, cpus) in kept["nodes"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

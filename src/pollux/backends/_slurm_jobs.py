@@ -152,7 +152,7 @@ class SlurmJobLender(SlurmLender):
         names = [
             row.name
             for row in self._states.values()
-            if row.name in lent or (row.verdict == "well" and row.name in asked) or (may_ask and self._could_lend(row))
+            if row.name in lent or (row.stand == "held" and row.name in asked) or (may_ask and self._could_lend(row))
         ]
         rested = [name for name in names if self._resting.get(name, 0.0) <= now or name in self._up]
         # Of a host that is up it need not be known what Slurm has to say: jobs run there.
@@ -164,7 +164,7 @@ class SlurmJobLender(SlurmLender):
         asked, kind = self.options.request, gres_type(self.options.request)
         cpus = row.cpus if row.idle_cpus is None else row.idle_cpus
         return (
-            row.verdict == "well"
+            row.stand == "held"
             and NOT_RESPONDING not in row.state
             and not row.state.startswith(_BUSY)
             and (not row.state.startswith("reserved") or "--reservation" in self.options.words)
@@ -229,7 +229,7 @@ class SlurmJobLender(SlurmLender):
 
         The first node of a batch job has its script, and stays as long as any does.
         """
-        there = {row.id: row for row in self._rows.values() if row.is_running and row.id not in self._cancelled}
+        there = {row.id: row for row in self._rows.values() if row.is_held and row.id not in self._cancelled}
         self._whole_until = {pilot: at for pilot, at in self._whole_until.items() if pilot in there}
         self._spare_since = {
             (pilot, name): at

@@ -5,6 +5,7 @@ What follows from what it sees is decided in `_slurm_pool`; commands are in `_sl
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,7 +19,7 @@ from pollux.backends._slurm_folder import PoolFolder
 from pollux.backends._slurm_node import CLOSED
 from pollux.backends._slurm_pool import ANNOUNCE_SECONDS, GIVE_UP_SECONDS, Picture, look, plan
 from pollux.backends._slurm_script import PILOT_COMMENT, PilotOptions, batch_script, pool_name
-from pollux.backends._slurm_text import NodeRow, PilotRow, read_nodes, read_pilots
+from pollux.backends._slurm_text import NodeRow, PilotRow, read_grace, read_nodes, read_pilots, unknown_states
 from pollux.backends.lender import HostedNode, PooledLender
 from pollux.core.errors import BackendFailed, PolluxError
 
@@ -34,14 +35,15 @@ _FIRST_PAUSE_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _AFTER_FAILURE_SECONDS = 30.0
 _BAD_NODE_SECONDS = 3600.0
+_GRACE_SECONDS = 600.0
 _LONGEST_PATIENCE_SECONDS = 7200.0
 
 
 class SlurmLender(PooledLender):
     """Pilots in the folder `path`, which nodes must share; several objects, one after another, may work there.
 
-    `calls` and `clock` (monotonic seconds) can be replaced for tests. `turn` is one round, done by the thread.
-    `on_leaving` is called with what `leaving` was and is, when that has changed.
+    `grace_seconds`: what Slurm gives between SIGTERM and SIGKILL, None where that is not known (yet). `calls` and
+    `clock` (monotonic seconds) can be replaced for tests. `turn` is one round, done by the thread.
     """
 
     def __init__(
@@ -50,14 +52,12 @@ class SlurmLender(PooledLender):
         options: PilotOptions,
         calls: SlurmCalls | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_leaving: Callable[[Mapping[str, str], Mapping[str, str]], None] | None = None,
     ) -> None:
         super().__init__()
         self.options = options
         self._folder = PoolFolder(path)
         self._calls = calls or SlurmCalls(os.environ, options.command_seconds)
         self._clock = clock
-        self._on_leaving = on_leaving
         self._rows: dict[str, PilotRow] = {}
         self._rows_at = 0.0
         self._states: Mapping[str, NodeRow] = {}
@@ -69,6 +69,8 @@ class SlurmLender(PooledLender):
         self._bad_nodes: dict[str, float] = {}
         self._trouble: dict[str, str] = {}
         self._picture = Picture()
+        self.grace_seconds: float | None = None
+        self._grace_after = 0.0
         self._desired = 0
         self._failures = 0
         self._submit_after = 0.0
@@ -169,7 +171,7 @@ class SlurmLender(PooledLender):
             return True
         here = set(self._picture.of.values())
         fresh = {pilot for pilot, since in self._since.items() if now - since < ANNOUNCE_SECONDS}
-        return any(row.is_running and row.id in fresh - here for row in self._rows.values())
+        return any(row.is_held and row.id in fresh - here for row in self._rows.values())
 
     def turn(self, full: bool = True) -> None:
         """One round; `full`: with a look at Slurm's books, else only at what nodes wrote."""
@@ -180,7 +182,9 @@ class SlurmLender(PooledLender):
         if full:
             self._read_queue()
             self._read_states()
+            self._say("states", _unknown(unknown_states(self._rows.values(), self._states.values())))
             self._remember()
+            self._read_grace()
         self._glance()
         self._act()
 
@@ -218,7 +222,7 @@ class SlurmLender(PooledLender):
         before = self._rows
         self._rows = {**known, **{row.id: row for row in rows if not row.has_ended}}
         for row in rows:
-            if row.is_running:
+            if row.has_nodes:
                 self._since.setdefault(row.id, self._clock())
         for row in rows:
             # Given back one by one: what we asked for and heard no answer to may have been done.
@@ -233,7 +237,7 @@ class SlurmLender(PooledLender):
 
     def _remember(self) -> None:
         """Keep what the next object begins with: types of GPUs too, since a node must not change its own meanwhile."""
-        running = {row.id: row.nodes for row in self._rows.values() if row.is_running}
+        running = {row.id: row.nodes for row in self._rows.values() if row.has_nodes}
         gres = {name: self._states[name].gres for names in running.values() for name in names if name in self._states}
         kept = (running, gres)
         if kept != self._kept and self._written(lambda: self._folder.remember(self._rows.values(), self._states)):
@@ -262,7 +266,7 @@ class SlurmLender(PooledLender):
             self._folder.sweep({row.id: row.nodes or before.get(row.id, row).nodes for row in over})
 
     def _read_states(self) -> None:
-        names = {name for row in self._rows.values() if row.is_running for name in row.nodes}
+        names = {name for row in self._rows.values() if row.has_nodes for name in row.nodes}
         if not names:
             self._states = {}
             return
@@ -273,6 +277,13 @@ class SlurmLender(PooledLender):
             return
         self._say("nodes", _odd("sinfo", odd))
         self._states = {**self._states, **states} if odd else states
+
+    def _read_grace(self) -> None:
+        """Now and then: an administrator may change it. Where it cannot be read, nothing is said of it."""
+        if self._clock() >= self._grace_after:
+            self._grace_after = self._clock() + _GRACE_SECONDS
+            with contextlib.suppress(BackendFailed):
+                self.grace_seconds = read_grace(*self._calls.limits(), self.options.partition)
 
     def _glance(self) -> None:
         """Take in what nodes wrote, and show what there is."""
@@ -299,8 +310,6 @@ class SlurmLender(PooledLender):
             for name, why in picture.leaving.items():
                 if name not in before.leaving:
                     _log.warning("node '%s' is being left: %s", name, why)
-            if self._on_leaving is not None:
-                self._on_leaving(before.leaving, picture.leaving)
             self._changed()
 
     def _ended(self, row: PilotRow, before: PilotRow | None) -> None:
@@ -396,6 +405,15 @@ class SlurmLender(PooledLender):
 def _later(row: PilotRow, seconds: float) -> PilotRow:
     """The row as it is so many seconds after it was read."""
     return row if row.seconds_left is None else replace(row, seconds_left=row.seconds_left - seconds)
+
+
+def _unknown(states: list[str]) -> str:
+    if not states:
+        return ""
+    return (
+        f"Slurm prints {', '.join(repr(state) for state in states)}, which this version does not know: what is in "
+        "such a state is left with the work saved; is there a newer version of pollux-scheduler?"
+    )
 
 
 def _odd(command: str, lines: list[str]) -> str:

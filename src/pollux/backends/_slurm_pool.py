@@ -116,7 +116,7 @@ class _Looking:
         """Note what this pilot brings."""
         if row.is_waiting:
             self._waiting.append(row)
-        elif row.is_running or row.state in _FROZEN:
+        elif row.has_nodes:
             usable = [self._node(row, name) for name in row.nodes]
             if row.id not in self._faulty and any(usable) and not _expires(self._options, row):
                 self._steady.append(row.id)
@@ -132,8 +132,6 @@ class _Looking:
         if note.problem:
             self._faulty[row.id] = f"node '{name}' cannot be used: {note.problem}"
             self._bad.append(name)
-            return False
-        if state is not None and state.verdict == "down":
             return False
         why = _row_leaves(self._options, row) or _node_leaves(state, note, self._note(row.id, "-"))
         if note.id and note.id not in self._of:
@@ -166,6 +164,8 @@ class _Looking:
 def _row_leaves(options: PilotOptions, row: PilotRow) -> str:
     if row.state in _FROZEN:
         return "Slurm suspended its pilot"
+    if not row.is_held:
+        return f"Slurm has its pilot as {row.state}"
     if row.seconds_left is not None and row.seconds_left <= _margin(options, row):
         return "its pilot's time limit is near"
     return ""
@@ -188,7 +188,7 @@ def _margin(options: PilotOptions, row: PilotRow) -> float:
 def _node_leaves(state: NodeRow | None, note: Note, batch: Note) -> str:
     if note.is_leaving or batch.is_leaving:
         return "Slurm announced the end of its pilot"
-    if state is not None and state.verdict == "leaving":
+    if state is not None and state.stand == "leaving":
         return f"Slurm has it as {state.state}{': ' + state.reason if state.reason else ''}"
     return ""
 

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pollux.core.errors import BackendFailed
 
 __all__ = [
     "ALL_NODES_FORMAT",
-    "ENDED_STATES",
+    "JOB_STATES",
+    "NODE_STATES",
     "NOT_RESPONDING",
     "SINFO_FORMAT",
     "SQUEUE_FORMAT",
     "NodeRow",
     "PilotRow",
+    "Stand",
     "expand_nodes",
     "fold_nodes",
     "gres_count",
     "gres_type",
+    "read_grace",
     "read_nodes",
     "read_pilots",
     "read_seconds",
+    "unknown_states",
 ]
 
 SQUEUE_FORMAT = "%i|%T|%L|%l|%N|%k|%r"
@@ -35,30 +40,77 @@ SINFO_FORMAT = "%N|%T|%G|%o|%c|%E"
 ALL_NODES_FORMAT = "NodeList:80|,StateLong:24|,Gres:160|,NodeAddr:160|,CPUs:8|,GresUsed:160|,CPUsState:32|,Reason:120"
 """The same with what of a node is used, for `sinfo -O`: no letter of `-o` stands for the resources in use."""
 
-ENDED_STATES = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    }
-)
-"""States of a job that holds nothing any more."""
+Stand = Literal["waiting", "held", "leaving", "gone"]
+"""What a state of Slurm's means for a pilot: it has no nodes yet, has them, is about to lose them, or has none left."""
+
+JOB_STATES: Mapping[str, Stand] = {
+    "BOOT_FAIL": "gone",
+    "CANCELLED": "gone",
+    "COMPLETED": "gone",
+    # From a scancel, a time limit or the end of a preemption's grace on, while KillWait still runs.
+    "COMPLETING": "leaving",
+    "CONFIGURING": "waiting",
+    "DEADLINE": "gone",
+    "EXPEDITING": "waiting",
+    "FAILED": "gone",
+    "LAUNCH_FAILED": "leaving",
+    # Said of a node that Slurm does not reach, or that somebody set to DOWN: what ran there may run on.
+    "NODE_FAIL": "gone",
+    "OUT_OF_MEMORY": "gone",
+    "PENDING": "waiting",
+    "POWER_UP_NODE": "waiting",
+    "PREEMPTED": "gone",
+    "RECONFIG_FAIL": "leaving",
+    "REQUEUED": "waiting",
+    "REQUEUE_FED": "waiting",
+    "REQUEUE_HOLD": "waiting",
+    "RESIZING": "held",
+    "RESV_DEL_HOLD": "waiting",
+    "REVOKED": "gone",
+    "RUNNING": "held",
+    # While a signal is on its way, be it the notice of a preemption: milliseconds, or as long as a slurmd is slow.
+    "SIGNALING": "held",
+    "SPECIAL_EXIT": "waiting",
+    "STAGE_OUT": "leaving",
+    "STOPPED": "leaving",
+    "SUSPENDED": "leaving",
+    "TIMEOUT": "gone",
+    # A flag beside any state: it says nothing of the processes.
+    "UPDATE_DB": "held",
+}
+"""Every state that squeue prints, base states and flags, of Slurm 20.11 to 25.11; any other one is `leaving`.
+
+`gone` is Slurm's word alone. Whether a host has ended is seen by whoever has a connection to it (`_far`).
+"""
+
+NODE_STATES: Mapping[str, Stand] = {
+    **dict.fromkeys(
+        (
+            "alloc", "allocated", "blocked", "comp", "completing", "idle", "mix", "mixed", "planned", "plnd",
+            "reserved", "resv", "unk", "unknown",
+        ),
+        "held",
+    ),
+    **dict.fromkeys(
+        (
+            "cancel_reboot", "down", "drain", "drained", "draining", "drng", "error", "fail", "failg", "failing",
+            "future", "futr", "inval", "maint", "no_respond", "npc", "perfctrs", "pow_dn", "pow_up", "power_down",
+            "power_up", "powered_down", "powering_down", "powering_up", "reboot", "reboot_issued", "reboot_requested",
+        ),
+        "leaving",
+    ),
+}  # fmt: skip
+"""Every state that sinfo prints of a node, without its flags; any other one is `leaving`.
+
+None is `gone`: Slurm has a node as down that it does not reach, while its host may answer us and save.
+"""
 
 NOT_RESPONDING = "*"
 """What Slurm appends to the state of a node that does not answer it."""
 
-_LEAVING_STATES = frozenset({"COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "SUSPENDED", "RESIZING"})
-_WAITING_STATES = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-)
-_KNOWN_STATES = ENDED_STATES | _LEAVING_STATES | _WAITING_STATES | {"RUNNING"}
+_STATE = re.compile(r"[A-Z][A-Z0-9_]*")
+_SETTING = re.compile(r"(\w+)=(\S*)")
+_NODE_STATE = re.compile(r"[a-z][a-z_+]*")
 _JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?")
 _LEFT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):)?(?P<seconds>\d+)")
 _UNLIMITED = frozenset({"UNLIMITED", "NOT_SET", "INVALID", "N/A", "Partition_Limit", ""})
@@ -70,9 +122,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_NODES = 100_000
 # What Slurm appends to a node's state: not responding, powering up or down, reserved, planned and the like.
 _FLAGS = "*~#!%$@^-+"
-# Which states keep a job on its node for good; everything else that is known is on the way out.
-_WELL = frozenset({"allocated", "mixed", "idle", "completing", "planned", "reserved", "blocked", "unknown", "unk"})
-_LEAVING = frozenset({"draining", "drained", "drng", "drain", "failing", "maint", "inval", "perfctrs", "reboot"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +137,42 @@ class PilotRow:
     reason: str
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether it was not granted anything yet."""
-        return self.state in _WAITING_STATES
+    def stand(self) -> Stand:
+        """What its state means, see `JOB_STATES`; what has no nodes, and has not ended, waits for some."""
+        stand = JOB_STATES.get(self.state, "leaving")
+        return stand if self.nodes or stand == "gone" else "waiting"
 
     @property
-    def is_running(self) -> bool:
+    def is_waiting(self) -> bool:
+        """Whether it was not granted anything yet."""
+        return self.stand == "waiting"
+
+    @property
+    def is_held(self) -> bool:
         """Whether its nodes are its own, and its processes run."""
-        return self.state == "RUNNING"
+        return self.stand == "held"
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether its processes may run: it is held, or leaves."""
+        return self.stand in ("held", "leaving")
 
     @property
     def has_ended(self) -> bool:
-        """Whether it holds nothing any more."""
-        return self.state in ENDED_STATES
+        """Whether it holds nothing any more, as Slurm has it."""
+        return self.stand == "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node as Slurm sees it: `well`, `leaving` (drained: nothing new, ends soon) or `down`; `reason` for people.
+    """One node as Slurm sees it; `stand` is `held` or `leaving` (nothing new, ends soon); `reason` for people.
 
     `used` (as `gres`) and `idle_cpus` are what others have taken and left; empty and None where that was not asked.
     """
 
     name: str
     state: str
-    verdict: str
+    stand: Stand
     gres: str
     reason: str
     address: str = ""
@@ -141,7 +201,7 @@ def _pilot(line: str) -> PilotRow | None:
     if len(fields) != 7:
         return None
     job_id, state, left, limit, nodes, comment, reason = (field.strip() for field in fields)
-    if not _JOB_ID.fullmatch(job_id) or state not in _KNOWN_STATES:
+    if not _JOB_ID.fullmatch(job_id) or not _STATE.fullmatch(state):
         return None
     try:
         seconds, most, names = read_seconds(left), read_seconds(limit), expand_nodes(nodes)
@@ -165,13 +225,13 @@ def read_nodes(text: str, with_use: bool = False) -> tuple[dict[str, NodeRow], l
         used, idle = (fields.pop(5), _idle_cpus(fields.pop(5))) if with_use and len(fields) == 8 else ("", None)
         whole = len(fields) == 6 and _NAME.fullmatch(fields[0]) and fields[4].isdigit()
         whole = whole and (idle is not None) is with_use
-        verdict = _verdict(fields[1]) if whole else ""
-        if not verdict:
+        if not whole or not _NODE_STATE.fullmatch(_plain(fields[1])):
             odd.append(line)
             continue
         name, state, gres, address, cpus, reason = fields
         why = "" if reason == "none" else reason
-        rows[name] = NodeRow(name, state, verdict, gres, why, address, float(cpus), used, idle)
+        stand = NODE_STATES.get(_plain(state), "leaving")
+        rows[name] = NodeRow(name, state, stand, gres, why, address, float(cpus), used, idle)
     return rows, odd
 
 
@@ -181,17 +241,33 @@ def _idle_cpus(text: str) -> float | None:
     return float(found.group(1)) if found else None
 
 
-def _verdict(state: str) -> str:
-    """`well`, `leaving` or `down`; empty for a state that is not known."""
-    plain = state.rstrip(_FLAGS).lower()
-    if not re.fullmatch(r"[a-z_]+", plain):
-        return ""
-    if plain in _LEAVING:
-        return "leaving"
-    if plain in _WELL:
-        # It may not answer, or not have answered a controller that just started: our own heartbeat is the faster one.
-        return "well"
-    return "down" if plain.startswith(("down", "fail", "power", "future", "error")) else ""
+def _plain(state: str) -> str:
+    """A node's state without its flags. One that does not answer Slurm may answer us: our heartbeat is the faster."""
+    return state.rstrip(_FLAGS).lower()
+
+
+def unknown_states(pilots: Iterable[PilotRow], nodes: Iterable[NodeRow]) -> list[str]:
+    """States of theirs that no table here has, as a newer Slurm may print."""
+    found = {row.state for row in pilots if row.state not in JOB_STATES}
+    return sorted(found | {row.state for row in nodes if _plain(row.state) not in NODE_STATES})
+
+
+def read_grace(config: str, partitions: str, partition: str) -> float | None:
+    """Seconds between SIGTERM and SIGKILL on that partition (several: a comma between them), empty for the default one.
+
+    From `scontrol show config` and `scontrol -o show partition`: KillWait, and where partitions are preempted their
+    GraceTime before it. None where it is not said.
+    """
+    kill_wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
+    if kill_wait is None:
+        return None
+    # With other plug-ins the grace is that of a QOS, or nobody is preempted.
+    is_preempted = re.search(r"^PreemptType\s*=\s*preempt/partition_prio", config, re.MULTILINE) is not None
+    rows = [dict(_SETTING.findall(line)) for line in partitions.splitlines()]
+    names = set(partition.split(",")) if partition else set()
+    ours = [row for row in rows if (row.get("PartitionName") in names if names else row.get("Default") == "YES")]
+    graces = [int(row["GraceTime"]) for row in ours if row.get("GraceTime", "").isdigit()]
+    return float(kill_wait.group(1)) + (min(graces, default=0) if is_preempted else 0)
 
 
 def read_seconds(text: str) -> float | None:

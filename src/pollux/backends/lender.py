@@ -41,7 +41,10 @@ class Lender(Protocol):
         """
 
     def hosts(self) -> tuple[HostedNode, ...]:
-        """Nodes whose host is up. Cached: asked often."""
+        """Nodes whose host is up, also those that are being left. Cached: asked often."""
+
+    def leaving(self) -> Mapping[str, str]:
+        """Those of them that the engine takes back, with why: nothing is placed there, and what runs may save."""
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
         """So many places by node shall be the job's, counting those it holds; never takes one away."""
@@ -113,6 +116,10 @@ class PooledLender:
     def hosts(self) -> tuple[HostedNode, ...]:
         """The nodes that were offered."""
         return self._hosts
+
+    def leaving(self) -> Mapping[str, str]:
+        """None: nobody takes them back."""
+        return {}
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
         """Give them as soon as they are free."""

@@ -24,6 +24,7 @@ __all__ = [
     "ReplicasLost",
     "ReplicasStarted",
     "Running",
+    "TakesBack",
     "Warns",
 ]
 
@@ -175,6 +176,15 @@ class HasFarNodes(Protocol):
 
     def reports_go_to(self, url: str) -> None:
         """What agents on the nodes are told to report to, for warnings about nodes that cannot."""
+
+
+@runtime_checkable
+class TakesBack(Protocol):
+    """A backend whose nodes may be taken back by the engine that lends them."""
+
+    @property
+    def taken_back_seconds(self) -> float | None:
+        """Notice that it gives before what runs there is killed; None where that is not known. Returns at once."""
 
 
 @runtime_checkable

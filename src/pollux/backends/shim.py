@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.backends import _processes, _storehost
-from pollux.backends._far import FarExit, FarHands, FarLoss, FarNotice
+from pollux.backends._far import FarAnswer, FarExit, FarHands, FarLoss, FarNotice
 from pollux.backends._generation import Generation, Member, Order
 from pollux.backends._hands import Hands, OwnHands
 from pollux.backends._live import LiveGeneration
@@ -421,6 +421,9 @@ class Shim:
             told = self._far.told.pop(0)
             if isinstance(told, FarLoss):
                 self._lose(self._generation, told)
+            elif isinstance(told, FarAnswer):
+                # Whoever decides takes the job off it, with its grace.
+                self._tell({"event": "leaving", "node": told.node, "why": told.why})
             elif isinstance(told, FarNotice):
                 # What got the signal saves and ends, and the others with it: they go on elsewhere from there.
                 self._tell({"event": "leaving", "node": told.node, "why": told.why})

@@ -12,8 +12,7 @@ import os
 import re
 import shutil
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from pollux.backends._slurm_jobs import SlurmJobLender, job_script
 from pollux.backends._slurm_lender import SlurmLender
 from pollux.backends._slurm_script import JOB_MODE, PilotOptions, array_words, batch_script
 from pollux.backends.fleet import FleetBackend, own_address
-from pollux.backends.protocol import BackendEvent, Listener, NodeDown, NodeUp
-from pollux.core import Node
 from pollux.core.errors import BackendFailed
 
 __all__ = ["SlurmBackend", "missing"]
@@ -109,29 +106,23 @@ class SlurmBackend(FleetBackend):
             wait_seconds=wait_seconds, poll_seconds=poll_seconds, command_seconds=command_seconds,
         )  # fmt: skip
         lender = SlurmJobLender if mode == JOB_MODE else SlurmLender
-        self._slurm = lender(_pool(home, pool), options, on_leaving=self._leaving_changed)
-        self._tell: Listener = _nobody
+        self._slurm = lender(_pool(home, pool), options)
         super().__init__(home, self._slurm, "slurm", head, warm, lease_seconds=lease_seconds, lost_seconds=lost_seconds)
-
-    def start(self, listener: Listener) -> None:
-        """Find pilots and jobs from before, and begin."""
-        self._tell = listener
-        super().start(self._hear)
 
     @property
     def notice_seconds(self) -> float:
         """So long before a pilot's limit its nodes are left: jobs have that time to save."""
         return self._slurm.options.margin_seconds
 
-    def inventory(self) -> tuple[Node, ...]:
-        """Nodes that are lent and not about to go."""
-        leaving = self._slurm.leaving()
-        return tuple(node for node in super().inventory() if node.id not in leaving)
-
     def refuses(self, folders: Sequence[str]) -> str:
         """Only hosts that are up can tell; the others are asked when a job is placed there."""
         there = [hosted for node, hosted in self._ground.hosts.items() if self._slurm.is_up(node)]
         return self._shared.refuses(folders, there)
+
+    @property
+    def taken_back_seconds(self) -> float | None:
+        """What lies between Slurm's SIGTERM and SIGKILL: KillWait, and at a preemption the partition's GraceTime."""
+        return self._slurm.grace_seconds
 
     @classmethod
     def preview(cls, home: Path, **given: Any) -> str:
@@ -150,20 +141,6 @@ class SlurmBackend(FleetBackend):
             script = batch_script(options, pool, head)
         return f"{words} <<'END'\n{script}END\n"
 
-    def _hear(self, event: BackendEvent) -> None:
-        if isinstance(event, NodeUp) and event.node.id in self._slurm.leaving():
-            return
-        self._tell(event)
-
-    def _leaving_changed(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-        """A node that is about to go is down for whoever decides, while jobs there still save their work."""
-        for name in now.keys() - before.keys():
-            self._tell(NodeDown(time.time(), name))
-        back = before.keys() - now.keys()
-        for hosted in self._slurm.hosts():
-            if hosted.node.id in back:
-                self._tell(NodeUp(time.time(), hosted.node))
-
 
 def _options(**given: Any) -> PilotOptions:
     """What is not given is as the user's shell has it for sbatch, which does not see that: the script says it."""
@@ -176,7 +153,3 @@ def _pool(home: Path, pool: Path | None) -> Path:
     if pool is not None:
         return Path(pool).absolute()
     return Path.home() / ".pollux-slurm" / hashlib.sha256(str(Path(home).absolute()).encode()).hexdigest()[:10]
-
-
-def _nobody(event: BackendEvent) -> None:
-    """Until somebody listens."""

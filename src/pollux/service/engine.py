@@ -36,6 +36,7 @@ from pollux.service.executor import waits_to_leave
 from pollux.service.fairness import Fairness
 from pollux.service.launching import folders_of, store_of
 from pollux.service.loop import EngineLoop
+from pollux.service.notices import note_on_notice, notice_of
 from pollux.service.planning import Forecast
 from pollux.service.reports import check_report, fact_of, row_of
 from pollux.service.runner import Facts
@@ -378,7 +379,11 @@ class Engine(EngineLoop):
     def note_on(self, request: JobRequest) -> str:
         """What a submitter should know of a job here, and is no reason to refuse it; empty where there is nothing."""
         address = store_of(request)
-        notes = (self._note_on_grace(request), note_on_store(address) if address else "")
+        notes = (
+            self._note_on_grace(request),
+            note_on_notice(request.name, notice_of(self.backend), self.telemetry.latest("report")),
+            note_on_store(address) if address else "",
+        )
         return "; ".join(note for note in notes if note)
 
     def _note_on_grace(self, request: JobRequest) -> str:

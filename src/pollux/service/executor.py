@@ -11,6 +11,7 @@ from pollux.controller import ENDED, HOLDING, Command, JobRecord, JobState, Resi
 from pollux.core import BatchMode, Placement
 from pollux.core.errors import PolluxError
 from pollux.service.launching import environment, launch_for, request_of
+from pollux.service.notices import notice_of
 from pollux.service.settings import ServiceSettings
 from pollux.service.tokens import Tokens
 
@@ -81,7 +82,7 @@ class Executor:
             url = self._settings.agents_url or self._settings.url
             variables = environment(
                 record, self._settings.home, self._batch, url, self._tokens.for_job(job_id), generation, stopped_at,
-                self._settings.agents_ca,
+                self._settings.agents_ca, notice_of(self._backend),
             )  # fmt: skip
             launch = launch_for(record, generation, placement, variables)
             if live:

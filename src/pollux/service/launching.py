@@ -84,11 +84,13 @@ def environment(
     generation: int,
     stopped_at: float | None = None,
     ca: str | None = None,
+    notice: float | None = None,
 ) -> dict[str, str]:
     """The `POLLUX_*` variables of a job's processes; see `pollux.wire.environment` for what they mean.
 
     Under a policy that keeps batches fixed jobs train in exact mode, whatever ceiling their script or file names.
-    `ca`: the certificate to trust, as text, for replicas that may not see the file of it at `home`.
+    `notice`: seconds that nodes give before they are taken back, None where they are not or that is not known. `ca`:
+    the certificate to trust, as text, for replicas that may not see the file of it at `home`.
     """
     request, job_id = request_of(record), record.spec.id
     folder = request.checkpoint.dir
@@ -107,6 +109,7 @@ def environment(
         "POLLUX_CA_FILE": ca_file(home) if encrypted and ca is None else None,
         "POLLUX_CHECKPOINT_DIR": checkpoints,
         "POLLUX_CHECKPOINT_EVERY": request.checkpoint.every_seconds,
+        "POLLUX_NOTICE_SECONDS": notice,
         "POLLUX_CHECKPOINT_KEEP": request.checkpoint.keep,
         "POLLUX_OUTPUT_DIR": home / "receipts" / job_id,
         "POLLUX_BATCH_SIZE": sizes.initial,

@@ -20,7 +20,7 @@ __all__ = ["check_report", "fact_of", "row_of"]
 # What is a number of its own; losses and metrics may diverge.
 _NUMBERS = (
     "progress", "epoch", "learning_rate_factor", "efficiency", "throughput", "step_seconds", "goodput",
-    "total_progress", "resize_seconds", "checkpoint_age_seconds",
+    "total_progress", "resize_seconds", "checkpoint_age_seconds", "checkpoint_seconds",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_CA_FILE": "certificate that the agent trusts there beside the system's; unset: only those",
     "POLLUX_CHECKPOINT_DIR": "folder for checkpoints where the script names none",
     "POLLUX_CHECKPOINT_EVERY": "seconds between two checkpoints where the script names none",
+    "POLLUX_NOTICE_SECONDS": "notice that nodes give before they are taken back; a job that saves slower saves ahead",
     "POLLUX_CHECKPOINT_KEEP": "how many checkpoints are kept where the script does not say",
     "POLLUX_OUTPUT_DIR": "folder for the receipt where the script names none",
     "POLLUX_NUM_NODES": "nodes that the replicas are on, where LOCAL_WORLD_SIZE does not tell",

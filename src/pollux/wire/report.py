@@ -66,8 +66,8 @@ class Report:
     `efficiency` useful samples per sample, `goodput` useful samples per second. `resize_seconds` is the measured
     pause of this job's last re-allocation, `resize_kind` what that was: "grow", "shrink", "move", "recover" (all in
     living processes) or "restart"; empty where it is not known. `live`: its replicas can follow a re-allocation without
-    ending. `final` marks the last report of a job that is done. Numbers are within ± `LARGEST_NUMBER`; a loss or metric
-    beyond is taken for unknown.
+    ending. `checkpoint_seconds` is how long the newest checkpoint took until it was whole. `final` marks the last
+    report of a job that is done. Numbers are within ± `LARGEST_NUMBER`; a loss or metric beyond is taken for unknown.
     """
 
     generation: int
@@ -94,6 +94,7 @@ class Report:
     resize_kind: str = ""
     live: bool = False
     checkpoint_age_seconds: float | None = None
+    checkpoint_seconds: float | None = None
     exact: bool = True
     final: bool = False
     version: int = REPORT_VERSION

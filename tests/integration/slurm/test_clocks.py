@@ -4,7 +4,7 @@ import time
 
 import pytest
 from tests.integration.slurm.service import Service, is_live
-from tests.integration.slurm.test_service import SAMPLES, SCRIPT
+from tests.integration.slurm.training import SAMPLES, begin, has_trained
 
 HOURS = 3600.0
 # Read by every interpreter on a node: what it takes for the time of day is wrong there.
@@ -35,8 +35,9 @@ def service(slurm, tmp_path):
 
 def test_clocks_that_are_apart_do_no_harm(service):
     began = time.time()
-    service.submit("late", [SCRIPT, "--epochs", 5, "--copies", 1, "--step-wait", 0.02], 4)
-    job = service.until("late", "live job", lambda job: is_live(job) and job["epoch"])
+    begin(service, "late", epochs=5, gpus=4)
+    job = service.until("late", "live job", is_live)
+    service.wait("a pass", lambda: has_trained(service, "late", 1))
     assert len(job["placement"]) == 2, "over two clocks, or nothing is shown"
     service.call("/v1/jobs/late/pause", {})
     service.until("late", "pause", lambda job: job["state"] == "paused")

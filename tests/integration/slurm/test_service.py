@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from tests.integration.ray import curve
 from tests.integration.slurm.service import Service, is_live
+from tests.integration.slurm.training import EPOCHS, SAMPLES, begin, has_trained, trained_once
 
 from pollux.backends._slurm_text import read_seconds
 
-SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "demo" / "train.py"
-SAMPLES = 1437
 KILLS = int(os.environ.get("POLLUX_FAULT_EVENTS", "3"))
 LOST_SECONDS = 8
 
@@ -34,13 +33,9 @@ def service(slurm, tmp_path_factory):
         running.end()
 
 
-def submit(service, name, epochs, gpus):
-    service.submit(name, [SCRIPT, "--epochs", epochs, "--copies", 1, "--step-wait", 0.02], gpus)
-
-
 def test_a_drained_node_is_left_with_the_work_saved(service):
     name = f"moved-{len(service.jobs())}"
-    submit(service, name, 4, 2)
+    begin(service, name, 4)
     (node,) = service.until(name, "live job", is_live)["placement"]
     service.slurm.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=fan")
     service.until(name, "move", lambda job: is_live(job) and job["placement"].keys() - {node} == set(job["placement"]))
@@ -54,10 +49,9 @@ def test_a_drained_node_is_left_with_the_work_saved(service):
 def test_a_preempted_pilots_job_goes_on_elsewhere_with_nothing_repeated(service):
     """It has not saved anything before: what it goes on with was saved within the grace."""
     name = f"preempted-{len(service.jobs())}"
-    submit(service, name, 10, 2)
-    (node,) = service.until(name, "epochs", lambda job: is_live(job) and job["epoch"] and job["epoch"] >= 2)[
-        "placement"
-    ]
+    begin(service, name)
+    (node,) = service.until(name, "live job", is_live)["placement"]
+    service.wait("passes", lambda: has_trained(service, name, 2))
     words = ("-p", "high", "-w", node, "--gres=gpu:4", "-J", "urgent", "-o", "/dev/null", "--wrap", "sleep 600")
     service.slurm.run("sbatch", *words)
     try:
@@ -67,24 +61,16 @@ def test_a_preempted_pilots_job_goes_on_elsewhere_with_nothing_repeated(service)
         )
     finally:
         service.slurm.run("scancel", "-n", "urgent")
-    service.ended_well(name, 10, SAMPLES)
-    trained_once(service, name, 10)
+    service.ended_well(name, EPOCHS, SAMPLES)
+    trained_once(service, name)
     service.wait("node again", lambda: len(service.nodes()) == 3)
-
-
-def trained_once(service, name, epochs):
-    text = service.call(f"/v1/jobs/{name}/logs?replica=0")["text"]
-    assert [line.split(":")[0] for line in text.splitlines() if line.startswith("epoch ")] == [
-        f"epoch {number}" for number in range(1, epochs + 1)
-    ], "passes were trained twice"
 
 
 def test_a_pilot_near_its_time_limit_is_left_and_given_back_before_it(service):
     name = f"limited-{len(service.jobs())}"
-    submit(service, name, 10, 2)
-    (node,) = service.until(name, "epochs", lambda job: is_live(job) and job["epoch"] and job["epoch"] >= 2)[
-        "placement"
-    ]
+    begin(service, name)
+    (node,) = service.until(name, "live job", is_live)["placement"]
+    service.wait("passes", lambda: has_trained(service, name, 2))
     queue = ("squeue", "-h", "-r", "-t", "RUNNING", "-w", node, "-o", "%i %M")
     pilot, ran = service.slurm.run(*queue).split()
     # In whole minutes: the first that leaves it half a minute, which is less than the margin.
@@ -96,8 +82,8 @@ def test_a_pilot_near_its_time_limit_is_left_and_given_back_before_it(service):
     service.slurm.wait_for(lambda: going.isdisjoint(state_of(service.slurm, pilot)), "end of the pilot")
     _, state, left = state_of(service.slurm, pilot)
     assert (state, read_seconds(left) > 0.0) == ("CANCELLED", True), "Slurm ended it, and not we"
-    service.ended_well(name, 10, SAMPLES)
-    trained_once(service, name, 10)
+    service.ended_well(name, EPOCHS, SAMPLES)
+    trained_once(service, name)
     service.wait("node again", lambda: len(service.nodes()) == 3)
 
 

@@ -263,3 +263,30 @@ def test_a_sign_of_life_is_given_before_the_script_goes_on(monkeypatch):
     watch = Watch(place(0, 1, None), None, (), mover=mover)
     assert mover.told == 1
     watch._closed.set()
+
+
+def test_what_is_saved_ahead_counts_from_the_last_checkpoint_and_never_makes_them_rarer():
+    clock = Clock()
+    watch = Watch(place(0, 1, None), 600.0, (), clock)
+    watch.save_ahead(60.0)
+    clock.now = 60.0
+    assert watch.at_boundary(1) == {CHECKPOINT}
+    clock.now = 70.0
+    watch.save_ahead(None)
+    clock.now = 659.0
+    assert watch.at_boundary(2) == set(), "as was asked for"
+    watch.save_ahead(30.0)
+    assert watch.at_boundary(3) == {CHECKPOINT}
+    watch.save_ahead(9000.0)
+    clock.now = 1258.0
+    assert watch.at_boundary(4) == set()
+    clock.now = 1259.0
+    assert watch.at_boundary(5) == {CHECKPOINT}
+
+
+def test_without_checkpoints_nothing_is_saved_ahead():
+    clock = Clock()
+    watch = Watch(place(0, 1, None), None, (), clock)
+    watch.save_ahead(1.0)
+    clock.now = 100.0
+    assert watch.at_boundary(1) == set()

@@ -16,7 +16,7 @@ import pytest
 
 from pollux.backends import _processes
 from pollux.backends._asking import ask_host
-from pollux.backends._far import FarExit, FarHands, FarLoss, FarNotice
+from pollux.backends._far import FarAnswer, FarExit, FarHands, FarLoss, FarNotice
 from pollux.backends._generation import Fleet
 from pollux.backends._replica import ReplicaStart
 from pollux.backends._shared import SharedFolders
@@ -84,6 +84,9 @@ class Proxy:
 
     def close(self):
         self.mute.clear()
+        # Who waits in accept would take one more.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
 
@@ -277,15 +280,42 @@ def test_a_patient_host_leaves_the_signal_to_those_it_was_meant_for(tmp_path):
         assert host.wait(PATIENCE_SECONDS) == 0
 
 
-def test_an_engine_may_say_that_a_node_is_gone_and_what_runs_there_ends_at_once(make_shim):
+def test_a_node_that_its_engine_has_as_gone_and_that_answers_is_told_and_not_killed(make_shim):
     shim = make_shim(lease=500.0, lost=600.0)
-    body = shim.start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    saves = "import os, signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))"
+    body = shim.start(f"{saves}; print('up', flush=True); time.sleep(600)")
     shim.until(lambda: shim.text(body))
+    for _ in range(2):
+        shim.told.clear()
+        shim.hands.node_is_gone("n0", "node 'n0' is gone")
+        shim.until(lambda: shim.told)
+        assert shim.told == [FarAnswer("n0", "node 'n0' is gone, and it answers: what runs there may save")]
+    shim.hands.terminate(body, True)
+    exit_ = shim.ended(body)
+    assert (exit_.code, exit_.asked, shim.text(body).split()) == (143, True, ["up", "saved"])
+
+
+def test_a_node_that_its_engine_has_as_gone_and_where_nobody_listens_is_lost_at_once(make_shim, proxy):
+    shim = make_shim(lease=500.0, lost=600.0)
+    body = shim.start("print('up', flush=True); import time; time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    proxy.close()
+    shim.until(lambda: shim.hands._links["n0"].stage != "open")
+    assert shim.told == [], "a connection may break"
     shim.hands.node_is_gone("n0", "node 'n0' is gone")
     shim.until(lambda: shim.told)
-    assert shim.told[0] == FarLoss((body,), "n0", "node 'n0' is gone")
+    assert shim.told == [FarLoss((body,), "n0", "node 'n0' is gone")]
     assert shim.hands.is_clear(kill=False)
-    until(lambda: _processes.start_time(int(shim.text(body))) is None)
+
+
+def test_a_node_that_its_engine_has_as_gone_and_that_is_silent_is_lost_after_as_long_as_any(make_shim, proxy):
+    shim = make_shim(lease=1.0, lost=1.5)
+    body = shim.start("print('up', flush=True); import time; time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    proxy.mute.update(("there", "back"))
+    shim.hands.node_is_gone("n0", "node 'n0' is gone")
+    shim.until(lambda: shim.told)
+    assert [(type(each), each.silent) for each in shim.told] == [(FarLoss, True)]
 
 
 def test_a_node_that_nobody_knows_is_lost_at_once(make_shim):

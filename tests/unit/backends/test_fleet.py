@@ -60,6 +60,60 @@ def test_a_new_host_of_a_node_is_a_new_node(backend, lender):
     wait(lambda: [type(event) for event in backend.told][-2:] == [NodeDown, NodeUp] or len(backend.told) == 1)
 
 
+class TakingBack(PooledLender):
+    """One whose engine takes nodes back: `goes` are those, with why."""
+
+    def __init__(self):
+        super().__init__()
+        self.goes = {}
+
+    def leaving(self):
+        return self.goes
+
+    def take_back(self, **goes):
+        self.goes = goes
+        self._changed()
+
+
+@pytest.fixture
+def taking(tmp_path):
+    lender = TakingBack()
+    backend = FleetBackend(tmp_path, lender, "test", head="127.0.0.1", warm=False)
+    told: list[object] = []
+    backend.start(told.append)
+    lender.offer([node("a"), node("b")])
+    wait(lambda: len(told) == 2)
+    yield backend, lender, told
+    backend.close()
+
+
+def test_a_node_that_leaves_is_down_for_whoever_decides_and_up_where_it_stays(taking):
+    backend, lender, told = taking
+    lender.take_back(a="drained")
+    wait(lambda: len(told) == 3)
+    assert (type(told[2]), told[2].node_id) == (NodeDown, "a")
+    assert [each.id for each in backend.inventory()] == ["b"]
+    lender.take_back()
+    wait(lambda: len(told) == 4)
+    assert (type(told[3]), told[3].node.id) == (NodeUp, "a")
+    assert [each.id for each in backend.inventory()] == ["a", "b"]
+
+
+def test_a_node_that_has_left_is_told_once_and_not_up_while_it_goes(taking):
+    _, lender, told = taking
+    lender.take_back(a="drained")
+    wait(lambda: len(told) == 3)
+    lender.offer([node("a", 3), node("b")])
+    lender.offer([node("b")])
+    lender.goes = {}
+    lender.offer([node("b"), node("c")])
+    wait(lambda: len(told) == 4)
+    assert (type(told[3]), told[3].node.id) == (NodeUp, "c"), "nothing more was to be said of the first"
+    lender.offer([node("a"), node("b"), node("c")])
+    wait(lambda: len(told) == 5)
+    assert (type(told[4]), told[4].node.id) == (NodeUp, "a")
+
+
 def test_nodes_from_before_count_until_the_lender_has_found_them(tmp_path):
     first = PooledLender()
     backend = FleetBackend(tmp_path, first, head="127.0.0.1", warm=False)

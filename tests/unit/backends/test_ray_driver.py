@@ -1,6 +1,7 @@
 """The driver against a Ray that is played: what it asks of Ray, and what it tells."""
 
 import inspect
+import re
 import subprocess
 import sys
 import types
@@ -63,6 +64,9 @@ class PlayedRay:
         self.rows, self.actors, self.probes, self.killed, self.wishes, self.awaited = [], [], [], [], [], []
         self.groups: dict[str, Group] = {}
         self.tables = self.looks = 0
+        self.draining: dict[str, int] = {}
+        state = types.SimpleNamespace(get_draining_nodes=lambda: self.draining)
+        self._private = types.SimpleNamespace(state=types.SimpleNamespace(state=state))
         self.util = types.SimpleNamespace(
             placement_group_table=self.table,
             get_placement_group=lambda name: self.groups[name],
@@ -587,3 +591,25 @@ def test_what_was_ordered_is_done_before_the_end(tmp_path):
     words = [sys.executable, "-c", ENDING, str(orders)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
     assert done.stdout.split() == ["free", "part"]
+
+
+def test_nodes_that_ray_drains_are_told_with_when_it_ends_them(ray, make):
+    driver, told = make()
+    assert told.of("nodes")[-1]["leaving"] == {}
+    ray.draining = {"a" * 56: 0, "c" * 56: 0}
+    driver._look()
+    assert told.of("nodes")[-1]["leaving"] == {"host-aaaaaa": "Ray drains it"}
+    assert len(told.of("nodes")[-1]["nodes"]) == 2, "it is there as long as Ray has it"
+    ray.draining = {"b" * 56: 1_700_000_000_000}
+    driver._look()
+    (why,) = told.of("nodes")[-1]["leaving"].values()
+    assert re.fullmatch(r"Ray drains it, and ends it at \d\d:\d\d:\d\d", why)
+    before = len(told.of("nodes"))
+    driver._look()
+    assert len(told.of("nodes")) == before, "nothing new"
+
+
+def test_a_ray_that_does_not_tell_what_it_drains_is_used_all_the_same(ray, make):
+    del ray._private
+    _, told = make()
+    assert told.of("nodes")[-1]["leaving"] == {}

@@ -566,3 +566,18 @@ def test_what_still_runs_is_not_parted_from(stage):
     stage.wait(lambda: stage.lender.held("job"))
     stage.lender.close()
     assert stage.told("part") == []
+
+
+def test_a_node_that_ray_drains_is_left_and_stays_until_it_has_gone(stage):
+    stage.ready("a", "b")
+    (name,) = stage.taken("job", {"a": 1})
+    stage.say("granted", claim=name, gpu="0")
+    stage.wait(lambda: stage.lender.held("job"))
+    both = [{"name": each, **NODE} for each in ("a", "b")]
+    stage.say("nodes", nodes=both, leaving={"a": "Ray drains it"})
+    stage.wait(lambda: stage.lender.leaving() == {"a": "Ray drains it"})
+    assert [hosted.node.id for hosted in stage.lender.hosts()] == ["a", "b"]
+    assert stage.lender.held("job") == {"a": (0,)}
+    assert stage.lender.warnings() == ("node 'a' is being left: Ray drains it",)
+    stage.say("nodes", nodes=both)
+    stage.wait(lambda: not stage.lender.leaving())

@@ -8,7 +8,6 @@ from pollux import backends
 from pollux.backends._slurm_jobs import SlurmJobLender, host_port
 from pollux.backends._slurm_script import PilotOptions, array_words
 from pollux.backends.lender import HostedNode
-from pollux.backends.protocol import NodeDown, NodeUp
 from pollux.backends.slurm import SlurmBackend
 from pollux.core import Node
 from pollux.core.errors import InvalidInput
@@ -135,24 +134,3 @@ def test_another_home_meets_its_nodes_in_another_folder(tmp_path, monkeypatch):
 def test_it_says_what_is_missing(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert "no sbatch, squeue, sinfo, scancel in PATH" in backends.available("slurm")
-
-
-def test_a_node_that_is_about_to_go_is_down_for_whoever_decides(backend):
-    told: list[object] = []
-    backend._tell = told.append
-    backend._slurm.offer([hosted("node1"), hosted("node2")])
-    backend._leaving_changed({}, {"node1": "drained"})
-    assert [type(event) for event in told] == [NodeDown]
-    assert told[0].node_id == "node1"
-    backend._leaving_changed({"node1": "drained"}, {})
-    assert told[1].node.id == "node1"
-
-
-def test_a_node_is_not_told_to_be_up_while_it_goes(backend):
-    told: list[object] = []
-    backend._tell = told.append
-    backend._slurm._picture = backend._slurm._picture.__class__(leaving={"node1": "drained"})
-    backend._hear(NodeUp(0.0, Node("node1", 4)))
-    backend._hear(NodeUp(0.0, Node("node2", 4)))
-    backend._hear(NodeDown(0.0, "node1"))
-    assert [type(event) for event in told] == [NodeUp, NodeDown]

@@ -37,6 +37,9 @@ class PlayedSlurm:
             for name, state in self.states.items()
         )
 
+    def limits(self):
+        return "KillWait = 30 sec\n", ""
+
     def submit(self, script, count, exclude=()):
         self.scripts.append(script)
         (comment,) = [line.split("=", 1)[1] for line in script.splitlines() if line.startswith("#SBATCH --comment")]

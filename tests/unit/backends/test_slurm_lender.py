@@ -31,6 +31,11 @@ class PlayedSlurm:
         self._maybe_fail()
         return "".join(f"{name}|{self.states.get(name, 'mixed')}|gpu:4|10.0.0.1|64|none\n" for name in names)
 
+    def limits(self):
+        self._maybe_fail()
+        self.calls -= 1
+        return "KillWait = 30 sec\nPreemptType = preempt/none\n", "PartitionName=main Default=YES GraceTime=5\n"
+
     def submit(self, script, count, exclude=()):
         self._maybe_fail()
         self.submitted.append((count, tuple(exclude)))
@@ -90,6 +95,65 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path):
     return Bench(tmp_path)
+
+
+def test_the_grace_is_read_now_and_then_and_stays_where_slurm_does_not_answer(bench, monkeypatch):
+    assert bench.lender.grace_seconds is None
+    bench.turn()
+    assert bench.lender.grace_seconds == 30.0
+    monkeypatch.setattr(bench.slurm, "limits", lambda: ("KillWait = 60 sec", ""))
+    bench.turn()
+    assert bench.lender.grace_seconds == 30.0, "not in every round"
+    bench.turn(600.0)
+    assert bench.lender.grace_seconds == 60.0
+    bench.slurm.failing = "no answer"
+    bench.turn(600.0)
+    assert bench.lender.grace_seconds == 60.0
+
+
+def test_a_state_that_nobody_knows_is_told_and_its_node_left(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.lend("1_1", "node2")
+    bench.turn()
+    bench.lender.ask("job", {"node1": 1})
+    bench.slurm.rows["1_0"] = "DANCING|30:00|1:00:00|node1|pilot|None"
+    bench.turn()
+    assert bench.nodes == ["node1", "node2"]
+    assert bench.lender.leaving() == {"node1": "Slurm has its pilot as DANCING"}
+    assert any("'DANCING', which this version does not know" in warning for warning in bench.lender.warnings())
+    assert bench.slurm.submitted == [(2, ()), (1, ())], "another is asked for"
+    assert bench.slurm.cancelled == [], "a job is there"
+    bench.lender.drop("job", {"node1": (0,)})
+    bench.turn()
+    assert bench.slurm.cancelled == ["1_0"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2.5, 40.0])
+def test_a_pilot_that_is_signalled_is_held_however_slow_its_slurmd_is(bench, seconds):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.lend("1_1", "node2")
+    bench.turn()
+    bench.slurm.rows["1_0"] = "SIGNALING|30:00|1:00:00|node1|pilot|None"
+    bench.turn(seconds)
+    assert (bench.nodes, bench.lender.leaving()) == (["node1", "node2"], {})
+
+
+def test_a_pilot_that_somebody_cancels_is_offered_until_its_killwait_is_over(bench):
+    bench.turn()
+    bench.lend("1_0", "node1")
+    bench.lend("1_1", "node2")
+    bench.turn()
+    bench.lender.ask("job", {"node1": 1})
+    bench.slurm.rows["1_0"] = "COMPLETING|30:00|1:00:00|node1|pilot|None"
+    for _ in range(3):
+        bench.turn()
+        assert bench.nodes == ["node1", "node2"]
+        assert bench.lender.leaving() == {"node1": "Slurm has its pilot as COMPLETING"}
+    bench.slurm.rows["1_0"] = "CANCELLED|0:00|1:00:00|node1|pilot|None"
+    bench.turn()
+    assert (bench.nodes, bench.lender.leaving()) == (["node2"], {})
 
 
 def test_a_host_that_does_not_come_is_not_looked_for_all_the_time(bench):

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from pollux.backends._slurm_pool import Note, Picture, look, plan
+import pytest
+
+from pollux.backends._slurm_pool import Note, look, plan
 from pollux.backends._slurm_script import PilotOptions
-from pollux.backends._slurm_text import PilotRow, read_nodes
+from pollux.backends._slurm_text import JOB_STATES, PilotRow, read_nodes
 
 OPTIONS = PilotOptions(nodes="1..4", gpus_per_node=4, margin_seconds=100.0, ahead_seconds=200.0)
 
@@ -77,9 +79,34 @@ def test_drained_preempted_and_suspended_nodes_are_left():
     assert seen([running(1, state="SUSPENDED")], notes(1)).leaving == {"node1": "Slurm suspended its pilot"}
 
 
-def test_a_node_that_is_down_or_completing_is_gone():
-    assert seen([running(1)], notes(1), states(node1="down*")) == Picture()
-    assert seen([running(1, state="COMPLETING")], notes(1)) == Picture()
+@pytest.mark.parametrize("state", ["COMPLETING", "STAGE_OUT", "LAUNCH_FAILED", "DANCING"])
+def test_a_pilot_that_is_about_to_end_is_left_and_another_counted(state):
+    """KillWait may still run: only what Slurm has as ended is not offered any more."""
+    picture = seen([running(1, state=state)], notes(1))
+    assert [hosted.node.id for hosted in picture.hosts] == ["node1"]
+    assert picture.leaving == {"node1": f"Slurm has its pilot as {state}"}
+    assert picture.steady == picture.waiting == ()
+    busy, idle = (plan(OPTIONS, picture, 1, used, may_submit=True, may_shrink=True) for used in (["node1"], []))
+    assert (busy.submit, busy.cancel) == (1, ())
+    assert (idle.submit, idle.cancel) == (1, ("7_1",))
+
+
+@pytest.mark.parametrize("state", ["SIGNALING", "RESIZING", "UPDATE_DB"])
+def test_a_pilot_that_slurm_does_something_to_is_still_held(state):
+    assert seen([running(1, state=state)], notes(1)) == seen([running(1)], notes(1))
+
+
+@pytest.mark.parametrize("state", ["down*", "down", "fail", "powering_down", "dancing"])
+def test_a_node_that_slurm_has_as_down_is_left_while_its_pilot_is_there(state):
+    picture = seen([running(1)], notes(1), states(node1=state))
+    assert [hosted.node.id for hosted in picture.hosts] == ["node1"]
+    assert picture.leaving == {"node1": f"Slurm has it as {state}"}
+    assert picture.steady == ()
+
+
+@pytest.mark.parametrize("state", [state for state, stand in JOB_STATES.items() if stand in ("gone", "waiting")])
+def test_a_pilot_that_has_ended_or_waits_lends_nothing(state):
+    assert seen([running(1, state=state)], notes(1)).hosts == ()
 
 
 def test_a_node_that_lies_is_not_lent_and_not_asked_for_again():

@@ -5,13 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pollux.backends._slurm_text import (
+    JOB_STATES,
     expand_nodes,
     fold_nodes,
     gres_count,
     gres_type,
+    read_grace,
     read_nodes,
     read_pilots,
     read_seconds,
+    unknown_states,
 )
 from pollux.core.errors import BackendFailed
 
@@ -66,6 +69,29 @@ def test_what_is_no_time_is_refused(text):
         read_seconds(text)
 
 
+PARTITIONS = """\
+PartitionName=main AllowGroups=ALL Default=YES GraceTime=120 PreemptMode=REQUEUE
+PartitionName=short AllowGroups=ALL Default=NO GraceTime=5 PreemptMode=REQUEUE
+"""
+
+
+@pytest.mark.parametrize(("plugin", "partition", "seconds"), [
+    ("preempt/partition_prio", "", 150.0),
+    ("preempt/partition_prio", "main", 150.0),
+    ("preempt/partition_prio", "main,short", 35.0),
+    ("preempt/partition_prio", "other", 30.0),
+    ("preempt/none", "main", 30.0),
+    ("preempt/qos", "main", 30.0),
+])  # fmt: skip
+def test_the_grace_is_that_of_the_partition_and_killwait(plugin, partition, seconds):
+    config = f"JobRequeue              = 1\nKillWait                = 30 sec\nPreemptType             = {plugin}\n"
+    assert read_grace(config, PARTITIONS, partition) == seconds
+
+
+def test_a_grace_that_nobody_tells_is_not_known():
+    assert read_grace("what is this", PARTITIONS, "main") is None
+
+
 def test_rows_of_the_queue():
     rows, odd = read_pilots(
         "12_0|RUNNING|9:59|10:00|node[1-2]|pilot|None\n"
@@ -74,7 +100,7 @@ def test_rows_of_the_queue():
     )
     assert odd == []
     running, waiting, ended = rows
-    assert (running.is_running, running.nodes, running.seconds_left) == (True, ("node1", "node2"), 599.0)
+    assert (running.is_held, running.nodes, running.seconds_left) == (True, ("node1", "node2"), 599.0)
     assert (waiting.is_waiting, waiting.reason, waiting.nodes) == (True, "Resources", ())
     assert (ended.has_ended, ended.comment) == (True, "")
 
@@ -83,7 +109,7 @@ def test_rows_of_the_queue():
     "line",
     [
         "slurm_load_jobs error: Unable to contact slurm controller",
-        "12_0|DANCING|9:59|10:00|node1|pilot|None",
+        "12_0|is down|9:59|10:00|node1|pilot|None",
         "12_x|RUNNING|9:59|10:00|node1|pilot|None",
         "12_0|RUNNING|soon|10:00|node1|pilot|None",
         "12_0|RUNNING|9:59|10:00|node[1|pilot|None",
@@ -97,39 +123,84 @@ def test_a_line_that_is_no_row_is_told_apart(line):
 
 
 @pytest.mark.parametrize(
-    ("state", "verdict"),
+    ("state", "stand"),
     [
-        ("idle", "well"),
-        ("mixed", "well"),
-        ("allocated*", "well"),
-        ("completing", "well"),
-        ("unknown*", "well"),
+        ("idle", "held"),
+        ("mixed", "held"),
+        ("mixed-", "held"),
+        ("allocated*", "held"),
+        ("completing", "held"),
+        ("unknown*", "held"),
         ("draining", "leaving"),
         ("drained*", "leaving"),
         ("failing", "leaving"),
         ("maint", "leaving"),
-        ("down*", "down"),
-        ("down", "down"),
-        ("powering_down", "down"),
-        ("fail", "down"),
+        ("reboot^", "leaving"),
+        ("down*", "leaving"),
+        ("down", "leaving"),
+        ("powering_down", "leaving"),
+        ("fail", "leaving"),
+        ("dancing", "leaving"),
     ],
 )
-def test_states_of_nodes(state, verdict):
+def test_no_state_of_a_node_makes_it_gone(state, stand):
     rows, odd = read_nodes(f"node1|{state}|gpu:a100:4(S:0-1)|10.0.0.1|64|bad fan\n")
     assert odd == []
-    assert (rows["node1"].verdict, rows["node1"].reason) == (verdict, "bad fan")
+    assert (rows["node1"].stand, rows["node1"].reason) == (stand, "bad fan")
+    assert unknown_states([], rows.values()) == (["dancing"] if state == "dancing" else [])
+
+
+# As squeue's manual page of Slurm 25.11 lists them, and those that earlier ones print.
+PRINTED = {
+    "waiting": "PENDING CONFIGURING EXPEDITING POWER_UP_NODE REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD "
+    "SPECIAL_EXIT",
+    "held": "RUNNING RESIZING SIGNALING UPDATE_DB",
+    "leaving": "COMPLETING LAUNCH_FAILED RECONFIG_FAIL STAGE_OUT STOPPED SUSPENDED",
+    "gone": "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT",
+}
+
+
+def row_in(state, nodes="node1"):
+    (row,), odd = read_pilots(f"7_0|{state}|9:59|10:00|{nodes}|pilot|None\n")
+    assert odd == []
+    return row
+
+
+@pytest.mark.parametrize(("state", "stand"), [(state, stand) for stand in PRINTED for state in PRINTED[stand].split()])
+def test_every_state_that_slurm_prints_of_a_job(state, stand):
+    row = row_in(state)
+    assert row.stand == stand
+    assert [row.is_waiting, row.is_held, row.has_nodes, row.has_ended] == [
+        stand == "waiting", stand == "held", stand in ("held", "leaving"), stand == "gone",
+    ]  # fmt: skip
+    assert unknown_states([row], []) == []
+
+
+def test_the_table_has_no_other_states():
+    assert sorted(JOB_STATES) == sorted(" ".join(PRINTED.values()).split())
+
+
+@given(st.from_regex(r"[A-Z][A-Z0-9_]{0,20}", fullmatch=True).filter(lambda state: state not in JOB_STATES))
+def test_a_state_that_nobody_knows_is_leaving_and_told(state):
+    assert row_in(state).stand == "leaving"
+    assert unknown_states([row_in(state)], []) == [state]
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "LAUNCH_FAILED", "NEWEST"])
+def test_what_has_no_nodes_waits_for_some(state):
+    assert row_in(state, nodes="").is_waiting
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "node1|dancing|gpu:4|10.0.0.1|64|none",
+        "node1|not there|gpu:4|10.0.0.1|64|none",
         "node1 idle",
         "|idle|gpu:4|10.0.0.1|64|none",
         "node1|12|gpu:4|10.0.0.1|64|none",
     ],
 )
-def test_a_node_in_no_known_state_is_told_apart(line):
+def test_a_line_that_is_no_node_is_told_apart(line):
     assert read_nodes(line + "\n") == ({}, [line])
 
 

@@ -5,6 +5,7 @@ import pytest
 from pollux.backends.slurm import SlurmBackend
 from pollux.core.errors import InvalidInput, WorkdirMissing
 from pollux.service.launching import folders_of
+from pollux.store.protocol import TelemetryRow
 from pollux.wire.job import CheckpointRequest, JobRequest
 
 
@@ -90,6 +91,23 @@ def test_a_grace_that_is_longer_than_the_notice_is_said(world, tmp_path):
     assert "grace is 600 s, and nodes here are left 180 s" in world.engine.note_on(
         request(tmp_path, grace_seconds=600.0)
     )
+
+
+@pytest.mark.parametrize(("notice", "measured", "words"), [
+    (9.0, None, "9 s of notice, and saving needs 10 s (no checkpoint of it was measured yet)"),
+    (33.0, 40.0, "33 s of notice, and saving needs 63 s (its last checkpoint took 40 s)"),
+    (10.0, None, ""),
+    (33.0, 20.0, ""),
+    (None, 4000.0, ""),
+])  # fmt: skip
+def test_a_notice_that_is_too_short_for_the_jobs_of_that_name_is_said(world, tmp_path, notice, measured, words):
+    world.backend.taken_back_seconds = notice
+    rows = [("job", 1.0, 999.0), ("job-2", 2.0, measured), ("jobs", 3.0, 999.0), ("job-x", 4.0, 999.0)]
+    values = [TelemetryRow(name, at, "report", {"checkpoint_seconds": took}) for name, at, took in rows if measured]
+    world.engine.telemetry.record(values)
+    said = world.engine.note_on(request(tmp_path))
+    assert (words in said, "raise the notice" in said) == (True, bool(words))
+    assert bool(said) == bool(words)
 
 
 def test_slurm_says_how_long_the_notice_is(tmp_path):

@@ -38,3 +38,11 @@ def test_what_the_user_says_to_a_tracker_wins(world):
 def test_ids_are_short_enough_for_trackers(world):
     world.submit("x" * 63, max_gpus=1)
     assert len(run_id(world.engine.board.get("x" * 63).record)) == 64
+
+
+def test_jobs_are_told_how_much_notice_nodes_give_where_that_is_known(world):
+    world.submit("a", max_gpus=1)
+    assert "POLLUX_NOTICE_SECONDS" not in world.backend.launches[-1].env
+    world.backend.taken_back_seconds = 33.0
+    world.submit("b", max_gpus=1)
+    assert world.backend.launches[-1].env["POLLUX_NOTICE_SECONDS"] == "33.0"
