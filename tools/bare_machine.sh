@@ -15,6 +15,7 @@ Runs the Make targets (default: demo test) of a clean clone of HEAD in a bare De
   --torch-wheel PATH   a wheel of torch's CPU build, or a folder with it; without it pip brings the build with CUDA
   --path PATH          where the clone is in the machine (default: /srv/pollux)
   --data FOLDER        the published OSDI'21 data, shown to the tests read-only
+  --set NAME=VALUE     a variable for the targets, such as PYTEST_ADDOPTS=--durations=50; may be given again
   --ci                 run with CI=true, where a skipped test is a failure
   --dir FOLDER         where machines, downloads and transcripts are (default: build/bare); 3 to 12 GB a machine
   --keep               leave the machine in its folder; the default is to remove it
@@ -25,14 +26,14 @@ TEXT
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 release=bookworm user=root wheel='' clone=/srv/pollux data='' ci='' folder=$root/build/bare keep=''
-targets=()
+targets=() more=()
 fail() {
     echo "tools/bare_machine.sh: $*" >&2
     exit 2
 }
 while [ $# -gt 0 ]; do
     case $1 in
-    --release | --user | --torch-wheel | --path | --data | --dir) [ $# -ge 2 ] || fail "$1 needs a value" ;;
+    --release | --user | --torch-wheel | --path | --data | --dir | --set) [ $# -ge 2 ] || fail "$1 needs a value" ;;
     esac
     case $1 in
     --release) release=$2 && shift 2 ;;
@@ -41,6 +42,7 @@ while [ $# -gt 0 ]; do
     --path) clone=$2 && shift 2 ;;
     --data) data=$(realpath "$2") && shift 2 ;;
     --dir) folder=$2 && shift 2 ;;
+    --set) more+=("$2") && shift 2 ;;
     --ci) ci=true && shift ;;
     --keep) keep=yes && shift ;;
     -h | --help) usage && exit 0 ;;
@@ -122,6 +124,7 @@ done < <(env -0)
 [ -z "$wheel" ] || settings+=(PIP_FIND_LINKS=/opt/wheels)
 [ -z "$data" ] || settings+=(POLLUX_OSDI21_DATA=/opt/osdi21)
 [ -z "$ci" ] || settings+=(CI=true)
+settings+=("${more[@]}")
 
 # Seen from the machine at places of their own: a shared cache of pip's downloads, wheels, the published data.
 mkdir -p "$folder/pip-cache-$user" "$machine$home/.cache/pip"
