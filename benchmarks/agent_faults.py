@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pollux
-from pollux.agent.ledger import Ledger
+from pollux.agent.data.ledger import Ledger
 from pollux.testing.training import ReplicaServer, RunningReplicas
 
 PASSES = 4

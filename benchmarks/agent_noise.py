@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pollux.agent.meter import GradientMeter
-from pollux.agent.noise import NoiseEstimate, NoiseTracker
+from pollux.agent.adaptation.noise_scale import NoiseEstimate, NoiseTracker
+from pollux.agent.step.gradient_norms import GradientMeter
 
 DIMENSIONS = 50
 BATCH = 64

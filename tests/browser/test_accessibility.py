@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.stage import PATIENCE_SECONDS
 
-from pollux.agent.receipt import Receipt, Row
+from pollux.agent.reporting.receipt import Receipt, Row
 from pollux.wire.places import receipt_folder
 
 pytestmark = pytest.mark.browser

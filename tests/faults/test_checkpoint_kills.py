@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pollux.agent.checkpoint import Checkpointer, load
+from pollux.agent.checkpoint.checkpointer import Checkpointer, load
 from pollux.testing.forking import fork, read_all
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "10"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pollux.agent.manifest import read_manifest, verify_files
+from pollux.agent.checkpoint.manifest import read_manifest, verify_files
 from pollux.testing.live import LiveSupervisor
 from pollux.testing.training import load_module
 from pollux.testing.waiting import PATIENCE_SECONDS

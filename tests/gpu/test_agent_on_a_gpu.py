@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent.memory import MemoryLimits
-from pollux.agent.tuner import Change
+from pollux.agent.adaptation.batch_tuner import Change
+from pollux.agent.step.oom import MemoryLimits
 from pollux.goodput import BatchChoice
 
 pytestmark = [pytest.mark.gpu]

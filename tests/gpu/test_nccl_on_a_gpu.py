@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pollux.agent import replicas as module
+from pollux.agent.distributed import process_group as module
+from pollux.agent.distributed.process_group import Replicas, WrappedModel
 from pollux.agent.environment import Environment
-from pollux.agent.replicas import Replicas, WrappedModel
 
 pytestmark = [pytest.mark.gpu]
 

@@ -81,14 +81,14 @@ def test_every_variable_of_the_environment_is_documented():
 
 
 def test_every_rule_for_the_learning_rate_is_documented():
-    from pollux.agent import rules
+    from pollux.agent.adaptation import lr_rules
 
     text = sections("training.md")["Learning rate"]
-    assert [name for name in rules.names() if f"| `{name}`" not in text] == []
+    assert [name for name in lr_rules.names() if f"| `{name}`" not in text] == []
 
 
 def test_the_schema_of_the_receipt_is_documented():
-    from pollux.agent.receipt import EVENT_KINDS, Receipt
+    from pollux.agent.reporting.receipt import EVENT_KINDS, Receipt
 
     text = sections("training.md")["Receipt"]
     entries = Receipt("any", mode="exact", initial_batch=1).to_json()
@@ -105,15 +105,15 @@ def test_every_option_of_a_training_job_is_described():
 
 
 def test_the_rules_of_adaptation_are_those_of_the_code():
-    from pollux.agent import guard, noise, tuner
+    from pollux.agent.adaptation import batch_tuner, loss_guard, noise_scale
 
     text = sections("training.md")["Adaptation"]
-    assert f"by more than {tuner.LEAST_GAIN - 1.0:.0%}".replace("%", " %") in text
-    assert tuner.MAX_GROWTH == 2.0
-    assert f"at least {noise.MIN_MEASURED} measured steps" in text
-    assert f"relative width of {tuner.MAX_RELATIVE_WIDTH:g} or less" in text
-    assert f"one {guard._HUGE_DEVIATIONS:g} deviations above" in text
-    assert f"two in a row {guard._DEVIATIONS:g} deviations above" in text
+    assert f"by more than {batch_tuner.LEAST_GAIN - 1.0:.0%}".replace("%", " %") in text
+    assert batch_tuner.MAX_GROWTH == 2.0
+    assert f"at least {noise_scale.MIN_MEASURED} measured steps" in text
+    assert f"relative width of {batch_tuner.MAX_RELATIVE_WIDTH:g} or less" in text
+    assert f"one {loss_guard._HUGE_DEVIATIONS:g} deviations above" in text
+    assert f"two in a row {loss_guard._DEVIATIONS:g} deviations above" in text
 
 
 def training_snippets(folder: str) -> None:

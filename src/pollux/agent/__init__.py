@@ -3,11 +3,11 @@
 It needs PyTorch and knows nothing of clusters, other jobs or policies.
 """
 
-from pollux.agent.job import Job, JobStopped
-from pollux.agent.noise import NoiseEstimate
-from pollux.agent.order import pass_order
-from pollux.agent.receipt import Receipt
-from pollux.agent.start import init
-from pollux.agent.status import PassLedger
+from pollux.agent.adaptation.noise_scale import NoiseEstimate
+from pollux.agent.data.order import pass_order
+from pollux.agent.init import init
+from pollux.agent.job.job import Job, JobStopped
+from pollux.agent.job.status import PassLedger
+from pollux.agent.reporting.receipt import Receipt
 
 __all__ = ["Job", "JobStopped", "NoiseEstimate", "PassLedger", "Receipt", "init", "pass_order"]

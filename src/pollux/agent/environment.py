@@ -1,6 +1,6 @@
 """Where this process stands: torchrun's variables with their usual meaning, and those of Pollux.
 
-Reading only; process groups are made in `replicas`.
+Reading only; process groups are made in `process_group`.
 """
 
 from __future__ import annotations

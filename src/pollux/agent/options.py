@@ -1,6 +1,6 @@
 """What `pollux.init` takes: the kind of each option, and what model, optimiser, schedule and batches must be.
 
-Everything here refuses with one clear error before anything is changed; putting a job together is in `start`.
+Everything here refuses with one clear error before anything is changed; putting a job together is in `init`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from pollux.agent import rules
-from pollux.agent.adapt import BatchRange
+from pollux.agent.adaptation import lr_rules
+from pollux.agent.adaptation.adaptation import BatchRange
+from pollux.agent.adaptation.progress import SCHEDULE_UNITS
+from pollux.agent.checkpoint.training_state import Stateful, require_stateful
+from pollux.agent.data.loader import Loader
 from pollux.agent.environment import Environment
-from pollux.agent.loader import Loader
-from pollux.agent.progress import SCHEDULE_UNITS
-from pollux.agent.state import Stateful, require_stateful
 from pollux.core.errors import InvalidInput, UnknownName
 
 __all__ = [
@@ -59,7 +59,7 @@ _AMOUNT: _Check = (lambda value: _is_number(value) and value > 0, "give a number
 _FLAG: _Check = (lambda value: isinstance(value, bool), "give True or False")
 _PATH: _Check = (lambda value: isinstance(value, str | os.PathLike) and str(value) != "", "give the path of a folder")
 _FUNCTION: _Check = (callable, "give a function")
-_RULES = f"one of {', '.join(rules.names())}, or a function f(scale, gain, group_index) that returns a factor"
+_RULES = f"one of {', '.join(lr_rules.names())}, or a function f(scale, gain, group_index) that returns a factor"
 _COUNTS = ("batch_size", "max_batch_size", "max_local_batch", "num_shards", "epoch_size", "keep_checkpoints")
 _FLAGS = ("shuffle", "pin_memory", "drop_last", "move_batches", "sync_batchnorm", "measure_noise")
 # What an option must be. Model, optimizer, dataset, device and lr_scheduler have checks of their own.

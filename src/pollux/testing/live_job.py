@@ -64,7 +64,7 @@ def expected(epochs: int) -> list[float]:
     """The parameters after so many passes of plain PyTorch, in one process."""
     import torch.nn.functional as F
 
-    from pollux.agent.order import pass_order
+    from pollux.agent.data.order import pass_order
 
     model, optimizer, data = _task()
     for number in range(epochs):
@@ -102,7 +102,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 def _fail_at(folder: Path, text: str) -> None:
-    from pollux.agent import regroup
+    from pollux.agent.elastic import member
 
     phase, ranks, number = text.split("/") if text else ("", "", "0")
 
@@ -113,7 +113,7 @@ def _fail_at(folder: Path, text: str) -> None:
                 os.close(os.open(folder / f"failed-{rank}", os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), int(number))
 
-    regroup.at_phase = fail
+    member.at_phase = fail
 
 
 def _wait(folder: Path, word: str) -> None:

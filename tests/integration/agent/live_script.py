@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import checkpoint, regroup
-from pollux.agent.order import pass_order
+from pollux.agent.checkpoint.checkpointer import checkpointer
+from pollux.agent.data.order import pass_order
+from pollux.agent.elastic import member
 from pollux.testing.live import LiveSupervisor
 
 SIZE, BATCH = 98, 12
@@ -203,7 +204,7 @@ def hang_at(folder: Path, job: Any, step: int) -> None:
 
 def write_slowly(folder: Path) -> None:
     """Files of checkpoints are written once `slow` is gone; `writing-PID` says that one would be."""
-    write = checkpoint.write_files
+    write = checkpointer.write_files
 
     def slowly(*arguments: Any, **options: Any) -> Any:
         (folder / f"writing-{os.getpid()}").touch()
@@ -211,7 +212,7 @@ def write_slowly(folder: Path) -> None:
             time.sleep(0.005)
         return write(*arguments, **options)
 
-    checkpoint.write_files = slowly
+    checkpointer.write_files = slowly
 
 
 def fail_at(folder: Path, phase: str, ranks: list[int], number: int) -> None:
@@ -225,7 +226,7 @@ def fail_at(folder: Path, phase: str, ranks: list[int], number: int) -> None:
                 return
             os.kill(os.getpid(), number)
 
-    regroup.at_phase = fail
+    member.at_phase = fail
 
 
 def finish(supervisor: LiveSupervisor, folder: Path) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pollux
-from pollux.agent.adapt import Adaptation
-from pollux.agent.tuner import Change, fitting_choice
+from pollux.agent.adaptation.adaptation import Adaptation
+from pollux.agent.adaptation.batch_tuner import Change, fitting_choice
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 HERE = str(Path(__file__))

@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent import pass_order
-from pollux.agent.adapt import Adaptation
-from pollux.agent.ledger import Ledger
+from pollux.agent.adaptation.adaptation import Adaptation
+from pollux.agent.data.ledger import Ledger
 from pollux.core.errors import InvalidInput
 from pollux.testing.s3 import make_bucket, s3_server
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from pollux.agent import pass_order
-from pollux.agent.ledger import Ledger
+from pollux.agent.data.ledger import Ledger
 
 SAMPLES, BATCH, EPOCHS, SEED, RATE = 50, 8, 3, 3, 0.01
 WORDS, LENGTH = 20, 9
@@ -85,8 +85,8 @@ def language_model() -> Any:
 
 def scripted_changes() -> None:
     """The batch grows to 24 and 48 at fixed places, with an efficiency of 0.8, whatever the machine's speed."""
-    from pollux.agent.adapt import Adaptation
-    from pollux.agent.tuner import Change, fitting_choice
+    from pollux.agent.adaptation.adaptation import Adaptation
+    from pollux.agent.adaptation.batch_tuner import Change, fitting_choice
 
     def next_change(self: Adaptation, progress: float) -> Change | None:
         total = 48 if progress > 400.0 else 24

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pollux
-from pollux.agent.folder import CheckpointFolder
+from pollux.agent.checkpoint.folder import CheckpointFolder
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 HERE = str(Path(__file__))

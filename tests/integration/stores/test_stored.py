@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.unit.agent.saved_steps import newest, put, state
 
-from pollux.agent.checkpoint import Checkpointer, load
-from pollux.agent.lease import LEASE_NAME, Holder, Lease
-from pollux.agent.manifest import MANIFEST_NAME
-from pollux.agent.stored import StoredFolder, fetch
+from pollux.agent.checkpoint.checkpointer import Checkpointer, load
+from pollux.agent.checkpoint.lease import LEASE_NAME, Holder, Lease
+from pollux.agent.checkpoint.manifest import MANIFEST_NAME
+from pollux.agent.checkpoint.object_store import StoredFolder, fetch
 from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, Unreachable
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.objects import ObjectStore

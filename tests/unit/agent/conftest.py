@@ -1,6 +1,6 @@
 import pytest
 
-from pollux.agent.checkpoint import Checkpointer
+from pollux.agent.checkpoint.checkpointer import Checkpointer
 
 
 @pytest.fixture

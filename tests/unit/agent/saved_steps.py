@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from pollux.agent import checkpoint
-from pollux.agent.checkpoint import Checkpointer, parameter_signature
+from pollux.agent.checkpoint.checkpointer import Checkpointer, parameter_signature
+from pollux.agent.checkpoint.checkpointer import checkpointer as checkpointer_module
 
 
 def state(step: int) -> dict[str, torch.Tensor]:
@@ -31,7 +31,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(bytes(content))
 
 
-def newest(checkpointer: Checkpointer) -> checkpoint.Saved:
+def newest(checkpointer: Checkpointer) -> checkpointer_module.Saved:
     saved = checkpointer.latest()
     assert saved is not None
     return saved

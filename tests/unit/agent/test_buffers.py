@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from pollux.agent.checkpoint.training_state import TrainingState
+from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.elastic.state_transfer import pack
 from pollux.agent.environment import Environment
-from pollux.agent.replicas import Replicas
-from pollux.agent.state import TrainingState
-from pollux.agent.transfer import pack
 from pollux.core.errors import CheckpointMismatch
 
 

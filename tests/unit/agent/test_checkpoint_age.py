@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import checkpoint
+from pollux.agent.checkpoint.checkpointer import checkpointer
+from pollux.agent.checkpoint.folder import last_created
+from pollux.agent.checkpoint.manifest import created_at
 from pollux.agent.environment import Environment
-from pollux.agent.folder import last_created
-from pollux.agent.manifest import created_at
-from pollux.agent.reporting import Teller
+from pollux.agent.reporting.reporter import Teller
 
 HOUR = 3600.0
 
@@ -46,7 +46,7 @@ def hour_ago(monkeypatch):
             return datetime.datetime.now(tz) - datetime.timedelta(seconds=HOUR)
 
     stand_in = SimpleNamespace(datetime=Then, UTC=datetime.UTC)
-    monkeypatch.setattr(checkpoint, "datetime", stand_in)
+    monkeypatch.setattr(checkpointer, "datetime", stand_in)
 
 
 def start(folder: Any, **options: Any) -> Any:

@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pollux.agent import staging
-from pollux.agent.checkpoint import Checkpointer, load
+from pollux.agent.checkpoint.checkpointer import Checkpointer, host_buffers, load
 from pollux.core.errors import (
     CheckpointDamaged,
     InvalidInput,
@@ -96,12 +95,12 @@ def save_at_two(path: Path, replica: int, num_replicas: int) -> None:
     assert checkpointer.last_error is None, checkpointer.last_error
     if replica == 0:
         (path / "losses.json").write_text(json.dumps(after))
-    real = staging._DigestingStream.write
+    real = host_buffers._DigestingStream.write
     if replica == 1:
-        staging._DigestingStream.write = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))  # type: ignore[method-assign]
+        host_buffers._DigestingStream.write = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))  # type: ignore[method-assign]
     checkpointer.save(4, tensors, {}, {}, {}, wait=True)
     assert "full" in str(checkpointer.last_error), checkpointer.last_error
-    staging._DigestingStream.write = real  # type: ignore[method-assign]
+    host_buffers._DigestingStream.write = real  # type: ignore[method-assign]
     if replica == 1:
         with pytest.raises(InvalidInput, match="'user' of type function"):
             checkpointer.save(4, tensors, {"user": lambda: None}, {}, {})

@@ -11,12 +11,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import regroup as module
+from pollux.agent.checkpoint.training_state import State
+from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.elastic import member as module
+from pollux.agent.elastic.member import Live, NotNeeded
+from pollux.agent.elastic.membership import Member, Membership, Plan
 from pollux.agent.environment import Environment
-from pollux.agent.membership import Member, Membership, Plan
-from pollux.agent.regroup import Live, NotNeeded
-from pollux.agent.replicas import Replicas
-from pollux.agent.state import State
 
 PLAN = Plan(1, 0, (Member(0, None),), deadlines={"join": 5.0, "transfer": 5.0}, senders=(0, 1))
 

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import start
-from pollux.agent.astray import Astray
-from pollux.agent.heartbeat import Heartbeat
-from pollux.agent.progress import Progress, Schedule
-from pollux.agent.tuner import Change
+from pollux.agent import init
+from pollux.agent.adaptation.batch_tuner import Change
+from pollux.agent.adaptation.progress import Progress, Schedule
+from pollux.agent.elastic.heartbeat import Heartbeat
+from pollux.agent.elastic.stray_collective import Astray
 from pollux.core.errors import NonFiniteValue, PolluxError
 from pollux.goodput import BatchChoice
 
@@ -26,7 +26,7 @@ from pollux.goodput import BatchChoice
 @pytest.fixture(autouse=True)
 def no_job_stays():
     yield
-    job = start._active() if start._active is not None else None
+    job = init._active() if init._active is not None else None
     if job is not None:
         job.close()
 

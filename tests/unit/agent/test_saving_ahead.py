@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import folder, saving
-from pollux.agent.reporting import Teller
+from pollux.agent.checkpoint.checkpointer import folder
+from pollux.agent.job.job import persistence
+from pollux.agent.reporting.reporter import Teller
 from pollux.core.errors import InvalidInput
 from pollux.core.notice import FIRST_SECONDS, ahead_seconds
 
@@ -80,7 +81,7 @@ def test_a_slow_disk_is_seen_and_saved_ahead_of(start, monkeypatch, disk_seconds
         time.sleep(disk_seconds)
         fsync(number)
 
-    monkeypatch.setattr(saving, "ahead_seconds", noted)
+    monkeypatch.setattr(persistence, "ahead_seconds", noted)
     monkeypatch.setattr(folder.os, "fsync", slow)
     with start("3.2") as job:
         job.checkpoint()

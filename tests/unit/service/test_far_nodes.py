@@ -9,7 +9,7 @@ import pytest
 
 from pollux import policies
 from pollux.agent.environment import read_environment
-from pollux.agent.reporting import Address, _trusting
+from pollux.agent.reporting.reporter import Address, _trusting
 from pollux.backends.fleet import FleetBackend
 from pollux.backends.lender import HostedNode, PooledLender
 from pollux.backends.protocol import Launch

@@ -1,0 +1,115 @@
+"""How far an optimiser's second moments have followed a change of batch, and so how long its steps are.
+
+A model on the host, from gains alone: the moments themselves are not looked at. What a step is then worth is decided
+in `adaptation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["SecondMoments"]
+
+_DECAYS = {"adam": "betas", "adamax": "betas", "amsgrad": "betas", "rmsprop": "alpha", "adadelta": "rho"}
+_FORGETFUL = ("adam", "adamax", "rmsprop", "adadelta")
+_DEFAULT_DECAY = 0.999
+
+
+class SecondMoments:
+    """Second moments by parameter group, relative to those that training at the initial batch M0 would have: r.
+
+    A gradient of S·M0 samples has 1/gain(S) times the squared length, so that with worth counted in steps at M0
+
+    | kind | level | filled | r |
+    |---|---|---|---|
+    | adam and kin, decay β | β·level + (1 − β)/gain | β·filled + (1 − β) | level/filled |
+    | amsgrad | as adam | as adam | greatest level/filled |
+    | adagrad, which sums | level + 1/gain | filled + worth | level/filled |
+
+    `filled` is what `level` would be at M0; dividing by it is Adam's own correction for a start from zero. AdaGrad's
+    sum never forgets, and is set against the sum that a run at M0 has at the same progress. A step is 1/√r times as
+    long as one at M0 with the same learning rate. `steps` is how many steps at M0 the optimiser has done already.
+    """
+
+    def __init__(self, kind: str, decays: Sequence[float], steps: int = 0) -> None:
+        self.kind = kind
+        self._decays = list(decays)
+        self._filled = [float(steps) if kind == "adagrad" else 1.0 - decay**steps for decay in decays]
+        self._level = list(self._filled)
+        self._most = list(self._filled)
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, kind: str) -> SecondMoments | None:
+        """Those of an optimiser of that kind of preconditioner as it is; None where it has none. It may wait."""
+        if kind != "adagrad" and kind not in _DECAYS:
+            return None
+        steps = [state["step"] for state in optimizer.state.values() if "step" in state]
+        return cls(kind, _decays(optimizer, kind), int(steps[0]) if steps else 0)
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take over groups that were added since, and decays that were changed."""
+        self._decays = _decays(optimizer, self.kind)
+        for column in (self._filled, self._level, self._most):
+            column.extend([0.0] * (len(self._decays) - len(column)))
+            del column[len(self._decays) :]
+
+    def take(self, gain: float) -> tuple[float, ...]:
+        """The optimiser steps on a gradient of that gain; r of this step, by group."""
+        for group, decay in enumerate(self._decays):
+            kept, new = (1.0, 1.0) if self.kind == "adagrad" else (decay, 1.0 - decay)
+            self._level[group] = kept * self._level[group] + new / gain
+            self._filled[group] = kept * self._filled[group] + new
+            self._most[group] = max(self._most[group], self._level[group])
+        return self.ratios
+
+    def credit(self, worth: float) -> None:
+        """What the step just taken was worth, in steps at M0; only AdaGrad's reference needs to know."""
+        if self.kind == "adagrad":
+            self._filled = [max(filled + worth - 1.0, 1e-9) for filled in self._filled]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """r as it is, by group; 1 before the first step."""
+        levels = self._most if self.kind == "amsgrad" else self._level
+        return tuple(
+            level / filled if level > 0.0 and filled > 0.0 else 1.0
+            for level, filled in zip(levels, self._filled, strict=True)
+        )
+
+    def settled(self, gain: float) -> tuple[float, ...]:
+        """r that steps of that gain lead to; for AdaGrad and AMSGrad, which do not let go, r as it is."""
+        return (1.0 / gain,) * len(self._decays) if self.kind in _FORGETFUL else self.ratios
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        columns = {"decays": self._decays, "level": self._level, "filled": self._filled, "most": self._most}
+        return {"kind": self.kind, **{name: list(column) for name, column in columns.items()}}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any] | None) -> SecondMoments | None:
+        """What `state_dict` gave; None for None."""
+        if state is None:
+            return None
+        moments = cls(str(state["kind"]), [float(decay) for decay in state["decays"]])
+        moments._level = [float(value) for value in state["level"]]
+        moments._filled = [float(value) for value in state["filled"]]
+        moments._most = [float(value) for value in state["most"]]
+        return moments
+
+
+def _decays(optimizer: torch.optim.Optimizer, kind: str) -> list[float]:
+    return [_decay(group.get(_DECAYS.get(kind, ""))) for group in optimizer.param_groups]
+
+
+def _decay(option: Any) -> float:
+    value = option[1] if isinstance(option, tuple | list) else option
+    if value is None or (isinstance(value, Tensor) and value.device.type != "cpu"):
+        # Reading one on a GPU would wait for the device, at every step.
+        return _DEFAULT_DECAY
+    decay = float(value)
+    return decay if math.isfinite(decay) and 0.0 <= decay < 1.0 else _DEFAULT_DECAY

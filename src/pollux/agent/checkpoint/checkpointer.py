@@ -1,0 +1,531 @@
+"""Checkpoints of a training job: written beside, verified, then renamed; read only when whole.
+
+`Checkpointer` writes `step-0000001234/`, and `step-0000001234-1/`, `-2/` ... where a step is saved again, each time
+whole before the older one goes; `load` fills a job's tensors at any number of replicas. What a manifest says is in
+`manifest`, names and removal in `folder`, the copy and the files in `host_buffers`; when to save is the job's matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import io
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import pollux
+from pollux.agent.checkpoint.agreement import Outcome, attempt, broadcast_text, gather_texts
+from pollux.agent.checkpoint.folder import CheckpointFolder, flush, last_created
+from pollux.agent.checkpoint.host_buffers import Abandoned, HostBuffers, StagedState, pickled, write_files
+from pollux.agent.checkpoint.lease import Holder
+from pollux.agent.checkpoint.manifest import (
+    FORMAT,
+    JSON,
+    FileDigest,
+    Manifest,
+    decode,
+    encode,
+    frozen_json,
+    verify_files,
+)
+from pollux.agent.checkpoint.object_store import StoredFolder, fetch, last_stored, put
+from pollux.agent.checkpoint.reader import Loaded, Saved, load, parameter_signature, read_saved, saved_at, tensor_layout
+from pollux.core.errors import (
+    InvalidInput,
+    MisusedJob,
+    NonFiniteValue,
+    PolluxError,
+)
+from pollux.wire.objects import ObjectStore
+
+__all__ = ["Checkpointer", "Loaded", "Saved", "load", "parameter_signature", "read_saved", "tensor_layout"]
+
+_logger = logging.getLogger("pollux")
+_T = TypeVar("_T")
+_HANDOVER_SECONDS = 30.0
+_LOOK_SECONDS = 5.0
+
+
+class Checkpointer:
+    """Keeps the newest checkpoints of one job in `folder`, a folder each, or in a store with copies in a folder.
+
+    Only one process may write to a folder: replica 0 locks it until `close` or its death. With `sharded` false the
+    state is the same on all replicas, replica 0 alone writes it and no collective runs; with `sharded` true every
+    replica writes its shards, and `save` is called on all of them. `group` must be able to send CPU tensors (gloo) and
+    must not be used by others while a sharded save is in flight; `None` is for one replica. The constructor and
+    `latest` are collective where `num_replicas` > 1. All replicas must see the folder, or reach the store, which
+    `holder` has while it writes there. With `opens` false it is left alone until `rebind`. `measured` is called, by the
+    thread that writes, with the seconds that a checkpoint took from its request until it was whole.
+    """
+
+    def __init__(
+        self,
+        folder: Path | ObjectStore,
+        *,
+        keep: int = 2,
+        replica: int = 0,
+        num_replicas: int = 1,
+        group: dist.ProcessGroup | None = None,
+        sharded: bool = False,
+        opens: bool = True,
+        holder: Holder | None = None,
+    ) -> None:
+        if keep < 1:
+            raise InvalidInput(f"keep is {keep}; at least 1 checkpoint must stay")
+        self._store = folder if isinstance(folder, ObjectStore) else None
+        self.folder = folder.cache if isinstance(folder, ObjectStore) else Path(folder).absolute()
+        self.where = folder.address if isinstance(folder, ObjectStore) else str(self.folder)
+        self.last_saved: Saved | None = None
+        self.last_error: Exception | None = None
+        self.last_pause_seconds = 0.0
+        self.measured: Callable[[float], None] = _unmeasured
+        self._keep = keep
+        self._protected: int | None = None
+        self._replica = replica
+        self._num_replicas = num_replicas
+        self._group = group
+        self._sharded = sharded and num_replicas > 1
+        self._buffers = HostBuffers()
+        self._thread: threading.Thread | None = None
+        self._abandoned = threading.Event()
+        self._disk: CheckpointFolder | None = None
+        self._holder = holder or Holder()
+        self._opening: threading.Thread | None = None
+        self._closed = False
+        if opens:
+            self._on_first_replica(self._open)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this replica writes anything: all do when sharded, otherwise replica 0."""
+        return self._sharded or self._replica == 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is still being written here."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Allocate the host memory for state like this, so that the first save pauses no longer than the others."""
+        if self.writes:
+            self.wait()
+            self._buffers.prepare(tensors)
+
+    def check_objects(self, objects: Mapping[str, object]) -> None:
+        """Raise `InvalidInput` naming the first object that cannot be pickled; nothing is kept or written."""
+        for name, value in objects.items():
+            _pickling(name, value, lambda item: torch.save(item, _Nowhere()))
+
+    def protect(self, step: int | None) -> None:
+        """Keep the newest whole checkpoint at or before this step beyond the `keep` newest; `None` ends it."""
+        self._protected = step
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        objects: Mapping[str, object],
+        values: Mapping[str, JSON],
+        signature: Mapping[str, JSON],
+        *,
+        wait: bool = False,
+        check_finite: bool = True,
+        finite: Collection[str] | None = None,
+    ) -> bool:
+        """Copy the state and write it in the background; everything passed may be changed when this returns.
+
+        A save still in flight is waited for first, and so, with `wait`, is this one. One that is on its way to a store
+        is not: it goes on and false is returned, or is given up where `wait` asks for this one. Tensors go by flat
+        names such as
+        `model.layer.weight`; with `check_finite` nothing is published while one of those named in `finite` (`None`:
+        all named `model.*`) has a value that is NaN or infinite. An object that cannot be pickled raises
+        `InvalidInput` at once, on every replica that has it. A write that fails is logged and kept in `last_error`;
+        the older checkpoints stay. A whole checkpoint of the same step is replaced once the new one is whole.
+        Replicas that do not write only look at the objects.
+        """
+        began = time.perf_counter()
+        if not self.writes:
+            # So that all replicas end alike, and none is left waiting for replica 0.
+            self.check_objects(objects)
+            return True
+        if self._is_sending and not wait:
+            # A store may be slow, or away for a while: training does not wait for it.
+            _logger.info("no checkpoint of step %d: the one before is still being sent to %s", step, self.where)
+            return False
+        if self._is_sending:
+            # This one is newer, and there may be little time.
+            self._abandoned.set()
+        self.wait()
+        self._abandoned.clear()
+        if finite is None:
+            finite = [name for name in tensors if name.startswith("model.")]
+        request = self._request(step, tensors, objects, values, signature, frozenset(finite if check_finite else ()))
+        refused = request.staged.problem if isinstance(request.staged.problem, InvalidInput) else None
+        if refused is None or self._sharded:
+            self._start(request)
+        if refused is not None:
+            # When sharded, the others learn it from the exchange that was just begun.
+            raise InvalidInput(str(refused)) from refused
+        if wait:
+            self.wait()
+        self.last_pause_seconds = time.perf_counter() - began
+        return True
+
+    @property
+    def _is_sending(self) -> bool:
+        """Whether a save is on its way to a store, of which only this replica knows."""
+        return self._store is not None and not self._sharded and self.busy
+
+    def settle(self) -> bool:
+        """Wait for a save in flight, unless it is on its way to a store; whether none is in flight any more."""
+        if not self._is_sending:
+            self.wait()
+        return not self._is_sending
+
+    def wait(self) -> None:
+        """Return when no save is in flight; how it went is in `last_saved` and `last_error`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def unbind(self) -> None:
+        """Let go of the group; a save in flight goes on, since only a sharded one needs others."""
+        self._group = None
+
+    def rebind(self, replica: int, num_replicas: int, group: dist.ProcessGroup | None) -> None:
+        """Go on as that replica of other ones; not for sharded state. Whoever is replica 0 now holds the folder.
+
+        It takes hold of it when it first writes, since the one before may have to finish a save.
+        """
+        self._replica, self._num_replicas, self._group = replica, num_replicas, group
+        if replica != 0 and self._disk is not None:
+            self.wait()
+            self._let_go()
+        if replica == 0 and self._store is not None and self._disk is None:
+            # Nobody else is to find that nobody holds it.
+            self._opening = threading.Thread(target=self._take_hold_or_say, name="pollux-hold", daemon=True)
+            self._opening.start()
+
+    def abandon(self) -> None:
+        """Give up the save in flight, if any; what it wrote is removed. When sharded, call it on all replicas."""
+        self._abandoned.set()
+        if not self._sharded:
+            self.wait()
+        # A thread that waits for a peer keeps its own event and memory, and can no longer publish.
+        self._thread = None
+        self._abandoned = threading.Event()
+        self._buffers = HostBuffers() if self._sharded else self._buffers
+
+    def latest(self) -> Saved | None:
+        """The newest whole checkpoint, or `None` where there is none; waits for a save in flight.
+
+        Replica 0 verifies every checksum, the others take its word. A damaged one is skipped with one warning; where
+        none is whole `CheckpointDamaged` is raised, where the newest is of another format `CheckpointMismatch`,
+        on all replicas alike.
+        """
+        self.wait()
+        if self._store is not None:
+            return self._latest_stored(self._store)
+        found = self._on_first_replica(lambda: self._folder_here().newest_whole())
+        if not found:
+            return None
+        name, manifest = found
+        return saved_at(self.folder / name, decode(manifest.encode()))
+
+    def _latest_stored(self, store: ObjectStore) -> Saved | None:
+        """Replica 0 finds it, and every machine brings it to its own disk; each may take longer than a collective."""
+
+        def find() -> list[str] | None:
+            if self._replica != 0:
+                return None
+            disk = self._folder_here()
+            assert isinstance(disk, StoredFolder)
+            found = disk.newest_whole()
+            return None if found is None else [*found, disk.key_of(found[0])]
+
+        found = self._patiently(find)[0]
+        if found is None:
+            return None
+        name, manifest, key = found
+        self._patiently(lambda: str(fetch(store, name, key, manifest.encode(), self._holder.launch)))
+        return saved_at(self.folder / name, decode(manifest.encode()))
+
+    def ask_created(self, tell: Callable[[float | None], None]) -> None:
+        """Tell when the newest checkpoint was made, whoever did so, in seconds since 1970; None where nobody can tell.
+
+        Of a store later, from another thread: training does not wait for an answer of it.
+        """
+        store = self._store
+        if store is None:
+            tell(last_created(self.folder))
+        else:
+            threading.Thread(target=lambda: tell(last_stored(store)), name="pollux-age", daemon=True).start()
+
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps than this: after a roll-back their course is not to be resumed.
+
+        Where no whole one is left at or before the step, the later one nearest to it stays until the next save.
+        """
+        self.wait()
+        if self._disk is not None:
+            self._disk.drop_after(step)
+
+    def close(self, most_seconds: float | None = None) -> None:
+        """Wait for a save in flight and release the folder; nothing can be saved afterwards.
+
+        One that is on its way to a store is given up after `most_seconds`, where they are given.
+        """
+        if self._is_sending and most_seconds is not None and self._thread is not None:
+            self._thread.join(most_seconds)
+            self._abandoned.set()
+        self.wait()
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        # The thread that takes hold of a store may come to the same end at this moment.
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.release()
+
+    def _open(self) -> None:
+        self._disk = CheckpointFolder(self.folder) if self._store is None else StoredFolder(self._store, self._holder)
+
+    def _take_hold_or_say(self) -> None:
+        try:
+            self._take_hold()
+        except PolluxError as error:
+            # It is tried again when there is something to save.
+            _logger.warning("%s is not held yet: %s", self.where, error)
+        if self._is_over:
+            # A store took its time, and it is not wanted any more.
+            self._let_go()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether this one is not to hold anything any more."""
+        return self._closed or self._replica != 0
+
+    def _take_hold(self) -> None:
+        """Open the folder as soon as the replica that held it has let it go."""
+        if self._opening not in (None, threading.current_thread()):
+            self._opening.join()
+        end = time.monotonic() + _HANDOVER_SECONDS
+        while self._disk is None and not self._is_over:
+            try:
+                self._open()
+            except MisusedJob:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
+
+    def _folder_here(self) -> CheckpointFolder:
+        if self._disk is None:
+            raise MisusedJob(f"replica {self._replica} does not hold {self.where}; only replica 0 does")
+        return self._disk
+
+    def _on_first_replica(self, decide: Callable[[], _T]) -> _T:
+        """What `decide` returns on replica 0, or the error it raises there, on all replicas."""
+        if self._num_replicas == 1:
+            return decide()
+        outcome: Outcome[_T] = attempt(decide) if self._replica == 0 else Outcome()
+        return Outcome[_T].read(broadcast_text(outcome.text(), self._group)).get()
+
+    def _request(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        objects: Mapping[str, object],
+        values: Mapping[str, JSON],
+        signature: Mapping[str, JSON],
+        finite: frozenset[str],
+    ) -> _Request:
+        began = time.monotonic()
+        if step < 0 or not tensors.keys().isdisjoint(objects):
+            twice = ", ".join(sorted(tensors.keys() & objects.keys()))
+            raise InvalidInput(
+                f"step {step} must not be negative, and no name both tensor and object: {twice or 'none'}"
+            )
+        manifest = Manifest(
+            format=FORMAT,
+            pollux=pollux.__version__,
+            torch=str(torch.__version__),
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            step=step,
+            num_replicas=self._num_replicas,
+            values=frozen_json("value", values),
+            signature=frozen_json("signature", signature),
+            tied={},
+            files={},
+        )
+        staged = attempt(lambda: self._buffers.stage(tensors, _pickled_objects(objects)))
+        return _Request(manifest, staged, finite, self._abandoned, began)
+
+    def _start(self, request: _Request) -> None:
+        # A peer that hangs must not hold up the exit of this process; alone, the write is let finish.
+        name = f"checkpoint-{request.manifest.step}"
+        self._thread = threading.Thread(target=self._write, args=(request,), name=name, daemon=self._sharded)
+        self._thread.start()
+
+    def _write(self, request: _Request) -> None:
+        """The background thread: all replicas that write go through the same exchanges, whatever fails on one."""
+        step = request.manifest.step
+        beside, target = "", ""
+        try:
+            beside, target = self._together(lambda: self._begin(request))[0]
+            name, manifest = self._write_beside(request, self.folder / beside, target)
+            self.last_saved = saved_at(self.folder / name, decode(manifest.encode()))
+            self.last_error, target = None, ""
+            self.measured(time.monotonic() - request.began)
+        except Abandoned:
+            _logger.info("the checkpoint of step %d was abandoned", step)
+        except Exception as error:
+            # The traceback would keep the frames, and through them the state, alive.
+            self.last_error = error.with_traceback(None)
+            _logger.warning(
+                "the checkpoint of step %d was not written to %s: %s; training goes on, older checkpoints stay",
+                step,
+                self.where,
+                str(error) or type(error).__name__,
+            )
+        self._clear(beside, target)
+
+    def _clear(self, beside: str, target: str) -> None:
+        """Remove what is left of a save: the folder that was written to, and what was put under a name in vain."""
+        if beside and (self._disk is not None or self._store is not None):
+            shutil.rmtree(self.folder / beside, ignore_errors=True)
+        if target and self._disk is not None:
+            with contextlib.suppress(PolluxError):
+                self._disk.withdraw(target)
+
+    def _begin(self, request: _Request) -> tuple[str, str]:
+        """On replica 0 the names of the new folder to write to and, where known, of what it will be."""
+        _require_finite(request.staged.get(), request.finite)
+        if self._replica == 0:
+            self._take_hold()
+        return self._disk.begin(request.manifest.step) if self._disk is not None else ("", "")
+
+    def _write_beside(self, request: _Request, beside: Path, target: str) -> tuple[str, str]:
+        """The name under which what was written there is now published, and its manifest as text."""
+        parts = self._together(lambda: self._write_part(request, beside, target))
+        files = {name: FileDigest(**digest) for part in parts for name, digest in part.items()}
+        return self._together(lambda: self._publish(request, beside, target, files))[0]
+
+    def _write_part(self, request: _Request, beside: Path, target: str) -> dict[str, Any]:
+        if self._store is not None:
+            # Replica 0 made it on its own machine.
+            beside.mkdir(exist_ok=True)
+        group = (self._group or dist.group.WORLD) if self._sharded else None
+        digests = write_files(beside, request.staged.get(), abandoned=request.abandoned, group=group)
+        for name in digests:
+            flush(beside / name)
+        request.proceed()
+        verify_files(beside, digests, from_disk=True)
+        if self._store is not None:
+            put(self._store, beside, digests, target, request.proceed)
+        return {name: asdict(digest) for name, digest in digests.items()}
+
+    def _publish(
+        self, request: _Request, beside: Path, target: str, files: Mapping[str, FileDigest]
+    ) -> tuple[str, str]:
+        request.proceed()
+        if self._disk is None:
+            return "", ""
+        manifest = dataclasses.replace(request.manifest, files=files, tied=request.staged.get().tied)
+        name = self._disk.publish(beside, manifest, target)
+        self._disk.retain(name, self._keep, self._protected)
+        return name, encode(manifest).decode()
+
+    def _together(self, action: Callable[[], _T]) -> list[_T]:
+        """What `action` returned on every writing replica; where it failed on any, an error on all."""
+        if not self._sharded:
+            return [action()]
+        return self._on_all(action)
+
+    def _patiently(self, action: Callable[[], _T]) -> list[_T]:
+        """As `_on_all`, for what may take longer than a collective may: replicas look at each other now and then."""
+        if self._num_replicas == 1:
+            return [action()]
+        outcomes: list[Outcome[_T]] = []
+        thread = threading.Thread(target=lambda: outcomes.append(attempt(action)), name="pollux-fetch", daemon=True)
+        thread.start()
+        while True:
+            thread.join(_LOOK_SECONDS)
+            texts = gather_texts(outcomes[0].text() if outcomes else "", self._group, self._num_replicas)
+            if all(texts):
+                outcomes[0].get()
+                return [Outcome[_T].read(text).get() for text in texts]
+
+    def _on_all(self, action: Callable[[], _T]) -> list[_T]:
+        """What `action` returned on every replica; where it failed on any, an error on all."""
+        outcome = attempt(action)
+        if self._num_replicas == 1:
+            return [outcome.get()]
+        texts = gather_texts(outcome.text(), self._group, self._num_replicas)
+        outcome.get()
+        return [Outcome[_T].read(text).get() for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One save: its manifest but for the files, the state or why there is none, what must be finite, the way out."""
+
+    manifest: Manifest
+    staged: Outcome[StagedState]
+    finite: frozenset[str]
+    abandoned: threading.Event
+    began: float
+
+    def proceed(self) -> None:
+        """Raise `Abandoned` where nothing is to come of it any more."""
+        if self.abandoned.is_set():
+            raise Abandoned
+
+
+def _unmeasured(seconds: float) -> None:
+    """Until somebody wants to know."""
+
+
+def _pickled_objects(objects: Mapping[str, object]) -> dict[str, bytes]:
+    return {name: _pickling(name, value, pickled) for name, value in objects.items()}
+
+
+def _pickling(name: str, value: object, pickle: Callable[[object], _T]) -> _T:
+    try:
+        return pickle(value)
+    except Exception as error:
+        raise InvalidInput(
+            f"'{name}' of type {type(value).__name__} cannot be pickled: {error}; "
+            "have its state_dict() return tensors and plain values, or leave it out"
+        ) from error
+
+
+class _Nowhere(io.BytesIO):
+    """A file that forgets, so that a look at large objects takes no memory."""
+
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes
+
+
+def _require_finite(state: StagedState, names: frozenset[str]) -> None:
+    wanted = {state.tied.get(name, name) for name in names}
+    for name, staged in state.tensors.items():
+        host = staged.host
+        if name not in wanted or not (host.is_floating_point() or host.is_complex()):
+            continue
+        # Types of one byte have no isfinite of their own.
+        if not bool(torch.isfinite(host.float() if host.itemsize == 1 else host).all()):
+            raise NonFiniteValue(
+                f"{name} has values that are NaN or infinite; lower the learning rate or clip gradients"
+            )

@@ -1,0 +1,353 @@
+"""Checkpoints in a store of objects, such as S3: the same names and rules as in a folder, and copies on each machine.
+
+A checkpoint's files are put there first and its manifest last, so that no half of one is ever found; one that is to go
+loses its manifest first. Every attempt puts its files under a name of its own, `step-0000001234~000003-5f2c81aa`, with
+the generation that wrote it: whoever else writes, by mistake or not knowing that it was replaced, touches none of them.
+What is read is first brought to a folder of this machine and verified there, so that files are written and read in one
+way, wherever they are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from pollux.agent.checkpoint.folder import CheckpointFolder, flush, place_of, require_step, seal, step_name
+from pollux.agent.checkpoint.lease import BEAT_SECONDS, Holder, Lease, place_of_lock
+from pollux.agent.checkpoint.manifest import MANIFEST_NAME, Manifest, created_at, decode, digest_file, verify_files
+from pollux.core.errors import CheckpointDamaged, CheckpointMismatch, PolluxError
+from pollux.wire.objects import ObjectStore
+
+__all__ = ["StoredFolder", "fetch", "last_stored", "put"]
+
+_DAMAGED_NAME = "damaged.json"
+_ENTRY = re.compile(r"(step-\d{10,}(?:-[1-9]\d*)?)~(\d{6,})-([0-9a-f]{8})")
+_ATTEMPTS = 2
+_logger = logging.getLogger("pollux")
+
+
+class _Entry(NamedTuple):
+    """One attempt at a checkpoint, in the order in which attempts count: by step, number, generation and chance."""
+
+    place: tuple[int, int]
+    generation: int
+    token: str
+    key: str
+    sizes: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        """What it is called, and what its copy is."""
+        return step_name(*self.place)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it has its manifest."""
+        return MANIFEST_NAME in self.sizes
+
+
+def put(store: ObjectStore, beside: Path, names: Iterable[str], key: str, proceed: Callable[[], None]) -> None:
+    """Files of a folder as parts of the checkpoint `key`; `proceed` raises where that is to end."""
+    for name in sorted(names):
+        proceed()
+        store.upload(beside / name, f"{key}/{name}", proceed)
+
+
+def fetch(store: ObjectStore, name: str, key: str, content: bytes, launch: str = "") -> Path:
+    """The folder of this machine with the checkpoint `key`, whose manifest is `content`; every file there is verified.
+
+    A copy from before is used where it is the same; others of this `launch` that ask on this machine take its word.
+    What was brought before an end in between is not brought again.
+    """
+    manifest = decode(content)
+    path = store.cache / name
+    seen = store.cache / f".verified-{name}"
+    word = f"{launch} {hashlib.sha256(content).hexdigest()}"
+    with _one_at_a_time(store.cache) as alone:
+        if alone:
+            _clear(store.cache, path, store.cache / f".fetch-{name}", seen)
+        if launch and _text(seen) == word and _has(path, content, manifest):
+            return path
+        if not _is_copy(path, content, manifest):
+            beside = store.cache / (f".fetch-{name}" if alone else f".fetch-{name}-{secrets.token_hex(4)}")
+            beside.mkdir(exist_ok=True)
+            _download(store, key, manifest, beside)
+            (beside / MANIFEST_NAME).write_bytes(content)
+            if path.exists():
+                # A copy of another one, which had this name before.
+                shutil.rmtree(path, ignore_errors=True)
+            os.rename(beside, path)
+        seen.write_text(word)
+    return path
+
+
+def last_stored(store: ObjectStore) -> float | None:
+    """When the newest checkpoint in a store was made, in seconds since 1970; None where nobody can tell."""
+    try:
+        entries = [entry for entry in _entries(store.sizes()) if entry.is_published]
+        return None if not entries else created_at(decode(store.read(f"{entries[0].key}/{MANIFEST_NAME}")).created)
+    except (OSError, PolluxError) as error:
+        _logger.debug("no age of the last checkpoint: %s", error)
+        return None
+
+
+class StoredFolder(CheckpointFolder):
+    """The checkpoints under one address, held by a lease, with copies of the newest in a folder of this machine.
+
+    Paths are those that copies have or would have; whether a checkpoint is there is known from the store alone.
+    """
+
+    def __init__(self, store: ObjectStore, holder: Holder, beat_seconds: float = BEAT_SECONDS) -> None:
+        super().__init__(store.cache, insists=False)
+        self._store = store
+        self._holder = holder
+        self._keys: dict[Path, str] = {}
+        self._halves: set[str] = set()
+        assert self._lock is not None
+        try:
+            self._lease = Lease(store, holder, place_of_lock(self._lock) if self._exclusive else "", beat_seconds)
+            if not self._lease.handed_over:
+                self._store.remove(self._objects(entry for entry in self._all() if _is_half(entry)))
+        except BaseException:
+            self._unlock()
+            raise
+
+    def release(self) -> None:
+        """Let others write there."""
+        self._lease.release()
+        self._unlock()
+
+    def published(self) -> dict[tuple[int, int], Path]:
+        """By (step, number), the newest first; whole or not. Of several attempts at one, the last start's counts."""
+        found: dict[tuple[int, int], Path] = {}
+        for entry in self._all():
+            if entry.is_published and entry.place not in found:
+                found[entry.place] = self.path / entry.name
+                self._keys[found[entry.place]] = entry.key
+        return found
+
+    def key_of(self, name: str) -> str:
+        """What a checkpoint that was found is called in the store."""
+        return self._keys[self.path / name]
+
+    def begin(self, step: int) -> tuple[str, str]:
+        """Make a folder of this machine to write to, and choose the name to put its files under; both are returned."""
+        beside, _ = super().begin(step)
+        self._lease.require()
+        number = max((entry.place[1] for entry in self._all() if entry.place[0] == step), default=-1) + 1
+        return beside, f"{step_name(step, number)}~{self._holder.generation:06d}-{secrets.token_hex(4)}"
+
+    def publish(self, beside: Path, manifest: Manifest, target: str = "") -> str:
+        """Put the manifest there, once all files are; what was written here stays as a copy where it is all there is.
+
+        Other replicas may have put their parts from other machines.
+        """
+        seal(beside, manifest)
+        entry = next((entry for entry in self._all() if entry.key == target), None)
+        for name, digest in manifest.files.items():
+            if entry is None or entry.sizes.get(name) != digest.size:
+                raise CheckpointDamaged(f"{self._store.address}/{target}/{name} is not there as it was put")
+        assert entry is not None
+        self._lease.require()
+        self._store.write(f"{target}/{MANIFEST_NAME}", (beside / MANIFEST_NAME).read_bytes())
+        try:
+            self._lease.require()
+        except PolluxError:
+            # Taken at that very moment.
+            self._store.remove([f"{target}/{MANIFEST_NAME}"])
+            raise
+        path = self.path / entry.name
+        self._keys[path] = target
+        if all((beside / name).exists() for name in manifest.files):
+            shutil.rmtree(path, ignore_errors=True)
+            os.rename(beside, path)
+            flush(self.path)
+        return entry.name
+
+    def retain(self, name: str, keep: int, protected: int | None = None) -> None:
+        """As in a folder; a store that fails now is cleared by the next one, and none removes what is newer."""
+        try:
+            super().retain(name, keep, protected)
+            self._clear_halves()
+            names = {path.name for path in self.published().values()}
+            for copy in self.path.iterdir():
+                if place_of(copy) is not None and copy.name not in names:
+                    shutil.rmtree(copy, ignore_errors=True)
+        except PolluxError as error:
+            _logger.warning("older checkpoints in %s could not be cleared: %s", self._store.address, error)
+
+    def drop_after(self, step: int) -> None:
+        """As in a folder; where the store fails, they stay, which the log says."""
+        try:
+            super().drop_after(step)
+        except PolluxError as error:
+            _logger.error("checkpoints after step %d in %s could not be removed: %s", step, self._store.address, error)
+
+    def discard(self, path: Path) -> None:
+        """Remove a checkpoint, its manifest first."""
+        entries = [entry for entry in self._all() if entry.name == path.name and not _is_half(entry)]
+        try:
+            self._store.remove(self._objects(entries))
+        except PolluxError as error:
+            _logger.warning("the old checkpoint %s cannot be removed: %s", path.name, error)
+        if path.exists():
+            super().discard(path)
+        self._damaged.discard(path)
+        self._spared.discard(path)
+
+    def withdraw(self, target: str) -> None:
+        """Remove what was put there of one that was not published."""
+        self._store.remove(self._objects(entry for entry in self._all() if entry.key == target and _is_half(entry)))
+
+    def _stays(self, place: tuple[int, int], newest: tuple[int, int] | None) -> bool:
+        # Another that trains with this one may have published it while this one was still sending.
+        return newest is not None and place > newest
+
+    def _clear_halves(self) -> None:
+        """Remove what was never published and was there the last time already: whoever sent it is gone."""
+        halves = [entry for entry in self._all() if _is_half(entry)]
+        self._store.remove(self._objects(entry for entry in halves if entry.key in self._halves))
+        self._halves = {entry.key for entry in halves}
+
+    def _read_whole(self, path: Path) -> str:
+        content, _ = self._manifest(path)
+        fetch(self._store, path.name, self._keys[path], content, self._holder.launch)
+        return content.decode()
+
+    def _is_whole(self, path: Path) -> bool:
+        """By its manifest and the sizes of its files: stores keep content, and a look at it costs a transfer."""
+        try:
+            _, manifest = self._manifest(path)
+        except (CheckpointDamaged, CheckpointMismatch):
+            return False
+        sizes = next((entry.sizes for entry in self._all() if entry.key == self._keys[path]), {})
+        return all(sizes.get(name) == digest.size for name, digest in manifest.files.items())
+
+    def _set_aside(self, path: Path) -> None:
+        name = f"{self._keys[path]}/{MANIFEST_NAME}"
+        with contextlib.suppress(FileNotFoundError):
+            self._store.write(f"{self._keys[path]}/{_DAMAGED_NAME}", self._store.read(name))
+        self._store.remove([name])
+        self._damaged.discard(path)
+        self._spared.discard(path)
+        _logger.warning("the damaged checkpoint %s/%s is not used any more", self._store.address, self._keys[path])
+
+    def _manifest(self, path: Path) -> tuple[bytes, Manifest]:
+        where = f"{self._store.address}/{self._keys[path]}"
+        try:
+            content = self._store.read(f"{self._keys[path]}/{MANIFEST_NAME}")
+            manifest = decode(content)
+        except FileNotFoundError as error:
+            raise CheckpointDamaged(f"{where}: its manifest is gone") from error
+        except CheckpointDamaged as error:
+            raise CheckpointDamaged(f"{where}: {error}") from error
+        except CheckpointMismatch as error:
+            raise CheckpointMismatch(f"{where}: {error}") from error
+        require_step(path, manifest)
+        return content, manifest
+
+    def _all(self) -> list[_Entry]:
+        return _entries(self._store.sizes())
+
+    def _objects(self, entries: Iterable[_Entry]) -> list[str]:
+        """Of these, the manifests first."""
+        names = [f"{entry.key}/{name}" for entry in entries for name in entry.sizes]
+        return sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}"))
+
+
+def _entries(sizes: Mapping[str, int]) -> list[_Entry]:
+    """Everything that looks like a checkpoint or a part of one, the newest first."""
+    found: dict[str, dict[str, int]] = {}
+    for name, size in sizes.items():
+        key, slash, file = name.partition("/")
+        if slash:
+            found.setdefault(key, {})[file] = size
+    entries = []
+    for key, files in found.items():
+        match = _ENTRY.fullmatch(key)
+        place = None if match is None else place_of(PurePosixPath(match[1]))
+        if match is not None and place is not None:
+            entries.append(_Entry(place, int(match[2]), match[3], key, files))
+    return sorted(entries, reverse=True)
+
+
+def _is_half(entry: _Entry) -> bool:
+    return not entry.is_published and _DAMAGED_NAME not in entry.sizes
+
+
+def _clear(cache: Path, *kept: Path) -> None:
+    """Remove copies of other checkpoints, what was begun of them, and what killed writers left."""
+    for other in cache.iterdir():
+        if other in kept or not (place_of(other) or other.name.startswith((".fetch-step", ".verified-"))):
+            continue
+        if other.is_dir():
+            shutil.rmtree(other, ignore_errors=True)
+        else:
+            other.unlink(missing_ok=True)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _has(path: Path, content: bytes, manifest: Manifest) -> bool:
+    try:
+        sizes = {name: (path / name).stat().st_size for name in manifest.files}
+        same = (path / MANIFEST_NAME).read_bytes() == content
+    except OSError:
+        return False
+    return same and all(sizes[name] == digest.size for name, digest in manifest.files.items())
+
+
+def _is_copy(path: Path, content: bytes, manifest: Manifest) -> bool:
+    try:
+        if not _has(path, content, manifest):
+            return False
+        verify_files(path, manifest.files)
+    except CheckpointDamaged:
+        return False
+    return True
+
+
+def _download(store: ObjectStore, key: str, manifest: Manifest, beside: Path) -> None:
+    for attempt in range(_ATTEMPTS):
+        try:
+            for name, digest in sorted(manifest.files.items()):
+                # What was brought before an end in between need not be brought again.
+                if not ((beside / name).exists() and digest_file(beside / name) == digest):
+                    store.download(f"{key}/{name}", beside / name)
+            verify_files(beside, manifest.files)
+            return
+        except FileNotFoundError as error:
+            raise CheckpointDamaged(f"{store.address}/{key}: a file of it is gone ({error})") from error
+        except CheckpointDamaged as error:
+            # It may have been damaged on its way.
+            if attempt + 1 == _ATTEMPTS:
+                raise CheckpointDamaged(f"{store.address}/{key}: {error}") from error
+
+
+@contextlib.contextmanager
+def _one_at_a_time(cache: Path) -> Iterator[bool]:
+    """Only one process of this machine brings a copy; false where its file system knows no locks."""
+    lock = os.open(cache / ".fetch-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            alone = True
+        except OSError:
+            alone = False
+        yield alone
+    finally:
+        os.close(lock)

@@ -1,0 +1,104 @@
+"""What a trial that ended its process leaves to the next start: two small files in the checkpoint folder.
+
+Out of memory in the script's own code, or where a step cannot be dropped, ends the process. `oom` has the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["Lesson", "TrialNotes"]
+
+_TRIAL = ".trial.json"
+_LIMITS = ".out-of-memory.json"
+# A kill may hit a trial by chance; the same one twice is its doing.
+_DEATHS = 2
+
+
+class Lesson(NamedTuple):
+    """The local batch that ended an earlier start, and the largest to run with instead."""
+
+    local_batch: int
+    largest: int
+
+
+class TrialNotes:
+    """Trials by GPU type, kept outside of checkpoints: those are of steps before.
+
+    An out-of-memory error counts at once. Deaths that say nothing, such as SIGKILL, count where `counts_deaths`, only
+    above a batch that held, and only when the same trial dies a second time. What cannot be written or read is left
+    out.
+    """
+
+    def __init__(self, folder: Path, gpu_type: str, counts_deaths: bool) -> None:
+        self._folder = folder
+        self._gpu_type = gpu_type
+        self._counts_deaths = counts_deaths
+        self._trying: Lesson | None = None
+
+    def begin(self, local_batch: int, held: int, writes: bool = True) -> None:
+        """A step at a local batch that never ran is about to begin; `held`: the largest that did, 0 where none."""
+        self._trying = Lesson(local_batch, held or max(local_batch // 2, 1))
+        if not (writes and self._counts_deaths and held):
+            return
+        before = self._read(_TRIAL)
+        same = (before.get("gpu_type"), before.get("local_batch")) == (self._gpu_type, local_batch)
+        self._write(_TRIAL, self._trial(self._trying, before.get("deaths", 0) if same else 0, is_open=True))
+
+    def end(self, writes: bool = True) -> None:
+        """The trial is over, and this process lives."""
+        if self._trying is not None and writes and self._counts_deaths:
+            with contextlib.suppress(OSError):
+                (self._folder / _TRIAL).unlink(missing_ok=True)
+        self._trying = None
+
+    def ran_out(self) -> None:
+        """This process ends for want of memory, which outside of a trial says nothing of the batch."""
+        if self._trying is not None:
+            self._learn(self._trying)
+            self.end()
+
+    def lesson(self, writes: bool = True) -> Lesson | None:
+        """What earlier starts learned on this GPU type; asked once, at the start, with `writes` by one replica."""
+        if writes:
+            self._count_death()
+        known = self._read(_LIMITS).get(self._gpu_type)
+        if not isinstance(known, list) or len(known) != 2 or not all(isinstance(n, int) and n > 0 for n in known):
+            return None
+        return Lesson(*known)
+
+    def _count_death(self) -> None:
+        note = self._read(_TRIAL)
+        numbers: list[Any] = [note.get(name) for name in ("local_batch", "largest", "deaths")]
+        if not note.get("open") or note.get("gpu_type") != self._gpu_type:
+            return
+        if not all(isinstance(number, int) for number in numbers):
+            return
+        tried, deaths = Lesson(*numbers[:2]), numbers[2]
+        if deaths + 1 >= _DEATHS:
+            self._learn(tried)
+        self._write(_TRIAL, self._trial(tried, deaths + 1, is_open=False))
+
+    def _trial(self, tried: Lesson, deaths: int, is_open: bool) -> dict[str, Any]:
+        return {"gpu_type": self._gpu_type, **tried._asdict(), "deaths": deaths, "open": is_open}
+
+    def _learn(self, lesson: Lesson) -> None:
+        self._write(_LIMITS, {**self._read(_LIMITS), self._gpu_type: lesson})
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self._folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        beside = self._folder / f"{name}-{secrets.token_hex(4)}"
+        with contextlib.suppress(OSError):
+            beside.write_text(json.dumps(values), encoding="utf-8")
+            os.replace(beside, self._folder / name)

@@ -1,0 +1,575 @@
+"""Batches for one replica: every sample exactly once per pass, at any number of replicas and through any resize.
+
+Which order a pass has is in `order` and `stream`; how large a step is, is asked of the caller.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from pollux.agent.data.ledger import Indices, Ledger
+from pollux.agent.data.order import Order, ReadRequest, SampleReader, mix_seed
+from pollux.agent.data.step_shape import MicroBatch, StepShape, share
+from pollux.agent.data.stream import Item, Stream, StreamPosition, WorkerStart
+from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
+
+__all__ = ["Loader", "LoaderOptions"]
+
+_Run = Generator[tuple[MicroBatch, Any], None, None]
+_Shapes = Callable[[int], StepShape]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """How samples are ordered, collated and read ahead; most mean what they mean to `torch.utils.data.DataLoader`.
+
+    `sampler` replaces `shuffle`: any iterable of indices, asked once per pass. `num_shards` is for iterable datasets
+    only: their virtual shards, fixed for the life of a job; None: one per worker, at least one.
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    sampler: Iterable[int] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    num_workers: int = 0
+    pin_memory: bool = False
+    drop_last: bool = False
+    worker_init_fn: Callable[[int], object] | None = None
+    prefetch_factor: int | None = None
+    multiprocessing_context: Any = None
+    persistent_workers: bool = False
+    num_shards: int | None = None
+    timeout: float = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_workers", 0), ("prefetch_factor", 1), ("num_shards", 1), ("timeout", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidInput(f"{name} is {value}; it must be at least {least}")
+
+    @classmethod
+    def from_dataloader(cls, loader: DataLoader[Any]) -> LoaderOptions:
+        """What a user's own `DataLoader` was set to; its `dataset` and `batch_size` are read by the caller.
+
+        The order becomes ours: a random or distributed sampler turns into `shuffle`, with the seed of the loader's
+        generator if it has one; any other sampler is kept.
+        """
+        _check_batching(loader)
+        chosen: dict[str, Any] = {"shuffle": False}
+        if not isinstance(loader.dataset, IterableDataset):
+            chosen = _sampling(loader.sampler)
+        if isinstance(loader.sampler, RandomSampler) and loader.generator is not None:
+            chosen["seed"] = loader.generator.initial_seed() & (2**63 - 1)
+        same = ("num_workers", "pin_memory", "drop_last", "worker_init_fn", "persistent_workers", "timeout")
+        return cls(
+            collate_fn=loader.collate_fn,
+            prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
+            multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
+            **{name: getattr(loader, name) for name in same},
+            **chosen,
+        )
+
+    def worker_arguments(self, dataset: Any) -> dict[str, Any]:
+        """The arguments of a `DataLoader` that only concern its workers."""
+        return {
+            "worker_init_fn": WorkerStart(dataset, self.worker_init_fn),
+            "prefetch_factor": self.prefetch_factor,
+            "multiprocessing_context": self.multiprocessing_context,
+            "timeout": self.timeout,
+        }
+
+
+def _check_batching(loader: DataLoader[Any]) -> None:
+    if loader.batch_size is not None:
+        return
+    what = "batch_sampler" if loader.batch_sampler is not None else "batch_size=None"
+    raise InvalidInput(
+        f"the DataLoader was made with {what}, but Pollux forms the batches itself, of sizes that may change; "
+        "make it with batch_size= and sampler= (one index per sample), or pass the dataset"
+    )
+
+
+def _sampling(sampler: Any) -> dict[str, Any]:
+    if isinstance(sampler, SequentialSampler):
+        return {"shuffle": False}
+    if isinstance(sampler, DistributedSampler):
+        return {"shuffle": sampler.shuffle, "seed": sampler.seed}
+    is_random = isinstance(sampler, RandomSampler) and not sampler.replacement
+    if is_random and sampler.num_samples == len(sampler.data_source):
+        return {"shuffle": True}
+    return {"shuffle": False, "sampler": sampler}
+
+
+class _Requests:
+    """The batch sampler of our one DataLoader: hands out whatever iterator is set at the time."""
+
+    source: Iterator[ReadRequest] = iter(())
+
+    def __iter__(self) -> Iterator[ReadRequest]:
+        return self.source
+
+
+class _Ready(IterableDataset[Any]):
+    """Batches that are formed already, so that a DataLoader can pin their memory."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(total: int, num_replicas: int, repeats: int, replica: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    """This replica's (first, end) in every micro-step, and how many samples each replica has in it."""
+    return [
+        (*parts[replica], tuple(end - first for first, end in parts)) for parts in share(total, num_replicas, repeats)
+    ]
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that was issued and is not committed."""
+
+    total: int
+    own: list[Indices]
+    # Streams only: every item of the step, to be put back by a rewind, and the place after it.
+    items: list[Item] = field(default_factory=list)
+    position: StreamPosition | None = None
+
+
+def _micro_batches(
+    step: int, shape: StepShape, total: int, replica: int, num_replicas: int
+) -> Iterator[tuple[MicroBatch, int, int]]:
+    """This replica's micro-batches of a step, with the places in the step they take; a filler's is the first one."""
+    for index, (first, end, by_replica) in enumerate(_parts(total, num_replicas, shape.repeats, replica)):
+        micro = MicroBatch(step, index, shape.repeats, end - first, total, shape.measured, by_replica)
+        yield (micro, first, end) if end > first else (micro, 0, 1)
+
+
+def _ask(shape: _Shapes, step: int) -> StepShape:
+    asked = shape(step)
+    if asked.total < 1 or asked.repeats < 1:
+        raise InvalidInput(f"step {step} was given {asked}; a step needs at least one sample and one micro-step")
+    return asked
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, RuntimeError):  # what a length that is there but not known may raise
+        return None
+
+
+def _check_dataset(dataset: Any, options: LoaderOptions) -> bool:
+    """Refuse what cannot be read; says whether the dataset is a stream."""
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")):
+        if hasattr(dataset, "__next__"):
+            raise InvalidInput(f"the dataset {name} is an iterator, gone after one pass; give what makes it iterable")
+        if options.sampler is not None:
+            raise InvalidInput(f"the dataset {name} is iterable, so a sampler has no meaning; leave sampler out")
+        if options.num_shards is not None and options.num_workers not in (0, options.num_shards):
+            raise InvalidInput(
+                f"num_workers is {options.num_workers} and num_shards {options.num_shards}; an iterable dataset is "
+                "read by one worker per shard or by none: make them equal, or num_workers=0"
+            )
+        return True
+    if isinstance(options.sampler, DistributedSampler):
+        raise InvalidInput(
+            "the sampler is a DistributedSampler, which gives one rank's part; Pollux shares the samples out itself: "
+            "leave it out and set shuffle"
+        )
+    if not hasattr(dataset, "__getitem__") or _length(dataset) is None:
+        raise InvalidInput(
+            f"the dataset {name} has neither __getitem__ with __len__ nor __iter__; "
+            "give a map-style dataset with a length, or an iterable one"
+        )
+    if _length(dataset) == 0:
+        raise InvalidInput(f"the dataset {name} is empty (length 0); give one with samples")
+    return False
+
+
+class Loader:
+    """One replica's view of the data: yields its micro-batches, and knows what has been committed by all.
+
+    Every replica holds the same `pass_index`, `cursor` and order, and asks for the same shapes; only the parts of a
+    step differ. A step's samples count when `commit()` says that the optimiser has used them.
+    """
+
+    def __init__(self, dataset: Any, options: LoaderOptions, replica: int, num_replicas: int) -> None:
+        is_stream = _check_dataset(dataset, options)
+        self.dataset = dataset
+        self.options = options
+        self.pass_index = 0
+        self.cursor = 0
+        self.ledger = Ledger()
+        self._length = _length(dataset)
+        self._steps: deque[_Step] = deque()
+        self._yielded = 0
+        self._run: weakref.ref[_Run] | None = None
+        self._order: Order | None = None
+        self._torch_loader: DataLoader[Any] | None = None
+        self._requests = _Requests()
+        self._collate = options.collate_fn or default_collate
+        self._dropped_at: int | None = None
+        self._stream_end: int | None = None
+        self._stream_size: int | None = None
+        self._stream = self._make_stream() if is_stream else None
+        self._position = self._stream.origin() if self._stream else StreamPosition(())
+        self._set_replica(replica, num_replicas)
+        if options.sampler is not None:
+            self._current_order()
+
+    def _make_stream(self) -> Stream:
+        options = self.options
+        shards = options.num_shards or max(1, options.num_workers)
+        arguments = options.worker_arguments(self.dataset)
+        return Stream(self.dataset, options.seed, shards, options.num_workers > 0, arguments)
+
+    def _set_replica(self, replica: int, num_replicas: int) -> None:
+        if not 0 <= replica < num_replicas:
+            raise InvalidInput(f"replica {replica} of {num_replicas} does not exist; they count from 0")
+        self.replica = replica
+        self.num_replicas = num_replicas
+
+    @property
+    def size(self) -> int | None:
+        """Samples of a pass, those included that `drop_last` will drop.
+
+        A stream's `__len__` is believed until its end has been seen; None: it has none, and was not read to its end.
+        """
+        if self._stream is None:
+            return self._current_order().size if self.options.sampler is not None else self._length
+        return self._length if self._stream_size is None else self._stream_size
+
+    @property
+    def pass_done(self) -> bool:
+        """Whether all of this pass has been committed, or the rest was dropped by `drop_last`.
+
+        With `drop_last`, or where a stream's end was not seen yet, this is known once `micro_batches()` has run out.
+        """
+        if self._dropped_at is not None:
+            return self.cursor == self._dropped_at
+        return self.cursor == (self.size if self._stream is None else self._stream_end)
+
+    def micro_batches(self, shape: Callable[[int], StepShape], first_step: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """This replica's micro-batches from the cursor to the end of the pass, each with what collating it gave.
+
+        `shape(step)` is asked once per step, in order, as its samples are issued: with workers `prefetch_factor` ×
+        `num_workers` micro-batches ahead (the same on every replica), otherwise at once. The last step takes what is
+        left, or drops it under `drop_last`. A replica without samples in a micro-step gets a filler batch of one.
+        What was yielded before and not committed is forgotten, and comes again.
+        """
+        self.rewind()
+        run = self._map_run(shape, first_step) if self._stream is None else self._stream_run(shape, first_step)
+        # Weak, so that a loop left by `break` ends the worker processes at once.
+        self._run = weakref.ref(run)
+        return run
+
+    def commit(self) -> None:
+        """The optimiser has applied the oldest step that was yielded to its last micro-batch: its samples count."""
+        if self._yielded == 0:
+            raise MisusedJob("no step is waiting to be committed; commit once after each step's last micro-batch")
+        self._yielded -= 1
+        step = self._steps.popleft()
+        self.cursor += step.total
+        for indices in step.own:
+            self.ledger.add(indices)
+        if step.position is not None:
+            self._position = step.position
+
+    def rewind(self) -> None:
+        """Forget everything that was issued and not committed: `micro_batches()` will start at the cursor again."""
+        run = self._run() if self._run is not None else None
+        if run is not None:
+            run.close()
+        self._run = None
+        if self._stream is not None:
+            self._stream.put_back([item for step in self._steps for item in step.items])
+        self._steps.clear()
+        self._yielded = 0
+        if self._dropped_at != self.cursor:
+            self._dropped_at = None
+
+    def resize(self, replica: int, num_replicas: int) -> None:
+        """Go on as another replica, or among another number of them, from the cursor; implies `rewind()`."""
+        self.rewind()
+        self._set_replica(replica, num_replicas)
+
+    def end_workers(self) -> None:
+        """End the worker processes of a map-style dataset, persistent ones too; implies `rewind()`."""
+        self.rewind()
+        self._torch_loader = None
+
+    def next_pass(self) -> None:
+        """Begin another pass, in another order, with an empty ledger."""
+        if not self.pass_done:
+            raise MisusedJob(f"pass {self.pass_index} is not done: {self.cursor} of {self.size} samples are committed")
+        self._start(self.pass_index + 1)
+
+    def skip_pass(self) -> None:
+        """Begin another pass although this one is not done; the samples that are left are never used."""
+        self.rewind()
+        self._start(self.pass_index + 1)
+
+    def close(self) -> None:
+        """Forget what is in flight and end worker processes, persistent ones too."""
+        self.rewind()
+        self._torch_loader = None
+        if self._stream is not None:
+            self._stream.close()
+
+    def expected_ledger(self) -> Ledger | None:
+        """What the whole pass must leave in the ledger; None while its end is not known (streams, `drop_last`)."""
+        if self._stream is not None:
+            return self._position.ledger() if self.pass_done else None
+        if self.options.drop_last and not self.pass_done:
+            return None
+        order = self._current_order()
+        return order.ledger(order.size if self._dropped_at is None else self._dropped_at)
+
+    def rebuild_ledger(self) -> None:
+        """Count what the committed places of this pass hold, after replicas were lost with parts of the ledger."""
+        self.rewind()
+        known = self._position.ledger() if self._stream is not None else self._current_order().ledger(self.cursor)
+        self.ledger = Ledger()
+        self.ledger.merge(known.count, known.digest)
+
+    @property
+    def dataset_state(self) -> object:
+        """A stream's own state at the cursor; None where it has none."""
+        return self._position.dataset_state
+
+    def order_hash(self) -> int:
+        """A number of 52 bits that differs where a sampler gave this pass another order; 0 without a sampler.
+
+        Replicas compare it: without a sampler the order follows from seed and size alone. Exact as a float.
+        """
+        drawn = self._current_order().drawn if self._stream is None and self.options.sampler is not None else None
+        if drawn is None:
+            return 0
+        return int.from_bytes(hashlib.blake2b(drawn.tobytes(), digest_size=8).digest(), "little") >> 12
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data is, as plain values and at most one tensor: the same on every replica, for any number of them.
+
+        The local parts of the ledger must have been merged over the replicas before.
+        """
+        if self.num_replicas == 1:
+            self.ledger.absorb(*self.ledger.local_part())
+        if self.ledger.merged_count != self.cursor:
+            raise MisusedJob(
+                f"the ledger has {self.ledger.merged_count} merged samples and {self.cursor} are committed; "
+                "absorb the sum of all replicas' local parts before saving"
+            )
+        drawn = self._current_order().drawn if self._stream is None and self.options.sampler is not None else None
+        return {
+            "kind": self._kind(),
+            "pass": self.pass_index,
+            "cursor": self.cursor,
+            "seed": self.options.seed,
+            "shuffle": self.options.shuffle,
+            "size": self._length if self._stream is None else self._stream_size,
+            "order": None if drawn is None else torch.from_numpy(drawn.copy()),
+            "dropped_at": self._dropped_at if self._dropped_at == self.cursor else None,
+            "stream_end": self._stream_end,
+            "shards": list(self._position.shards),
+            "dataset_state": self._position.dataset_state,
+            "dataset_state_after": self._position.state_after,
+            "ledger": self.ledger.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict()` was taken, at whatever number of replicas this loader has."""
+        self.check_state(state)
+        self._start(state["pass"])
+        self.cursor = state["cursor"]
+        self.ledger = Ledger.from_state(state["ledger"])
+        self._dropped_at = state["dropped_at"]
+        if self._stream is not None:
+            self._stream_size = state["size"]
+            self._stream_end = state["stream_end"]
+            self._position = StreamPosition(
+                tuple(state["shards"]), state["dataset_state"], state["dataset_state_after"]
+            )
+        elif state["order"] is not None:
+            drawn = np.asarray(state["order"], dtype=np.int64).copy()
+            self._order = Order(self._dataset_size(), self.options.seed, self.pass_index, shuffle=False, drawn=drawn)
+
+    def _kind(self) -> str:
+        if self._stream is not None:
+            return "stream"
+        return "map" if self.options.sampler is None else "sampler"
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse, with `CheckpointMismatch`, a state of other data than this; changes nothing."""
+        here: dict[str, Any] = {"kind": self._kind(), "seed": self.options.seed}
+        if self._stream is not None:
+            here["num_shards"] = self._stream.num_shards
+        else:
+            here |= {"shuffle": self.options.shuffle, "size": self._length}
+        there = {**state, "num_shards": len(state["shards"])}
+        for name, value in here.items():
+            if there[name] != value:
+                raise CheckpointMismatch(
+                    f"the checkpoint's data has {name} {there[name]!r}, this job's has {value!r}; "
+                    "resume with the same dataset and settings, or start anew in another folder"
+                )
+
+    def _start(self, pass_index: int) -> None:
+        self.rewind()
+        self.pass_index = pass_index
+        self.cursor = 0
+        self.ledger = Ledger()
+        self._order = None
+        self._dropped_at = None
+        self._stream_end = None
+        if self._stream is not None:
+            self._stream.close()
+            self._position = self._stream.origin()
+
+    def _dataset_size(self) -> int:
+        assert self._length is not None, "checked for map-style datasets"
+        return self._length
+
+    def _current_order(self) -> Order:
+        if self._order is None:
+            size, seed = self._dataset_size(), self.options.seed
+            if self.options.sampler is None:
+                self._order = Order(size, seed, self.pass_index, self.options.shuffle)
+            else:
+                self._order = Order.from_sampler(self.options.sampler, size, seed, self.pass_index)
+        return self._order
+
+    def _map_run(self, shape: _Shapes, first_step: int) -> _Run:
+        issued: deque[MicroBatch] = deque()
+        self._requests.source = source = self._issue(shape, first_step, issued)
+        if self._torch_loader is None:
+            self._torch_loader = self._make_torch_loader()
+        try:
+            for batch in self._torch_loader:
+                micro = issued.popleft()
+                self._yielded += micro.is_last
+                yield micro, batch
+        finally:
+            # It holds this object, which through the DataLoader holds it.
+            source.close()
+
+    def _make_torch_loader(self) -> DataLoader[Any]:
+        options = self.options
+        arguments = options.worker_arguments(self.dataset) if options.num_workers else {}
+        # Its own generator: the base seed of the workers must not be drawn from the user's.
+        generator = torch.Generator()
+        generator.manual_seed(mix_seed(options.seed))
+        return DataLoader(
+            SampleReader(self.dataset, self._collate),
+            batch_sampler=self._requests,  # type: ignore[arg-type]  # passed on to SampleReader as it is
+            num_workers=options.num_workers,
+            collate_fn=_same,
+            pin_memory=options.pin_memory and torch.accelerator.is_available(),
+            persistent_workers=options.persistent_workers and options.num_workers > 0,
+            generator=generator,
+            **arguments,
+        )
+
+    def _issue(self, shape: _Shapes, step: int, issued: deque[MicroBatch]) -> Generator[ReadRequest, None, None]:
+        order, place = self._current_order(), self.cursor
+        pass_seed = mix_seed(self.options.seed, self.pass_index)
+        while place < order.size and self._dropped_at is None:
+            asked = _ask(shape, step)
+            total = min(asked.total, order.size - place)
+            if total < asked.total and self.options.drop_last:
+                self._dropped_at = place
+                return
+            waiting = _Step(total, [])
+            self._steps.append(waiting)
+            for micro, first, end in _micro_batches(step, asked, total, self.replica, self.num_replicas):
+                indices = order.indices(place + first, place + end)
+                if micro.samples:
+                    waiting.own.append(indices)
+                issued.append(micro)
+                # A sampler may repeat a sample, which then deserves other random numbers: its place is the key.
+                keys = None if order.drawn is None else range(place + first, place + end)
+                yield pass_seed, keys, indices.tolist()
+            place += total
+            step += 1
+
+    def _stream_run(self, shape: _Shapes, first_step: int) -> _Run:
+        issued: deque[MicroBatch] = deque()
+        batches: Iterable[Any] = self._stream_batches(shape, first_step, issued)
+        if self.options.pin_memory and torch.accelerator.is_available():
+            ready = _Ready(iter(batches))
+            batches = DataLoader(ready, batch_size=None, collate_fn=_same, pin_memory=True, generator=torch.Generator())
+        for batch in batches:
+            micro = issued.popleft()
+            self._yielded += micro.is_last
+            yield micro, batch
+
+    def _stream_batches(self, shape: _Shapes, step: int, issued: deque[MicroBatch]) -> Iterator[Any]:
+        place, position = self.cursor, self._position
+        while self._has_more(place):
+            asked = _ask(shape, step)
+            waiting = self._take(asked, place, position)
+            if waiting is None:
+                return
+            for micro, first, end in _micro_batches(step, asked, waiting.total, self.replica, self.num_replicas):
+                if micro.samples:
+                    numbers = [number for number, _ in waiting.items[first:end]]
+                    waiting.own.append(np.array(numbers, dtype=np.int64))
+                issued.append(micro)
+                yield self._collate([item for _, item in waiting.items[first:end]])
+            place += waiting.total
+            assert waiting.position is not None
+            position = waiting.position
+            step += 1
+
+    def _has_more(self, place: int) -> bool:
+        assert self._stream is not None
+        if place in (self._stream_end, self._dropped_at):
+            return False
+        if not self._stream.is_open:
+            self._stream.open(self.pass_index, self._position)
+        if not self._stream.is_empty():
+            return True
+        if place == 0:
+            raise InvalidInput(f"the dataset {type(self.dataset).__name__} gave no items; a pass needs at least one")
+        self._stream_end = self._stream_size = place
+        return False
+
+    def _take(self, asked: StepShape, place: int, position: StreamPosition) -> _Step | None:
+        """Read a step; None where `drop_last` drops it."""
+        assert self._stream is not None
+        taken = self._stream.take(asked.total)
+        end = place + len(taken.items)
+        if taken.is_end:
+            self._stream_end = self._stream_size = end
+        if len(taken.items) < asked.total and self.options.drop_last:
+            self._stream.put_back(taken.items)
+            self._dropped_at = place
+            return None
+        numbers = np.array([number for number, _ in taken.items], dtype=np.int64)
+        step = _Step(len(taken.items), [], taken.items, position.advanced(numbers, taken.mark))
+        self._steps.append(step)
+        return step

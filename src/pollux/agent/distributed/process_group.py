@@ -1,0 +1,358 @@
+"""The replicas of one job as one thing: process groups, the wrapped model, small agreements between replicas.
+
+What is averaged, and with which weight, is decided in `loss_weighting`; what is agreed on, in `job`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import inspect
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pollux.agent.distributed import abort
+from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_batchnorm
+from pollux.agent.environment import Environment
+from pollux.core.errors import InvalidInput
+
+__all__ = ["Replicas", "WrappedModel", "is_loss"]
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+_UNFINISHED = "Expected to have finished reduction"
+_NAMED = 5
+_LOOK_SECONDS = 0.05
+# A step that is not done on the GPU so long after a loss is known waits for the lost ones.
+_IDLE_SECONDS = 2.0
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error says that other replicas, or the store, are gone or silent, and nothing of the user's code."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(sign in text for sign in ("/gloo/", "Gloo", "NCCL"))
+
+
+def _data_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+class WrappedModel(DistributedDataParallel):
+    """PyTorch's data-parallel wrapper that also answers for the attributes of the model inside.
+
+    `broken` says that replicas were lost in a forward pass, and how; its output is then of no use.
+    """
+
+    ran: bool = False
+    broken: str = ""
+    survives: bool = False
+    successor: Callable[[], nn.Module] | None = None
+
+    def follow(self, successor: Callable[[], nn.Module]) -> None:
+        """From here on be whichever model that says, for scripts that kept this one."""
+        vars(self)["successor"] = successor
+
+    def let_go(self) -> None:
+        """Let go of the process group, which ends with its last holder: others that wait in it are freed by that."""
+        for name in ("reducer", "logger", "process_group"):
+            vars(self).pop(name, None)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The model's own forward; noted, so that a step that went round it can be told."""
+        if self.successor is not None:
+            return self.successor()(*inputs, **kwargs)
+        self.ran = True
+        try:
+            return super().forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            if self.survives and is_loss(error):
+                self.broken = str(error)
+            elif _UNFINISHED in str(error):
+                raise InvalidInput(self._unused(str(error))) from error
+            else:
+                raise
+        # The loop goes on to its backward pass, where that is dealt with; until then layers learn nothing.
+        synchronise_batchnorm(self.module, None)
+        set_counted(self.module, False)
+        return self.module(*inputs, **kwargs)
+
+    def _unused(self, said: str) -> str:
+        """What to tell about parameters that got no gradient, from what PyTorch says about their numbers."""
+        trained = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+        listed = re.search(r"did not receive grad for rank \d+:([ \d]+)", said)
+        numbers = [int(number) for number in listed[1].split()] if listed is not None else []
+        names = [trained[number] for number in numbers if number < len(trained)]
+        few = f"{', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"
+        which = f"{len(names)} of {len(trained)} parameters ({few})" if names else "some parameters"
+        return (
+            f"{which} had no part in the loss of the step before, so that replicas waited for their gradients in vain: "
+            'pass ddp_options={"find_unused_parameters": True} to pollux.init, or leave them out of the model'
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(super().__getattr__("module"), name)
+
+
+class Replicas:
+    """This process among `num_replicas`; alone, it opens no socket. With `meeting`, replicas may change while they run.
+
+    Two groups: `data` (the default one: NCCL on GPUs, gloo elsewhere) carries gradients, `control` (always
+    gloo) carries the few small numbers that replicas agree on, without touching the GPU. `is_broken`: collectives on
+    the GPU were broken off, and gradients are none.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        device: torch.device,
+        timeout: float | None = None,
+        meeting: dist.Store | None = None,
+    ) -> None:
+        self.replica = environment.replica
+        self.num_replicas = environment.num_replicas
+        self.num_nodes = environment.num_nodes
+        self.device = device
+        self.store: dist.Store | None = None
+        self.control: dist.ProcessGroup | None = None
+        self.owns_group = False
+        self._wrapped: WrappedModel | None = None
+        self._others: list[dist.ProcessGroup] = []
+        self.can_change = meeting is not None
+        self._are_alike = False
+        self._breaking = threading.Lock()
+        self._is_intact: bool | None = None
+        self.is_broken = False
+        # Longer than what one replica may have to do alone: who hangs is ended by whoever supervises it, not by this.
+        self._limit = datetime.timedelta(seconds=timeout or environment.timeout or DEFAULT_TIMEOUT_SECONDS)
+        if dist.is_initialized():
+            self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()
+            self.num_nodes = min(self.num_nodes, self.num_replicas)
+        if self.num_replicas > 1:
+            self._join(meeting)
+
+    def _rendezvous(self) -> dist.Store:
+        store: dist.Store
+        try:
+            store, _, _ = next(
+                dist.rendezvous("env://", rank=self.replica, world_size=self.num_replicas, timeout=self._limit)
+            )
+        except (ValueError, dist.DistError, RuntimeError) as error:
+            raise InvalidInput(
+                f"replica {self.replica} of {self.num_replicas} cannot meet the others: {error}; start the script "
+                "with torchrun, or set MASTER_ADDR and MASTER_PORT"
+            ) from error
+        store.set_timeout(self._limit)
+        return store
+
+    def _join(self, meeting: dist.Store | None, patience: float | None = None) -> None:
+        limit = self._limit
+        if patience is not None and hasattr(dist.ProcessGroup, "set_timeout"):
+            limit = min(limit, datetime.timedelta(seconds=patience))
+        if not dist.is_initialized():
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            store = self._rendezvous() if meeting is None else meeting
+            if self.can_change and backend == "nccl":
+                abort.keep_watchdog_out()
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("pollux/group", store),
+                rank=self.replica,
+                world_size=self.num_replicas,
+                timeout=limit,
+            )
+            self.owns_group = True
+        else:
+            store = dist.distributed_c10d._get_default_store()
+        # A process group may outlive a job: each job has its own keys, numbered alike on all replicas.
+        number = store.add(f"pollux/jobs/{self.replica}", 1)
+        self.store = dist.PrefixStore(f"pollux/job/{number}", store)
+        self.control = dist.new_group(backend="gloo", timeout=limit)
+        if limit < self._limit:
+            groups: tuple[Any, ...] = (dist.group.WORLD, self.control)
+            for group in groups:
+                group.set_timeout(self._limit)
+
+    def connect(
+        self, replica: int, num_replicas: int, num_nodes: int, meeting: dist.Store | None, patience: float | None = None
+    ) -> None:
+        """Be that replica among that many, which meet there within `patience` seconds; after `disconnect`.
+
+        A collective. What the replicas hold must be the same already, or made so before they train.
+        """
+        self.replica, self.num_replicas, self.num_nodes = replica, num_replicas, num_nodes
+        self._are_alike = True
+        if num_replicas > 1:
+            self._join(meeting, patience)
+
+    def break_off(self) -> bool:
+        """End what waits on a GPU for replicas that are gone, before `disconnect`; from any thread, once a group.
+
+        False where a step was under way there: what the optimiser made of it is not to be trusted. Without NCCL there
+        is nothing to do: its collectives end by themselves, with an error, and no step is taken after one.
+        """
+        with self._breaking:
+            if not (self.owns_group and dist.is_initialized() and dist.get_backend() == "nccl"):
+                return True
+            if self._is_intact is None:
+                # From here on no step is taken: see `Engine`.
+                self.is_broken = True
+                self._is_intact = abort.watchdog_is_out() and abort.is_idle(self.device, _IDLE_SECONDS)
+                abort.abort(_data_group())
+            return self._is_intact
+
+    def disconnect(self) -> None:
+        """Leave the groups made here; whoever waits for this replica in one of them gets an error."""
+        if self._wrapped is not None and self.owns_group:
+            self._wrapped.let_go()
+            self._wrapped = None
+        if self.owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._others.clear()
+        self._is_intact, self.is_broken = None, False
+        self.owns_group = False
+        self.control = None
+        self.store = None
+
+    def another_control(self) -> dist.ProcessGroup | None:
+        """A group like `control` for a thread of its own, since collectives of two threads on one group would mix.
+
+        None for one replica; otherwise a collective.
+        """
+        if self.num_replicas == 1:
+            return None
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self._limit)
+        self._others.append(group)
+        return group
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is replica 0, which writes what is written once."""
+        return self.replica == 0
+
+    def wrap(self, model: nn.Module, options: Mapping[str, object] | None = None) -> nn.Module:
+        """The model to call in training: itself when alone, else wrapped so that gradients are averaged."""
+        if self.num_replicas == 1:
+            return model
+        known = inspect.signature(DistributedDataParallel.__init__).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        settings: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True, **(options or {})}
+        if self._are_alike and "init_sync" in known:
+            settings["init_sync"] = False
+        self._wrapped = WrappedModel(model, **settings)
+        self._wrapped.survives = self.can_change
+        return self._wrapped
+
+    def check_same(self, what: str, value: int) -> None:
+        """Refuse to go on where replicas were started with different values."""
+        table = self.gather([float(value)])
+        if (table != table[0]).any():
+            seen = ", ".join(f"{number:.0f}" for number in sorted(set(table[:, 0])))
+            raise InvalidInput(
+                f"replicas disagree on {what} ({seen}): start all of them with the same script and arguments"
+            )
+
+    def gather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+        """Everyone's numbers, one row per replica, the same on all; a collective."""
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        if self.num_replicas == 1:
+            return mine.unsqueeze(0).numpy()
+        parts = [torch.empty_like(mine) for _ in range(self.num_replicas)]
+        dist.all_gather(parts, mine, group=self.control)
+        return torch.stack(parts).numpy()
+
+    def are_all_at(self, step: int, seconds: float) -> bool:
+        """Whether all replicas ask this within so many seconds, at the same step."""
+        if self.num_replicas == 1:
+            return True
+        if self.store is None:
+            # Disconnected: the others go elsewhere, or nowhere.
+            return False
+        key, until = f"all-at/{step}", time.monotonic() + seconds
+        try:
+            self.store.add(key, 1)
+            while self.store.add(key, 0) < self.num_replicas:
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(_LOOK_SECONDS)
+        except (dist.DistError, RuntimeError):
+            return False
+        return True
+
+    def one_name(self, mine: str) -> str:
+        """What replicas call themselves (their kinds of GPU, say) as one name, the same on all; a collective."""
+        return " and ".join(sorted({name.decode() for name in self.gather_bytes(mine.encode())}))
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum over replicas of a small host tensor, in place; a collective. Integers wrap around."""
+        if self.num_replicas > 1:
+            dist.all_reduce(values, group=self.control)
+        return values
+
+    def gather_bytes(self, text: bytes) -> list[bytes]:
+        """Everyone's bytes, by replica; a collective."""
+        if self.num_replicas == 1:
+            return [text]
+        sizes = self.gather([float(len(text))])[:, 0].astype(int)
+        mine = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else mine[:0]
+        parts = [torch.empty_like(mine) for _ in range(self.num_replicas)]
+        dist.all_gather(parts, mine, group=self.control)
+        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The mean over replicas of every gradient, for steps that went without the wrapper's own averaging.
+
+        A parameter without a gradient anywhere keeps none; one with a gradient somewhere counts as zero elsewhere.
+        """
+        if self.num_replicas == 1:
+            return
+        there = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int64)
+        self.add_up(there)
+        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter, count in zip(parameters, there.tolist(), strict=True):
+            if count:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                by_type.setdefault(parameter.grad.dtype, []).append(parameter)
+        for group in by_type.values():
+            flat = torch.cat([parameter.grad.reshape(-1) for parameter in group if parameter.grad is not None])
+            flat.div_(self.num_replicas)
+            dist.all_reduce(flat)
+            pieces = flat.split([parameter.numel() for parameter in group])
+            for parameter, piece in zip(group, pieces, strict=True):
+                assert parameter.grad is not None
+                parameter.grad.copy_(piece.view_as(parameter.grad))
+
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Replica 0's buffers for all: where BatchNorm is not synchronised its running averages differ."""
+        if self.num_replicas > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def close(self) -> None:
+        """Leave the groups made here. The wrapper is taken apart first: its threads outlive a plain exit badly."""
+        if not self.owns_group and self.control is not None and dist.is_initialized():
+            for group in (self.control, *self._others):
+                dist.destroy_process_group(group)
+        if self._wrapped is not None and self.owns_group:
+            self._wrapped.let_go()
+            gc.collect()
+        self.disconnect()

@@ -1,0 +1,150 @@
+"""Signs of life of the training thread, told by another thread; who reads them, and what silence means, is not here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch.autograd
+import torch.distributed
+import torch.nn.parallel
+
+__all__ = [
+    "CHECKPOINT",
+    "DATA",
+    "FINISHED",
+    "FIRST_STEP",
+    "PASS_END",
+    "REGROUP",
+    "Beat",
+    "Heartbeat",
+    "thread_clock",
+    "thread_is_held_up",
+]
+
+FIRST_STEP = "first step"
+CHECKPOINT = "checkpoint"
+DATA = "data"
+PASS_END = "pass end"
+REGROUP = "regroup"
+FINISHED = "finished"
+Beat = dict[str, float | str | bool]
+"""What is told: the last step, the time, what it is busy with and for how many seconds, and whether it waits."""
+
+_EVERY_SECONDS = 1.0
+# Code that waits for other replicas: PyTorch's collectives, its backward pass (whose hooks wait), and our own.
+_WAITING_CODE = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (
+        torch.distributed.__file__,
+        torch.autograd.__file__,
+        torch.nn.parallel.__file__,
+        # This package's folder is `elastic`; the one above it is the whole agent.
+        os.path.dirname(__file__),
+    )
+)
+# A thread that waits for something that never comes uses nothing at all.
+_LEAST_WORK_SECONDS = 0.0005
+
+
+def thread_clock() -> Callable[[], float]:
+    """A clock of the processor time that the calling thread has used, for other threads to look at."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    if clock_of is None:
+        return lambda: 0.0
+    clock = clock_of(threading.get_ident())
+    return lambda: time.clock_gettime(clock)
+
+
+def thread_is_held_up() -> Callable[[], bool]:
+    """Whether the calling thread is in code that waits for other replicas, for other threads to ask.
+
+    The innermost Python code counts: a hook of the user's own that hangs inside a backward pass waits for nobody.
+    """
+    thread = threading.get_ident()
+
+    def look() -> bool:
+        frame = sys._current_frames().get(thread)
+        return frame is not None and frame.f_code.co_filename.startswith(_WAITING_CODE)
+
+    return look
+
+
+class Heartbeat:
+    """What the training thread is at: attributes that it sets, and that another thread looks at.
+
+    `step` counts up as steps end. `busy` is a word while something takes long that is no step: a checkpoint, the first
+    step, a regroup, the wait for data, the user's own code between passes (`PASS_END`) or after the last one
+    (`FINISHED`). A thread that computes something of the user's own, an evaluation say, is seen by `worked`, its
+    processor time; one that other replicas hold up, in a collective, by `held_up`. One that is stuck elsewhere says
+    nothing: of replicas that all stand still, the one that holds the others up is the silent one.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_every",
+        "_held_up",
+        "_last_at",
+        "_last_step",
+        "_last_work",
+        "_reads_since",
+        "_wall",
+        "_worked",
+        "busy",
+        "step",
+    )
+
+    def __init__(
+        self,
+        every_seconds: float = _EVERY_SECONDS,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        worked: Callable[[], float] = lambda: 0.0,
+        held_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.step = -1
+        self.busy = FIRST_STEP
+        self._every = every_seconds
+        self._wall = wall
+        self._clock = clock
+        self._last_at = float("-inf")
+        self._last_step: int | None = None
+        self._worked = worked
+        self._held_up = held_up
+        self._last_work = worked()
+        self._reads_since = 0.0
+
+    def reads(self) -> None:
+        """The next batch is asked for, which may take long; `computes` once it came."""
+        if self.busy in ("", PASS_END):
+            self._reads_since = self._clock()
+            self.busy = DATA
+
+    def computes(self) -> None:
+        """A batch is there, and the script has it next."""
+        if self.busy in (DATA, PASS_END):
+            self.busy = ""
+
+    def due(self) -> Beat | None:
+        """A beat to tell now: at most one a second, and none where nothing happened and nothing was announced."""
+        now = self._clock()
+        if now - self._last_at < self._every:
+            return None
+        busy = self.busy
+        stands_still = self.step == self._last_step and self._worked() - self._last_work < _LEAST_WORK_SECONDS
+        waits = stands_still and not busy and self._held_up()
+        if stands_still and not busy and not waits:
+            return None
+        return self._beat(now, busy, waits)
+
+    def _beat(self, now: float, busy: str, waits: bool) -> Beat:
+        self._last_at, self._last_step, self._last_work = now, self.step, self._worked()
+        seconds = now - self._reads_since if busy == DATA else 0.0
+        return {"step": self.step, "at": self._wall(), "busy": busy, "busy_seconds": seconds, "waiting": waits}
+
+    def last(self) -> Beat:
+        """The beat to tell now whatever was told before, since nobody may be there to tell another."""
+        return self._beat(self._clock(), self.busy, False)

@@ -1,0 +1,278 @@
+"""Requests from outside the training loop (a signal, the clock) and the step at which all replicas serve them.
+
+No replica acts alone: a request is announced through the job's store, every replica arms itself, and replica 0
+then names a step that nobody has passed. Without a request a step costs one look at a flag.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from pollux.agent.distributed.process_group import Replicas
+
+__all__ = ["CHECKPOINT", "RESIZE", "STOP", "Mover", "Watch"]
+
+STOP = "stop"
+CHECKPOINT = "checkpoint"
+RESIZE = "resize"
+_POLL_SECONDS = 0.2
+_LIVE_POLL_SECONDS = 0.1
+_PATIENCE_SECONDS = 5.0
+_log = logging.getLogger("pollux")
+
+
+class Mover(Protocol):
+    """Knows of generations of the job to come; see `pollux.agent.elastic.member.Live`."""
+
+    def tell_beat(self) -> None:
+        """Tell whoever supervises this replica that it lives."""
+
+    def free_from_lost(self) -> None:
+        """Stop the training thread from waiting for replicas that are known to be lost."""
+
+    def wanted(self) -> int | None:
+        """The generation to go to, None for none."""
+
+    def agrees(self, generation: int) -> bool:
+        """Whether the job can go there while it runs; asked at a step boundary."""
+
+
+class Watch:
+    """What this replica has been asked to do at a step boundary, agreed with the others.
+
+    `armed` is all that a step looks at. SIGTERM (and SIGUSR1, SIGUSR2 where `signals` says so) request a stop;
+    the clock of replica 0 requests a checkpoint every `checkpoint_every` seconds, None for never. A `mover` requests
+    a resize; `target` is the generation to go to, once one was agreed on.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        checkpoint_every: float | None,
+        signals: tuple[int, ...] = (signal.SIGTERM,),
+        clock: Callable[[], float] = time.monotonic,
+        mover: Mover | None = None,
+    ) -> None:
+        self.armed = False
+        self.target = -1
+        self._mover = mover
+        self._replicas = replicas
+        self._every = self._asked_every = checkpoint_every
+        self._clock = clock
+        self._saved_at = clock()
+        self._due = self._saved_at + checkpoint_every if checkpoint_every is not None else float("inf")
+        self._wanted: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._round = 0
+        self._acknowledged = False
+        self._previous: dict[int, object] = {}
+        self._asked_at: float | None = None
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._listen(signals)
+        self._start()
+
+    def _start(self) -> None:
+        if self._thread is None and (self._replicas.num_replicas > 1 or self._mover is not None):
+            if self._mover is not None:
+                # Before anything else happens: who has never been heard of could hang unnoticed.
+                with contextlib.suppress(dist.DistError, RuntimeError):
+                    self._mover.tell_beat()
+            self._thread = threading.Thread(target=self._poll, name="pollux-watch", daemon=True)
+            self._thread.start()
+
+    def _listen(self, signals: tuple[int, ...]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in signals:
+            self._previous[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A data-loading worker forked from this process inherits the handler, not the job.
+            os._exit(128 + number)
+        if self._stopping:
+            # It saves, however long that takes; whoever asked ends it by force when its grace is over.
+            return
+        now = self._clock()
+        if self._asked_at is not None and now - self._asked_at > _PATIENCE_SECONDS:
+            # Asked again after a while: the loop does not come to a step's end, so this is for the process itself.
+            self.give_back_signals()
+            os.kill(os.getpid(), number)
+            return
+        self._asked_at = now if self._asked_at is None else self._asked_at
+        self.request(STOP)
+
+    def save_ahead(self, every: float | None) -> None:
+        """Save every so many seconds, where that is more often than was asked for; None: as was asked for."""
+        asked = self._asked_every
+        if asked is not None:
+            self._every = asked if every is None else min(asked, every)
+            self._due = self._saved_at + self._every
+
+    def request(self, what: str) -> None:
+        """Ask all replicas for `what` at the next step they agree on; safe in a signal handler."""
+        self._wanted.add(what)
+        self.armed = True
+
+    def wants(self, what: str) -> bool:
+        """Whether that was requested here and is not done yet; a stop that was begun is done when the process ends."""
+        return what in self._wanted or (what == STOP and self._stopping)
+
+    def ends(self) -> None:
+        """The job saves and ends from here on: to be asked again changes nothing."""
+        self._stopping = True
+
+    def regrouped(self) -> None:
+        """Go on among other replicas, with requests that were not served."""
+        with self._lock:
+            self._round = 0
+            self._acknowledged = False
+            self._wanted.discard(RESIZE)
+            self._disarm()
+        self._start()
+
+    def _key(self, name: str) -> str:
+        return f"watch/{self._round}/{name}"
+
+    def _poll(self) -> None:
+        while not self._closed.wait(_POLL_SECONDS if self._mover is None else _LIVE_POLL_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        """Make requests of other replicas known here; the main thread does the rest at its step boundaries."""
+        with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
+            store = self._replicas.store
+            if store is not None and not self.armed and store.check([self._key("request")]):
+                self.armed = True
+        if self._mover is not None:
+            with contextlib.suppress(dist.DistError, RuntimeError):
+                self._mover.tell_beat()
+                self._mover.free_from_lost()
+                if RESIZE not in self._wanted and self._mover.wanted() is not None:
+                    self.request(RESIZE)
+        if self._is_due():
+            self.request(CHECKPOINT)
+
+    def _is_due(self) -> bool:
+        return self._replicas.is_first and self._clock() >= self._due
+
+    def at_boundary(self, step: int) -> set[str]:
+        """After `step` steps: what all replicas do now, the same set on all of them; usually nothing."""
+        if self._replicas.num_replicas == 1:
+            if self._is_due():
+                self.request(CHECKPOINT)
+            return self._served_alone() if self.armed else set()
+        if not self.armed:
+            return set()
+        if self._replicas.device.type == "cuda":
+            # The host runs ahead of the GPU; only the GPU's own boundaries are held back by the others.
+            torch.cuda.synchronize(self._replicas.device)
+        try:
+            return self._agreed(step)
+        except (dist.DistError, RuntimeError) as error:
+            # Whoever held the store is gone, and with it everybody that could agree: the training itself will tell.
+            _log.debug("the job's store does not answer: %s", error)
+            if self._mover is not None and STOP in self._wanted:
+                # Nobody can name a step for all to stop at. As after a loss, the first replica saves what it holds.
+                raise dist.DistError(f"asked to stop, and the job's store does not answer: {error}") from error
+            return set()
+
+    def _served_alone(self) -> set[str]:
+        served = self._served()
+        try:
+            return self._movable(served)
+        except (dist.DistError, RuntimeError) as error:
+            _log.debug("the job's store does not answer: %s", error)
+            return served - {RESIZE}
+
+    def _movable(self, served: set[str]) -> set[str]:
+        """Without the resize, where there is a stop, where nothing is wanted any more, or where the job cannot move."""
+        if RESIZE not in served or self._mover is None:
+            return served
+        target = self._mover.wanted()
+        if STOP in served or target is None or not self._mover.agrees(target):
+            return served - {RESIZE}
+        self.target = target
+        return served
+
+    def _agreed(self, step: int) -> set[str]:
+        """One boundary of an armed replica.
+
+        A replica tells the others what it wants and that it looks at every boundary from now on. When all do,
+        replica 0 names the next boundary: the gradients of that step need replica 0, so nobody is past it.
+        """
+        store = self._replicas.store
+        assert store is not None
+        with self._lock:
+            for what in sorted(self._wanted):
+                store.set(self._key(what), "1")
+                store.set(self._key("request"), "1")
+            if not self._acknowledged:
+                self._acknowledged = True
+                store.add(self._key("armed"), 1)
+            if not store.check([self._key("step")]):
+                if not self._replicas.is_first or store.add(self._key("armed"), 0) < self._replicas.num_replicas:
+                    return set()
+                agreed = {what for what in (STOP, CHECKPOINT, RESIZE) if store.check([self._key(what)])}
+                agreed = self._movable(agreed)
+                store.set(self._key("target"), str(self.target))
+                store.set(self._key("agreed"), ",".join(sorted(agreed)))
+                store.set(self._key("step"), str(step + 1))
+                return set()
+            if step < int(store.get(self._key("step"))):
+                return set()
+            agreed = {what for what in store.get(self._key("agreed")).decode().split(",") if what}
+            self.target = int(store.get(self._key("target")))
+            # A resize that is still wanted is asked for again.
+            self._wanted -= agreed | {RESIZE}
+            self._round += 1
+            self._acknowledged = False
+            self._disarm()
+            self._postpone(agreed)
+            return agreed
+
+    def _served(self) -> set[str]:
+        served, self._wanted = self._wanted, set()
+        self._disarm()
+        self._postpone(served)
+        return served
+
+    def _disarm(self) -> None:
+        # In this order: a signal between the two lines arms again what the first one disarmed.
+        self.armed = False
+        if self._wanted:
+            self.armed = True
+
+    def _postpone(self, served: set[str]) -> None:
+        self._stopping = self._stopping or STOP in served
+        if self._every is not None and served:
+            self._saved_at = self._clock()
+            self._due = self._saved_at + self._every
+
+    def give_back_signals(self) -> None:
+        """From here on signals mean what they meant before."""
+        for number, previous in self._previous.items():
+            if previous is not None:
+                signal.signal(number, previous)  # type: ignore[arg-type]
+        self._previous = {}
+
+    def close(self) -> None:
+        """Stop watching and give the signals back to whoever had them."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        self.give_back_signals()

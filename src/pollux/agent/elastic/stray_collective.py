@@ -1,0 +1,100 @@
+"""A replica that joined and waits for the others where they will never come: in a collective of the script's own.
+
+Between `pollux.init` and its loop a script may have one (`dist.barrier()`, say), which all replicas of a start go
+through. Those that train already are past it, and meet the one that joined with something else: both wait for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.distributed import distributed_c10d
+
+__all__ = ["Astray", "own_collective"]
+
+_EXIT_CODE = 75
+# The whole agent, and not only this package.
+_OURS = str(Path(__file__).parents[1])
+_THEIRS = distributed_c10d.__file__
+_COLLECTIVES = frozenset(
+    (
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "monitored_barrier",
+        "new_group",
+        "recv",
+        "recv_object_list",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
+        "send",
+        "send_object_list",
+        "split_group",
+    )
+)
+_log = logging.getLogger("pollux")
+
+
+def own_collective(thread: int) -> str:
+    """The collective of `torch.distributed` that a thread is in by the script's own call; empty where in none."""
+    frame, name = sys._current_frames().get(thread), ""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(_OURS):
+            return ""
+        if code.co_filename == _THEIRS and code.co_name in _COLLECTIVES:
+            name = code.co_name
+        frame = frame.f_back
+    return name
+
+
+class Astray:
+    """Looks after the thread that joined, from another one, until it has come to its loop.
+
+    `tell` is told why the job cannot change while it runs; the process then ends, which frees the others.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._thread: int | None = None
+
+    def begin(self) -> None:
+        """This thread has joined, and runs the script from here."""
+        self._thread = threading.get_ident()
+
+    def end(self) -> None:
+        """It has come to its loop, where all replicas are."""
+        self._thread = None
+
+    def look(self) -> None:
+        """Notice that it waits elsewhere; does not return where it does."""
+        name = "" if self._thread is None else own_collective(self._thread)
+        if name:
+            why = (
+                f"the script calls torch.distributed.{name} between pollux.init and its first batch, where replicas "
+                "that train already do not come to: leave it out, since pollux.init brings replicas to the same state; "
+                "until then the job moves by a restart"
+            )
+            _log.error("%s", why)
+            self._tell(why)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_EXIT_CODE)

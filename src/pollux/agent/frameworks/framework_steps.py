@@ -1,0 +1,123 @@
+"""For a framework's training loop: what a user may choose about the batch, and one optimiser's steps as measured.
+
+The order of a training is in `framework_loop`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from pollux.agent.adaptation import lr_rules
+from pollux.agent.adaptation.adaptation import BatchRange
+from pollux.agent.adaptation.lr_rules import OwnRule
+from pollux.agent.environment import Environment
+from pollux.agent.step.deferred_copy import Late
+from pollux.agent.step.gradient_norms import GradientMeter
+from pollux.agent.step.step_clock import StepClock
+from pollux.core.errors import InvalidInput
+
+__all__ = ["HostedOptions", "HostedSteps"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostedOptions:
+    """What a user may choose about the batch; the same words and meanings as in `pollux.init`."""
+
+    batch_size: int
+    max_batch_size: int | None = None
+    max_local_batch: int | None = None
+    accumulation: int = 0
+    lr_rule: str | OwnRule | None = None
+    warmup_epochs: float = 0.0
+    measure_noise: bool | None = None
+    epoch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"batch_size": 1, "max_batch_size": 1, "max_local_batch": 1, "accumulation": 0, "epoch_size": 1}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is None and name != "batch_size":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise InvalidInput(f"{name} is {value!r}: give a whole number, {lowest} or more")
+        if self.max_batch_size is not None and self.max_batch_size < self.batch_size:
+            raise InvalidInput(
+                f"batch_size is {self.batch_size}, above max_batch_size {self.max_batch_size}: raise the ceiling or "
+                "lower the initial batch"
+            )
+        lr_rules.create(self.lr_rule if self.lr_rule is not None else "none", warmup=self.warmup_epochs)
+
+    def within(self, environment: Environment, may_grow: bool = True) -> HostedOptions:
+        """With the limits of whoever started this process, as `pollux.init` takes them; see `Environment.batches`."""
+        _, most, local = environment.batches(self.batch_size, self.max_batch_size, self.max_local_batch)
+        return replace(self, max_batch_size=most if may_grow else None, max_local_batch=local)
+
+    @property
+    def allowed(self) -> BatchRange:
+        """The batches that may be run."""
+        return BatchRange(self.batch_size, self.max_batch_size, self.max_local_batch, self.accumulation)
+
+
+class HostedSteps:
+    """What one optimiser of a framework does, as far as it is measured: noise, times, losses, learning rates.
+
+    The learning rates are multiplied just before the optimiser steps and put back just after it, by hooks of the
+    optimiser's own, so that schedules and logs see the base rates.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, measures: bool) -> None:
+        self.optimizer = optimizer
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.meter = GradientMeter(optimizer, device) if measures else None
+        self.clock = StepClock(device, self.parameters)
+        self.factors: tuple[float, ...] = ()
+        self._base: list[float] | None = None
+        exact = torch.float32 if device.type != "cpu" else torch.float64
+        self._losses = torch.zeros((), dtype=exact, device=device)
+        self._num_losses = 0
+        self._late_losses: Late[int] = Late()
+        self._handles: list[RemovableHandle] = [
+            optimizer.register_step_pre_hook(self._raise_rates),
+            optimizer.register_step_post_hook(self._lower_rates),
+        ]
+
+    def _raise_rates(self, *_: object) -> None:
+        groups = self.optimizer.param_groups
+        if self._base is not None or len(self.factors) != len(groups) or all(f == 1.0 for f in self.factors):
+            return
+        self._base = [group["lr"] for group in groups]
+        for group, factor in zip(groups, self.factors, strict=True):
+            group["lr"] = group["lr"] * factor
+
+    def _lower_rates(self, *_: object) -> None:
+        if self._base is None:
+            return
+        for group, rate in zip(self.optimizer.param_groups, self._base, strict=True):
+            group["lr"] = rate
+        self._base = None
+
+    def note_loss(self, share: Tensor) -> None:
+        """Add this part's share of the step's mean loss."""
+        self._losses.add_(share.detach().reshape(()).to(self._losses.dtype))
+
+    def count_step(self) -> None:
+        """The step that these losses belong to is over."""
+        self._num_losses += 1
+
+    def losses(self) -> tuple[float, int]:
+        """Sum over steps of this replica's share of the mean loss, and the steps, between two calls; late on a GPU."""
+        arrived = self._late_losses.exchange(self._losses, self._num_losses)
+        self._losses.zero_()
+        self._num_losses = 0
+        return (float(arrived[0]), arrived[1]) if arrived is not None else (0.0, 0)
+
+    def close(self) -> None:
+        """Take every hook off the optimiser."""
+        for handle in self._handles:
+            handle.remove()
+        if self.meter is not None:
+            self.meter.close()

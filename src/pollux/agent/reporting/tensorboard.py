@@ -1,0 +1,103 @@
+"""The rows of the receipt and the user's metrics as TensorBoard scalars, with samples as the x axis.
+
+tensorboard is an extra and imported on use.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pollux.agent.reporting.receipt import Row
+from pollux.core.errors import InvalidInput
+
+__all__ = ["Scalars"]
+
+
+class Scalars:
+    """Writes scalars into a folder from replica 0; on the other replicas all calls do nothing.
+
+    A run resumed at `resumed_samples` goes on in the same folder: TensorBoard hides what an earlier process wrote
+    beyond that point, so that no sample has two values. The event file is opened with the first value.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, replica: int = 0, resumed_samples: int | None = None) -> None:
+        self._folder = os.fspath(folder)
+        self._writes = replica == 0
+        self._resumed_samples = resumed_samples
+        self._writer: Any = None
+        if self._writes:
+            _summary_writer()
+
+    def row(self, row: Row) -> None:
+        """Write what is known of a moment of the run, under `pollux/`."""
+        self._write(dict(_row_scalars(row)), row.samples, "pollux")
+
+    def metrics(self, values: Mapping[str, float], samples: int) -> None:
+        """Write what the user measured, under `metrics/`."""
+        self._write(values, samples, "metrics")
+
+    def rolled_back(self, samples: int) -> None:
+        """Go on from an earlier point: what was written beyond these samples is hidden."""
+        self.close()
+        self._resumed_samples = samples
+
+    def moved(self, replica: int) -> None:
+        """Go on as that replica: writing belongs to replica 0."""
+        self._writes = replica == 0
+
+    def flush(self) -> None:
+        """Hand what was written to the file system."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """End the event file; a later value opens another. May be called twice."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self._resumed_samples = None
+
+    def _write(self, values: Mapping[str, float], samples: int, prefix: str) -> None:
+        if not self._writes:
+            return
+        if self._writer is None:
+            self._writer = self._open()
+        for name, value in values.items():
+            self._writer.add_scalar(f"{prefix}/{name}", float(value), samples)
+
+    def _open(self) -> Any:
+        # TensorBoard drops what has this step or a later one.
+        purge = None if self._resumed_samples is None else self._resumed_samples + 1
+        try:
+            return _summary_writer()(self._folder, purge_step=purge)
+        except OSError as error:
+            raise InvalidInput(
+                f"TensorBoard scalars cannot be written to '{self._folder}': {error}; choose another folder"
+            ) from None
+
+
+def _row_scalars(row: Row) -> Iterator[tuple[str, float]]:
+    names = ("progress", "num_replicas", "num_nodes", "local_batch", "accumulation", "total_batch", "efficiency")
+    maybe = ("throughput", "goodput", "noise_scale", "noise_low", "noise_high", "loss")
+    for name in (*names, *maybe):
+        value = getattr(row, name)
+        if value is not None and math.isfinite(value):
+            yield name, float(value)
+    for group, factor in enumerate(row.lr_factors):
+        yield ("lr_factor" if len(row.lr_factors) == 1 else f"lr_factor_{group}"), factor
+    for group, rate in enumerate(row.learning_rates):
+        if math.isfinite(rate):
+            yield f"learning_rate/{group}", rate
+
+
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InvalidInput(
+            "TensorBoard scalars need tensorboard, which is not installed: pip install 'pollux-scheduler[tensorboard]'"
+        ) from None
+    return SummaryWriter

@@ -1,0 +1,362 @@
+"""One optimiser step: forward and backward of its micro-batches, the average, noise, clipping, the optimiser.
+
+It knows nothing of epochs, batch sizes to come or checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pollux.agent.data.step_shape import MicroBatch
+from pollux.agent.distributed.process_group import Replicas, WrappedModel
+from pollux.agent.distributed.sync_batchnorm import has_batchnorm, set_counted
+from pollux.agent.step.deferred_copy import Late
+from pollux.agent.step.gradient_norms import GradientMeter
+from pollux.agent.step.loss_weighting import Averager, check_weighting
+from pollux.agent.step.model_handle import stand_in
+from pollux.agent.step.oom import Trial, free_memory, is_out_of_memory
+from pollux.agent.step.step_clock import StepClock
+from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue
+
+__all__ = ["Engine", "StepOptions", "unwrapped"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """What a step does beside the optimiser's own: gradient scaling, clipping, the user's last word."""
+
+    scaler: torch.amp.GradScaler | None = None
+    clip_norm: float | None = None
+    before_step: Callable[[], None] | None = None
+    wrapper_options: Mapping[str, object] | None = None
+
+
+class Engine:
+    """Runs the micro-batches of one step after another; `model` is what is called now, `given` what the script gets.
+
+    Without a GPU, losses and gradients are checked as they come. On a GPU looking would mean waiting, so losses
+    are summed on the device and `losses` is asked for now and then: what is not finite stays so in a sum.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        replicas: Replicas,
+        averager: Averager,
+        meter: GradientMeter | None,
+        options: StepOptions,
+    ) -> None:
+        self.inner = model
+        self.optimizer = optimizer
+        self.parameters: Sequence[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        self.is_sharded = _is_sharded(model)
+        self.clock = StepClock(replicas.device, self.parameters, hooks=replicas.num_replicas > 1)
+        self.meter = meter
+        self.counts_batchnorm = False
+        # Whether values that are not finite may pass: just after a change of batch the guard rail undoes them.
+        self.tolerates = False
+        self._has_batchnorm = has_batchnorm(model)
+        self._has_sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
+        self._static_graph = bool((options.wrapper_options or {}).get("static_graph"))
+        self._num_finished = 0
+        self._replicas = replicas
+        self._averager = averager
+        # A scaler that is switched off does nothing, and must not keep others from looking at losses.
+        disabled = options.scaler is not None and not options.scaler.is_enabled()
+        self._options = replace(options, scaler=None) if disabled else options
+        self._micro: MicroBatch | None = None
+        self._ran_backward = True
+        self._trial: Trial | None = None
+        self._on_gpu = replicas.device.type == "cuda"
+        self._losses = torch.zeros((), dtype=torch.float32 if self._on_gpu else torch.float64, device=replicas.device)
+        self._num_losses = 0
+        self._late_losses: Late[int] = Late()
+        self._weighted: Tensor | None = None
+        self._whole_factor = 1.0
+        self.model = self._wrap()
+        self._alone: nn.Module | None = None
+
+    def _wrap(self) -> nn.Module:
+        if self.is_sharded:
+            return self.inner
+        return self._replicas.wrap(self.inner, self._options.wrapper_options)
+
+    @property
+    def given(self) -> nn.Module:
+        """The model for the user's loop. It may be kept: where replicas change, calling it is calling `model`."""
+        if self.is_sharded or not self._replicas.can_change or isinstance(self.model, WrappedModel):
+            return self.model
+        if self._alone is None:
+            self._alone = stand_in(self.inner, lambda: self.model)
+        return self._alone
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a batch was handed out whose loss has not come yet."""
+        return self._micro is not None and not self._ran_backward
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether a GradScaler skips steps whose gradients are not finite."""
+        return self._options.scaler is not None
+
+    @property
+    def can_try(self) -> bool:
+        """Whether a step may go without the wrapper's averaging: not where layers talk to each other in between."""
+        if self._replicas.num_replicas == 1:
+            return True
+        return not (self.is_sharded or self._static_graph or self.counts_batchnorm or self._has_sparse)
+
+    def begin(self, micro: MicroBatch, trial_from: int | None) -> None:
+        """A micro-batch is about to be handed out; `trial_from` is the local batch that is known to fit, on a trial."""
+        if not self._ran_backward:
+            raise MisusedJob(
+                "the batch before this one was never passed to job.backward(loss): call it for every batch"
+            )
+        self._micro = micro
+        self._ran_backward = False
+        trying = trial_from is not None and self.can_try
+        if micro.index == 0 and trying and trial_from is not None:
+            self._trial = Trial(self.inner, trial_from)
+            self._trial.start()
+        # A static graph must see a synchronised backward pass first; what is averaged already stays so in the next.
+        learning = self._static_graph and self._num_finished == 0
+        self._set_synchronised((micro.is_last or learning) and self._trial is None)
+        if self._has_batchnorm:
+            set_counted(self.inner, micro.samples > 0)
+        self.clock.begin_micro()
+
+    def _set_synchronised(self, synchronised: bool) -> None:
+        if isinstance(self.model, WrappedModel):
+            self.model.require_backward_grad_sync = synchronised
+            self.model.ran = False
+        elif self.is_sharded:
+            self.model.set_requires_gradient_sync(synchronised)  # type: ignore[operator]
+
+    def backward(self, loss: Tensor, reduction: str, weight: float | Tensor | None) -> MicroBatch:
+        """The backward pass of the micro-batch handed out last, weighted by its share in the average."""
+        micro = self._require_micro()
+        check_weighting(reduction, weight)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise InvalidInput(f"loss is {shape}: give a tensor with one value, the mean (or sum) over this batch")
+        failed = self._trial is not None and self._trial.failed
+        if not failed and not loss.requires_grad:
+            raise InvalidInput("the loss has no gradient: compute it from job.model(x), outside of torch.no_grad()")
+        self._ran_backward = True
+        if not failed:
+            self._require_forward(micro)
+            self._note(loss, micro, reduction, weight)
+        if weight is not None and not failed and self._is_nothing(weight):
+            loss = self._nothing(loss)
+        scaled = self._averager.scale(loss, micro, reduction, weight)
+        if self._options.scaler is not None:
+            scaled = self._options.scaler.scale(scaled)
+        if not failed:
+            self._run_backward(scaled, micro, weight)
+        if self._has_batchnorm and micro.samples == 0:
+            set_counted(self.inner, True)
+        self.clock.end_micro()
+        return micro
+
+    def _is_nothing(self, weight: float | Tensor) -> bool:
+        """Whether a part is known to count nothing; on a GPU asking would wait for it, some graphs want their own."""
+        unusual = self.is_sharded or self._static_graph or getattr(self.model, "find_unused_parameters", False)
+        return not unusual and not (isinstance(weight, Tensor) and weight.is_cuda) and float(weight) == 0.0
+
+    def _nothing(self, loss: Tensor) -> Tensor:
+        """A zero from all parameters in place of a mean over nothing, whose gradient is not finite."""
+        zeros = [p.reshape(-1)[:1].sum() * 0.0 for p in self.inner.parameters() if p.requires_grad]
+        return torch.stack([zero.to(loss.dtype) for zero in zeros]).sum().reshape(loss.shape)
+
+    def _require_micro(self) -> MicroBatch:
+        if self._micro is None or self._ran_backward:
+            raise MisusedJob("job.backward(loss) was called twice for one batch, or outside of job.batches()")
+        return self._micro
+
+    def _require_forward(self, micro: MicroBatch) -> None:
+        if isinstance(self.model, WrappedModel) and not self.model.ran:
+            raise MisusedJob("the loss was not computed by job.model: call job.model(x) instead of model(x)")
+
+    def _run_backward(self, scaled: Tensor, micro: MicroBatch, weight: float | Tensor | None) -> None:
+        meter = self.meter if micro.measured else None
+        if meter is not None:
+            factors = self._averager.noise_factors(micro, weight)
+            self._whole_factor = factors.whole
+            meter.begin(factors.part)
+        try:
+            scaled.backward()
+        except Exception as error:
+            if self._trial is None or not is_out_of_memory(error):
+                raise
+            failed = True
+        else:
+            failed = False
+        self.clock.computed()
+        if meter is not None:
+            meter.end()
+        if failed and self._trial is not None:
+            # Not inside the handler: the traceback holds the activations.
+            self._trial.fail()
+
+    def _note(self, loss: Tensor, micro: MicroBatch, reduction: str, weight: float | Tensor | None) -> None:
+        """Add this part's share of the step's mean loss to the sum of losses."""
+        if micro.samples == 0 or (weight is not None and not self._on_gpu and float(weight) == 0.0):
+            return
+        share = micro.samples / micro.total if reduction == "mean" else 1.0 / micro.total
+        value = loss.detach()
+        if self._on_gpu and isinstance(weight, Tensor):
+            value = torch.where(weight.detach() > 0, value, torch.zeros_like(value))
+        if weight is not None:
+            # The step's weights are added up only at its end, and with them the loss as it is averaged.
+            part = value.reshape(()).to(torch.float64) * weight
+            self._weighted = part if self._weighted is None else self._weighted + part
+        looks = not self._on_gpu and self._options.scaler is None and not self.tolerates
+        if looks and not math.isfinite(float(value)):
+            raise NonFiniteValue(
+                f"the loss is {float(value)} at step {micro.step}: lower the learning rate, clip gradients "
+                "(clip_norm=), or check the data; the last checkpoint is untouched"
+            )
+        if weight is None:
+            self._losses.add_(value.reshape(()).to(self._losses.dtype), alpha=share)
+
+    def finish(self, lr_factors: Sequence[float]) -> bool:
+        """After the last micro-batch: average, measure, clip, step. False where memory did not suffice anywhere."""
+        micro = self._micro
+        assert micro is not None
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            trial.stop()
+            if self._anywhere(trial.failed):
+                self.abandon()
+                return False
+            self._replicas.average_gradients(self.parameters)
+        weights = self._averager.finish(self.parameters)
+        if weights is not None and self._weighted is not None:
+            self._losses.add_((self._weighted / weights).reshape(()).to(self._losses.dtype))
+        self._weighted = None
+        if self.meter is not None and micro.measured:
+            self._measure(self.meter, micro, weights)
+        self._step(lr_factors, micro)
+        self._num_finished += 1
+        self._num_losses += 1
+        return True
+
+    def _anywhere(self, failed: bool) -> bool:
+        return bool(self._replicas.gather([float(failed)]).any())
+
+    def _measure(self, meter: GradientMeter, micro: MicroBatch, weights: Tensor | None) -> None:
+        scale = None
+        if self._options.scaler is not None:
+            scale = self._options.scaler.scale(torch.ones((), device=self._replicas.device))
+        factor = 1.0 if weights is None else 1.0 / weights
+        meter.finish(None, micro.total, self._whole_factor, loss_scale=scale, parts_factor=factor)
+
+    def _step(self, lr_factors: Sequence[float], micro: MicroBatch) -> None:
+        options, optimizer = self._options, self.optimizer
+        scaler = options.scaler
+        if scaler is not None and (options.clip_norm is not None or options.before_step is not None):
+            scaler.unscale_(optimizer)
+        if options.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, options.clip_norm)
+        if options.before_step is not None:
+            options.before_step()
+        if not (self._on_gpu or scaler is not None or self.is_sharded or self.tolerates):
+            self._require_finite(micro)
+        if self._replicas.is_broken:
+            raise dist.DistError("other replicas are gone, and this step's gradients with them")
+        base = [group["lr"] for group in optimizer.param_groups]
+        if any(factor != 1.0 for factor in lr_factors):
+            for group, factor in zip(optimizer.param_groups, lr_factors, strict=True):
+                group["lr"] = group["lr"] * factor
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        for group, rate in zip(optimizer.param_groups, base, strict=True):
+            group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
+
+    def _require_finite(self, micro: MicroBatch) -> None:
+        gradients = [p.grad for p in self.parameters if p.grad is not None and not p.grad.is_sparse]
+        if gradients and not math.isfinite(float(torch.stack(torch._foreach_norm(gradients)).sum())):
+            raise NonFiniteValue(
+                f"a gradient is not finite at step {micro.step}, though the loss is: clip gradients (clip_norm=), "
+                "lower the learning rate, or divide by mask.sum().clamp(min=1) where a part may hold no token; "
+                "neither model nor checkpoint was changed by it"
+            )
+
+    def abandon(self) -> None:
+        """Forget the step under way: no gradient, no loss, no measurement of it stays."""
+        if self._trial is not None:
+            self._trial.stop()
+            self._trial = None
+        self._averager.abandon()
+        self.clock.cancel()
+        if self.meter is not None:
+            self.meter.abandon()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._losses.zero_()
+        self._num_losses = 0
+        self._late_losses.forget()
+        self._weighted = None
+        self._ran_backward = True
+        self._micro = None
+        free_memory()
+
+    def rebuild(self) -> None:
+        """A new wrapper round the same model, after the old one was interrupted."""
+        self._num_finished = 0
+        before, self.model = self.model, self._wrap()
+        if isinstance(before, WrappedModel):
+            # Not the new one by name: there may be many more, and a script that kept this one has only this.
+            before.follow(lambda: self.model)
+
+    def disconnect(self) -> None:
+        """Wait for no collective any more: the step that one belongs to does not count."""
+        self._averager.forget()
+
+    def regroup(self) -> None:
+        """Begin anew among other replicas, which know nothing of the losses, times and measurements here."""
+        alone = self._replicas.num_replicas == 1
+        self.clock.regroup(hooks=not alone)
+        if self.meter is not None:
+            self.meter.regroup(set_aside=alone)
+        self._averager.forget()
+        self._losses.zero_()
+        self._num_losses = 0
+        self._late_losses.forget()
+        self._weighted = None
+        self.tolerates = False
+        self.rebuild()
+
+    def losses(self) -> tuple[float, int]:
+        """Sum over steps of this replica's share of the mean loss, and the number of steps, between two calls.
+
+        Summed over replicas and divided by the steps it is the mean loss. On a GPU it is one call late.
+        """
+        arrived = self._late_losses.exchange(self._losses, self._num_losses)
+        self._losses.zero_()
+        self._num_losses = 0
+        return (float(arrived[0]), arrived[1]) if arrived is not None else (0.0, 0)
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether the model's parameters are split over replicas by `fully_shard`."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def unwrapped(model: Any) -> nn.Module:
+    """The user's own module inside wrappers."""
+    return model.module if isinstance(model, WrappedModel) else model  # type: ignore[no-any-return]

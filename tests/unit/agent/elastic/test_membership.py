@@ -1,0 +1,193 @@
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from pollux.agent.elastic import membership as module
+from pollux.agent.elastic.membership import Member, Membership, Plan, connect
+from pollux.core.errors import InvalidInput, Unreachable
+
+
+def plan(generation, before, *was, why="resize"):
+    return Plan(generation, before, tuple(Member(rank, old) for rank, old in enumerate(was)), why=why)
+
+
+@pytest.fixture
+def store():
+    return dist.HashStore()
+
+
+def committed(store, *plans):
+    live = dist.PrefixStore("pollux/live", store)
+    for each in plans:
+        live.set(f"plan/{each.generation}", each.text())
+    live.set("committed", str(plans[-1].generation))
+    return live
+
+
+def test_a_plan_comes_back_as_it_was_written():
+    first = Plan(4, 2, (Member(0, 1), Member(1, None)), 2, "lost", {"join": 3.0}, (0, 2))
+    assert Plan.read(first.text()) == first
+    assert first.deadline("join") == 3.0
+    assert first.deadline("transfer") > 0.0
+
+
+def test_the_least_that_a_plan_says_is_enough():
+    text = json.dumps({"generation": 1, "before": 0, "members": [{"rank": 1, "was": None}, {"rank": 0, "was": 2}]})
+    read = Plan.read(text)
+    assert read.members == (Member(0, 2), Member(1, None))
+    assert (read.num_nodes, read.why, read.senders) == (1, "resize", ())
+
+
+def test_ranks_and_kinds_follow_from_the_members():
+    change = plan(1, 0, 0, 2, None)
+    assert [change.rank_of(was) for was in range(3)] == [0, None, 1]
+    assert [change.kind(before) for before in (2, 3, 4)] == ["grow", "move", "shrink"]
+    assert plan(1, 0, 0, why="lost").kind(3) == "recover"
+
+
+def test_nothing_is_wanted_before_anything_is_committed(store):
+    mine = Membership(store, 3, 0)
+    assert mine.committed() == -1
+    assert mine.newest() is None
+
+
+def test_replicas_go_to_the_newest_that_counts_from_where_they_are(store):
+    mine: Any = Membership(store, 0, 1)
+    committed(store, plan(1, 0, 0, 1, None))
+    assert mine.newest().generation == 1
+    committed(store, plan(2, 0, 0, 1))
+    assert mine.newest().generation == 2
+    # One that counts from a generation this replica has not been in comes after the one that leads there.
+    committed(store, plan(3, 2, 0, 1, None, None))
+    assert mine.newest().generation == 2
+    mine.enters(mine.newest(), 1)
+    assert mine.newest().generation == 3
+    mine.generation = 3
+    assert mine.newest() is None, "never back"
+
+
+def test_a_plan_that_was_withdrawn_says_nothing(store):
+    mine: Any = Membership(store, 0, 1)
+    live = committed(store, plan(1, 0, 0, 1, None))
+    live.set("withdrawn/1", "nobody came")
+    assert mine.newest() is None
+    committed(store, plan(2, 0, 0, 1))
+    assert mine.newest().generation == 2
+
+
+def test_what_the_first_says_of_a_generation_holds(store):
+    one, other = Membership(store, 0, 0), Membership(store, 0, 1)
+    assert one.decide(1, "open") == other.decide(1, "shut") == "open"
+    assert other.decide(2, "shut") == one.decide(2, "open") == "shut"
+
+
+def test_keys_are_those_of_the_contract(store):
+    mine = Membership(store, 2, 1)
+    mine.tell("ready", 3, 1)
+    mine.tell("done", 3, 1, {"pause_seconds": 0.1})
+    mine.fail(3, "why")
+    mine.tell("beat", 2, 1, {"step": 4})
+    live = dist.PrefixStore("pollux/live", store)
+    assert json.loads(live.get("done/3/1")) == {"pause_seconds": 0.1}
+    assert json.loads(live.get("failed/3")) == "why"
+    assert json.loads(live.get("beat/2/1"))["step"] == 4
+    assert live.check(["ready/3/1"])
+    assert mine.has_failed(3) is not None
+    assert mine.has_failed(2) is None
+    live.set("lost/2", "[0, 3]")
+    assert mine.lost(2) == {0, 3}
+    assert mine.lost(1) == frozenset()
+    live.set("withdrawn/3", "late")
+    assert mine.withdrawn(3) == "late"
+
+
+def test_the_door_opens_when_all_members_are_there(store):
+    change = plan(1, 0, 0, None)
+    mine = Membership(store, 0, 0)
+    mine.tell("here", 1, 0)
+    assert not mine.are_here(change)
+    mine.tell("here", 1, 1)
+    assert mine.are_here(change)
+
+
+def test_those_that_hand_over_come_to_the_door_too(store):
+    change = Plan(1, 0, (Member(0, None),), senders=(0, 2))
+    mine = Membership(store, 0, 0)
+    assert [change.place_of_sender(was) for was in range(3)] == [1, None, 2]
+    for what, is_so in (("here", mine.are_here), ("received", mine.have_received)):
+        for number in (0, 2):
+            mine.tell(what, 1, number)
+        assert not is_so(change)
+        mine.tell(what, 1, 1)
+        assert is_so(change)
+    assert not mine.is_handed_over(1)
+    dist.PrefixStore("pollux/live", store).set("handed/1", "")
+    assert mine.is_handed_over(1)
+
+
+def test_facts_are_shared(store):
+    mine = Membership(store, 0, 0)
+    assert mine.facts() == {}
+    mine.share_facts({"batch_size": 8})
+    assert mine.facts() == {"batch_size": 8}
+
+
+def test_the_first_that_is_left_is_the_one_to_save(store):
+    first, second, third = (Membership(store, 4, rank) for rank in range(3))
+    live = dist.PrefixStore("pollux/live", store)
+    assert not second.is_first_left(0.0), "nothing is known of the first"
+    live.set("lost/4", "[0]")
+    assert not third.is_first_left(0.0)
+    assert second.is_first_left(0.0)
+    began = time.monotonic()
+    assert not third.is_first_left(60.0), "the second has said that it saves"
+    assert time.monotonic() - began < 30.0
+    live.set("lost/4", "[0, 1]")
+    assert third.is_first_left(0.0)
+    assert first.is_first_left(0.0)
+
+
+def test_the_end_of_another_may_be_heard_of_a_little_later(store):
+    live = dist.PrefixStore("pollux/live", store)
+    timer = threading.Timer(0.1, lambda: live.set("lost/4", "[0]"))
+    timer.start()
+    assert Membership(store, 4, 1).is_first_left(30.0)
+    timer.join()
+
+
+def test_waiting_ends_with_what_is_seen_or_at_the_deadline():
+    seen = iter([None, None, "it"])
+    assert Membership.wait(lambda: next(seen), 60.0) == "it"
+    now = iter([0.0, 1.0, 2.0, 3.0])
+    assert Membership.wait(lambda: None, 2.0, clock=lambda: next(now)) is None
+
+
+def test_a_process_has_one_client():
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address = f"127.0.0.1:{host.port}"
+    assert connect(address, 5.0) is connect(address, 5.0)
+    module._clients.clear()
+
+
+@pytest.mark.parametrize("address", ["", "7000", "host:", "host:x"])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(InvalidInput, match="POLLUX_STORE"):
+        connect(address, 1.0)
+
+
+def test_a_store_that_is_not_there_is_told(free_port):
+    with pytest.raises(Unreachable, match=f"127.0.0.1:{free_port}"):
+        connect(f"127.0.0.1:{free_port}", 0.5)
+
+
+@pytest.fixture
+def free_port():
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

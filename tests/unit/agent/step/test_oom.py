@@ -1,0 +1,132 @@
+"""Limits learned from what ran and what did not, and the guard in front of a forward pass."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pollux.agent.step.oom import MemoryLimits, Trial, is_out_of_memory
+from pollux.core.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_which_errors_mean_memory(error, expected):
+    assert is_out_of_memory(error) is expected
+
+
+def test_nothing_is_known_at_first():
+    limits = MemoryLimits("A")
+    assert (limits.held, limits.largest) == (0, None)
+    assert limits.predicted_largest(torch.device("cpu"), 8) is None
+
+
+def test_back_to_the_largest_that_ran():
+    limits = MemoryLimits("A")
+    limits.ran(8)
+    limits.ran(6)
+    assert limits.held == 8
+    assert limits.ran_out(16) == 8
+    assert (limits.held, limits.largest) == (8, 15)
+
+
+def test_half_where_nothing_ran_yet():
+    limits = MemoryLimits("A")
+    assert limits.ran_out(16) == 8
+    assert limits.ran_out(8) == 4
+    assert limits.largest == 7
+    assert limits.ran_out(1) == 1
+
+
+def test_what_ran_once_may_run_out_later():
+    """Fragmentation, or a neighbour: the limit then falls below what had run."""
+    limits = MemoryLimits("A")
+    limits.ran(8)
+    assert limits.ran_out(8) == 4
+    assert (limits.held, limits.largest) == (0, 7)
+
+
+def test_limits_are_kept_by_gpu_type():
+    limits = MemoryLimits("A")
+    limits.ran(8)
+    limits.ran_out(20)
+    other = MemoryLimits("B")
+    other.load_state_dict(limits.state_dict())
+    assert (other.held, other.largest) == (0, None)
+    same = MemoryLimits("A")
+    same.load_state_dict(limits.state_dict())
+    assert (same.held, same.largest) == (8, 19)
+
+
+class Hungry(nn.Module):
+    def __init__(self, limit):
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+        self.limit = limit
+        self.calls = []
+
+    def forward(self, x, scale=1.0, extra=None):
+        self.calls.append(len(x))
+        if len(x) > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"scores": self.layer(x) * scale, "extra": extra, "mean": x.mean()}
+
+
+def test_a_forward_pass_that_fails_still_gives_values():
+    model = Hungry(4)
+    trial = Trial(model, 3)
+    x = torch.randn(10, 2)
+    with trial.watching():
+        out = model(x, scale=2.0, extra=torch.arange(10))
+    assert trial.failed
+    assert model.calls == [10, 3, 3, 3, 1]
+    torch.testing.assert_close(out["scores"], model.layer(x) * 2.0)
+    assert torch.equal(out["extra"], torch.arange(10))
+    assert out["scores"].requires_grad
+    assert out["scores"].grad_fn is None
+
+
+def test_one_that_fits_is_left_alone():
+    model = Hungry(10)
+    trial = Trial(model, 3)
+    with trial.watching():
+        out = model(torch.randn(10, 2))
+    assert not trial.failed
+    assert out["scores"].grad_fn is not None
+    assert "forward" not in vars(model), "the guard is gone"
+
+
+def test_a_forward_of_the_instances_own_comes_back():
+    model: Any = Hungry(10)
+    own = lambda x: x  # noqa: E731
+    model.forward = own
+    with Trial(model, 3).watching():
+        assert model.forward is not own
+    assert model.forward is own
+
+
+def test_other_errors_and_evaluation_pass_through():
+    model = Hungry(4)
+    trial = Trial(model, 3)
+    with trial.watching():
+        with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+            model(torch.randn(10, 2))
+        with pytest.raises(RuntimeError, match="shapes"):
+            model(torch.randn(2, 7))
+    assert not trial.failed
+
+
+def test_what_does_not_fit_in_pieces_either_is_refused():
+    model = Hungry(0)
+    with Trial(model, 1).watching(), pytest.raises(InvalidInput, match="memory does not hold 1 sample even without"):
+        model(torch.randn(4, 2))
