@@ -24,8 +24,8 @@ from typing import Any
 from engines import TOOLS, Asked, Served, load_tool
 from measure import today
 
-from pollux.backends._slurm_calls import SlurmCalls
-from pollux.backends._slurm_script import pool_name
+from pollux.backends.slurm.commands import SlurmCalls
+from pollux.backends.slurm.script import pool_name
 
 RECORDED = Path(__file__).with_name("recorded")
 NODES, GPUS = 4, 4

@@ -19,14 +19,14 @@ from typing import Any
 
 from measure import timed
 
-from pollux.backends._ray_driver import Driver
-from pollux.backends._ray_lender import RayLender
-from pollux.backends._ray_nodes import seen_nodes
-from pollux.backends._slurm_calls import SlurmCalls
-from pollux.backends._slurm_jobs import SlurmJobLender
-from pollux.backends._slurm_lender import SlurmLender
-from pollux.backends._slurm_script import PilotOptions
-from pollux.backends._slurm_text import fold_nodes
+from pollux.backends.ray.driver import Driver
+from pollux.backends.ray.nodes import seen_nodes
+from pollux.backends.ray.provider import RayLender
+from pollux.backends.slurm.commands import SlurmCalls
+from pollux.backends.slurm.job_provider import SlurmJobLender
+from pollux.backends.slurm.parse import fold_nodes
+from pollux.backends.slurm.pilot_provider import SlurmLender
+from pollux.backends.slurm.script import PilotOptions
 
 RECORDED = Path(__file__).with_name("recorded")
 POLL_SECONDS = 5.0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends._processes import is_alive, members, process_table
-from pollux.backends._records import read_record, run_folder
 from pollux.backends.local import LocalBackend
+from pollux.backends.process.proc import is_alive, members, process_table
+from pollux.backends.process.records import read_record, run_folder
 from pollux.backends.protocol import Launch, Running
 from pollux.core import Placement
 from pollux.testing.backend_conformance import Bench

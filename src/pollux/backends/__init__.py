@@ -16,8 +16,8 @@ __all__ = ["available", "create", "head_of", "load", "names", "option_kinds", "o
 _REGISTRY: Mapping[str, str] = {
     "local": "pollux.backends.local:LocalBackend",
     "inline": "pollux.backends.inline:InlineBackend",
-    "ray": "pollux.backends.ray:RayBackend",
-    "slurm": "pollux.backends.slurm:SlurmBackend",
+    "ray": "pollux.backends.ray.backend:RayBackend",
+    "slurm": "pollux.backends.slurm.backend:SlurmBackend",
 }
 
 
@@ -61,7 +61,7 @@ def head_of(name: str, given: Mapping[str, object]) -> str | None:
     """The address by which nodes of a backend with these options reach this machine; None: its nodes are this one."""
     if "head" not in options(name):
         return None
-    from pollux.backends.fleet import own_address
+    from pollux.backends.fleet.backend import own_address
 
     return str(given.get("head") or own_address())
 
@@ -79,7 +79,8 @@ def available(name: str) -> str | None:
     if name == "local" and not sys.platform.startswith("linux"):
         return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"
     if name in ("ray", "slurm"):
-        return str(said) if (said := importlib.import_module(f"pollux.backends.{name}").missing()) else None
+        module = importlib.import_module(_REGISTRY[name].partition(":")[0])
+        return str(said) if (said := module.missing()) else None
     return None
 
 

@@ -19,11 +19,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, TextIO
 
-from pollux.backends._interpreter import resolved
-from pollux.backends._jobs import Held
-from pollux.backends._logfile import whole_characters
-from pollux.backends._outcome import judge
-from pollux.backends._records import check_job_id
+from pollux.backends.dispatch.job_table import Held
+from pollux.backends.process.log_file import whole_characters
+from pollux.backends.process.outcome import judge
+from pollux.backends.process.records import check_job_id
+from pollux.backends.process.warm_python import resolved
 from pollux.backends.protocol import (
     BackendEvent,
     Exit,

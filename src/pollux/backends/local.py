@@ -1,7 +1,7 @@
 """This machine as a cluster of one node: a replica per GPU, or per CPU slot where there is no GPU.
 
-Here is what may be asked of it; the work is done by the thread in `_work`, and by the jobs' shims (`shim`), which go on
-when the service ends.
+Here is what may be asked of it. The thread in `dispatch` does the work, and so do the jobs' shims, which go on when
+the service ends.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pollux.backends import _shimmed, _variables
-from pollux.backends._devices import find_devices
-from pollux.backends._grounds import LocalGround
-from pollux.backends._logfile import DEFAULT_CAP_BYTES
-from pollux.backends._shimmed import ShimBackend
-from pollux.backends._work import Work
+from pollux.backends.dispatch import shim_backend
+from pollux.backends.dispatch.dispatcher import Work
+from pollux.backends.dispatch.shim_backend import ShimBackend
+from pollux.backends.dispatch.slots import LocalGround
+from pollux.backends.process import replica_env
+from pollux.backends.process.devices import find_devices
+from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
 from pollux.backends.protocol import Launch
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
@@ -48,10 +49,10 @@ class LocalBackend(ShimBackend):
     ) -> None:
         self._devices = find_devices(slots, os.environ)
         can_warm = warm and importlib.util.find_spec("torch") is not None
-        environ = _variables.inherited(os.environ)
+        environ = replica_env.inherited(os.environ)
         self._ground = LocalGround(self._devices, environ)
         home = Path(home).absolute()
-        hang = _shimmed.hang_seconds(hang_seconds)
+        hang = shim_backend.hang_seconds(hang_seconds)
         super().__init__(home, Work(home, self._ground, environ, can_warm, log_cap_bytes, hang, orphan_seconds))
 
     def inventory(self) -> tuple[Node, ...]:
@@ -72,7 +73,7 @@ class LocalBackend(ShimBackend):
         """Command, folder, and each replica's variables beside what it inherits; which GPUs is seen at the start."""
         self._check(launch)
         places = [str(place) for place in range(launch.placement.num_gpus)]
-        identity = _variables.run_id(self._home, launch.job_id, launch.generation)
+        identity = replica_env.run_id(self._home, launch.job_id, launch.generation)
         details = self._ground.details(launch, places, identity)
         common = self._ground.common(launch, places, identity)
         unknown = {"MASTER_PORT": "chosen at the start"}

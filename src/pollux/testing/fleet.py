@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pollux.backends import _processes
-from pollux.backends.lender import HostedNode, PooledLender
+from pollux.backends.nodes.provider import HostedNode, PooledLender
+from pollux.backends.process import proc
 from pollux.core import Node
 
 __all__ = ["ProcessFleet"]
@@ -61,7 +61,7 @@ class ProcessFleet(PooledLender):
         words = ["--node", node, "--places", str(self._slots), "--listen", "127.0.0.1"]
         words += ["--announce", str(self._file(node)), "--secret-file", str(secret)]
         words += ["--cold"] * self._cold
-        command = [sys.executable, "-P", "-m", "pollux.backends.host", "--with-parent", *words]
+        command = [sys.executable, "-P", "-m", "pollux.backends.node_daemon.daemon", "--with-parent", *words]
         log = str(self.folder / f"{node}.log")
         # Nobody closes the other end but the end of this process: then it ends too, however this one was ended.
         reading, _ = os.pipe2(os.O_CLOEXEC)
@@ -83,8 +83,8 @@ class ProcessFleet(PooledLender):
             told = json.loads(self._file(node).read_text())
         except (OSError, ValueError):
             return None
-        began = _processes.start_time(told["pid"])
-        if began is None or not _processes.is_alive(told["pid"], began):
+        began = proc.start_time(told["pid"])
+        if began is None or not proc.is_alive(told["pid"], began):
             return None
         cores = float(len(os.sched_getaffinity(0)))
         return HostedNode(Node(node, told["places"], "cpu", num_cpus=cores), (told["address"], told["port"]))
@@ -110,21 +110,21 @@ class ProcessFleet(PooledLender):
         if not self._file(f"n{number}").exists():
             return []
         host = self.pid(number)
-        return [host, *_processes.descendants(host, _processes.process_table())]
+        return [host, *proc.descendants(host, proc.process_table())]
 
     def kill_node(self, number: int) -> None:
         """SIGKILL to the host and everything it runs."""
-        _processes.kill_all(self.processes(number))
+        proc.kill_all(self.processes(number))
 
     def freeze_node(self, number: int) -> list[int]:
         """SIGSTOP to all of it; gives their numbers, for `thaw`."""
         frozen = self.processes(number)
-        _processes.kill_all(frozen, signal.SIGSTOP)
+        proc.kill_all(frozen, signal.SIGSTOP)
         return frozen
 
     def thaw(self, frozen: list[int]) -> None:
         """SIGCONT to those that were frozen."""
-        _processes.kill_all(frozen, signal.SIGCONT)
+        proc.kill_all(frozen, signal.SIGCONT)
 
     def add_node(self) -> str:
         """Start one more host, or one in place of a dead one; its name."""
@@ -148,7 +148,7 @@ class ProcessFleet(PooledLender):
         for path in self.folder.glob("n*.json"):
             with contextlib.suppress(OSError, ValueError):
                 self.kill_node(int(path.stem[1:]))
-        _processes.kill_all(self._children)
+        proc.kill_all(self._children)
         self._collect(0)
 
     def _collect(self, options: int = os.WNOHANG) -> None:

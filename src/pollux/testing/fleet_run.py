@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from pollux.backends.fleet import FleetBackend
+from pollux.backends.fleet.backend import FleetBackend
 from pollux.core import Placement
 from pollux.testing import live_job
 from pollux.testing.fleet import ProcessFleet

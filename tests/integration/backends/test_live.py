@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from pollux.backends._grounds import LocalGround
+from pollux.backends.dispatch.slots import LocalGround
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
 from pollux.testing.backend_conformance import Bench

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends._links import start_shim
-from pollux.backends._processes import is_alive, process_table
-from pollux.backends._records import read_record, run_folder
-from pollux.backends._work import Work
+from pollux.backends.dispatch.dispatcher import Work
+from pollux.backends.dispatch.shim_client import start_shim
 from pollux.backends.local import LocalBackend
+from pollux.backends.process.proc import is_alive, process_table
+from pollux.backends.process.records import read_record, run_folder
 from pollux.backends.protocol import Launch, ReplicasEnded
 from pollux.core.errors import InvalidInput
 from pollux.testing.backend_conformance import Bench
@@ -270,7 +270,7 @@ def test_a_machine_with_no_room_for_a_shim_is_no_fault_of_the_job(bench, monkeyp
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
-        patch.setattr("pollux.backends._work.start_shim", fails)
+        patch.setattr("pollux.backends.dispatch.dispatcher.start_shim", fails)
         bench.submit("train", "print('at last')")
         ended = bench.end("train")
     assert (ended.outcome, ended.exits) == ("refused", ())

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends._processes import start_time
-from pollux.backends._records import read_record, run_folder
-from pollux.backends.fleet import FleetBackend
+from pollux.backends.fleet.backend import FleetBackend
+from pollux.backends.process.proc import start_time
+from pollux.backends.process.records import read_record, run_folder
 from pollux.testing.backend_conformance import BackendConformance
 from pollux.testing.fleet import ProcessFleet
 

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from pollux.backends.fleet import FleetBackend
+from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.protocol import NodeDown, NodeUp
 from pollux.testing.backend_conformance import Bench
 from pollux.testing.fleet import ProcessFleet

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends.fleet import FleetBackend, own_address
+from pollux.backends.fleet.backend import FleetBackend, own_address
 from pollux.service import ServiceSettings
 from pollux.service.server import serve
 from pollux.testing.fleet import ProcessFleet

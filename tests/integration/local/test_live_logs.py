@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pollux.backends._generation import Generation, Order
-from pollux.backends._grounds import LocalGround
-from pollux.backends._logfile import read_log
+from pollux.backends.dispatch.slots import LocalGround
 from pollux.backends.local import LocalBackend
+from pollux.backends.process.log_file import read_log
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
+from pollux.backends.shim.generation import Generation, Order
 from pollux.testing.backend_conformance import Bench
 
 

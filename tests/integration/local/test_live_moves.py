@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pollux.backends._grounds import LocalGround
+from pollux.backends.dispatch.slots import LocalGround
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasEnded
 from pollux.testing import live_job

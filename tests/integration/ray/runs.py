@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pollux.backends.protocol import NodeDown, NodeUp
-from pollux.backends.ray import RayBackend
+from pollux.backends.ray.backend import RayBackend
 from pollux.core import Placement
 from pollux.testing.live_events import EventRun
 

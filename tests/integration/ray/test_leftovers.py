@@ -13,7 +13,7 @@ from pollux.testing.waiting import PATIENCE_SECONDS
 LEFT = """
 import json, sys, threading
 import ray
-from pollux.backends._ray_host import _free_groups
+from pollux.backends.ray.node_actor import _free_groups
 ray.init(address=sys.argv[1], namespace="pollux-left", log_to_driver=False)
 here, there = [row["NodeID"] for row in ray.nodes() if row["Alive"] and row["Resources"].get("GPU")][:2]
 def claim(name, node, gpus=1):

@@ -7,8 +7,8 @@ import pytest
 from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import backend_at
 
-from pollux.backends._ray_lender import RayLender
 from pollux.backends.protocol import BackendEvent, Launch, ReplicasEnded
+from pollux.backends.ray.provider import RayLender
 from pollux.core import Placement
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import RayRun
 
-from pollux.backends.fleet import LOST_SECONDS
+from pollux.backends.fleet.backend import LOST_SECONDS
 from pollux.backends.protocol import NodeDown, NodeUp, ReplicasLost
 from pollux.testing import live_job
 from pollux.testing.live_events import Verdict

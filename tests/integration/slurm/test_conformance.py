@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends.slurm import SlurmBackend
+from pollux.backends.slurm.backend import SlurmBackend
 from pollux.testing.backend_conformance import BackendConformance
 
 

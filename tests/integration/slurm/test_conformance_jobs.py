@@ -2,7 +2,7 @@
 
 import pytest
 
-from pollux.backends.slurm import SlurmBackend
+from pollux.backends.slurm.backend import SlurmBackend
 from pollux.testing.backend_conformance import BackendConformance
 
 

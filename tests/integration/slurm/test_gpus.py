@@ -1,6 +1,6 @@
 """GPUs that Slurm lends are those that replicas see, each its own, also where two pilots share a node."""
 
-from pollux.backends.slurm import SlurmBackend
+from pollux.backends.slurm.backend import SlurmBackend
 from pollux.core import Placement
 from pollux.testing.backend_conformance import Bench
 

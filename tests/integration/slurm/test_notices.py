@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from pollux.backends.protocol import NodeDown, NodeUp
-from pollux.backends.slurm import SlurmBackend
+from pollux.backends.slurm.backend import SlurmBackend
 from pollux.testing.backend_conformance import Bench
 
 SAVES = """

@@ -4,7 +4,7 @@ import pytest
 from tests.integration.ray import curve
 from tests.integration.slurm.service import Service, is_live
 
-from pollux.backends._slurm_script import pool_name
+from pollux.backends.slurm.script import pool_name
 
 EPOCHS = 120
 

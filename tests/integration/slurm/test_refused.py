@@ -2,7 +2,7 @@
 
 import pytest
 
-from pollux.backends.slurm import SlurmBackend
+from pollux.backends.slurm.backend import SlurmBackend
 from pollux.testing.waiting import wait_until
 
 TOO_MUCH = "no node has so much: check gpus_per_node=, cpus_per_node= (--slots), memory=, partition="

@@ -15,7 +15,7 @@ from tests.integration.ray import curve
 from tests.integration.slurm.service import Service, is_live
 from tests.integration.slurm.training import EPOCHS, SAMPLES, begin, has_trained, trained_once
 
-from pollux.backends._slurm_text import read_seconds
+from pollux.backends.slurm.parse import read_seconds
 
 KILLS = int(os.environ.get("POLLUX_FAULT_EVENTS", "3"))
 LOST_SECONDS = 8

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.ray import curve
 from tests.integration.slurm.service import Service, is_live
 
-from pollux.backends.slurm import SlurmBackend
+from pollux.backends.slurm.backend import SlurmBackend
 from pollux.core import Placement
 from pollux.testing.backend_conformance import Bench
 

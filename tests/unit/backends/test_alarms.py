@@ -4,11 +4,11 @@ import socket
 
 import pytest
 
-from pollux.backends._jobs import LocalJob
-from pollux.backends._links import ShimLink
-from pollux.backends.fleet import FleetBackend
-from pollux.backends.lender import PooledLender
+from pollux.backends.dispatch.job_table import LocalJob
+from pollux.backends.dispatch.shim_client import ShimLink
+from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.local import LocalBackend
+from pollux.backends.nodes.provider import PooledLender
 
 REPLICA = {"event": "alarm", "text": "replica 1 gave a sign of life", "replica": 1, "at": 1.0}
 NODE = {"event": "alarm", "text": "node 'n0' answers again", "at": 1.0}

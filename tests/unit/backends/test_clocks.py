@@ -2,8 +2,8 @@
 
 import pytest
 
-from pollux.backends import _keeper
-from pollux.backends._keeper import _by_own_clock
+from pollux.backends.node_daemon import job_runner
+from pollux.backends.node_daemon.job_runner import _by_own_clock
 
 SERVICE = 1_800_000_000.0
 
@@ -11,7 +11,7 @@ SERVICE = 1_800_000_000.0
 @pytest.mark.parametrize("apart", [0.0, 3 * 3600.0, -5 * 3600.0])
 def test_a_pause_is_as_long_on_a_node_whose_clock_is_hours_off(monkeypatch, apart):
     node = SERVICE + apart
-    monkeypatch.setattr(_keeper.time, "time", lambda: node)
+    monkeypatch.setattr(job_runner.time, "time", lambda: node)
     told = _by_own_clock({"POLLUX_STOPPED_AT": repr(SERVICE - 4.0), "A": "1"}, SERVICE)
     assert node - float(told["POLLUX_STOPPED_AT"]) == pytest.approx(4.0)
     assert told["A"] == "1"

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from pollux.backends import host
-from pollux.backends._asking import ask_host
+from pollux.backends.node_daemon import daemon
+from pollux.backends.transport.query import ask_host
 from pollux.core.errors import InvalidInput
 from pollux.testing.waiting import PATIENCE_SECONDS
 
@@ -29,13 +29,13 @@ SECRET = "ab" * 32
     ],
 )
 def test_addresses_of_both_kinds(listen, where):
-    assert host._where(listen) == where
+    assert daemon._where(listen) == where
 
 
 @pytest.mark.parametrize("listen", ["", ":7000", "node1:", "node1:x", "[fd00::5]:x", "node1:70000"])
 def test_what_is_no_address(listen):
     with pytest.raises(InvalidInput, match="--listen is"):
-        host._where(listen)
+        daemon._where(listen)
 
 
 def has_ipv6():
@@ -50,9 +50,20 @@ def has_ipv6():
 @pytest.mark.parametrize("listen", ["127.0.0.1", *(["::1"] if has_ipv6() else [])])
 def test_a_host_answers_where_it_listens(tmp_path, listen):
     announce = tmp_path / "announce.json"
-    words = [sys.executable, "-m", "pollux.backends.host", "--node", "n", "--places", "1", "--listen", listen, "--cold"]
+    words = [
+        sys.executable,
+        "-m",
+        "pollux.backends.node_daemon.daemon",
+        "--node",
+        "n",
+        "--places",
+        "1",
+        "--listen",
+        listen,
+        "--cold",
+    ]
     words += ["--announce", str(announce), "--with-parent"]
-    environ = {**os.environ, host.SECRET_VARIABLE: SECRET}
+    environ = {**os.environ, daemon.SECRET_VARIABLE: SECRET}
     with subprocess.Popen(words, stdin=subprocess.PIPE, env=environ) as process:
         while not announce.exists():
             assert process.poll() is None

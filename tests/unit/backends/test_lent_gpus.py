@@ -6,9 +6,9 @@ import types
 
 import pytest
 
-from pollux.backends import _ray_host
-from pollux.backends._devices import find_devices
-from pollux.backends._slurm_node import facts_of
+from pollux.backends.process.devices import find_devices
+from pollux.backends.ray.backend import node_actor
+from pollux.backends.slurm.node_main import facts_of
 from pollux.core.errors import BackendFailed
 
 NO_LIBRARY = 12
@@ -45,7 +45,7 @@ def nvml(monkeypatch):
 
 
 def by_ray(gpus):
-    return _ray_host._compare(gpus)
+    return node_actor._compare(gpus)
 
 
 def by_slurm(gpus):

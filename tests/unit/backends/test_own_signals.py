@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from pollux.backends._regroup import Change, Lost, Seat, settled_at
+from pollux.backends.shim.transition import Change, Lost, Seat, settled_at
 
 CRASHES = [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL]
 

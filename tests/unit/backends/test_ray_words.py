@@ -1,6 +1,6 @@
 """What people read of the errors that Ray raises."""
 
-from pollux.backends._ray_driver import _plain, _unreachable
+from pollux.backends.ray.driver import _plain, _unreachable
 
 
 def test_long_errors_are_told_by_their_last_line():

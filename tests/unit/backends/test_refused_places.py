@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from pollux.backends import _work
-from pollux.backends._jobs import Held, LocalJob
-from pollux.backends._shared import Verdict
-from pollux.backends.fleet import FleetBackend
-from pollux.backends.lender import HostedNode, PooledLender
+from pollux.backends.dispatch import dispatcher
+from pollux.backends.dispatch.job_table import Held, LocalJob
+from pollux.backends.fleet.backend import FleetBackend
+from pollux.backends.fleet.shared_folders import Verdict
+from pollux.backends.nodes.provider import HostedNode, PooledLender
 from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost
 from pollux.core import Node, Placement
 from pollux.testing.waiting import PATIENCE_SECONDS
@@ -172,7 +172,7 @@ def test_places_that_never_come_are_not_waited_for_without_end_by_who_holds_othe
 ):
     """Under a quota, say, nobody gets the new ones while it has the old ones."""
     clock = [1000.0]
-    monkeypatch.setattr(_work.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(dispatcher.time, "monotonic", lambda: clock[0])
     lender.ask("other", {"b": 2})
     backend.resize(launch(2, b=1, **more))
     job = work._jobs["job"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pollux import backends
-from pollux.backends import _devices
+from pollux.backends.process import devices
 from pollux.cli.doctor import Finding, findings
 from pollux.cli.whatif import node_counts
 from pollux.core.errors import InvalidInput
@@ -74,9 +74,9 @@ def test_doctor_names_the_command_for_what_is_missing(run, fake, monkeypatch):
 
 def test_doctor_says_why_gpus_are_not_used(run, fake, monkeypatch):
     def gpus():
-        raise _devices._NoGpus("NVML: Driver/library version mismatch", "see what 'nvidia-smi' says", is_sure=True)
+        raise devices._NoGpus("NVML: Driver/library version mismatch", "see what 'nvidia-smi' says", is_sure=True)
 
-    monkeypatch.setattr(_devices, "_gpus", gpus)
+    monkeypatch.setattr(devices, "_gpus", gpus)
     found = by_name(findings())["GPUs"]
     assert (found.level, found.remedy) == ("note", "see what 'nvidia-smi' says")
     assert found.value.startswith("none found (NVML: Driver/library version mismatch); ")
@@ -85,7 +85,7 @@ def test_doctor_says_why_gpus_are_not_used(run, fake, monkeypatch):
     text = run("doctor").stdout
     assert found.value in text
     assert found.remedy in text
-    monkeypatch.setattr(_devices, "_gpus", list)
+    monkeypatch.setattr(devices, "_gpus", list)
     assert by_name(findings())["GPUs"].value.startswith("none found; ")
 
 

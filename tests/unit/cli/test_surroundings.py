@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pollux import backends, policies
-from pollux.backends import _links
+from pollux.backends.dispatch import shim_client
 from pollux.cli import up
 from pollux.cli.jobs_table import WIDE_COLUMNS
 from pollux.testing.surroundings import hearing, settle_variables
@@ -148,7 +148,7 @@ def test_what_runs_on_in_the_background_has_no_signal_blocked(tmp_path):
     try:
         with outputs[0].open("wb") as file:
             service = up._spawn([sys.executable, "-c", MASK], file.fileno())
-        job = _links._spawn("mask", [], [], outputs[1], {**os.environ, "PYTHONPATH": str(tmp_path)})
+        job = shim_client._spawn("mask", [], [], outputs[1], {**os.environ, "PYTHONPATH": str(tmp_path)})
         for pid in (service, job):
             assert os.waitpid(pid, 0)[1] == 0
     finally:

@@ -162,7 +162,7 @@ def test_a_service_listens_where_its_nodes_reach_it(run, tmp_path, slurm):
 
 
 def test_a_service_that_its_nodes_would_not_reach_is_not_started(run, tmp_path, slurm, monkeypatch):
-    monkeypatch.setattr("pollux.backends.fleet.own_address", lambda: "10.0.0.9")
+    monkeypatch.setattr("pollux.backends.fleet.backend.own_address", lambda: "10.0.0.9")
     result = run("up", "--home", tmp_path, "--backend", "slurm")
     assert result.exit_code == 2
     for phrase in ("10.0.0.9", "--tls-cert", "--insecure-bind", "head=", "--host 127.0.0.1"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pollux.backends.slurm import SlurmBackend
+from pollux.backends.slurm.backend import SlurmBackend
 from pollux.core.errors import InvalidInput, WorkdirMissing
 from pollux.service.launching import folders_of
 from pollux.store.protocol import TelemetryRow

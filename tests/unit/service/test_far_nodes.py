@@ -10,8 +10,8 @@ import pytest
 from pollux import policies
 from pollux.agent.environment import read_environment
 from pollux.agent.reporting.reporter import Address, _trusting
-from pollux.backends.fleet import FleetBackend
-from pollux.backends.lender import HostedNode, PooledLender
+from pollux.backends.fleet.backend import FleetBackend
+from pollux.backends.nodes.provider import HostedNode, PooledLender
 from pollux.backends.protocol import Launch
 from pollux.core import Node, Placement
 from pollux.core.errors import InvalidInput

@@ -1,0 +1,120 @@
+"""What a backend with shims remembers of each job: the generation that has processes, and the one that waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pollux.backends.dispatch.shim_client import ShimLink
+from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost, ReplicasStarted, Running
+from pollux.core import Placement
+
+__all__ = ["Held", "LocalJob", "loss_of", "start_of"]
+
+
+@dataclass(slots=True)
+class Held:
+    """One generation. `launch` is None for one found running; `sent`: its shim was told to start it.
+
+    `stop_grace` is set once it was told to end, `stop_sent` is the last of it that the shim was told. `changes`: it is
+    to come about in the living processes of the one before; while it does, `places` are those of both, `target` its
+    own. `kept`: after a loss, the places of those that can go on. `waits_since`: a change has found no places then.
+    """
+
+    generation: int
+    launch: Launch | None = None
+    places: tuple[str, ...] = ()
+    order: int = 0
+    started: bool = False
+    sent: bool = False
+    stop_grace: float | None = None
+    stop_sent: float | None = None
+    ended: ReplicasEnded | None = None
+    attempts: int = 0
+    changes: bool = False
+    live: bool = False
+    target: tuple[str, ...] = ()
+    kept: tuple[str, ...] | None = None
+    waits_since: float | None = None
+
+    @property
+    def state(self) -> Literal["waiting", "running", "stopping", "ended"]:
+        """As the protocol names it."""
+        if self.ended is not None:
+            return "ended"
+        if self.stop_grace is not None:
+            return "stopping"
+        return "running" if self.started else "waiting"
+
+    def ask_to_stop(self, grace_seconds: float) -> None:
+        """End it; asked again, only the shorter grace counts."""
+        grace = max(0.0, grace_seconds)
+        self.stop_grace = grace if self.stop_grace is None else min(self.stop_grace, grace)
+
+
+@dataclass(slots=True)
+class LocalJob:
+    """One job: `now` has, or had, processes; `next` waits until that has ended and its places are free."""
+
+    id: str
+    folder: Path
+    newest: int = 0
+    now: Held | None = None
+    next: Held | None = None
+    link: ShimLink | None = None
+    to_forget: bool = False
+    sweeping: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the next generation need not wait for an earlier one."""
+        return self.now is None or self.now.ended is not None
+
+    @property
+    def can_change(self) -> bool:
+        """Whether the generation that runs can become another: it is live, and neither ending nor changing itself."""
+        now = self.now
+        if now is None or now.ended is not None or now.stop_grace is not None or self.link is None:
+            return False
+        return now.live and now.sent and (now.started or now.kept is not None)
+
+    @property
+    def awaits_change(self) -> bool:
+        """Whether it runs, and waits for the places of a change."""
+        return self.next is not None and self.next.changes and self.can_change
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it is ending, starting or changing, and may leave places soon."""
+        now = self.now
+        if now is None or now.ended is not None or not now.sent:
+            return False
+        return now.stop_grace is not None or (not now.started and now.kept is None)
+
+    def running(self) -> Running | None:
+        """The newest generation, as `Backend.running` tells it; None for a job that was never given one."""
+        held = self.next or self.now
+        return None if held is None else Running(self.id, held.generation, held.state, held.ended)
+
+
+def start_of(job_id: str, generation: int, message: Mapping[str, Any]) -> ReplicasStarted:
+    """What a shim tells of a start, or of a change that came about, with its pause where that is known."""
+    at, pause = float(message.get("at", time.time())), message.get("pause") or {}
+    seconds, kind = pause.get("pause_seconds"), str(pause.get("kind", ""))
+    return ReplicasStarted(at, job_id, generation, seconds, kind if seconds is not None else "")
+
+
+def loss_of(job_id: str, message: Mapping[str, Any], remaining: Placement) -> ReplicasLost:
+    """What a shim tells of a loss; older ones do not say where nobody that ran is gone."""
+    return ReplicasLost(
+        float(message["at"]),
+        job_id,
+        int(message["generation"]),
+        tuple(int(replica) for replica in message["replicas"]),
+        remaining,
+        str(message["why"]),
+        withdrawn=bool(message.get("withdrawn")),
+    )

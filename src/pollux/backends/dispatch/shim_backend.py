@@ -1,0 +1,120 @@
+"""What backends whose jobs have shims are asked in the same way, on one machine or on many."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+from pollux.backends.dispatch.dispatcher import Work
+from pollux.backends.process.log_file import read_log
+from pollux.backends.process.records import check_job_id, log_folder
+from pollux.backends.protocol import Launch, Listener, LogChunk, Running
+from pollux.backends.shim.liveness import DEFAULT_HANG_SECONDS
+from pollux.core.errors import InvalidInput
+
+__all__ = ["ShimBackend", "hang_seconds", "seconds_from"]
+
+
+class ShimBackend(ABC):
+    """A backend over `Work`; several objects, one after another, may work in the same `home`."""
+
+    restart_seconds = 5.0
+    live_seconds = 1.0
+
+    def __init__(self, home: Path, work: Work) -> None:
+        self._home = home
+        self._work = work
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether jobs start from a process that has everything imported; false while that one is on its way."""
+        nursery = self._work.nursery
+        return nursery is not None and nursery.is_ready
+
+    @property
+    def healthy(self) -> bool:
+        """Whether its thread runs and gets its work done; false after several turns in a row that failed."""
+        return self._work.healthy
+
+    @property
+    def false_alarms(self) -> int:
+        """How often a node or a replica that was given up gave a sign of life, since this object began."""
+        return self._work.false_alarms
+
+    def start(self, listener: Listener) -> None:
+        """Find what runs from before and tell how what ended meanwhile did; one object at a time works in a home."""
+        self._work.start(listener)
+
+    def submit(self, launch: Launch) -> None:
+        """Start it as soon as its places are free; a generation that is not newer than the newest known is ignored."""
+        self._check(launch)
+        self._work.submit(launch)
+
+    def resize(self, launch: Launch) -> None:
+        """Another number of replicas, in living processes where the job was launched `live`; else by a restart.
+
+        Those that stay keep their places. GPUs that are not free yet are waited for while the job goes on.
+        """
+        self._check_change(launch)
+        self._work.resize(launch)
+
+    def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
+        """End what the job has up to that generation; what still waits ends at once."""
+        self._work.stop(job_id, generation, grace_seconds)
+
+    def running(self) -> tuple[Running, ...]:
+        """Every job that was not forgotten, with its newest generation."""
+        return self._work.running()
+
+    def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
+        """A piece of `home/logs/<job>/<replica>.log`; empty where that replica never wrote anything."""
+        if replica < 0 or limit < 1:
+            raise InvalidInput(f"replica is {replica} and limit {limit}: give 0 or more, and 1 or more")
+        return read_log(log_folder(self._home, check_job_id(job_id)) / f"{replica}.log", offset, limit)
+
+    def forget(self, job_id: str) -> None:
+        """Remove its records, now or, where it still runs, when it has ended; its logs stay."""
+        self._work.forget(job_id)
+
+    def close(self) -> None:
+        """Let go of everything; shims and replicas go on, and a new object with the same home finds them."""
+        self._work.close()
+
+    @abstractmethod
+    def _check_placement(self, launch: Launch) -> None:
+        """BackendFailed for a placement that cannot be."""
+
+    def _check(self, launch: Launch) -> None:
+        self._check_words(launch)
+        self._check_placement(launch)
+
+    def _check_change(self, launch: Launch) -> None:
+        """As `_check`, for a job that runs; where nodes go, one that is gone is no mistake of the caller's."""
+        self._check(launch)
+
+    def _check_words(self, launch: Launch) -> None:
+        check_job_id(launch.job_id)
+        if not launch.argv or launch.generation < 1:
+            raise InvalidInput(f"job '{launch.job_id}' needs a command and a generation of 1 or more")
+        words = (*launch.argv, launch.workdir, *launch.env, *launch.env.values())
+        if any("\0" in word for word in words):
+            raise InvalidInput(f"job '{launch.job_id}': its command, folder or variables hold a zero byte; remove it")
+
+
+def seconds_from(name: str, default: float, environ: Mapping[str, str] = os.environ) -> float:
+    """A time above 0 from a variable, or the default; InvalidInput for anything else."""
+    text = environ.get(name, "")
+    try:
+        seconds = float(text or default)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise InvalidInput(f"{name} is '{text}': give a number of seconds above 0, or unset it")
+    return seconds
+
+
+def hang_seconds(given: float | None) -> float:
+    """After how much silence a replica counts as hung: as given, else POLLUX_HANG_SECONDS, else 30."""
+    return seconds_from("POLLUX_HANG_SECONDS", DEFAULT_HANG_SECONDS) if given is None else given

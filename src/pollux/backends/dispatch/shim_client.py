@@ -1,0 +1,193 @@
+"""The service's side of a shim: starting one, cold or from the nursery, finding one that runs, and talking to it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pollux.core.errors import BackendFailed
+
+__all__ = ["Nursery", "ShimLink", "find_shim", "start_shim"]
+
+_SEND_SECONDS = 10.0
+_BACKLOG = 16
+
+
+class ShimLink:
+    """A connection to one job's shim; `warm` None until it is known whether the shim came from the nursery.
+
+    `hands_over`: it can have a job go to other places altogether, which older ones cannot; None until it has said so.
+    """
+
+    def __init__(self, job_id: str, peer: socket.socket, warm: bool | None = None) -> None:
+        peer.settimeout(_SEND_SECONDS)
+        self.job_id = job_id
+        self.peer = peer
+        self.warm = warm
+        self.hands_over: bool | None = None
+        self.leaving = False
+        self._rest = b""
+
+    def send(self, **message: Any) -> None:
+        """Tell it something; one that is gone is noticed when its connection is read."""
+        with contextlib.suppress(OSError):
+            self.peer.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """What it told since the last time; None once it is gone."""
+        try:
+            piece = self.peer.recv(1 << 16)
+        except TimeoutError:
+            return []
+        except OSError:
+            return None
+        if not piece:
+            return None
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Let go of it; it goes on."""
+        self.peer.close()
+
+
+class Nursery:
+    """The process that forks warm shims; `is_ready` once it has imported everything."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control = ours
+        self.is_ready = False
+        try:
+            self._pid = _spawn(
+                "pollux.backends.shim.forkserver", ["3"], [theirs.fileno()], folder / "nursery.log", environ
+            )
+        finally:
+            theirs.close()
+
+    def hear(self) -> bool:
+        """Take what it says; False once it is gone, or cannot be used."""
+        try:
+            message = self.control.recv(1 << 12)
+        except OSError:
+            message = b""
+        self.is_ready = bool(message) and bool(json.loads(message)["ready"])
+        return self.is_ready
+
+    def fork_shim(self, folder: Path, listener: int, lock: int) -> bool:
+        """Whether it could be asked to."""
+        message = json.dumps({"folder": str(folder), "output": str(folder / "shim.log")}).encode()
+        try:
+            socket.send_fds(self.control, [message], [listener, lock])
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End it; shims that it forked go on."""
+        self.control.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, 15)
+            os.waitpid(self._pid, 0)
+
+
+def _spawn(module: str, arguments: list[str], fds: list[int], output: Path, environ: Mapping[str, str]) -> int:
+    """Start a module of ours in a session of its own; it gets the files as 3, 4, ... and nothing else."""
+    # Away from the low numbers, which are what they get there.
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20) for fd in fds]
+    actions: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+        *((os.POSIX_SPAWN_DUP2, copy, 3 + number) for number, copy in enumerate(copies)),
+    ]
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    try:
+        # Signals that whoever started us has blocked would be blocked for jobs too, down to the last replica.
+        return os.posix_spawn(sys.executable, command, dict(environ), file_actions=actions, setsid=True, setsigmask=())
+    except OSError as error:
+        raise BackendFailed(f"cannot start {sys.executable}: {error.strerror}") from error
+    finally:
+        for copy in copies:
+            os.close(copy)
+
+
+@contextlib.contextmanager
+def _short_path(folder: Path) -> Any:
+    """The shim's socket by a path that is short however deep the folder lies: the kernel takes 107 bytes."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{number}/shim.sock"
+    finally:
+        os.close(number)
+
+
+def _connect(folder: Path) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(_SEND_SECONDS)
+    try:
+        with _short_path(folder) as path:
+            peer.connect(path)
+    except OSError:
+        peer.close()
+        raise
+    return peer
+
+
+def _try_lock(folder: Path) -> int | None:
+    """The lock that a living shim holds, as a file number; None where one holds it."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def find_shim(job_id: str, folder: Path) -> ShimLink | None:
+    """A connection to the shim that lives there; None where none does. One that is just ending counts as none."""
+    try:
+        lock = _try_lock(folder)
+        if lock is None:
+            return ShimLink(job_id, _connect(folder))
+        os.close(lock)
+    except OSError:
+        return None
+    return None
+
+
+def start_shim(job_id: str, folder: Path, nursery: Nursery | None, environ: Mapping[str, str]) -> tuple[ShimLink, int]:
+    """A connection to the job's shim, which is started where none lives, and the number of a process started for it.
+
+    The number is 0 where there is none to collect. Raises BlockingIOError where one is just ending: try again.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _try_lock(folder)
+    if lock is None:
+        try:
+            return ShimLink(job_id, _connect(folder)), 0
+        except OSError as error:
+            raise BlockingIOError(*error.args) from error
+    try:
+        with socket.socket(socket.AF_UNIX) as listener, _short_path(folder) as path:
+            (folder / "shim.sock").unlink(missing_ok=True)
+            listener.bind(path)
+            listener.listen(_BACKLOG)
+            link = ShimLink(job_id, _connect(folder))
+            if nursery is not None and nursery.is_ready and nursery.fork_shim(folder, listener.fileno(), lock):
+                link.warm = True
+                return link, 0
+            link.warm = False
+            arguments = [str(folder), "3", "4"]
+            fds = [listener.fileno(), lock]
+            return link, _spawn("pollux.backends.shim.process", arguments, fds, folder / "shim.log", environ)
+    finally:
+        os.close(lock)

@@ -1,0 +1,201 @@
+"""Jobs on nodes that an engine lends: shims beside the service, replicas on the nodes, whatever the engine is.
+
+An engine's backend is this one with its `Lender`. Hosts of nodes are in `daemon`; how losses are noticed is in
+`docs/design/0008-fleet.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pollux.backends.dispatch import shim_backend
+from pollux.backends.dispatch.shim_backend import ShimBackend, seconds_from
+from pollux.backends.dispatch.slots import FleetGround, is_loopback
+from pollux.backends.fleet.dispatcher import FleetWork
+from pollux.backends.fleet.shared_folders import SharedFolders
+from pollux.backends.nodes.provider import Lender
+from pollux.backends.process import replica_env
+from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
+from pollux.backends.protocol import Launch
+from pollux.core import Node
+from pollux.core.errors import BackendFailed, InvalidInput
+
+__all__ = ["LEASE_SECONDS", "LOST_SECONDS", "FleetBackend", "fleet_secret", "own_address"]
+
+LEASE_SECONDS = 10.0
+"""After so long without a word from a job's shim, a host ends that job's replicas."""
+
+LOST_SECONDS = 12.0
+"""After so long without an answer, a node's replicas count as lost; more than the lease, so that nothing runs twice."""
+
+
+class FleetBackend(ShimBackend):
+    """Runs jobs on the nodes of a lender; several objects, one after another, may work in the same `home`.
+
+    `head`: the address by which nodes reach this machine; None: found out. `lease_seconds` and `lost_seconds`: None for
+    POLLUX_LEASE_SECONDS and POLLUX_LOST_SECONDS, or 10 and 12. `warm` and `hang_seconds` as for the local backend.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        lender: Lender,
+        name: str = "fleet",
+        head: str | None = None,
+        warm: bool = True,
+        log_cap_bytes: int = DEFAULT_CAP_BYTES,
+        hang_seconds: float | None = None,
+        lease_seconds: float | None = None,
+        lost_seconds: float | None = None,
+    ) -> None:
+        self.name = name
+        lease = seconds_from("POLLUX_LEASE_SECONDS", LEASE_SECONDS) if lease_seconds is None else lease_seconds
+        lost = seconds_from("POLLUX_LOST_SECONDS", LOST_SECONDS) if lost_seconds is None else lost_seconds
+        if not 0 < lease < lost:
+            raise InvalidInput(
+                f"the lease is {lease:g} s and a node is lost after {lost:g} s: give more for the second, so that "
+                "nothing runs twice (POLLUX_LEASE_SECONDS, POLLUX_LOST_SECONDS)"
+            )
+        home = Path(home).absolute()
+        self._lender = lender
+        self._ground = FleetGround(lender, fleet_secret(home), head or own_address(), lease, lost)
+        self._shared = SharedFolders(self._ground.secret)
+        can_warm = warm and importlib.util.find_spec("torch") is not None
+        environ, hang = replica_env.inherited(os.environ), shim_backend.hang_seconds(hang_seconds)
+        self._reports_to = ""
+        self._fleet = FleetWork(home, self._ground, lender, environ, can_warm, log_cap_bytes, hang, self._shared)
+        super().__init__(home, self._fleet)
+        self._fleet.log(self.warnings)
+
+    @property
+    def secret(self) -> bytes:
+        """What hosts of this fleet know."""
+        return self._ground.secret
+
+    @property
+    def head(self) -> str:
+        """The address by which nodes reach this machine."""
+        return self._ground.head
+
+    def reports_go_to(self, url: str) -> None:
+        """What agents are told to report to; warned of where nodes there are cannot reach it."""
+        self._reports_to = url
+
+    def inventory(self) -> tuple[Node, ...]:
+        """Nodes whose host is up and answers."""
+        return self._fleet.nodes()
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is degraded now, a sentence each: nodes that do not answer, and what the lender says."""
+        silent = tuple(f"{why}; it is not used until it answers" for why in self._fleet.suspects.values())
+        alarms = self._fleet.node_alarms
+        told = (f"{alarms} nodes were given up and answered later; raise POLLUX_LOST_SECONDS",) if alarms else ()
+        return (*silent, *told, *self._deaf(), *self._lender.warnings())
+
+    def _deaf(self) -> tuple[str, ...]:
+        """What is wrong where agents on other machines are told to report to their own."""
+        if not is_loopback(urlsplit(self._reports_to).hostname or ""):
+            return ()
+        far = [
+            f"'{hosted.node.id}' ({hosted.address[0]})"
+            for hosted in self._ground.hosts.values()
+            if not is_loopback(hosted.address[0]) and hosted.address[0] not in (self.head, own_address())
+        ]
+        if not far:
+            return ()
+        return (
+            f"jobs on node {far[0]}{f' and {len(far) - 1} more' if len(far) > 1 else ''} cannot report, so they train "
+            f"but do not adapt: the service listens at {self._reports_to}, for this machine only; start it with --host "
+            f"{self.head}, and --tls-cert and --tls-key or --insecure-bind",
+        )
+
+    def refuses(self, folders: Sequence[str]) -> str:
+        """Why a job with these folders cannot run on the nodes there are: one that is not shared with them."""
+        return self._shared.refuses(folders, self._ground.hosts.values())
+
+    def desire(self, num_nodes: int, awaited: bool = False) -> None:
+        """How many nodes would be used, for engines that scale, and whether a job that has none waits for them."""
+        self._lender.desire(num_nodes, awaited)
+
+    def render(self, launch: Launch) -> Mapping[str, Any]:
+        """Command, folder, and each replica's variables beside its node's; which GPUs is seen at the start."""
+        self._check(launch)
+        places = [f"{node}/{number}" for node, count in launch.placement for number in range(count)]
+        identity = replica_env.run_id(self._home, launch.job_id, launch.generation)
+        details = self._ground.details(launch, places, identity)
+        unknown = {"MASTER_PORT": "chosen at the start"}
+        if details["gpus"]:
+            unknown["CUDA_VISIBLE_DEVICES"] = "chosen at the start"
+        if launch.live:
+            unknown |= {"POLLUX_STORE": "chosen at the start"}
+        return {
+            "backend": self.name,
+            "nodes": dict(launch.placement),
+            "argv": list(launch.argv),
+            "workdir": launch.workdir,
+            "grace_seconds": launch.grace_seconds,
+            "memory_bytes_per_gpu": launch.memory_bytes_per_gpu,
+            "replicas": [{**details["environ"], **replica, **unknown} for replica in details["replicas"]],
+        }
+
+    def _check_change(self, launch: Launch) -> None:
+        """A node that has just gone is no reason to leave what runs without a word: the change is told as refused."""
+        if not launch.placement:
+            self._check_placement(launch)
+        self._check_words(launch)
+
+    def _check_placement(self, launch: Launch) -> None:
+        nodes = {node.id: node for node in self._ground.nodes()}
+        for node, count in launch.placement:
+            if node not in nodes:
+                known = ", ".join(sorted(nodes)[:8]) + (", ..." if len(nodes) > 8 else "") or "none at all"
+                raise BackendFailed(
+                    f"job '{launch.job_id}' cannot be placed at '{launch.placement}': there is no node '{node}'; "
+                    f"nodes now: {known}"
+                )
+            if count > nodes[node].num_gpus:
+                raise BackendFailed(
+                    f"job '{launch.job_id}' cannot be placed at '{launch.placement}': '{node}' has "
+                    f"{nodes[node].num_gpus} places"
+                )
+        if not launch.placement:
+            raise BackendFailed(f"job '{launch.job_id}' cannot be placed nowhere: name nodes")
+
+
+def fleet_secret(home: Path) -> bytes:
+    """The secret of the fleet that works at this home, made at the first call; 32 bytes."""
+    path = Path(home) / "run" / "fleet.secret"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            beside = path.with_suffix(f".{secrets.token_hex(4)}")
+            number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(number, "w") as file:
+                file.write(secrets.token_hex(32))
+            # Whoever comes first: a link is made once.
+            try:
+                os.link(beside, path)
+            finally:
+                beside.unlink()
+        return bytes.fromhex(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BackendFailed(
+            f"the fleet's secret at {path} cannot be used: {error}; remove it, or set POLLUX_HOME"
+        ) from error
+
+
+def own_address() -> str:
+    """The address of this machine that others would use, as the kernel would choose it; the loopback where none is."""
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"

@@ -1,0 +1,174 @@
+"""Whether a folder is the same here and on nodes: a file written here is looked for there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pollux.backends.nodes.provider import HostedNode
+from pollux.backends.transport.query import ask_host
+from pollux.core.errors import BackendFailed
+
+__all__ = ["SharedFolders", "Verdict"]
+
+_KNOWN_SECONDS = 600.0
+_AT_ONCE = 16
+_ATTEMPTS = 3
+_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why folders cannot be used on some nodes, empty where they can.
+
+    `silent`: a node that did not answer, so that it is not known. `elsewhere`: other nodes share them.
+    """
+
+    why: str = ""
+    silent: str = ""
+    elsewhere: bool = False
+
+
+class SharedFolders:
+    """Asks hosts, and remembers for ten minutes which folders they share with this machine.
+
+    The first of the folders asked about is only read by a job, into the others it writes.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._known: dict[tuple[str, tuple[str, int]], float] = {}
+        self._lock = threading.Lock()
+        self._asking: set[tuple[object, ...]] = set()
+        self._answers: dict[tuple[object, ...], Verdict] = {}
+
+    def refuses(self, folders: Sequence[str], hosts: Iterable[HostedNode]) -> str:
+        """Why a job with these folders cannot run on these nodes; empty where it can, or nobody answers."""
+        return self._compare(folders, tuple(hosts)).why
+
+    def verdict(
+        self, folders: Sequence[str], hosts: Iterable[HostedNode], changed: Callable[[], None]
+    ) -> Verdict | None:
+        """The same without waiting, where a node that does not answer is no node that shares; None: not known yet.
+
+        `changed` is called, from another thread, once it is worth asking again.
+        """
+        there = tuple(hosts)
+        key = (tuple(folders), tuple(host.address for host in there))
+        with self._lock:
+            if key in self._answers:
+                return self._answers.pop(key)
+            if all(not self._unknown(_nearest(Path(folder)), there) for folder in folders):
+                return Verdict()
+            if key in self._asking:
+                return None
+            self._asking.add(key)
+
+        def find_out() -> None:
+            found = Verdict(f"whether the folders of the job are shared could not be found out on {_names(there)}")
+            try:
+                found = self._insist(folders, there)
+            finally:
+                with self._lock:
+                    self._asking.discard(key)
+                    if found.why or found.silent:
+                        self._answers[key] = found
+                changed()
+
+        threading.Thread(target=find_out, name="pollux-shared-folders", daemon=True).start()
+        return None
+
+    def _insist(self, folders: Sequence[str], hosts: Sequence[HostedNode]) -> Verdict:
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_PAUSE_SECONDS)
+            found = self._compare(folders, hosts)
+            if found.why or not found.silent:
+                break
+        if found.why or not found.silent:
+            return found
+        why = f"node '{found.silent}' does not say whether it shares folder '{folders[0]}' with this machine"
+        return Verdict(why, found.silent, True)
+
+    def _compare(self, folders: Sequence[str], hosts: Sequence[HostedNode]) -> Verdict:
+        silent = ""
+        for number, folder in enumerate(folders):
+            nearest = _nearest(Path(folder))
+            unknown = self._unknown(nearest, hosts)
+            if not unknown:
+                continue
+            with _marker(nearest) as marker:
+                if marker is None and (number or nearest != Path(folder)):
+                    return Verdict(
+                        f"folder '{folder}' cannot be written to here, so whether nodes share it cannot be told: make "
+                        "it on a file system that all nodes share, and name it in 'checkpoint: dir'"
+                    )
+                missing, unheard = self._ask(nearest, marker or str(nearest), unknown)
+            silent = silent or unheard
+            if missing:
+                elsewhere = any(known == str(nearest) for known, _ in [*self._known])
+                return Verdict(
+                    f"folder '{folder}' is not the same on node '{missing}' as here: a file written here is not seen "
+                    "there; put it on a file system that all nodes share, and name it in 'workdir' or 'checkpoint: "
+                    "dir'",
+                    elsewhere=elsewhere,
+                )
+        return Verdict("", silent)
+
+    def _unknown(self, folder: Path, hosts: Sequence[HostedNode]) -> list[HostedNode]:
+        now = time.monotonic()
+        return [host for host in hosts if self._known.get((str(folder), host.address), 0.0) < now]
+
+    def _ask(self, folder: Path, path: str, hosts: Sequence[HostedNode]) -> tuple[str, str]:
+        """A node that does not see it, and one that does not answer; empty for none."""
+        silent = ""
+        with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
+            answers = pool.map(lambda host: self._sees(host, path), hosts)
+            for host, sees in zip(hosts, answers, strict=True):
+                if sees:
+                    self._known[str(folder), host.address] = time.monotonic() + _KNOWN_SECONDS
+                elif sees is False:
+                    return host.node.id, silent
+                else:
+                    silent = silent or host.node.id
+        return "", silent
+
+    def _sees(self, host: HostedNode, path: str) -> bool | None:
+        try:
+            return bool(ask_host(host.address, self._secret, {"see": [path]})["seen"][0])
+        except (BackendFailed, KeyError, IndexError):
+            return None
+
+
+def _names(hosts: Sequence[HostedNode]) -> str:
+    return ", ".join(f"'{host.node.id}'" for host in hosts[:8])
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            return path
+    return Path("/")
+
+
+@contextlib.contextmanager
+def _marker(folder: Path) -> Iterator[str | None]:
+    """A file of a new name there; None where nothing can be written."""
+    path = folder / f".pollux-shared-{secrets.token_hex(8)}"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError:
+        yield None
+        return
+    try:
+        yield str(path)
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,343 @@
+"""The process on every lent node, which takes connections and forks a runner for each job.
+
+It is started with `python -m pollux.backends.node_daemon.daemon`.
+
+Single-threaded, with everything imported that training imports, so that replicas start in milliseconds. It knows
+nothing of engines: whoever lends the node starts it, and reads from a file where it listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pollux.backends.node_daemon.job_runner import Keeper
+from pollux.backends.process import proc
+from pollux.backends.process.fork_replica import ForkedReplica
+from pollux.backends.process.records import write_record
+from pollux.backends.process.replica_env import inherited
+from pollux.backends.shim.process import forkserver
+from pollux.backends.transport import channel
+from pollux.backends.transport.channel import Line
+from pollux.core.errors import BackendFailed, InvalidInput, PolluxError
+
+__all__ = ["SECRET_VARIABLE", "Host", "main"]
+
+SECRET_VARIABLE = "POLLUX_FLEET_SECRET"
+"""Holds the fleet's secret, in hexadecimal, where no file is named."""
+
+_STRANGER_SECONDS = 10.0
+_MAX_STRANGERS = 256
+_BACKLOG = 256
+
+
+@dataclass(slots=True)
+class _Stranger:
+    """A connection whose other end has not yet shown that it knows the secret."""
+
+    line: Line
+    nonce: str
+    until: float
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A keeper: its process, and the socket by which connections are handed to it."""
+
+    pid: int
+    control: socket.socket
+
+
+class Host:
+    """The loop. `warm_variables`: the environment under which everything was imported, None where nothing was.
+
+    `with_parent`: it ends when its input is closed; `is_patient`: not at SIGTERM, which the parent minds.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        listener: socket.socket,
+        warm_variables: Mapping[str, str] | None,
+        with_parent: bool,
+        is_patient: bool = False,
+    ) -> None:
+        self.boot = secrets.token_hex(8)
+        self._secret = secret
+        self._listener = listener
+        self._warm_variables = warm_variables
+        self._selector = selectors.DefaultSelector()
+        self._strangers: dict[int, _Stranger] = {}
+        self._keepers: dict[str, _Kept] = {}
+        self._children: set[int] = set()
+        self._with_parent = with_parent
+        self._is_patient = is_patient
+        self._ending = False
+        self._wake = -1
+
+    def run(self) -> None:
+        """Serve until told to end; a forked replica leaves through `ForkedReplica`."""
+        proc.adopt_orphans()
+        self._listen_to_signals()
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if self._with_parent:
+            self._selector.register(0, selectors.EVENT_READ, self._parent_said)
+        while not self._ending:
+            for key, _ in self._selector.select(1.0 if self._strangers else None):
+                key.data()
+            self._reap()
+            for stranger in [each for each in self._strangers.values() if each.until < time.monotonic()]:
+                self._drop(stranger)
+        self._end_all()
+
+    def _listen_to_signals(self) -> None:
+        self._wake, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if self._is_patient else lambda number, frame: self._end())
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+
+    def _end(self) -> None:
+        self._ending = True
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+
+    def _parent_said(self) -> None:
+        if not os.read(0, 4096):
+            self._ending = True
+
+    def _end_all(self) -> None:
+        """No process outlives this one."""
+        for _ in range(500):
+            left = proc.descendants(os.getpid(), proc.process_table())
+            if not left:
+                return
+            proc.kill_all(left)
+            self._reap()
+            time.sleep(0.01)
+
+    # Connections
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            peer, address = self._listener.accept()
+            if len(self._strangers) >= _MAX_STRANGERS:
+                peer.close()
+                return
+            stranger = _Stranger(
+                Line(peer, f"{address[0]}:{address[1]}"), channel.challenge(), time.monotonic() + _STRANGER_SECONDS
+            )
+            self._strangers[peer.fileno()] = stranger
+            self._selector.register(peer, selectors.EVENT_READ, lambda: self._hear(stranger))
+            stranger.line.put({"version": channel.VERSION, "nonce": stranger.nonce})
+
+    def _drop(self, stranger: _Stranger) -> None:
+        if self._strangers.pop(stranger.line.peer.fileno(), None) is not None:
+            self._selector.unregister(stranger.line.peer)
+        stranger.line.close()
+
+    def _hear(self, stranger: _Stranger) -> None:
+        values = stranger.line.get()
+        if not values:
+            if stranger.line.broken:
+                self._drop(stranger)
+            return
+        try:
+            request = channel.check(self._secret, stranger.line, stranger.nonce, values[0])
+            self._serve(stranger.line, request)
+        except (BackendFailed, KeyError, TypeError, ValueError) as error:
+            print(f"refused {stranger.line.where}: {error}", file=sys.stderr, flush=True)
+        self._drop(stranger)
+
+    def _serve(self, line: Line, request: Mapping[str, Any]) -> None:
+        if "see" in request:
+            self._aside(line, request)
+        elif "end" in request:
+            kept = self._keepers.get(str(request["end"]))
+            if kept is not None:
+                # What it runs ends with it.
+                proc.kill_all([kept.pid])
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(kept.pid, 0)
+                self._lose_keeper(str(request["end"]))
+            line.put({"ended": True, "boot": self.boot})
+        else:
+            self._hand_over(line, request)
+
+    def _aside(self, line: Line, request: Mapping[str, Any]) -> None:
+        """Look at the file system in a process of its own, since some file systems answer late, or never."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            self._children.add(pid)
+            return
+        try:
+            proc.die_with_parent(parent)
+            signal.set_wakeup_fd(-1)
+            line.put({"seen": [os.path.exists(path) for path in request["see"]], "boot": self.boot})
+        finally:
+            os._exit(0)
+
+    # Keepers
+
+    def _hand_over(self, line: Line, request: Mapping[str, Any]) -> None:
+        session, lease = str(request["session"]), float(request["lease"])
+        if session not in self._keepers:
+            self._fork_keeper(session, lease)
+        told = {**line.identity(), "seen": int(request["seen"]), "lease": lease}
+        try:
+            socket.send_fds(self._keepers[session].control, [json.dumps(told).encode()], [line.peer.fileno()])
+        except OSError:
+            self._lose_keeper(session)
+
+    def _fork_keeper(self, session: str, lease: float) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        host = os.getpid()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            self._keepers[session] = _Kept(pid, ours)
+            return
+        ours.close()
+        signal.set_wakeup_fd(-1)
+        self._let_go()
+        Keeper(lease, theirs, self._warm_variables, inherited(os.environ), self.boot).run(host)
+        os._exit(0)
+
+    def _let_go(self) -> None:
+        self._selector.close()
+        self._listener.close()
+        for stranger in self._strangers.values():
+            stranger.line.peer.close()
+        for kept in self._keepers.values():
+            kept.control.close()
+
+    def _lose_keeper(self, session: str) -> None:
+        kept = self._keepers.pop(session, None)
+        if kept is not None:
+            kept.control.close()
+
+    def _reap(self) -> None:
+        ended = set()
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            ended.add(pid)
+        if not ended:
+            return
+        self._children -= ended
+        for session in [name for name, kept in self._keepers.items() if kept.pid in ended]:
+            self._lose_keeper(session)
+        # What a keeper leaves behind becomes ours, and nobody's.
+        ours = {*self._children, *(kept.pid for kept in self._keepers.values())}
+        table = proc.process_table()
+        proc.kill_all(
+            row.pid for row in table.values() if row.parent == os.getpid() and row.pid not in ours and row.state != "Z"
+        )
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m pollux.backends.node_daemon.daemon", description=__doc__)
+    parser.add_argument("--node", required=True, help="the node's name")
+    parser.add_argument("--places", type=int, required=True, help="how many replicas it may run")
+    parser.add_argument("--gpus", default="", help="device indices behind the places, as in 0,1,2; none: CPU slots")
+    parser.add_argument("--listen", default="127.0.0.1", help="address, or address:port; for IPv6, [address]:port")
+    parser.add_argument("--announce", type=Path, required=True, help="file to write once it is ready")
+    parser.add_argument("--secret-file", type=Path, help=f"holds the secret; without it, {SECRET_VARIABLE} does")
+    parser.add_argument("--with-parent", action="store_true", help="end when standard input is closed")
+    parser.add_argument("--patient", action="store_true", help="leave SIGTERM to the parent and to replicas")
+    parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
+    return parser.parse_args(words)
+
+
+def _where(listen: str) -> tuple[str, int]:
+    """Address and port, 0 for any; an IPv6 address has brackets around it where a port follows."""
+    address, port = listen, "0"
+    if listen.startswith("["):
+        address, _, rest = listen[1:].partition("]")
+        port = rest.removeprefix(":") or "0"
+    elif listen.count(":") == 1:
+        address, _, port = listen.partition(":")
+    if not address or not port.isdecimal() or int(port) > 65535:
+        raise InvalidInput(f"--listen is '{listen}': give ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT")
+    return address, int(port)
+
+
+def _secret(file: Path | None) -> bytes:
+    try:
+        text = os.environ.pop(SECRET_VARIABLE, "") if file is None else file.read_text()
+        secret = bytes.fromhex(text.strip())
+    except OSError as error:
+        raise InvalidInput(f"cannot read the secret from {file}: {error.strerror}; make it readable here") from error
+    except ValueError:
+        secret = b""
+    if len(secret) < 16:
+        raise InvalidInput(f"the secret in {file or SECRET_VARIABLE} is not 16 or more bytes in hexadecimal; set it")
+    return secret
+
+
+def _warm(cold: bool) -> dict[str, str] | None:
+    """Import what training imports; the environment under which that was done, None where forks would not be safe."""
+    variables = dict(os.environ)
+    if cold or not forkserver.import_all():
+        return None
+    return variables
+
+
+def main(words: Sequence[str]) -> int:
+    """Be the host of a node; returns an exit code, a replica's in what became one."""
+    given = _arguments(words)
+    if given.patient:
+        # From the first moment on: imports take seconds, and whoever reads the announcement may be quick.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    address, port = _where(given.listen)
+    secret = _secret(given.secret_file)
+    warm = _warm(given.cold)
+    proc.name_this("pollux-host")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    host = Host(secret, listener, warm, given.with_parent, given.patient)
+    gpus = [int(word) for word in given.gpus.split(",") if word]
+    where = {"node": given.node, "address": address, "port": listener.getsockname()[1], "pid": os.getpid()}
+    write_record(given.announce, {**where, "places": given.places, "gpus": gpus, "boot": host.boot})
+    try:
+        host.run()
+    except ForkedReplica as forked:
+        become = forked.become
+    else:
+        return 0
+    del host, listener
+    return become()
+
+
+def _main() -> int:
+    try:
+        return main(sys.argv[1:])
+    except (PolluxError, OSError) as error:
+        print(f"pollux host: {error}", file=sys.stderr, flush=True)
+        return error.exit_code if isinstance(error, PolluxError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,340 @@
+"""The process on a node that runs the replicas of one job's shim: forked by the node's host, single-threaded.
+
+It starts, signals and reads them as the shim says over a channel, and ends them all when its lease runs out: when the
+shim has not confirmed for so long anything that was sent. SIGTERM, which engines send to all processes on a node that
+they take back, is passed on to the shim as news.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pollux.backends.process import proc
+from pollux.backends.process.fork_replica import ReplicaStart
+from pollux.backends.process.launcher import Body, OwnHands
+from pollux.backends.transport.channel import Channel, Line, clock
+
+__all__ = ["Keeper"]
+
+_READ_BYTES = 48 << 10
+_MAX_WAITING_BYTES = 4 << 20
+_DRAIN_READS = 1024
+_MEMORY_SECONDS = 0.25
+_MEMORY_SHARE = 20.0
+_SWEEP_SECONDS = 0.01
+# An engine signals one process after another: that of a replica may come so long before ours.
+_NOTICE_SECONDS = 0.2
+_MOMENT = "POLLUX_STOPPED_AT"
+
+
+class Keeper:
+    """The loop. `environ` is what replicas inherit, `control` where the host hands over connections."""
+
+    def __init__(
+        self,
+        lease_seconds: float,
+        control: socket.socket,
+        warm_variables: Mapping[str, str] | None,
+        environ: Mapping[str, str],
+        boot: str,
+    ) -> None:
+        self._lease_seconds = lease_seconds
+        self._control = control
+        self._environ = environ
+        self._boot = boot
+        self._channel = Channel()
+        self._hands = OwnHands(warm_variables, self._let_go)
+        self._selector = selectors.DefaultSelector()
+        self._bodies: dict[str, Body] = {}
+        self._codes: dict[str, int] = {}
+        self._asked: set[str] = set()
+        self._known: set[str] = set()
+        self._memory_bytes = 0.0
+        self._memory_at = 0.0
+        self._over_memory = False
+        self._clear: tuple[int, bool] | None = None
+        self._ending = False
+        self._noticed = False
+        self._notice_sent = False
+        self._reading: dict[int, str] = {}
+        self._line_events = 0
+        self._wake = -1
+        self._connections = 0
+
+    def run(self, parent: int) -> None:
+        """Serve until told to end, or until the lease is over; a forked replica leaves through `ForkedReplica`."""
+        proc.die_with_parent(parent)
+        proc.adopt_orphans()
+        proc.name_this("pollux-keeper")
+        self._listen_to_signals()
+        self._control.setblocking(False)
+        self._selector.register(self._control, selectors.EVENT_READ, self._take_connection)
+        while not (self._ending and self._hands.is_clear(kill=True)):
+            for key, _ in self._selector.select(self._timeout()):
+                key.data()
+            self._pass_on_notice()
+            self._reap()
+            self._look()
+
+    def _listen_to_signals(self) -> None:
+        self._wake, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, frame: self._notice())
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+
+    def _notice(self) -> None:
+        self._noticed = True
+
+    def _await_notice(self) -> None:
+        """A replica was ended by a signal that we did not send: where the engine did, it comes here as well."""
+        until = time.monotonic() + _NOTICE_SECONDS
+        while not self._noticed and time.monotonic() < until:
+            time.sleep(_SWEEP_SECONDS)
+
+    def _pass_on_notice(self) -> None:
+        """Once, before the ends that it causes: what runs here has been asked to end, by the engine."""
+        if self._noticed and not self._notice_sent:
+            self._notice_sent = True
+            self._asked.update(self._bodies.keys() - self._codes.keys())
+            self._channel.send(event="leaving")
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+
+    def _let_go(self) -> None:
+        """In a forked process: its copies of the sockets go, without a word to anybody."""
+        self._selector.close()
+        self._control.close()
+        self._channel.detach()
+
+    def _timeout(self) -> float:
+        if self._ending:
+            return _SWEEP_SECONDS
+        times = [self._channel.confirmed_at + self._lease_seconds - clock()]
+        if self._clear is not None:
+            times.append(_SWEEP_SECONDS if self._clear[1] else 10 * _SWEEP_SECONDS)
+        if self._memory_bytes > 0 and self._bodies and not self._over_memory:
+            times.append(self._memory_at - time.monotonic())
+        return max(0.0, min(times))
+
+    # The connection
+
+    def _take_connection(self) -> None:
+        try:
+            message, fds, _, _ = socket.recv_fds(self._control, 1 << 16, 1)
+        except BlockingIOError:
+            return
+        if not message:
+            self._ending = True
+            return
+        told = json.loads(message)
+        self._drop_line()
+        line = Line(socket.socket(fileno=fds[0]), told["where"])
+        line.secure(told["key"].encode(), "host")
+        line.put({"known": self._connections > 0, "seen": self._channel.seen, "boot": self._boot})
+        self._connections += 1
+        self._lease_seconds = float(told["lease"])
+        self._channel.attach(line, int(told["seen"]))
+        self._line_events = selectors.EVENT_READ
+        self._selector.register(line.peer, self._line_events, self._hear)
+
+    def _drop_line(self) -> None:
+        line = self._channel.line
+        if line is not None:
+            self._selector.unregister(line.peer)
+            self._channel.detach()
+
+    def _hear(self) -> None:
+        line = self._channel.line
+        if line is None:
+            return
+        line.flush()
+        for message in self._channel.receive():
+            self._obey(message)
+        if line.broken:
+            self._drop_line()
+
+    def _watch_line(self) -> None:
+        line = self._channel.line
+        if line is None:
+            return
+        if line.broken:
+            self._drop_line()
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.wants_to_write else 0)
+        if wanted != self._line_events:
+            self._line_events = wanted
+            self._selector.modify(line.peer, wanted, self._hear)
+
+    # Orders
+
+    def _obey(self, message: Mapping[str, Any]) -> None:
+        what, key = message["op"], message.get("k", "")
+        body = self._bodies.get(key)
+        if what == "ping":
+            self._channel.confirm()
+            self._channel.send(event="pong")
+        elif what == "start":
+            self._start(key, message)
+        elif what == "kill_all":
+            self._hands.kill_all()
+        elif what == "clear":
+            self._clear = (int(message["n"]), bool(message["kill"]))
+        elif what == "end":
+            self._ending = True
+        elif body is not None and what == "terminate":
+            if key not in self._codes and self._hands.terminate(body, bool(message["alone"])):
+                self._asked.add(key)
+        elif body is not None and what == "kill":
+            self._hands.kill(body)
+        elif body is not None and what == "sweep":
+            self._hands.sweep(body)
+            self._drain(key, body)
+            self._forget(key)
+            self._channel.send(event="swept", k=key)
+
+    def _start(self, key: str, message: Mapping[str, Any]) -> None:
+        if key in self._known:
+            return
+        self._known.add(key)
+        self._memory_bytes = float(message["memory"])
+        start = ReplicaStart(
+            tuple(message["argv"]),
+            message["workdir"],
+            {**self._environ, **_by_own_clock(message["environ"], message.get("now"))},
+            tuple(message["cores"]),
+            bool(message["path_was_set"]),
+        )
+        try:
+            body = self._hands.start(start, "", self._memory_bytes, _nothing)
+        except OSError as error:
+            self._output(key, f"pollux: no process could be started: {error}\n".encode())
+            self._channel.send(event="exit", k=key, code=126, asked=False, oom=False)
+            return
+        self._bodies[key] = body
+        self._channel.send(event="started", k=key, pid=body.pid)
+
+    def _forget(self, key: str) -> None:
+        body = self._bodies.pop(key, None)
+        if body is not None and body.output >= 0:
+            self._unfollow(body.output)
+            os.close(body.output)
+
+    # Replicas
+
+    def _output(self, key: str, piece: bytes) -> None:
+        self._channel.send(event="output", k=key, data=base64.b64encode(piece).decode())
+
+    def _reader(self, key: str, body: Body) -> Callable[[], object]:
+        return lambda: self._read(key, body)
+
+    def _read(self, key: str, body: Body) -> bool:
+        """Pass a piece on; whether there may be more."""
+        if body.output < 0:
+            return False
+        try:
+            piece = os.read(body.output, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            piece = b""
+        if piece:
+            self._output(key, piece)
+            return True
+        self._unfollow(body.output)
+        os.close(body.output)
+        body.output = -1
+        return False
+
+    def _drain(self, key: str, body: Body) -> None:
+        for _ in range(_DRAIN_READS):
+            if not self._read(key, body):
+                return
+
+    def _unfollow(self, fd: int) -> None:
+        if self._reading.pop(fd, None) is not None:
+            with contextlib.suppress(KeyError, OSError, ValueError):
+                self._selector.unregister(fd)
+
+    def _follow(self) -> None:
+        """Read outputs only while what was read before gets through."""
+        held_back = self._channel.unconfirmed_bytes > _MAX_WAITING_BYTES
+        for key, body in self._bodies.items():
+            if held_back:
+                self._unfollow(body.output)
+            elif body.output >= 0 and body.output not in self._reading:
+                self._reading[body.output] = key
+                self._selector.register(body.output, selectors.EVENT_READ, self._reader(key, body))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for key, body in [*self._bodies.items()]:
+                # One that ends because its lease is over has not failed: that nobody answers tells more.
+                if body.pid == pid and key not in self._codes and not self._ending:
+                    code = os.waitstatus_to_exitcode(status)
+                    if code == -signal.SIGTERM and key not in self._asked:
+                        self._await_notice()
+                    self._pass_on_notice()
+                    self._codes[key] = code
+                    self._drain(key, body)
+                    told = {"code": self._codes[key], "asked": key in self._asked, "oom": self._hands.lacks_memory}
+                    self._channel.send(event="exit", k=key, **told)
+
+    def _look(self) -> None:
+        if clock() - self._channel.confirmed_at > self._lease_seconds:
+            self._ending = True
+        if self._ending:
+            return
+        self._pass_on_notice()
+        if self._clear is not None and self._hands.is_clear(self._clear[1]):
+            for key, body in [*self._bodies.items()]:
+                self._drain(key, body)
+                self._forget(key)
+            self._channel.send(event="clear", n=self._clear[0])
+            self._clear = None
+        now = time.monotonic()
+        if self._memory_bytes > 0 and self._bodies and not self._over_memory and now >= self._memory_at:
+            self._check_memory()
+            # To look may take long where there is much memory: never more than a twentieth of the time.
+            self._memory_at = now + max(_MEMORY_SECONDS, _MEMORY_SHARE * (time.monotonic() - now))
+        self._follow()
+        self._watch_line()
+
+    def _check_memory(self) -> None:
+        living = dict(enumerate(self._bodies))
+        over = self._hands.over_memory({n: self._bodies[key] for n, key in living.items()}, self._memory_bytes)
+        if over is not None:
+            self._over_memory = True
+            self._channel.send(event="memory", k=living[over[0]], used=over[1])
+
+
+def _nothing(piece: bytes) -> None:
+    """Output is read from the pipe."""
+
+
+def _by_own_clock(environ: Mapping[str, str], sent_at: float | None) -> dict[str, str]:
+    """A moment that is told to replicas is by the sender's clock, and they compare it with the node's."""
+    own = dict(environ)
+    with contextlib.suppress(ValueError):
+        if sent_at is not None and _MOMENT in own:
+            own[_MOMENT] = repr(float(own[_MOMENT]) + time.time() - float(sent_at))
+    return own

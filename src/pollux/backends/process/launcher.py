@@ -1,0 +1,170 @@
+"""How a generation lays hands on the processes of its replicas: what it needs of them, and doing it by our own forks.
+
+`remote_launcher` does the same on other machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pollux.backends.process import proc
+from pollux.backends.process.fork_replica import ReplicaStart, start_replica
+
+__all__ = ["Body", "Hands", "OwnHands"]
+
+
+@dataclass(slots=True, eq=False)
+class Body:
+    """One replica's process: number and start of it, the reading end of its output (-1: none here) and its pipe.
+
+    `key` and `node` name it where it runs elsewhere; `up` once it is a process.
+    """
+
+    pid: int = 0
+    start: int = 0
+    output: int = -1
+    pipe: str = ""
+    key: str = ""
+    node: str = ""
+    up: bool = True
+
+
+class Hands(Protocol):
+    """What a generation does with processes; nothing waits. `session` names it to hosts, empty where there are none."""
+
+    sweep_seconds: float
+    session: str
+
+    def start(self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]) -> Body:
+        """Start one; what it writes is to be read from its `output`, or goes into the sink."""
+
+    def terminate(self, body: Body, alone: bool) -> bool:
+        """SIGTERM, to it alone or to all it started; whether it still ran."""
+
+    def kill(self, body: Body) -> None:
+        """SIGKILL to it and its session."""
+
+    def sweep(self, body: Body) -> None:
+        """End what one that has ended left in its session."""
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything of the job."""
+
+    def is_clear(self, kill: bool) -> bool:
+        """Whether no process of the job is left; `kill`: what is left ends now."""
+
+    def over_memory(self, bodies: Mapping[int, Body], limit: float) -> tuple[int, float] | None:
+        """Whose processes use more than the limit, and how much, in bytes."""
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether the kernel has ended processes for lack of memory since the first start."""
+
+
+class OwnHands:
+    """Processes below this one, all of one job, but for those that `spared` names.
+
+    `warm_variables`: the environment under which everything was imported, None where nothing was; `let_go` is called
+    first in every forked process.
+    """
+
+    sweep_seconds = 0.01
+    session = ""
+
+    def __init__(
+        self,
+        warm_variables: Mapping[str, str] | None,
+        let_go: Callable[[], None],
+        spared: Callable[[], Iterable[int | None]] = tuple,
+    ) -> None:
+        self._warm_variables = warm_variables
+        self._let_go = let_go
+        self._spared = spared
+        self._oom_kills = proc.oom_kills()
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether the kernel has ended processes for lack of memory since the first start."""
+        return proc.oom_kills() > self._oom_kills
+
+    def start(self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]) -> Body:
+        """Fork it. In the forked process this does not return: see `ForkedReplica`."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(reading, False)
+        try:
+            pid = start_replica(start, writing, self._warm_variables, self._let_go)
+        except OSError:
+            # Only where no process came of it: in a forked one nothing here may run.
+            os.close(reading)
+            os.close(writing)
+            raise
+        os.close(writing)
+        pipe = os.readlink(f"/proc/self/fd/{reading}")
+        return Body(pid, proc.start_time(pid) or 0, reading, pipe)
+
+    def terminate(self, body: Body, alone: bool) -> bool:
+        """SIGTERM; one that has ended and waits to be collected was through by itself."""
+        ran = proc.is_alive(body.pid, body.start)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.kill if alone else os.killpg)(body.pid, signal.SIGTERM)
+        return ran
+
+    def kill(self, body: Body) -> None:
+        """SIGKILL to its session."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(body.pid, signal.SIGKILL)
+
+    def sweep(self, body: Body) -> None:
+        """End what is left of its session."""
+        table = proc.process_table()
+        proc.kill_all(row.pid for row in table.values() if row.session == body.pid)
+
+    def _others(self, table: Mapping[int, proc.ProcessRow]) -> list[int]:
+        """Every process below this one that belongs to the job."""
+        spared = {*self._spared()}
+        return [pid for pid in proc.descendants(os.getpid(), table) if pid not in spared]
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything below."""
+        proc.kill_all(self._others(proc.process_table()))
+
+    def is_clear(self, kill: bool) -> bool:
+        """Whether nothing of the job is below this process."""
+        left = self._others(proc.process_table())
+        if left and kill:
+            proc.kill_all(left)
+        return not left
+
+    def over_memory(self, bodies: Mapping[int, Body], limit: float) -> tuple[int, float] | None:
+        """Whose processes use most, where that is above the limit."""
+        if not bodies:
+            return None
+        table = proc.process_table()
+        used = dict.fromkeys(bodies, 0)
+        whose: dict[int, int] = {}
+        sessions = {body.pid: number for number, body in bodies.items()}
+        families = {pid: number for number, b in bodies.items() for pid in proc.descendants(b.pid, table)}
+        for pid in self._others(table):
+            number = families.get(pid, sessions.get(table[pid].session, next(iter(bodies))))
+            whose[pid] = sessions.get(pid, number)
+            used[whose[pid]] += table[pid].rss_bytes
+        if max(used.values()) > limit:
+            # Pages that are shared, such as those of the process all were forked from, count there for everybody.
+            own = proc.memory_use(os.getpid()) if self._warm_variables is not None else None
+            inherited = own[1] if own is not None else 0
+            used = dict.fromkeys(used, 0)
+            for pid, number in whose.items():
+                used[number] += _used(pid, table[pid].rss_bytes, inherited)
+        number, most = max(used.items(), key=lambda item: item[1])
+        return (number, float(most)) if most > limit else None
+
+
+def _used(pid: int, resident: int, inherited: int) -> int:
+    """What a process added to the memory it began with, in bytes; all that it has where nobody can tell."""
+    use = proc.memory_use(pid)
+    return resident if use is None else use[0] - min(use[1], inherited)

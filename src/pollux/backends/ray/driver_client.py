@@ -1,0 +1,236 @@
+"""The line to the process that speaks to Ray: started, fed, heard, and started again when it ended or fell silent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DRIVER", "DriverLink"]
+
+DRIVER = (sys.executable, "-P", "-m", "pollux.backends.ray.driver")
+"""The command of the process that speaks to Ray."""
+
+_log = logging.getLogger("pollux.backends")
+
+_CONNECT_SECONDS = 120.0
+_SILENCE_SECONDS = 8.0
+_GIVE_UP_SECONDS = 60.0
+_LONGEST_PAUSE_SECONDS = 15.0
+_END_SECONDS = 5.0
+_LOG_BYTES = 1_000_000
+_LOOKED_THROUGH_BYTES = 100_000
+# Ray writes this to its log while it tries on for 20 seconds, and then says only that it failed to connect.
+_TOKEN_REFUSED = b"InvalidAuthToken"
+_TOKEN = "authentication token"
+_REMEDY = "check 'ray status' and --address"
+_TOKEN_REMEDY = (
+    "start the service with RAY_AUTH_MODE=token and with the cluster's token in RAY_AUTH_TOKEN, or in the file that "
+    "RAY_AUTH_TOKEN_PATH names"
+)
+
+
+class DriverLink:
+    """Keeps a driver running from `start` to `close`; `hear` gets each of its lines, in the link's own thread.
+
+    `order` makes the first line for a new driver. Lines sent while there is none are lost: the order holds all.
+    """
+
+    def __init__(
+        self,
+        order: Callable[[], Mapping[str, Any]],
+        hear: Callable[[Mapping[str, Any]], None],
+        log: Path,
+        command: tuple[str, ...] = DRIVER,
+    ) -> None:
+        self._order, self._hear, self._log, self._command = order, hear, log, command
+        self._closing = threading.Event()
+        self._outbox: queue.SimpleQueue[bytes | None] | None = None
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reached_once = False
+        self._log_begins = 0
+        self.is_connected = False
+        self.trouble = ""
+
+    def start(self) -> None:
+        """Begin to keep a driver."""
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="pollux-ray")
+        self._thread.start()
+
+    def send(self, order: Mapping[str, Any]) -> None:
+        """Tell the driver, if there is one."""
+        with self._guard:
+            if self._outbox is not None:
+                self._outbox.put(_line(order))
+
+    def close(self) -> None:
+        """End the driver and the thread."""
+        self._closing.set()
+        with self._guard:
+            if self._outbox is not None:
+                self._outbox.put(None)
+        if self._thread is not None:
+            self._thread.join(2 * _END_SECONDS)
+
+    def _keep(self) -> None:
+        pause = 0.5
+        while not self._closing.is_set():
+            self.is_connected = False
+            try:
+                self._run_once()
+            except Exception:
+                _log.exception("the driver of Ray could not be followed; it is started again")
+            if self._closing.is_set():
+                return
+            pause = 0.5 if self.is_connected else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            self.is_connected = False
+            self._complain()
+            self._closing.wait(pause)
+
+    def _complain(self, why: str = "") -> None:
+        """Say what is wrong, and have the backend look."""
+        before = self.trouble
+        if why or not before:
+            went = "lost the connection to Ray" if self._reached_once else "Ray cannot be reached"
+            why = why or self._last_words()
+            remedy = _TOKEN_REMEDY if _TOKEN in why.lower() else _REMEDY
+            self.trouble = f"{went} ({why}): {remedy}; trying again"
+        if self.trouble != before:
+            _log.warning("%s", self.trouble)
+            self._hear({"kind": "trouble"})
+
+    def _run_once(self) -> None:
+        """One driver, from its start to its end."""
+        with self._opened_log() as log:
+            self._log_begins = log.tell()
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environ(),
+                start_new_session=True,
+            )  # fmt: skip
+        outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        with self._guard:
+            self._outbox = outbox
+        # Made after the outbox is open: what is asked meanwhile comes twice, which does no harm, and never not at all.
+        first = _line(self._order())
+        writer = threading.Thread(target=_write, args=(process, first, outbox), daemon=True, name="pollux-ray-out")
+        writer.start()
+        try:
+            self._listen(process)
+        finally:
+            with self._guard:
+                self._outbox = None
+            outbox.put(None)
+            _end(process)
+            writer.join(_END_SECONDS)
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Hear what the driver says until it ends, or says nothing for too long."""
+        assert process.stdout is not None
+        rest = b""
+        heard_at = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                if not selector.select(0.5):
+                    silent = time.monotonic() - heard_at
+                    if not self.is_connected and (why := self._refused_token()):
+                        self._complain(why)
+                    if self.is_connected and silent > _SILENCE_SECONDS:
+                        self._complain("it does not answer")
+                    if silent > (_GIVE_UP_SECONDS if self.is_connected else _CONNECT_SECONDS):
+                        return
+                    continue
+                read = os.read(process.stdout.fileno(), 1 << 20)
+                if not read:
+                    return
+                *lines, rest = (rest + read).split(b"\n")
+                for line in lines:
+                    self._take_in(json.loads(line))
+                heard_at = time.monotonic()
+
+    def _take_in(self, said: Mapping[str, Any]) -> None:
+        kind = said["kind"]
+        if kind == "connected":
+            self.is_connected = self._reached_once = True
+        elif kind == "unreachable":
+            self._complain(self._refused_token() or str(said["why"]))
+        elif kind == "well":
+            if self.trouble:
+                _log.info("Ray answers again")
+                self.trouble = ""
+                self._hear({"kind": "trouble"})
+        else:
+            self._hear(said)
+
+    def _refused_token(self) -> str:
+        """That Ray does not let this driver in for want of a token, as its log tells; empty where it does not."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(self._log_begins)
+                if _TOKEN_REFUSED not in log.read(_LOOKED_THROUGH_BYTES):
+                    return ""
+        except OSError:
+            return ""
+        if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+            return f"it does not know the {_TOKEN} that it was shown"
+        return f"it wants an {_TOKEN}, and none is shown while RAY_AUTH_MODE is not token"
+
+    def _last_words(self) -> str:
+        """The last line of the driver's log."""
+        try:
+            lines = self._log.read_bytes()[-2000:].decode("utf-8", "replace").split("\n")
+        except OSError:
+            lines = []
+        said = [line.strip() for line in lines if line.strip()]
+        return f"its driver ended: {said[-1][:200]}" if said else "its driver ended"
+
+    def _opened_log(self) -> Any:
+        """Where the driver's own words go; begun anew when it has grown long."""
+        try:
+            mode = "wb" if self._log.exists() and self._log.stat().st_size > _LOG_BYTES else "ab"
+            return self._log.open(mode)
+        except OSError:
+            return open(os.devnull, "wb")
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _environ() -> dict[str, str]:
+    """The service's environment without its own settings and tokens."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("POLLUX_")}
+
+
+def _write(process: subprocess.Popen[bytes], first: bytes, outbox: queue.SimpleQueue[bytes | None]) -> None:
+    assert process.stdin is not None
+    line: bytes | None = first
+    with contextlib.suppress(OSError):
+        while line is not None:
+            process.stdin.write(line)
+            process.stdin.flush()
+            line = outbox.get()
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for its end, which follows that of its input; not for long."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,198 @@
+"""What runs on the nodes of a Ray cluster: the actor that keeps a node's host process, and the task that finds a GPU.
+
+Both are handed to Ray by name, so the package must be installed on every node. Claims and nodes are the driver's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pollux.backends.process.devices import check_lent, find_devices
+from pollux.backends.process.network import meeting_variables
+from pollux.core.errors import BackendFailed
+
+__all__ = ["NodeHost", "found_gpus", "secret_digest"]
+
+_START_SECONDS = 120.0
+_POLL_SECONDS = 0.02
+_WATCH_SECONDS = 300.0
+_WATCH_POLL_SECONDS = 0.1
+# A driver asks again every `_WATCH_SECONDS`. One that said goodbye is not waited for as long as one that may be back.
+_ORPHAN_SECONDS = 900.0
+_PARTED_SECONDS = 60.0
+_MIND_SECONDS = 5.0
+
+
+def secret_digest(secret: str) -> str:
+    """What tells two secrets apart without telling either."""
+    return hashlib.sha256(secret.encode()).hexdigest()[:16]
+
+
+def found_gpus() -> list[str]:
+    """The GPUs that Ray gave to the task that asks, as Ray names them on its node."""
+    ray: Any = importlib.import_module("ray")
+    return [str(found) for found in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
+
+
+def _visible() -> list[int] | None:
+    """The GPUs that the node's Ray was started with; None for all. Ray hides them from a process that asks for none."""
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    listed = [entry.partition(b"=")[2].decode() for entry in entries if entry.startswith(b"CUDA_VISIBLE_DEVICES=")]
+    words = [word.strip() for word in listed[-1].split(",")] if listed and listed[-1] else []
+    return [int(word) for word in words] if words and all(word.isdigit() for word in words) else None
+
+
+def _compare(gpus: list[int]) -> str:
+    """What is doubtful about the GPUs that Ray lends; BackendFailed where their driver does not show all of them."""
+    found = find_devices(None, {})
+    remedy = f"start Ray on it with --num-gpus={len(found.gpus)}"
+    if found.why_none:
+        remedy = f"see what nvidia-smi says on it, or {remedy}"
+    return check_lent(found, gpus, "Ray", remedy)
+
+
+def _has_work(pid: int) -> bool:
+    """Whether a host runs replicas: it has no other children."""
+    try:
+        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().strip())
+    except OSError:
+        return True
+
+
+def _free_groups(prefix: str, node_id: str) -> None:
+    """Give back what a service claimed on a node; a claim's name ends with that of its node and a number."""
+    ray: Any = importlib.import_module("ray")
+    for row in ray.util.placement_group_table().values():
+        name = str(row["name"])
+        if name.startswith(prefix) and name.split(":")[-2] == node_id and row["state"] != "REMOVED":
+            ray.util.remove_placement_group(ray.util.get_placement_group(name))
+
+
+def _end_actor() -> None:
+    ray: Any = importlib.import_module("ray")
+    ray.kill(ray.get_runtime_context().current_actor)
+
+
+class NodeHost:
+    """Starts the host of its node as a child and keeps it: the host ends with this actor, whatever ends that.
+
+    `with_gpus` False: the places are CPU slots, whatever Ray calls them. `warm`: with everything imported beforehand.
+    `prefix` begins the names of the service's placement groups. Without work, and without anybody who asks after it,
+    both end after a while, and those groups on the node with them.
+    """
+
+    def __init__(
+        self, node_id: str, places: int, listen: str, secret: str, with_gpus: bool, warm: bool, prefix: str = ""
+    ) -> None:
+        self._node_id, self._prefix = node_id, prefix
+        self._options = {"places": places, "with_gpus": with_gpus, "warm": warm}
+        self._secret = secret_digest(secret)
+        visible = _visible()
+        gpus = (visible if visible is not None and len(visible) >= places else list(range(places)))[:places]
+        self._gpus = gpus if with_gpus else []
+        self._doubt = _compare(self._gpus)
+        self._folder = Path(tempfile.mkdtemp(prefix="pollux-host-"))
+        self._announce = self._folder / "announce.json"
+        words = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pollux.backends.node_daemon.daemon",
+            "--node",
+            node_id,
+            "--places",
+            str(places),
+        ]
+        words += ["--listen", listen, "--announce", str(self._announce), "--with-parent"]
+        if not warm:
+            words.append("--cold")
+        if self._gpus:
+            words += ["--gpus", ",".join(map(str, self._gpus))]
+        hidden = ("RAY_", "POLLUX_", "CUDA_VISIBLE_DEVICES")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        environ |= meeting_variables(listen, environ)
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, env={**environ, "POLLUX_FLEET_SECRET": secret}, start_new_session=True
+        )
+        # Ray's workers are nice to everybody else (RAY_worker_niceness); only root may undo that for what they start.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
+        self._asked(_ORPHAN_SECONDS)
+        threading.Thread(target=self._mind, daemon=True, name="pollux-mind").start()
+
+    def _asked(self, patience_seconds: float) -> None:
+        self._patience, self._asked_at = patience_seconds, time.monotonic()
+
+    def _mind(self) -> None:
+        """End host and actor once there was neither work nor a question for too long.
+
+        Nobody else would give back what the service had claimed here: other Ray jobs would wait for ever.
+        """
+        while time.monotonic() - self._asked_at <= self._patience:
+            time.sleep(_MIND_SECONDS)
+            if self._process.poll() is None and _has_work(self._process.pid):
+                self._asked_at = time.monotonic()
+        self._clear()
+        self._process.wait()
+        if self._prefix:
+            try:
+                _free_groups(self._prefix, self._node_id)
+            except Exception as error:
+                print(f"the placement groups of {self._prefix} stay: {error}", file=sys.stderr, flush=True)
+        _end_actor()
+
+    def _clear(self) -> None:
+        """The end of its input is that of the host, if it is still there."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def part(self) -> None:
+        """The service ends with nothing running: this node is not needed for now."""
+        self._asked(_PARTED_SECONDS)
+
+    async def report(self) -> dict[str, Any]:
+        """Where the host listens, once it does; BackendFailed where it does not come up."""
+        self._asked(_ORPHAN_SECONDS)
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._announce.exists():
+            code = self._process.poll()
+            if code is not None:
+                raise BackendFailed(f"its host ended at once with code {code}; Ray's log of the actor has the reason")
+            if time.monotonic() > deadline:
+                raise BackendFailed(f"its host was not up after {_START_SECONDS:g} s; see Ray's log of the actor")
+            await asyncio.sleep(_POLL_SECONDS)
+        said = json.loads(self._announce.read_text(encoding="utf-8"))
+        works = _has_work(self._process.pid)
+        of_it = {"gpus": self._gpus, "doubt": self._doubt, "options": self._options, "works": works}
+        return {**said, **of_it, "secret": self._secret}
+
+    async def watch(self) -> int | None:
+        """Wait for the end of the host; its exit code, or None after a while without one.
+
+        Whoever asked may be gone by then, and Ray does not take the question back: it must not be asked for ever.
+        """
+        self._asked(_ORPHAN_SECONDS)
+        deadline = time.monotonic() + _WATCH_SECONDS
+        while (code := self._process.poll()) is None:
+            if time.monotonic() > deadline:
+                return None
+            await asyncio.sleep(_WATCH_POLL_SECONDS)
+        self._clear()
+        return code

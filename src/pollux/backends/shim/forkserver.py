@@ -1,0 +1,95 @@
+"""A process that has imported what training scripts import, and forks shims.
+
+It is started with `python -m pollux.backends.shim.forkserver`.
+
+It runs no operation, opens no GPU and has one thread, since nothing else survives a fork. Shims forked from it, and the
+replicas forked from those, share its memory and start in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pollux.backends.process import proc
+from pollux.backends.shim.process import process as process_module
+
+__all__ = ["PRELOADED", "import_all", "serve"]
+
+PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "pollux.agent",
+)
+"""What is imported, where it can be: PyTorch, what its first optimiser would import, and the agent."""
+
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Asks the driver's library whether there are GPUs, instead of opening them, which would spoil every fork.
+_GPU_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def import_all() -> bool:
+    """Import what training imports, without a trace in the environment; whether forks are safe from now on."""
+    variables = dict(os.environ)
+    os.environ.update(_THREADS | _GPU_CHECK)
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    os.environ.clear()
+    os.environ.update(variables)
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _fork_shim(
+    request: Mapping[str, str], fds: list[int], variables: Mapping[str, str], control: socket.socket
+) -> int | None:
+    """Two forks, so that the shim is nobody's child here; None here, an exit code in the process that came of it."""
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return None
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    control.close()
+    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    return process_module.serve(Path(request["folder"]), socket.socket(fileno=fds[0]), variables)
+
+
+def serve(control: socket.socket) -> int:
+    """Fork shims as told until the other end is closed; returns an exit code: a replica's, in what became one."""
+    proc.name_this("pollux-nursery")
+    variables = dict(os.environ)
+    control.send(json.dumps({"ready": import_all()}).encode())
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
+        if not message:
+            return 0
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        code = _fork_shim(json.loads(message), fds, variables, control)
+        if code is not None:
+            return code
+        for fd in fds:
+            os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(socket.socket(fileno=int(sys.argv[1]))))

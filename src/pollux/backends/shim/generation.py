@@ -1,0 +1,565 @@
+"""One generation inside a shim: its processes, their output, its limits, and how it comes to an end.
+
+Nothing here waits: the shim's loop hands in what happened and asks when to look again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pollux.backends.process import proc
+from pollux.backends.process.fork_replica import ReplicaStart
+from pollux.backends.process.launcher import Body, Hands
+from pollux.backends.process.log_file import LogWriter
+from pollux.backends.process.outcome import judge
+from pollux.backends.process.records import record_path, write_record
+from pollux.backends.process.replica_env import node_of, rank_variables
+from pollux.backends.protocol import Exit, ReplicasEnded
+from pollux.backends.shim.process import store_server
+from pollux.backends.shim.transition import Change, Seat
+from pollux.core.errors import BackendFailed
+
+__all__ = ["Fleet", "Generation", "Member", "Order", "ReplicaLog"]
+
+FAILED_OTHERS_SECONDS = 5.0
+"""How long replicas may go on once another has failed: a collective that lost a peer ends by itself, or never."""
+
+_LAST_WORDS_SECONDS = 2.0
+_RETRY_SECONDS = 1.0
+_MEMORY_SECONDS = 0.25
+_MEMORY_SHARE = 20.0
+_READ_BYTES = 64 << 10
+_FLOOD_BYTES = 4 << 20
+_FLOOD_SECONDS = 0.25
+_TAIL_BYTES = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Where hosts of other nodes listen, by node, and the secret (hexadecimal) by which they know us.
+
+    `head` is the address by which nodes reach this machine. A host ends replicas of a shim that it has not heard for
+    `lease_seconds`; a node not heard for `lost_seconds`, which are more, counts as lost.
+    """
+
+    secret: str
+    head: str
+    nodes: Mapping[str, tuple[str, int]]
+    lease_seconds: float
+    lost_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A launch as a shim gets it: every replica's own variables and cores, and the places they hold.
+
+    A place is a number on this machine, or `NODE/number` on one of the `fleet`'s; `gpus` is the device behind a place.
+    `live`: its replicas may change while they run; one that is silent for `hang_seconds` then counts as hung.
+    `orphan_seconds`: it ends, with its grace, once nobody has been connected to its shim for so long; None: it goes on.
+    """
+
+    job_id: str
+    generation: int
+    argv: tuple[str, ...]
+    workdir: str
+    environ: Mapping[str, str]
+    replicas: tuple[Mapping[str, str], ...]
+    cores: tuple[tuple[int, ...], ...]
+    places: tuple[str, ...]
+    run_id: str
+    path_was_set: bool
+    grace_seconds: float
+    memory_bytes: float
+    logs: str
+    log_cap_bytes: int
+    live: bool = False
+    hang_seconds: float = 30.0
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    fleet: Fleet | None = None
+    orphan_seconds: float | None = None
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Order:
+        """From plain values, as JSON has them; what a newer service says beyond them is left out."""
+        known = {entry.name for entry in fields(cls)}
+        plain = {name: part for name, part in value.items() if name in known}
+        for name in ("argv", "replicas", "places"):
+            plain[name] = tuple(plain[name])
+        plain["cores"] = tuple(tuple(cores) for cores in plain["cores"])
+        if plain.get("fleet") is not None:
+            fleet = dict(plain["fleet"])
+            fleet["nodes"] = {node: (str(where[0]), int(where[1])) for node, where in fleet["nodes"].items()}
+            plain["fleet"] = Fleet(**{entry.name: fleet[entry.name] for entry in fields(Fleet) if entry.name in fleet})
+        return cls(**plain)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that its places are on."""
+        return len({node_of(place) for place in self.places})
+
+    def seated(self, places: tuple[str, ...]) -> Order:
+        """The same with its places in another order, which is that of the ranks."""
+        before = [self.places.index(place) for place in places]
+        cores = tuple(self.cores[was] for was in before)
+        return replace(self, places=places, replicas=rank_variables(places, self.gpus), cores=cores)
+
+
+@dataclass(slots=True)
+class ReplicaLog:
+    """What one replica writes: into the log of the rank it has. `tail` is the end of its own, whatever its ranks."""
+
+    of_rank: LogWriter
+    tail: bytes = b""
+
+    def write(self, piece: bytes) -> None:
+        """Append."""
+        self.tail = (self.tail + piece)[-_TAIL_BYTES:]
+        self.of_rank.write(piece)
+
+
+@dataclass(slots=True)
+class Member:
+    """One replica: its process, its log, and how it ended.
+
+    `number` is its own as long as it lives; its `rank` may change. Who joins has the rank that it is to have, who has
+    departed the last one that it had.
+    """
+
+    number: int
+    rank: int
+    place: str
+    body: Body
+    log: ReplicaLog
+    code: int | None = None
+    ended_at: float = 0.0
+    read_bytes: int = 0
+
+    @property
+    def output(self) -> int:
+        """The reading end of its output; -1 for none."""
+        return self.body.output
+
+
+@dataclass(slots=True)
+class Generation:
+    """The replicas of one order. `ended` is set once no process of theirs is left."""
+
+    order: Order
+    folder: Path
+    hands: Hands
+    is_warm: bool
+    let_go: Callable[[], None]
+    store: store_server.StoreHost | None = None
+    members: list[Member] = field(default_factory=list)
+    departed: list[Member] = field(default_factory=list)
+    told_to_stop: bool = False
+    ended: ReplicasEnded | None = None
+    store_host: int | None = None
+    _kill_at: float | None = None
+    _failed_at: float | None = None
+    _ended_by_us: set[int] = field(default_factory=set)
+    _asked: set[int] = field(default_factory=set)
+    _over_memory: str = ""
+    _trouble: str = ""
+    _given_up: str = ""
+    _doubted: dict[int, str] = field(default_factory=dict)
+    _logs: dict[int, LogWriter] = field(default_factory=dict)
+    _port: int = 0
+    _look_at: float | None = None
+    _note_at: float | None = None
+    _memory_at: float = 0.0
+    _flooded_until: float | None = None
+    _window_began: float = 0.0
+
+    def start(self) -> None:
+        """Note the intent, fork, note who they are. In a forked replica this does not return: see `ForkedReplica`."""
+        self._note()
+        self._port, hosted = self._meeting_point()
+        for rank in range(len(self.order.replicas)):
+            self._fork(rank, rank, self._environ(rank, hosted))
+        self._note()
+
+    def _environ(self, rank: int, hosted: bool) -> dict[str, str]:
+        environ = {**self.order.environ, **self.order.replicas[rank], "MASTER_PORT": str(self._port)}
+        if hosted:
+            environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        if self.store is not None:
+            environ["POLLUX_STORE"] = self.store.address
+        return environ
+
+    def _meeting_point(self) -> tuple[int, bool]:
+        """A port, and whether a process of ours listens there: for more than one replica and with PyTorch."""
+        if self.store is not None:
+            return self.store.port, True
+        listener, port = store_server.listen(self._head)
+        hosted = len(self.order.replicas) > 1 and store_server.is_possible()
+        try:
+            if hosted:
+                self.store_host = store_server.start(listener, port, self.is_warm, self.let_go, head=self._head)
+        finally:
+            os.close(listener)
+        return port, hosted
+
+    @property
+    def _head(self) -> str:
+        return "127.0.0.1" if self.order.fleet is None else self.order.fleet.head
+
+    def _fork(self, rank: int, number: int, environ: Mapping[str, str]) -> None:
+        order = self.order
+        start = ReplicaStart(order.argv, order.workdir, environ, order.cores[rank], order.path_was_set)
+        log = ReplicaLog(self._log_of(rank))
+        body = self.hands.start(start, order.places[rank], order.memory_bytes, log.write)
+        self.members.append(Member(number, rank, order.places[rank], body, log))
+
+    def _log_of(self, rank: int) -> LogWriter:
+        """One writer for all that write there, now and later: two would put the file aside under each other's hands."""
+        if rank not in self._logs:
+            self._logs[rank] = LogWriter(Path(self.order.logs) / f"{rank}.log", self.order.log_cap_bytes)
+        return self._logs[rank]
+
+    def _note(self) -> None:
+        order = self.order
+        command = json.dumps([order.argv, order.workdir]).encode()
+        write_record(
+            record_path(self.folder, "generation", order.generation),
+            {
+                "job_id": order.job_id,
+                "generation": order.generation,
+                "command": hashlib.sha256(command).hexdigest(),
+                "run_id": order.run_id,
+                "boot": proc.boot_id(),
+                "places": sorted({*order.places, *(member.place for member in self._all_living())}),
+                "live": order.live,
+                "replicas": [] if order.fleet else [[b.pid, b.start, b.pipe] for b in self._bodies()],
+                "nodes": {} if order.fleet is None else dict(order.fleet.nodes),
+                "session": self.hands.session,
+            },
+        )
+        self._note_at = None
+
+    def _note_or_later(self) -> None:
+        """What is so already is no worse for a disk that takes no record of it now."""
+        try:
+            self._note()
+        except BackendFailed as error:
+            if self._note_at is None:
+                print(f"{error}; it is tried again", file=sys.stderr, flush=True)
+            self._note_at = time.monotonic() + _RETRY_SECONDS
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether what it is now is on disk."""
+        return self._note_at is None
+
+    # Other replicas in place of some of these
+
+    def seat(self, order: Order, ranks: Mapping[int, int]) -> Change:
+        """Take another order; who keeps its place stays, `ranks` by number being those that hold the state."""
+        holders = sorted((member for member in self._living() if member.number in ranks), key=lambda m: ranks[m.number])
+        staying = [member for member in holders if member.place in order.places]
+        taken = {member.place for member in staying}
+        free = tuple(place for place in order.places if place not in taken)
+        used = {
+            member.number for member in (*self.members, *self.departed) if member.code is None or member.output >= 0
+        }
+        numbers = [number for number in range(len(used) + len(free)) if number not in used]
+        self.order = order.seated((*(member.place for member in staying), *free))
+        self._note_or_later()
+        seats = [Seat(member.number, ranks[member.number]) for member in staying]
+        joining = [Seat(number, None) for number, _ in zip(numbers, free, strict=False)]
+        leavers = tuple(member.number for member in holders if member.place not in taken)
+        return Change(order.generation, (*seats, *joining), leavers, self.order.num_nodes)
+
+    def renumber(self, generation: int) -> None:
+        """It ends, and does so as this generation: the order for it came too late."""
+        self.order = replace(self.order, generation=generation)
+        self._note_or_later()
+
+    def join(self, rank: int, number: int) -> None:
+        """Start the process of a replica that joins. In a forked replica this does not return: see `ForkedReplica`.
+
+        OSError or BackendFailed where it cannot be started, or that cannot be noted.
+        """
+        if not self.is_noted:
+            self._note()
+        self._fork(rank, number, {**self._environ(rank, True), "POLLUX_JOIN": "1"})
+        self._note()
+
+    def settle(self, ranks: Mapping[int, int]) -> None:
+        """These, by number, are the replicas now; all others have departed."""
+        for member in [*self.members]:
+            if member.number in ranks:
+                self._give_rank(member, ranks[member.number])
+            else:
+                self.depart(member)
+        self.members.sort(key=lambda member: member.rank)
+        for member in [each for each in self.departed if each.code is not None and each.output < 0]:
+            self.departed.remove(member)
+        for rank in self._logs.keys() - {member.rank for member in (*self.members, *self.departed)}:
+            self._logs[rank].close()
+        self._note_or_later()
+
+    def _give_rank(self, member: Member, rank: int) -> None:
+        if rank != member.rank:
+            # All that a pipe holds: it was written under the rank before.
+            self._read_out(member, 1)
+            member.rank, member.log.of_rank = rank, self._log_of(rank)
+
+    def depart(self, member: Member) -> None:
+        """It is no part of the job any more, however it ends; what it left running ends now."""
+        self.members.remove(member)
+        self.departed.append(member)
+        if member.code is not None:
+            self.hands.sweep(member.body)
+
+    def kill(self, number: int) -> None:
+        """End one replica, and all of its session, at once."""
+        for member in self._all_living():
+            if member.number == number:
+                self.hands.kill(member.body)
+
+    def give_up(self, why: str) -> None:
+        """It ends, to be started anew from its checkpoint, which replicas that can still save have time for."""
+        if self.ended or self._given_up:
+            return
+        self._given_up = why
+        self._terminate()
+        self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + max(0.0, self.order.grace_seconds))
+
+    def doubt(self, number: int, why: str) -> None:
+        """That one ended with 0 does not make the job done, unless `believe` follows."""
+        self._doubted[number] = why
+
+    def believe(self) -> None:
+        """The job has said that it is through."""
+        self._doubted.clear()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it will end soon, by order or since it has to."""
+        return bool(self.told_to_stop or self._given_up or self._failed_at is not None or not self._living())
+
+    def _all_living(self) -> list[Member]:
+        return [member for member in (*self.members, *self.departed) if member.code is None]
+
+    def _bodies(self) -> list[Body]:
+        return [member.body for member in self._all_living()]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether all are processes, or were."""
+        return all(member.body.up or member.code is not None for member in self.members)
+
+    @property
+    def outputs(self) -> list[Member]:
+        """Those whose output is to be read now; none while a flood is held back."""
+        if self._flooded_until is not None:
+            return []
+        return [member for member in (*self.members, *self.departed) if member.output >= 0]
+
+    def stop(self, grace_seconds: float) -> None:
+        """SIGTERM now and SIGKILL after the grace; a second time only ever shortens it."""
+        if self.ended:
+            return
+        deadline = time.monotonic() + max(0.0, grace_seconds)
+        if self._kill_at is None or deadline < self._kill_at:
+            self._kill_at = deadline
+        if not self.told_to_stop:
+            self.told_to_stop = True
+            self._terminate()
+
+    def fail(self, why: str) -> None:
+        """It could not be started whole, which is no fault of the job's: what was started ends at once."""
+        self._trouble = why
+        self._kill_rest()
+
+    def close(self) -> None:
+        """Nothing of it was started: its files close, its store's host ends."""
+        if self.store_host is not None:
+            proc.kill_all([self.store_host])
+        for log in self._logs.values():
+            log.close()
+
+    def _terminate(self) -> None:
+        """Ask replicas to end: Python itself only, which minds its workers; shells and others with all they started."""
+        name = os.path.basename(self.order.argv[0])
+        alone = name.startswith("python") or name == "torchrun"
+        for member in self._living():
+            if self.hands.terminate(member.body, alone):
+                self._asked.add(member.number)
+
+    def _living(self) -> list[Member]:
+        return [member for member in self.members if member.code is None]
+
+    def on_exit(self, pid: int, code: int) -> Member | None:
+        """A child of the shim has ended: the replica that it was, if it was one; see `on_failure`."""
+        if pid == self.store_host:
+            self.store_host = None
+        return self._ended(lambda body: body.pid == pid and not body.key, code)
+
+    def on_far_loss(self, bodies: Collection[Body]) -> list[Member]:
+        """These are gone with their node: those of them that were replicas until now."""
+        found = [self._ended(partial(operator.is_, body), -signal.SIGKILL) for body in bodies]
+        return [member for member in found if member is not None]
+
+    def on_far_exit(self, body: Body, code: int, asked: bool) -> Member | None:
+        """A replica on another machine has ended; `asked`: it was told to end while it ran."""
+        member = self._ended(partial(operator.is_, body), code)
+        if member is None:
+            self.hands.sweep(body)
+        elif not asked:
+            self._asked.discard(member.number)
+        return member
+
+    def _ended(self, is_it: Callable[[Body], bool], code: int) -> Member | None:
+        for member in (*self.members, *self.departed):
+            if member.code is None and is_it(member.body):
+                member.code, member.ended_at = code, time.time()
+                return member if member in self.members else None
+        return None
+
+    def on_failure(self) -> None:
+        """A replica has failed: the others end too, by themselves or not."""
+        if self._failed_at is None and not self.told_to_stop and not self._given_up:
+            self._failed_at = time.monotonic()
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether a replica may have been ended for lack of memory."""
+        return bool(self._over_memory) or self.hands.lacks_memory
+
+    def on_output(self, member: Member) -> None:
+        """Some output can be read: a bounded piece of it."""
+        try:
+            piece = os.read(member.output, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            os.close(member.output)
+            member.body.output = -1
+            return
+        member.log.write(piece)
+        now = time.monotonic()
+        if now - self._window_began > _FLOOD_SECONDS:
+            self._window_began = now
+            for each in (*self.members, *self.departed):
+                each.read_bytes = 0
+        member.read_bytes += len(piece)
+        if member.read_bytes > _FLOOD_BYTES:
+            self._flooded_until = self._window_began + _FLOOD_SECONDS
+
+    def look_again_at(self) -> float | None:
+        """When `look` must be called next, on the monotonic clock; None: only when something happens."""
+        times = [self._kill_at, self._look_at, self._flooded_until, self._note_at]
+        if self._failed_at is not None and self._living():
+            times.append(self._failed_at + FAILED_OTHERS_SECONDS)
+        if self.order.memory_bytes > 0:
+            times.append(self._memory_at)
+        return min((at for at in times if at is not None), default=None)
+
+    def look(self) -> None:
+        """Act on whatever is due."""
+        if self.ended:
+            return
+        now = time.monotonic()
+        if self._flooded_until is not None and now >= self._flooded_until:
+            self._flooded_until = None
+        self._look_at = None
+        if self._note_at is not None and now >= self._note_at:
+            self._note_or_later()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._kill_rest()
+        if self._failed_at is not None and now >= self._failed_at + FAILED_OTHERS_SECONDS and self._living():
+            self._give_up_on_others(now)
+        if self.order.memory_bytes > 0 and now >= self._memory_at:
+            self._check_memory()
+            # To look may take long where there is much memory: never more than a twentieth of the time.
+            self._memory_at = now + max(_MEMORY_SECONDS, _MEMORY_SHARE * (time.monotonic() - now))
+        if not self._living():
+            self._finish(now)
+
+    def _give_up_on_others(self, now: float) -> None:
+        if self._ended_by_us:
+            return
+        self._ended_by_us = {member.number for member in self._living()}
+        self._terminate()
+        self._kill_at = min(self._kill_at or float("inf"), now + _LAST_WORDS_SECONDS)
+
+    def _kill_rest(self) -> None:
+        self.hands.kill_all()
+        self._look_at = time.monotonic() + self.hands.sweep_seconds
+
+    def _check_memory(self) -> None:
+        there = {member.number: member.body for member in (*self.members, *self.departed)}
+        over = self.hands.over_memory(there, self.order.memory_bytes)
+        if over is not None and not self._over_memory:
+            self._over_memory = (
+                f"replica {over[0]}: used {over[1] / 2**20:.0f} MiB, above its limit of "
+                f"{self.order.memory_bytes / 2**20:.0f} MiB: ask for more memory, or use less"
+            )
+        if self._over_memory:
+            self._kill_rest()
+
+    def _finish(self, now: float) -> None:
+        """All replicas have ended: end what they left, then write down how it went."""
+        # Told to stop, and within their grace: each one's end wakes the shim.
+        kill = not (self.told_to_stop and self._kill_at is not None)
+        if not self.hands.is_clear(kill):
+            if kill:
+                self._look_at = now + self.hands.sweep_seconds
+            return
+        self._drain()
+        if self.store_host is not None:
+            proc.kill_all([self.store_host])
+        exits = tuple(Exit(member.number, member.code or 0, member.ended_at) for member in self.members)
+        outcome, detail = judge(
+            exits,
+            {member.number: member.log.tail for member in self.members},
+            self.told_to_stop,
+            frozenset(self._ended_by_us),
+            self._over_memory,
+            self.hands.lacks_memory,
+            frozenset({*self._asked, *self._doubted}),
+        )
+        if self._trouble:
+            outcome, detail = "refused", self._trouble
+        given_up = self._given_up or next(iter(self._doubted.values()), "")
+        if given_up and outcome not in ("succeeded", "stopped"):
+            outcome, detail = "lost", given_up
+        self.ended = ReplicasEnded(time.time(), self.order.job_id, self.order.generation, outcome, exits, detail)
+
+    def _drain(self) -> None:
+        for member in (*self.members, *self.departed):
+            self._read_out(member, 1024)
+            if member.output >= 0:
+                os.close(member.output)
+                member.body.output = -1
+        for log in self._logs.values():
+            log.close()
+
+    def _read_out(self, member: Member, pieces: int) -> None:
+        """At most so many pieces of what there is to be read; the file stays open, even at its end."""
+        for _ in range(pieces):
+            if member.output < 0:
+                return
+            try:
+                piece = os.read(member.output, _READ_BYTES)
+            except OSError:
+                return
+            if not piece:
+                return
+            member.log.write(piece)

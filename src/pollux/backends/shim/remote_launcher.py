@@ -1,0 +1,449 @@
+"""A shim's hands on other machines: it tells the hosts of nodes what to start and to end, and hears what became of it.
+
+Nothing waits: connections are made, lost and made again beside the shim's loop. A node that is silent for too long is
+lost, and so is all that ran there for this job.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import os
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pollux.backends.process.fork_replica import ReplicaStart
+from pollux.backends.process.launcher import Body
+from pollux.backends.process.replica_env import node_of
+from pollux.backends.shim.generation import Fleet
+from pollux.backends.transport import channel as channel_module
+from pollux.backends.transport.channel import Channel, Line, clock
+from pollux.core.errors import BackendFailed
+
+__all__ = ["FarAnswer", "FarExit", "FarHands", "FarLoss", "FarNotice"]
+
+_PING_SECONDS = 1.0
+_RETRY_SECONDS = 0.25
+_CONNECT_SECONDS = 5.0
+# How long a node that was given up is listened for, to count it where that was too early.
+_GHOST_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class FarExit:
+    """A replica has ended; `asked`: it was told to while it ran."""
+
+    body: Body
+    code: int
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FarLoss:
+    """These are gone with their node, or are as good as gone; `silent`: it did not answer."""
+
+    bodies: tuple[Body, ...]
+    node: str
+    why: str
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FarNotice:
+    """Its engine takes this node back: what runs there has been told to end, and has little time."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FarAnswer:
+    """Its engine has this node as gone, and it answers: what runs there goes on, and is to leave."""
+
+    node: str
+    why: str
+
+
+@dataclass(slots=True)
+class _Place:
+    body: Body
+    sink: Callable[[bytes], None]
+    code: int | None = None
+
+
+@dataclass(slots=True)
+class _Link:
+    """All there is with one node: a session with a keeper there, over one connection after another."""
+
+    node: str
+    address: tuple[str, int]
+    session: str
+    channel: Channel = field(default_factory=Channel)
+    places: dict[str, _Place] = field(default_factory=dict)
+    heard_at: float = field(default_factory=clock)
+    peer: socket.socket | None = None
+    line: Line | None = None
+    stage: str = "away"
+    events: int = 0
+    retry_at: float = 0.0
+    give_up_at: float = 0.0
+    ping_at: float = 0.0
+    attached: bool = False
+    lost: bool = False
+    until: float = 0.0
+    trouble: str = ""
+    clear: int = 0
+    is_clear: bool = True
+    # What its engine said of its end; whether it has answered since.
+    gone: str = ""
+    answers: bool = False
+
+    @property
+    def has_living(self) -> bool:
+        """Whether something may run there."""
+        return any(place.code is None for place in self.places.values())
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether something may run there, or it is asked whether something is left."""
+        return self.has_living or self.clear > 0
+
+
+class FarHands:
+    """Replicas of one job on many nodes; `told` is what happened since it was last taken.
+
+    `selector` is the shim's, whose loop calls what is registered there, and `look` by the time `due`.
+    """
+
+    sweep_seconds = 1.0
+
+    def __init__(self, fleet: Fleet, selector: selectors.BaseSelector) -> None:
+        self.told: list[FarExit | FarLoss | FarNotice | FarAnswer] = []
+        self.false_alarms: list[str] = []
+        self.session = secrets.token_hex(8)
+        self._fleet = fleet
+        self._selector = selector
+        self._links: dict[str, _Link] = {}
+        self._ghosts: list[_Link] = []
+        self._count = 0
+        self._lacks_memory = False
+        self._over_memory: dict[str, float] = {}
+
+    def learn(self, fleet: Fleet) -> None:
+        """Where hosts listen now."""
+        self._fleet = fleet
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether a node's kernel has ended processes for lack of memory."""
+        return self._lacks_memory
+
+    # What a generation asks for
+
+    def start(self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]) -> Body:
+        """Have the node's keeper fork it; on a node that nobody knows it is lost at once."""
+        node = node_of(place)
+        self._count += 1
+        body = Body(key=str(self._count), node=node, up=False)
+        if node not in self._fleet.nodes:
+            # The name of a place that could not be had says so itself, as in `gone:NODE`.
+            why = f"node '{node.removeprefix('gone:')}' is gone"
+            sink(f"pollux: {why}\n".encode())
+            self.told.append(FarLoss((body,), node, why))
+            return body
+        link = self._link(node)
+        link.places[body.key] = _Place(body, sink)
+        link.is_clear = False
+        link.channel.send(
+            op="start",
+            k=body.key,
+            argv=list(start.argv),
+            workdir=start.workdir,
+            environ=dict(start.environ),
+            cores=list(start.cores),
+            path_was_set=start.path_was_set,
+            memory=memory_bytes,
+            now=time.time(),
+        )
+        return body
+
+    def _link(self, node: str) -> _Link:
+        link = self._links.get(node)
+        address = self._fleet.nodes[node]
+        if link is not None and link.address != address and not link.has_living:
+            # A new host: the session with the old one is over.
+            self._leave(link)
+            link = None
+        if link is None:
+            self._count += 1
+            link = self._links[node] = _Link(node, address, f"{self.session}-{self._count}")
+            self._connect(link)
+        return link
+
+    def _tell(self, body: Body, op: str, **more: Any) -> bool:
+        link = self._links.get(body.node)
+        place = None if link is None else link.places.get(body.key)
+        if link is None or place is None:
+            return False
+        link.channel.send(op=op, k=body.key, **more)
+        return place.code is None
+
+    def terminate(self, body: Body, alone: bool) -> bool:
+        """SIGTERM, there; whether it ran, as far as is known: its end tells more."""
+        return self._tell(body, "terminate", alone=alone)
+
+    def kill(self, body: Body) -> None:
+        """SIGKILL, there."""
+        self._tell(body, "kill")
+
+    def sweep(self, body: Body) -> None:
+        """End what it left there."""
+        self._tell(body, "sweep")
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything on every node."""
+        for link in self._links.values():
+            if not link.is_clear:
+                link.channel.send(op="kill_all")
+
+    def is_clear(self, kill: bool) -> bool:
+        """Whether every node has said that nothing is left; it is asked of them where not."""
+        for link in self._links.values():
+            wanted = 2 if kill else 1
+            if not link.is_clear and link.clear != wanted:
+                link.clear = wanted
+                link.channel.send(op="clear", n=wanted, kill=kill)
+        return all(link.is_clear for link in self._links.values())
+
+    def over_memory(self, bodies: Mapping[int, Body], limit: float) -> tuple[int, float] | None:
+        """What nodes have told: they look by themselves."""
+        for number, body in bodies.items():
+            used = self._over_memory.get(body.key)
+            if used is not None:
+                return number, used
+        return None
+
+    # What the shim's loop does
+
+    def due(self) -> float | None:
+        """Seconds until `look` must be called; None: only when something happens."""
+        now = clock()
+        times = [self._due(link, now) for link in (*self._links.values(), *self._ghosts)]
+        return max(0.0, min(times) - now) if times else None
+
+    def _due(self, link: _Link, now: float) -> float:
+        times = [link.retry_at if link.stage == "away" else link.ping_at if link.stage == "open" else link.give_up_at]
+        if link.is_needed and not link.lost:
+            times.append(link.heard_at + self._fleet.lost_seconds)
+        return min(times)
+
+    def look(self) -> None:
+        """Ping, connect again, and give up nodes that are silent."""
+        now = clock()
+        for link in [*self._links.values()]:
+            self._keep_up(link, now)
+            if link.is_needed and now - link.heard_at >= self._fleet.lost_seconds:
+                seconds = f"{now - link.heard_at:.0f} s"
+                why = f"node '{link.node}' is lost: no answer for {seconds}" + (
+                    f" ({link.trouble})" * bool(link.trouble)
+                )
+                self._lose(link, why, silent=True)
+                link.until = now + _GHOST_SECONDS
+                self._ghosts.append(link)
+        for ghost in [*self._ghosts]:
+            self._keep_up(ghost, now)
+            if now >= ghost.until:
+                self._leave(ghost)
+
+    def _keep_up(self, link: _Link, now: float) -> None:
+        if link.stage == "away" and now >= link.retry_at:
+            self._connect(link)
+        elif link.stage == "open" and now >= link.ping_at:
+            link.ping_at = now + min(_PING_SECONDS, self._fleet.lease_seconds / 5)
+            link.channel.send(op="ping")
+        elif link.stage in ("connecting", "hello", "answer") and now >= link.give_up_at:
+            self._broken(link, "no connection")
+        self._watch(link)
+
+    def node_is_gone(self, node: str, why: str) -> None:
+        """The engine says so. What ran there is lost at once where nobody listens any more, and else once it is silent.
+
+        An engine may err, and may say so while it still lets replicas save: one that answers is told as `FarAnswer`.
+        """
+        link = self._links.get(node)
+        if link is not None:
+            link.gone, link.answers, link.ping_at = why, False, clock()
+
+    def _lose(self, link: _Link, why: str, silent: bool = False) -> None:
+        living = tuple(place.body for place in link.places.values() if place.code is None)
+        link.lost = True
+        link.places.clear()
+        if self._links.get(link.node) is link:
+            del self._links[link.node]
+        if living:
+            self.told.append(FarLoss(living, link.node, why, silent))
+
+    def release(self) -> None:
+        """Nothing runs any more: let the nodes know, and go."""
+        for link in [*self._links.values(), *self._ghosts]:
+            if link.stage == "open":
+                link.channel.send(op="end")
+            self._leave(link)
+
+    def _leave(self, link: _Link) -> None:
+        if link in self._ghosts:
+            self._ghosts.remove(link)
+        if self._links.get(link.node) is link:
+            del self._links[link.node]
+        self._disconnect(link)
+
+    def let_go(self) -> None:
+        """In a forked process: its copies of the sockets go."""
+        for link in (*self._links.values(), *self._ghosts):
+            if link.peer is not None:
+                link.peer.close()
+
+    # Connections
+
+    def _connect(self, link: _Link) -> None:
+        now = clock()
+        link.retry_at, link.give_up_at = now + _RETRY_SECONDS, now + _CONNECT_SECONDS
+        try:
+            family = socket.AF_INET6 if ":" in link.address[0] else socket.AF_INET
+            link.peer = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            code = link.peer.connect_ex(link.address)
+        except OSError as error:
+            self._broken(link, error.strerror or "")
+            return
+        if code not in (0, errno.EINPROGRESS):
+            self._unreached(link, code)
+            return
+        link.stage = "connecting"
+        link.events = selectors.EVENT_WRITE
+        self._selector.register(link.peer, link.events, lambda: self._ready(link))
+
+    def _unreached(self, link: _Link, code: int) -> None:
+        """No connection could be made. Where its engine has it as gone and nobody listens there, it is."""
+        if link.gone and code == errno.ECONNREFUSED and not link.lost:
+            self._lose(link, link.gone)
+            self._leave(link)
+        else:
+            self._broken(link, os.strerror(code))
+
+    def _broken(self, link: _Link, why: str) -> None:
+        link.trouble = why or link.trouble
+        self._disconnect(link)
+        link.retry_at = clock() + _RETRY_SECONDS
+
+    def _disconnect(self, link: _Link) -> None:
+        if link.peer is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(link.peer)
+            link.peer.close()
+        link.channel.detach()
+        link.peer, link.line, link.stage, link.events = None, None, "away", 0
+
+    def _ready(self, link: _Link) -> None:
+        if link.peer is None:
+            return
+        try:
+            if link.stage == "connecting":
+                code = link.peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    self._unreached(link, code)
+                    return
+                link.line = Line(link.peer, f"{link.address[0]}:{link.address[1]}")
+                link.stage = "hello"
+            elif link.line is not None:
+                link.line.flush()
+                self._hear(link, link.line)
+        except BackendFailed as error:
+            self._broken(link, str(error))
+            return
+        if link.line is not None and link.line.broken:
+            self._broken(link, "its host closed the connection" if link.stage != "open" else "the connection broke")
+        self._watch(link)
+
+    def _watch(self, link: _Link) -> None:
+        if link.line is None or link.peer is None:
+            return
+        if link.line.broken:
+            self._broken(link, "the connection broke")
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.line.wants_to_write else 0)
+        if wanted != link.events:
+            link.events = wanted
+            self._selector.modify(link.peer, wanted, lambda: self._ready(link))
+
+    def _hear(self, link: _Link, line: Line) -> None:
+        values = line.get()
+        if link.stage == "hello" and values:
+            request = {"session": link.session, "seen": link.channel.seen, "lease": self._fleet.lease_seconds}
+            channel_module.answer(bytes.fromhex(self._fleet.secret), line, values.pop(0), request)
+            link.stage = "answer"
+        if link.stage == "answer" and values:
+            self._greeted(link, line, values.pop(0))
+        if link.stage != "open":
+            return
+        messages = link.channel.take(values)
+        if messages:
+            link.heard_at = clock()
+        for message in messages:
+            self._take(link, message)
+        if any(message["event"] == "pong" for message in messages):
+            link.channel.confirm()
+            if link.gone and not link.answers and link.has_living:
+                link.answers = True
+                self.told.append(FarAnswer(link.node, f"{link.gone}, and it answers: what runs there may save"))
+
+    def _greeted(self, link: _Link, line: Line, said: Mapping[str, Any]) -> None:
+        if link.lost:
+            self.false_alarms.append(f"node '{link.node}' answers again, having been given up")
+        if link.attached and not said["known"] and not link.lost:
+            # The keeper's lease was over, or somebody ended it: what it ran has ended with it.
+            self._lose(link, f"what ran on node '{link.node}' was ended there")
+            self._leave(link)
+            return
+        link.stage, link.attached, link.trouble = "open", True, ""
+        link.heard_at = clock()
+        link.ping_at = link.heard_at
+        link.channel.attach(line, int(said["seen"]))
+        if link.lost:
+            link.channel.send(op="end")
+            self._leave(link)
+
+    def _forget(self, link: _Link, body: Body) -> None:
+        """One that is no part of the job is gone for good: the last one's keeper is not needed."""
+        link.places.pop(body.key, None)
+        if not link.places and not link.clear:
+            link.channel.send(op="end")
+            self._leave(link)
+
+    def _take(self, link: _Link, message: Mapping[str, Any]) -> None:
+        what, place = message["event"], link.places.get(str(message.get("k")))
+        if what == "clear" and int(message["n"]) == link.clear:
+            link.clear, link.is_clear = 0, True
+            link.places.clear()
+        elif what == "leaving":
+            if link.has_living:
+                self.told.append(FarNotice(link.node, f"node '{link.node}' is taken back by its engine"))
+        elif place is None:
+            return
+        elif what == "swept":
+            self._forget(link, place.body)
+        elif what == "started":
+            place.body.pid, place.body.up = int(message["pid"]), True
+        elif what == "output":
+            place.sink(base64.b64decode(message["data"]))
+        elif what == "memory":
+            self._over_memory[place.body.key] = float(message["used"])
+        elif what == "exit":
+            place.code = int(message["code"])
+            self._lacks_memory = self._lacks_memory or bool(message["oom"])
+            self.told.append(FarExit(place.body, place.code, bool(message["asked"])))

@@ -1,0 +1,214 @@
+"""The process that hosts the key-value store where replicas meet, so that no replica has to; and the shim's line to it.
+
+The store of a live job serves all its generations: the shim, which must not load PyTorch's threads, has the host set
+keys and look for others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pollux.backends.process import proc
+
+__all__ = ["PREFIX", "StoreHost", "is_possible", "listen", "start"]
+
+PREFIX = "pollux/live/"
+"""Before every key that the shim and the replicas exchange."""
+
+_SEND_SECONDS = 5.0
+
+
+def is_possible() -> bool:
+    """Whether PyTorch, whose store it is, is installed."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def listen(head: str = "127.0.0.1") -> tuple[int, int]:
+    """A socket at that address that takes connections from now on, as a file number, and its port."""
+    listener = socket.create_server((head, 0), backlog=1024)
+    port = int(listener.getsockname()[1])
+    return listener.detach(), port
+
+
+def start(
+    listener: int, port: int, warm: bool, let_go: Callable[[], None], control: int = -1, head: str = "127.0.0.1"
+) -> int:
+    """Fork the host; replicas may connect at once and are answered when it is up. It ends with its parent.
+
+    `control` is its end of the line to the shim, -1 for none.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        proc.die_with_parent(parent)
+        let_go()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ["OMP_NUM_THREADS"] = "1"
+        if warm:
+            _host(listener, port, control, head)
+        else:
+            kept = [fd for fd in (listener, control) if fd >= 0]
+            for fd in kept:
+                os.set_inheritable(fd, True)
+            words = [*(str(number) for number in (listener, port, control)), head]
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "pollux.backends.shim.store_server", *words])
+    finally:
+        os._exit(1)
+
+
+class StoreHost:
+    """The host of one job's store, as its shim sees it. `pid` None: it has ended, and nothing is set or found."""
+
+    def __init__(self, warm: bool, let_go: Callable[[], None], head: str = "127.0.0.1") -> None:
+        listener, self.port = listen(head)
+        self.head = head
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, listener)
+            ours, theirs = socket.socketpair()
+            stack.callback(theirs.close)
+
+            def alone() -> None:
+                let_go()
+                ours.close()
+
+            try:
+                self.pid: int | None = start(listener, self.port, warm, alone, theirs.fileno(), head)
+            except OSError:
+                ours.close()
+                raise
+        ours.settimeout(_SEND_SECONDS)
+        self.control = ours
+        self._rest = b""
+
+    @property
+    def address(self) -> str:
+        """Where replicas find it."""
+        return f"{self.head}:{self.port}"
+
+    def set(self, key: str, value: Any) -> None:
+        """Write a key; text as it is, anything else as JSON."""
+        self._send(op="set", key=key, value=value if isinstance(value, str) else json.dumps(value))
+
+    def watch(self, name: str, keys: Iterable[str], seconds: float, repeat: bool = False) -> None:
+        """Look for keys every so often, and tell each once, or whenever its value is another; none: look no more."""
+        self._send(op="watch", name=name, keys=list(keys), seconds=seconds, repeat=repeat)
+
+    def _send(self, **message: Any) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(OSError):
+                self.control.sendall(json.dumps(message).encode() + b"\n")
+
+    def found(self) -> list[tuple[str, Any]] | None:
+        """Keys and values that were found since the last time; None once the host is gone."""
+        try:
+            piece = self.control.recv(1 << 16)
+        except TimeoutError:
+            return []
+        except OSError:
+            return None
+        if not piece:
+            return None
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return [(key, _plain(text)) for key, text in map(json.loads, lines)]
+
+    def close(self) -> None:
+        """End it."""
+        self.control.close()
+        if self.pid is not None:
+            proc.kill_all([self.pid])
+            self.pid = None
+
+
+def _plain(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@dataclass(slots=True)
+class _Watch:
+    keys: list[str]
+    seconds: float
+    repeat: bool
+    at: float = 0.0
+    last: dict[str, bytes] = field(default_factory=dict)
+
+
+class _Watcher:
+    """The host's side of the line: sets keys, and polls the store only while something is watched for."""
+
+    def __init__(self, store: Any, control: socket.socket) -> None:
+        self._store = store
+        self._control = control
+        self._watches: dict[str, _Watch] = {}
+
+    def run(self) -> None:
+        rest = b""
+        while True:
+            due = min((watch.at for watch in self._watches.values()), default=None)
+            wait = None if due is None else max(0.0, due - time.monotonic())
+            if select.select([self._control], [], [], wait)[0]:
+                piece = self._control.recv(1 << 16)
+                if not piece:
+                    return
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+            now = time.monotonic()
+            for name, watch in [*self._watches.items()]:
+                if watch.at <= now:
+                    watch.at = now + watch.seconds
+                    self._look(watch)
+                    if not watch.keys:
+                        del self._watches[name]
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if message["op"] == "set":
+            self._store.set(PREFIX + message["key"], message["value"])
+        elif message["op"] == "watch":
+            self._watches.pop(message["name"], None)
+            if message["keys"]:
+                self._watches[message["name"]] = _Watch(message["keys"], message["seconds"], message["repeat"])
+
+    def _look(self, watch: _Watch) -> None:
+        for key in [*watch.keys]:
+            if not self._store.check([PREFIX + key]):
+                continue
+            value = self._store.get(PREFIX + key)
+            if watch.last.get(key) == value:
+                continue
+            watch.last[key] = value
+            self._control.sendall(json.dumps([key, value.decode(errors="replace")]).encode() + b"\n")
+            if not watch.repeat:
+                watch.keys.remove(key)
+
+
+def _host(listener: int, port: int, control: int, head: str) -> None:
+    import torch.distributed as dist
+
+    store = dist.TCPStore(head, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+    if control >= 0:
+        _Watcher(store, socket.socket(fileno=control)).run()
+    while control < 0 and store is not None:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    _host(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

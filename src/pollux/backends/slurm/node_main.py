@@ -1,0 +1,263 @@
+"""What a pilot's step runs on a node: it says what the node has, keeps the host running, and notes a coming end.
+
+Started by the batch script in `script`; the host itself, which runs replicas, is in `daemon`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pollux.backends.process.devices import check_lent, find_devices
+from pollux.backends.process.network import meeting_variables
+from pollux.core.errors import BackendFailed
+
+__all__ = ["CLOSED", "Where", "address_towards", "facts_of", "main", "without_slurm"]
+
+_LOOK_SECONDS = 5.0
+_LAST_LOOKS_SECONDS = 0.2
+_END_SECONDS = 10.0
+_CLOSED_SECONDS = 60.0
+_OF_THE_STEP = ("SLURM_", "SRUN_", "SBATCH_", "PMI_", "PMI2_", "PMIX_")
+_KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTER_NAME"})
+
+CLOSED = "closed"
+"""How the pulse begins once the service has gone down."""
+
+_EVERYWHERE = "0.0.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a node's host listens: an address, and the port where one is fixed. Replicas `meet` at another.
+
+    `reached`: by what the service reaches it, where it does not read that from the host; empty where it does.
+    """
+
+    listen: str
+    meet: str
+    reached: str = ""
+
+
+def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any]:
+    """What this node lends, from Slurm's variables and the driver; BackendFailed where the two do not agree.
+
+    `gpus` is how many were asked for on the node, `slots` how many CPU slots instead, 0 for none.
+    """
+    facts: dict[str, Any] = {"places": slots or gpus, "gpus": [], "gpu_type": "cpu" if slots else ""}
+    cpus = environ.get("SLURM_CPUS_ON_NODE", "")
+    facts["cpus"] = float(cpus) if cpus.isdigit() else float(len(os.sched_getaffinity(0)))
+    memory = environ.get("SLURM_MEM_PER_NODE", "")
+    facts["memory_bytes"] = float(memory) * 2**20 if memory.isdigit() and int(memory) else 0.0
+    if slots:
+        return facts
+    listed = environ.get("CUDA_VISIBLE_DEVICES", "")
+    words = [word.strip() for word in listed.split(",") if word.strip()]
+    if not all(word.isdigit() for word in words):
+        raise BackendFailed(f"Slurm gave the GPUs '{listed}', by names and not by numbers (MIG?): those cannot be used")
+    if len(words) < gpus:
+        raise BackendFailed(f"{gpus} GPUs were asked for, and Slurm gave '{listed}': check the node's gres.conf")
+    facts["gpus"] = [int(word) for word in words[:gpus]]
+    found = find_devices(None, {})
+    doubt = check_lent(found, facts["gpus"], "Slurm", "have an administrator look at it")
+    if doubt:
+        print(f"warning: {doubt}", flush=True)
+    if not found.is_cpu:
+        facts["gpu_type"] = found.node.gpu_type
+    return facts
+
+
+def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for replicas: with Slurm's variables, frameworks would take them for the tasks of its step."""
+    return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OF_THE_STEP)}
+
+
+def address_towards(head: str) -> str:
+    """The address of this machine on the way to `head`: there it can be reached by it."""
+    family = socket.AF_INET6 if ":" in head else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((head, 9))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise BackendFailed(
+            f"the service's machine '{head}' has no address seen from here ({error.strerror}); give head=ADDRESS"
+        ) from None
+
+
+class _Node:
+    """The host of this node as a child, and what is noted of it in the pool's folder."""
+
+    def __init__(self, folder: Path, pilot: str, name: str) -> None:
+        self._folder = folder
+        self._pilot = pilot
+        self.name = name
+        self.is_taken_back = False
+
+    def identity(self) -> str:
+        """The node's name; with the pilot's where another pilot has this node, too."""
+        names = self._folder / "names"
+        names.mkdir(parents=True, exist_ok=True)
+        try:
+            with (names / self.name).open("x") as file:
+                file.write(self._pilot)
+        except FileExistsError:
+            with contextlib.suppress(OSError):
+                if (names / self.name).read_text().strip() != self._pilot:
+                    return f"{self.name}.{self._pilot.replace('_', '-')}"
+        return self.name
+
+    def forget(self) -> None:
+        """The name is free for the next pilot on this node."""
+        name = self._folder / "names" / self.name
+        with contextlib.suppress(OSError):
+            if name.read_text().strip() == self._pilot:
+                name.unlink()
+
+    def note(self, what: str, text: str) -> None:
+        """A file about this node, whole or not at all."""
+        path = self._path(what)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.replace(path)
+
+    def leaving(self, number: int, _: object) -> None:
+        """Slurm announced the end: say so, and go on until it comes, or until work there has saved and ended."""
+        self.is_taken_back = self.is_taken_back or number == signal.SIGTERM
+        with contextlib.suppress(OSError):
+            self._path("leaving").write_text(signal.Signals(number).name)
+
+    def start(self, facts: Mapping[str, Any], where: Where, warm: bool) -> subprocess.Popen[bytes]:
+        """The host, `warm` with everything imported; it ends with us, since it holds the other end of its input."""
+        words = [sys.executable, "-m", "pollux.backends.node_daemon.daemon", "--node", self.identity()]
+        words += ["--places", str(facts["places"]), "--listen", where.listen, "--with-parent", "--patient"]
+        words += ["--announce", str(self._path("json"))]
+        words += ["--secret-file", str(self._folder / "secret")]
+        if facts["gpus"]:
+            words += ["--gpus", ",".join(map(str, facts["gpus"]))]
+        if not warm:
+            words.append("--cold")
+        self.note("facts", json.dumps({**facts, "address": where.reached}))
+        environ = without_slurm(os.environ)
+        environ |= meeting_variables(where.meet, environ)
+        return subprocess.Popen(words, stdin=subprocess.PIPE, env=environ)
+
+    def pulse(self) -> str:
+        """What the service writes anew all the time while it is there; empty where it cannot be read."""
+        with contextlib.suppress(OSError):
+            return (self._folder / "pulse").read_text()
+        return ""
+
+    def _path(self, what: str) -> Path:
+        return self._folder / "pilots" / f"{self._pilot}.{self.name}.{what}"
+
+
+def _where(head: str, ports: str, name: str) -> Where:
+    """On the way to `head`; where `ports` fixes the port, the service comes by the address that Slurm has instead.
+
+    The two differ on nodes with several networks, and a name need not mean the same here: then on all of them. Who
+    does not know the secret is turned away on each.
+    """
+    meet = address_towards(head)
+    for word in ports.split(","):
+        known, _, port = word.rpartition(":")
+        node, _, address = known.partition("=")
+        if word and node == name:
+            reached = address or node
+            listen = meet if reached == meet or ":" in meet else _EVERYWHERE
+            return Where(f"[{listen}]:{port}" if ":" in listen else f"{listen}:{port}", meet, reached)
+    return Where(meet, meet)
+
+
+def _has_work(pid: int) -> bool:
+    """Whether the host runs replicas: it has no other children."""
+    try:
+        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().strip())
+    except OSError:
+        return True
+
+
+def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> int:
+    """Wait for the host's end; or end it where it has no work, and was told to go or no service came for long."""
+    pulse, seen = node.pulse(), time.monotonic()
+    patience = orphan_seconds
+    while True:
+        try:
+            return _wait(node, host)
+        except subprocess.TimeoutExpired:
+            if node.is_taken_back:
+                if not _has_work(host.pid):
+                    return _end(host)
+                continue
+            now = node.pulse()
+            if now != pulse or _has_work(host.pid):
+                pulse, seen = now, time.monotonic()
+            # A service that went down properly is not waited for as long as one that may have crashed.
+            patience = min(orphan_seconds, _CLOSED_SECONDS) if now.startswith(CLOSED) else orphan_seconds
+        if time.monotonic() - seen > patience:
+            print(f"no work, and no service for {patience:g} s: this node is given back", flush=True)
+            return _end(host)
+
+
+def _wait(node: _Node, host: subprocess.Popen[bytes]) -> int:
+    """The host's exit code; TimeoutExpired when it is time to look around, which is soon once the end is near."""
+    until = time.monotonic() + _LOOK_SECONDS
+    while not node.is_taken_back and time.monotonic() < until - _LAST_LOOKS_SECONDS:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return host.wait(_LAST_LOOKS_SECONDS)
+    return host.wait(_LAST_LOOKS_SECONDS)
+
+
+def _end(host: subprocess.Popen[bytes]) -> int:
+    assert host.stdin is not None
+    host.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        host.wait(_END_SECONDS)
+    host.kill()
+    host.wait()
+    return 0
+
+
+def main() -> int:
+    """Run the host of this node; the exit code."""
+    parser = argparse.ArgumentParser(description="The host of a node lent by Slurm.")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--pilot", required=True)
+    parser.add_argument("--head", required=True)
+    parser.add_argument("--gpus-per-node", type=int, default=0)
+    parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--orphan-seconds", type=float, default=900.0)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument(
+        "--ports", default="", help="node=address:port of hosts, as in node1=10.0.0.1:20001,node2:20002"
+    )
+    given = parser.parse_args()
+    node = _Node(given.folder, given.pilot, os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0])
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, node.leaving)
+    try:
+        facts = facts_of(os.environ, given.gpus_per_node, given.slots)
+        host = node.start(facts, _where(given.head, given.ports, node.name), not given.cold)
+    except BackendFailed as error:
+        node.note("problem", str(error))
+        print(f"error: {error}", flush=True)
+        return BackendFailed.exit_code
+    try:
+        return _keep(node, host, given.orphan_seconds)
+    finally:
+        node.forget()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

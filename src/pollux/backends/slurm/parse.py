@@ -1,0 +1,353 @@
+"""What Slurm's commands print, read strictly: lists of nodes, times, rows of squeue and sinfo. Nothing is run here."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pollux.core.errors import BackendFailed
+
+__all__ = [
+    "ALL_NODES_FORMAT",
+    "JOB_STATES",
+    "NODE_STATES",
+    "NOT_RESPONDING",
+    "SINFO_FORMAT",
+    "SQUEUE_FORMAT",
+    "NodeRow",
+    "PilotRow",
+    "Stand",
+    "expand_nodes",
+    "fold_nodes",
+    "gres_count",
+    "gres_type",
+    "read_grace",
+    "read_nodes",
+    "read_pilots",
+    "read_seconds",
+    "unknown_states",
+]
+
+SQUEUE_FORMAT = "%i|%T|%L|%l|%N|%k|%r"
+"""Id, state, time left, time limit, nodes, comment, reason: the reason last, since it is the one free text."""
+
+SINFO_FORMAT = "%N|%T|%G|%o|%c|%E"
+"""Node, state, generic resources, address, CPUs, reason."""
+
+ALL_NODES_FORMAT = "NodeList:80|,StateLong:24|,Gres:160|,NodeAddr:160|,CPUs:8|,GresUsed:160|,CPUsState:32|,Reason:120"
+"""The same with what of a node is used, for `sinfo -O`: no letter of `-o` stands for the resources in use."""
+
+Stand = Literal["waiting", "held", "leaving", "gone"]
+"""What a state of Slurm's means for a pilot: it has no nodes yet, has them, is about to lose them, or has none left."""
+
+JOB_STATES: Mapping[str, Stand] = {
+    "BOOT_FAIL": "gone",
+    "CANCELLED": "gone",
+    "COMPLETED": "gone",
+    # From a scancel, a time limit or the end of a preemption's grace on, while KillWait still runs.
+    "COMPLETING": "leaving",
+    "CONFIGURING": "waiting",
+    "DEADLINE": "gone",
+    "EXPEDITING": "waiting",
+    "FAILED": "gone",
+    "LAUNCH_FAILED": "leaving",
+    # Said of a node that Slurm does not reach, or that somebody set to DOWN: what ran there may run on.
+    "NODE_FAIL": "gone",
+    "OUT_OF_MEMORY": "gone",
+    "PENDING": "waiting",
+    "POWER_UP_NODE": "waiting",
+    "PREEMPTED": "gone",
+    "RECONFIG_FAIL": "leaving",
+    "REQUEUED": "waiting",
+    "REQUEUE_FED": "waiting",
+    "REQUEUE_HOLD": "waiting",
+    "RESIZING": "held",
+    "RESV_DEL_HOLD": "waiting",
+    "REVOKED": "gone",
+    "RUNNING": "held",
+    # While a signal is on its way, be it the notice of a preemption: milliseconds, or as long as a slurmd is slow.
+    "SIGNALING": "held",
+    "SPECIAL_EXIT": "waiting",
+    "STAGE_OUT": "leaving",
+    "STOPPED": "leaving",
+    "SUSPENDED": "leaving",
+    "TIMEOUT": "gone",
+    # A flag beside any state: it says nothing of the processes.
+    "UPDATE_DB": "held",
+}
+"""Every state that squeue prints, base states and flags, of Slurm 20.11 to 25.11; any other one is `leaving`.
+
+`gone` is Slurm's word alone. Whether a host has ended is seen by whoever has a connection to it (`remote_launcher`).
+"""
+
+NODE_STATES: Mapping[str, Stand] = {
+    **dict.fromkeys(
+        (
+            "alloc", "allocated", "blocked", "comp", "completing", "idle", "mix", "mixed", "planned", "plnd",
+            "reserved", "resv", "unk", "unknown",
+        ),
+        "held",
+    ),
+    **dict.fromkeys(
+        (
+            "cancel_reboot", "down", "drain", "drained", "draining", "drng", "error", "fail", "failg", "failing",
+            "future", "futr", "inval", "maint", "no_respond", "npc", "perfctrs", "pow_dn", "pow_up", "power_down",
+            "power_up", "powered_down", "powering_down", "powering_up", "reboot", "reboot_issued", "reboot_requested",
+        ),
+        "leaving",
+    ),
+}  # fmt: skip
+"""Every state that sinfo prints of a node, without its flags; any other one is `leaving`.
+
+None is `gone`: Slurm has a node as down that it does not reach, while its host may answer us and save.
+"""
+
+NOT_RESPONDING = "*"
+"""What Slurm appends to the state of a node that does not answer it."""
+
+_STATE = re.compile(r"[A-Z][A-Z0-9_]*")
+_SETTING = re.compile(r"(\w+)=(\S*)")
+_NODE_STATE = re.compile(r"[a-z][a-z_+]*")
+_JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?")
+_LEFT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):)?(?P<seconds>\d+)")
+_UNLIMITED = frozenset({"UNLIMITED", "NOT_SET", "INVALID", "N/A", "Partition_Limit", ""})
+_NODE_WORD = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+")
+_NODE_LIST = re.compile(rf"{_NODE_WORD.pattern}(?:,{_NODE_WORD.pattern})*")
+_BRACKET = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MOST_NODES = 100_000
+# What Slurm appends to a node's state: not responding, powering up or down, reserved, planned and the like.
+_FLAGS = "*~#!%$@^-+"
+
+
+@dataclass(frozen=True, slots=True)
+class PilotRow:
+    """One job of ours in the queue. `seconds_left`, `limit_seconds`: None where there is no limit, or none yet."""
+
+    id: str
+    state: str
+    seconds_left: float | None
+    limit_seconds: float | None
+    nodes: tuple[str, ...]
+    comment: str
+    reason: str
+
+    @property
+    def stand(self) -> Stand:
+        """What its state means, see `JOB_STATES`; what has no nodes, and has not ended, waits for some."""
+        stand = JOB_STATES.get(self.state, "leaving")
+        return stand if self.nodes or stand == "gone" else "waiting"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it was not granted anything yet."""
+        return self.stand == "waiting"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its nodes are its own, and its processes run."""
+        return self.stand == "held"
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether its processes may run: it is held, or leaves."""
+        return self.stand in ("held", "leaving")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it holds nothing any more, as Slurm has it."""
+        return self.stand == "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node as Slurm sees it; `stand` is `held` or `leaving` (nothing new, ends soon); `reason` for people.
+
+    `used` (as `gres`) and `idle_cpus` are what others have taken and left; empty and None where that was not asked.
+    """
+
+    name: str
+    state: str
+    stand: Stand
+    gres: str
+    reason: str
+    address: str = ""
+    cpus: float = 0.0
+    used: str = ""
+    idle_cpus: float | None = None
+
+
+def read_pilots(text: str) -> tuple[list[PilotRow], list[str]]:
+    """The rows of `squeue -h -r -o SQUEUE_FORMAT`, and the lines that are none."""
+    rows: list[PilotRow] = []
+    odd: list[str] = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        row = _pilot(line)
+        if row is None:
+            odd.append(line)
+        else:
+            rows.append(row)
+    return rows, odd
+
+
+def _pilot(line: str) -> PilotRow | None:
+    fields = line.split("|", 6)
+    if len(fields) != 7:
+        return None
+    job_id, state, left, limit, nodes, comment, reason = (field.strip() for field in fields)
+    if not _JOB_ID.fullmatch(job_id) or not _STATE.fullmatch(state):
+        return None
+    try:
+        seconds, most, names = read_seconds(left), read_seconds(limit), expand_nodes(nodes)
+    except BackendFailed:
+        return None
+    comment = "" if comment == "(null)" else comment
+    return PilotRow(job_id, state, seconds, most, names, comment, "" if reason == "None" else reason)
+
+
+def read_nodes(text: str, with_use: bool = False) -> tuple[dict[str, NodeRow], list[str]]:
+    """The rows of `sinfo -h -N -o SINFO_FORMAT` by node, and the lines that are none; a node may be there twice.
+
+    `with_use`: those of `sinfo -h -N -O ALL_NODES_FORMAT`.
+    """
+    rows: dict[str, NodeRow] = {}
+    odd: list[str] = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|", 7 if with_use else 5)]
+        if not line.strip():
+            continue
+        used, idle = (fields.pop(5), _idle_cpus(fields.pop(5))) if with_use and len(fields) == 8 else ("", None)
+        whole = len(fields) == 6 and _NAME.fullmatch(fields[0]) and fields[4].isdigit()
+        whole = whole and (idle is not None) is with_use
+        if not whole or not _NODE_STATE.fullmatch(_plain(fields[1])):
+            odd.append(line)
+            continue
+        name, state, gres, address, cpus, reason = fields
+        why = "" if reason == "none" else reason
+        stand = NODE_STATES.get(_plain(state), "leaving")
+        rows[name] = NodeRow(name, state, stand, gres, why, address, float(cpus), used, idle)
+    return rows, odd
+
+
+def _idle_cpus(text: str) -> float | None:
+    """Of `allocated/idle/other/total`; None for what is none."""
+    found = re.fullmatch(r"\d+/(\d+)/\d+/\d+", text)
+    return float(found.group(1)) if found else None
+
+
+def _plain(state: str) -> str:
+    """A node's state without its flags. One that does not answer Slurm may answer us: our heartbeat is the faster."""
+    return state.rstrip(_FLAGS).lower()
+
+
+def unknown_states(pilots: Iterable[PilotRow], nodes: Iterable[NodeRow]) -> list[str]:
+    """States of theirs that no table here has, as a newer Slurm may print."""
+    found = {row.state for row in pilots if row.state not in JOB_STATES}
+    return sorted(found | {row.state for row in nodes if _plain(row.state) not in NODE_STATES})
+
+
+def read_grace(config: str, partitions: str, partition: str) -> float | None:
+    """Seconds between SIGTERM and SIGKILL on that partition (several: a comma between them), empty for the default one.
+
+    From `scontrol show config` and `scontrol -o show partition`: KillWait, and where partitions are preempted their
+    GraceTime before it. None where it is not said.
+    """
+    kill_wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
+    if kill_wait is None:
+        return None
+    # With other plug-ins the grace is that of a QOS, or nobody is preempted.
+    is_preempted = re.search(r"^PreemptType\s*=\s*preempt/partition_prio", config, re.MULTILINE) is not None
+    rows = [dict(_SETTING.findall(line)) for line in partitions.splitlines()]
+    names = set(partition.split(",")) if partition else set()
+    ours = [row for row in rows if (row.get("PartitionName") in names if names else row.get("Default") == "YES")]
+    graces = [int(row["GraceTime"]) for row in ours if row.get("GraceTime", "").isdigit()]
+    return float(kill_wait.group(1)) + (min(graces, default=0) if is_preempted else 0)
+
+
+def read_seconds(text: str) -> float | None:
+    """A time as Slurm writes it, `[[days-]hours:]minutes:seconds`; None where there is no limit."""
+    if text in _UNLIMITED:
+        return None
+    found = _LEFT.fullmatch(text)
+    if found is None:
+        raise BackendFailed(f"Slurm wrote the time '{text}', which is none; is the format of its commands changed?")
+    parts = {name: int(value or 0) for name, value in found.groupdict().items()}
+    return float(((parts["days"] * 24 + parts["hours"]) * 60 + parts["minutes"]) * 60 + parts["seconds"])
+
+
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """`gpu[1-3,07],login` in full, in order; BackendFailed for what is no list of nodes."""
+    if not text or text in ("(null)", "None"):
+        return ()
+    found: list[str] = []
+    if not _NODE_LIST.fullmatch(text):
+        raise BackendFailed(f"Slurm wrote '{text[:200]}', which is no list of nodes")
+    for word in _NODE_WORD.findall(text):
+        pieces = _BRACKET.split(word)
+        fixed, ranges = pieces[0::2], [_numbers(inner, text) for inner in pieces[1::2]]
+        for chosen in itertools.product(*ranges):
+            found.append("".join(itertools.chain(*itertools.zip_longest(fixed, chosen, fillvalue=""))))
+        if len(found) > _MOST_NODES:
+            raise BackendFailed(f"Slurm wrote a list of more than {_MOST_NODES} nodes: '{text[:80]}'")
+    if any(not _NAME.fullmatch(name) for name in found):
+        raise BackendFailed(f"Slurm wrote '{text[:200]}', which is no list of nodes")
+    return tuple(found)
+
+
+def _numbers(inner: str, text: str) -> list[str]:
+    numbers: list[str] = []
+    for part in inner.split(","):
+        found = _RANGE.fullmatch(part.strip())
+        if found is None:
+            raise BackendFailed(f"Slurm wrote '{text[:200]}', which is no list of nodes")
+        first, last = found.group(1), found.group(2) or found.group(1)
+        if int(last) - int(first) >= _MOST_NODES:
+            raise BackendFailed(f"Slurm wrote a list of more than {_MOST_NODES} nodes: '{text[:80]}'")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def fold_nodes(names: Iterable[str]) -> str:
+    """The names as one list for a command line, numbers at the end folded into ranges."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    for name in sorted(set(names)):
+        found = re.fullmatch(r"(.*?)([0-9]+)", name)
+        if found is None:
+            plain.append(name)
+        else:
+            groups.setdefault((found.group(1), len(found.group(2))), []).append(int(found.group(2)))
+    for (prefix, width), numbers in groups.items():
+        inner = _ranges(sorted(numbers), width)
+        plain.append(f"{prefix}[{inner}]" if len(numbers) > 1 else f"{prefix}{inner}")
+    return ",".join(plain)
+
+
+def _ranges(numbers: list[int], width: int) -> str:
+    parts: list[str] = []
+    for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        ends = [str(run[0]).zfill(width)] if len(run) == 1 else [str(run[0]).zfill(width), str(run[-1]).zfill(width)]
+        parts.append("-".join(ends))
+    return ",".join(parts)
+
+
+def gres_type(gres: str) -> str:
+    """The type of the GPUs in `gpu:a100:4(S:0-1),...`; empty where none is named."""
+    found = re.search(r"(?:^|,)gpu:([A-Za-z][^:,(]*):\d+", gres)
+    return found.group(1) if found else ""
+
+
+def gres_count(gres: str, kind: str = "") -> int:
+    """How many GPUs `gpu:a100:4(S:0-1)` has, of that type, or over all types; 0 for none.
+
+    Where no type is named newer ones write `gpu:(null):4`.
+    """
+    counts = re.findall(r"(?:^|,)gpu(?::([A-Za-z][^:,(]*)|:\(null\))?:(\d+)", gres)
+    return sum(int(count) for name, count in counts if not kind or name == kind)

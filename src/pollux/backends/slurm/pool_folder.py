@@ -1,0 +1,201 @@
+"""The pool's folder, which service and nodes share: secret, pulse, what nodes wrote of themselves, pilots' logs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pollux.backends.slurm.parse import NodeRow, PilotRow
+from pollux.backends.slurm.pool_plan import Note
+from pollux.core.errors import BackendFailed, InvalidInput
+
+__all__ = ["PoolFolder"]
+
+_KEPT_LOGS = 100
+_ODD_SIGNS = frozenset("%\\\n\"'$`")
+
+
+class PoolFolder:
+    """Files below `path`. Nodes write `pilots/<pilot>.<node>.<what>`; a node `-` stands for the whole pilot."""
+
+    def __init__(self, path: Path) -> None:
+        if any(sign in str(path) for sign in _ODD_SIGNS) or len(str(path)) > 900:
+            raise InvalidInput(f"the folder '{path}' cannot be named in a batch script: choose a home of plain letters")
+        self.path = path
+        self.pilots = path / "pilots"
+        self._notes: dict[tuple[str, str], Note] = {}
+        self._whole: set[tuple[str, str]] = set()
+        self._beats = 0
+
+    def prepare(self, secret: bytes) -> None:
+        """Make it, for its owner only, with the secret that hosts are to know."""
+        try:
+            for folder in (self.path, self.pilots, self.path / "names"):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._put("secret", secret.hex() + "\n")
+        except OSError as error:
+            raise BackendFailed(f"cannot write {self.path}: {error.strerror}; check its rights and space") from None
+
+    def beat(self, word: str = "") -> None:
+        """Show the nodes that the service is there; `word` says that it goes."""
+        self._beats += 1
+        self._put("pulse", f"{word or 'here'} {os.getpid()} {self._beats}\n")
+
+    def _put(self, name: str, text: str) -> None:
+        fresh = self.path / f".{name}.{os.getpid()}"
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+        fresh.replace(self.path / name)
+
+    # What nodes said
+
+    def notes(self) -> tuple[Mapping[tuple[str, str], Note], list[str]]:
+        """By pilot and node, with what could not be read. One look at the folder; files are read once."""
+        odd: list[str] = []
+        for pilot, node, what, path in self._files():
+            key = (pilot, node)
+            known = self._notes.get(key, Note())
+            if what == "leaving" and not known.is_leaving:
+                self._notes[key] = _with(known, is_leaving=True)
+            elif what == "problem" and not known.problem:
+                with contextlib.suppress(OSError):
+                    self._notes[key] = _with(known, problem=path.read_text(errors="replace").strip()[:500] or "?")
+            elif what == "json" and key not in self._whole:
+                self._announced(key, known, path, odd)
+        return self._notes, odd
+
+    def _files(self) -> list[tuple[str, str, str, Path]]:
+        try:
+            names = os.listdir(self.pilots)
+        except OSError as error:
+            raise BackendFailed(f"cannot look into {self.pilots}: {error.strerror}; check its rights") from None
+        found = []
+        for name in names:
+            pilot, dot, rest = name.partition(".")
+            node, last, what = rest.rpartition(".")
+            if pilot and dot and last:
+                found.append((pilot, node, what, self.pilots / name))
+        return found
+
+    def _announced(self, key: tuple[str, str], known: Note, path: Path, odd: list[str]) -> None:
+        try:
+            host = json.loads(path.read_text())
+            facts = json.loads(path.with_suffix(".facts").read_text())
+            note = _note(host, facts)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+            odd.append(f"{path} cannot be used: {error!r}")
+            return
+        self._whole.add(key)
+        self._notes[key] = _with(note, problem=known.problem, is_leaving=known.is_leaving)
+
+    # Pilots
+
+    def last_words(self, pilot: str) -> str:
+        """The last line of a pilot's log; empty for none."""
+        try:
+            with (self.pilots / f"{pilot}.log").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+                lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        except OSError:
+            return ""
+        return lines[-1][:300] if lines else ""
+
+    def remember(self, rows: Iterable[PilotRow], states: Mapping[str, NodeRow]) -> None:
+        """Keep which pilots run and what their nodes have, for a service that starts when Slurm does not answer."""
+        running = [row for row in rows if row.has_nodes]
+        there = [states[name] for row in running for name in row.nodes if name in states]
+        kept = {
+            "pilots": [[row.id, list(row.nodes), row.comment] for row in running],
+            "nodes": {row.name: [row.gres, row.address, row.cpus] for row in there},
+        }
+        self._put("running.json", json.dumps(kept))
+
+    def remembered(self) -> tuple[list[PilotRow], dict[str, NodeRow]]:
+        """What was kept last, nodes as if they were ours for long; none where that cannot be read."""
+        try:
+            kept = json.loads((self.path / "running.json").read_text())
+            pilots = [
+                PilotRow(str(i), "RUNNING", None, None, tuple(map(str, n)), str(c), "") for i, n, c in kept["pilots"]
+            ]
+            nodes = {
+                str(name): NodeRow(str(name), "unknown", "held", str(gres), "", str(address), float(cpus))
+                for name, (gres, address, cpus) in kept["nodes"].items()
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return [], {}
+        return pilots, nodes
+
+    def known(self) -> dict[str, list[str]]:
+        """The pilots that left anything here, with the nodes that have their name from them."""
+        found: dict[str, list[str]] = {pilot: [] for pilot, _, _, _ in self._files()}
+        for name in (self.path / "names").glob("*"):
+            with contextlib.suppress(OSError):
+                found.setdefault(name.read_text(errors="replace").strip(), []).append(name.name)
+        return found
+
+    def sweep(self, ended: Mapping[str, Iterable[str]]) -> None:
+        """These pilots, with their nodes, have ended: their notes go, their logs stay for a while."""
+        for pilot, nodes in ended.items():
+            self._free_names(pilot, nodes)
+        self._forget(lambda pilot, node: pilot in ended)
+        logs = sorted(self.pilots.glob("*.log"), key=_age)
+        for log in logs[:-_KEPT_LOGS]:
+            log.unlink(missing_ok=True)
+
+    def forget_nodes(self, pilot: str, nodes: Collection[str]) -> None:
+        """A pilot has these nodes no more."""
+        self._free_names(pilot, nodes)
+        self._forget(lambda owner, node: owner == pilot and node in nodes)
+
+    def _free_names(self, pilot: str, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            name = self.path / "names" / node
+            with contextlib.suppress(OSError):
+                if name.read_text().strip() == pilot:
+                    name.unlink()
+
+    def _forget(self, goes: Callable[[str, str], bool]) -> None:
+        for pilot, node, _, path in self._files():
+            if goes(pilot, node):
+                path.unlink(missing_ok=True)
+        for key in [key for key in self._notes if goes(*key)]:
+            del self._notes[key]
+            self._whole.discard(key)
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _with(note: Note, problem: str = "", is_leaving: bool = False) -> Note:
+    return Note(
+        note.id, note.address, note.places, note.gpus, note.gpu_type, note.cpus, note.memory_bytes,
+        problem or note.problem, is_leaving or note.is_leaving,
+    )  # fmt: skip
+
+
+def _note(host: Mapping[str, Any], facts: Mapping[str, Any]) -> Note:
+    """What a host and its node say; ValueError for what cannot be."""
+    note = Note(
+        str(host["node"]),
+        (str(facts.get("address") or host["address"]), int(host["port"])),
+        int(host["places"]),
+        tuple(int(gpu) for gpu in host["gpus"] or ()),
+        str(facts["gpu_type"]),
+        float(facts["cpus"]),
+        float(facts["memory_bytes"]),
+    )
+    if not note.id or not 0 < note.address[1] < 65536 or note.places < 1 or len(note.gpus) not in (0, note.places):
+        raise ValueError(f"node '{note.id}', port {note.address[1]}, {note.places} places, {len(note.gpus)} GPUs")
+    if not (note.cpus >= 0 and note.memory_bytes >= 0):
+        raise ValueError(f"node '{note.id}', {note.cpus} CPUs, {note.memory_bytes} bytes")
+    return note

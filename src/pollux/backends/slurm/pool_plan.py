@@ -1,0 +1,251 @@
+"""What follows from Slurm's books for the pool: nodes to lend, nodes to leave, pilots to ask for or give back. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from pollux.backends.nodes.provider import HostedNode
+from pollux.backends.slurm.parse import NodeRow, PilotRow, gres_type
+from pollux.backends.slurm.script import PilotOptions
+from pollux.core import Node
+
+__all__ = ["ANNOUNCE_SECONDS", "GIVE_UP_SECONDS", "Note", "Picture", "Plan", "look", "plan"]
+
+ANNOUNCE_SECONDS = 90.0
+"""A host that has not announced itself so long after its pilot began is not likely to."""
+
+GIVE_UP_SECONDS = 600.0
+"""After so long one is given back, the first time: preparations of the user's own may take longer."""
+
+_MOST_AT_ONCE = 1000
+_FROZEN = ("SUSPENDED", "STOPPED")
+# A partition may grant less than the margins that were thought of: then a part of what it grants is kept free.
+_LARGEST_MARGIN = 0.9
+_LARGEST_AHEAD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a node of a pilot has said in the shared folder; `id` is empty until its host is up.
+
+    `problem`: why the node cannot be used; `is_leaving`: Slurm told it that its end is near.
+    """
+
+    id: str = ""
+    address: tuple[str, int] = ("", 0)
+    places: int = 0
+    gpus: tuple[int, ...] = ()
+    gpu_type: str = ""
+    cpus: float = 0.0
+    memory_bytes: float = 0.0
+    problem: str = ""
+    is_leaving: bool = False
+
+
+_NOTHING = Note()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The pool at one moment: hosts that are up, those of them to be left (by id, with why), and warnings for people.
+
+    `steady` are the pilots that count for what is wanted; `of` names the pilot of each host. `faulty` are to go, and
+    those of them that are `given_up` since their hosts never came.
+    """
+
+    hosts: tuple[HostedNode, ...] = ()
+    leaving: Mapping[str, str] = field(default_factory=dict)
+    of: Mapping[str, str] = field(default_factory=dict)
+    steady: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    faulty: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
+    bad_nodes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """So many new pilots, and these to be cancelled."""
+
+    submit: int = 0
+    cancel: tuple[str, ...] = ()
+
+
+def look(
+    options: PilotOptions,
+    rows: Collection[PilotRow],
+    states: Mapping[str, NodeRow],
+    notes: Mapping[tuple[str, str], Note],
+    running_seconds: Mapping[str, float],
+    give_up_seconds: float = GIVE_UP_SECONDS,
+) -> Picture:
+    """The pool as the queue, the nodes' states and the nodes' own notes show it.
+
+    `seconds_left` of the rows is that of now. `running_seconds`: for how long each pilot has been seen running; one
+    that brings no host in `give_up_seconds` is faulty.
+    """
+    looking = _Looking(options, states, notes)
+    for row in rows:
+        looking.take(row)
+    return looking.picture(running_seconds, give_up_seconds)
+
+
+class _Looking:
+    """A picture in the making, a row at a time."""
+
+    def __init__(
+        self, options: PilotOptions, states: Mapping[str, NodeRow], notes: Mapping[tuple[str, str], Note]
+    ) -> None:
+        self._options = options
+        self._states = states
+        self._notes = notes
+        self._hosts: list[HostedNode] = []
+        self._leaving: dict[str, str] = {}
+        self._of: dict[str, str] = {}
+        self._steady: list[str] = []
+        self._waiting: list[PilotRow] = []
+        self._faulty: dict[str, str] = {}
+        self._bad: list[str] = []
+        self._silent: list[PilotRow] = []
+
+    def take(self, row: PilotRow) -> None:
+        """Note what this pilot brings."""
+        if row.is_waiting:
+            self._waiting.append(row)
+        elif row.has_nodes:
+            usable = [self._node(row, name) for name in row.nodes]
+            if row.id not in self._faulty and any(usable) and not _expires(self._options, row):
+                self._steady.append(row.id)
+            if not any(self._note(row.id, name).id for name in row.nodes) and row.id not in self._faulty:
+                self._silent.append(row)
+
+    def _note(self, pilot: str, name: str) -> Note:
+        return self._notes.get((pilot, name), _NOTHING)
+
+    def _node(self, row: PilotRow, name: str) -> bool:
+        """Take one node of a pilot; whether it can be counted on."""
+        note, state = self._note(row.id, name), self._states.get(name)
+        if note.problem:
+            self._faulty[row.id] = f"node '{name}' cannot be used: {note.problem}"
+            self._bad.append(name)
+            return False
+        why = _row_leaves(self._options, row) or _node_leaves(state, note, self._note(row.id, "-"))
+        if note.id and note.id not in self._of:
+            self._hosts.append(_hosted(self._options, note, state))
+            self._of[note.id] = row.id
+            if why:
+                self._leaving[note.id] = why
+        return not why
+
+    def picture(self, running_seconds: Mapping[str, float], give_up_seconds: float) -> Picture:
+        """All of it."""
+        silent = [row for row in self._silent if running_seconds.get(row.id, 0.0) > ANNOUNCE_SECONDS]
+        # One that nobody can use is held for nothing, and stands for a node that is lacking.
+        given_up = {row.id for row in silent if running_seconds[row.id] > give_up_seconds}
+        silences = _silences(silent, running_seconds, give_up_seconds)
+        said = [*self._faulty.values(), *silences, *_queue(self._waiting)]
+        return Picture(
+            tuple(sorted(self._hosts, key=lambda hosted: _natural(hosted.node.id))),
+            self._leaving,
+            self._of,
+            tuple(pilot for pilot in self._steady if pilot not in given_up),
+            tuple(row.id for row in self._waiting),
+            (*self._faulty, *sorted(given_up)),
+            tuple(sorted(given_up)),
+            tuple(self._bad),
+            (*said, *_goings(self._leaving)),
+        )
+
+
+def _row_leaves(options: PilotOptions, row: PilotRow) -> str:
+    if row.state in _FROZEN:
+        return "Slurm suspended its pilot"
+    if not row.is_held:
+        return f"Slurm has its pilot as {row.state}"
+    if row.seconds_left is not None and row.seconds_left <= _margin(options, row):
+        return "its pilot's time limit is near"
+    return ""
+
+
+def _expires(options: PilotOptions, row: PilotRow) -> bool:
+    """Whether the next pilot is to be asked for already."""
+    if row.seconds_left is None:
+        return False
+    margin = _margin(options, row)
+    rest = math.inf if row.limit_seconds is None else max(0.0, row.limit_seconds - margin)
+    return row.seconds_left <= margin + min(options.ahead_seconds, _LARGEST_AHEAD * rest)
+
+
+def _margin(options: PilotOptions, row: PilotRow) -> float:
+    limit = math.inf if row.limit_seconds is None else row.limit_seconds
+    return min(options.margin_seconds, _LARGEST_MARGIN * limit)
+
+
+def _node_leaves(state: NodeRow | None, note: Note, batch: Note) -> str:
+    if note.is_leaving or batch.is_leaving:
+        return "Slurm announced the end of its pilot"
+    if state is not None and state.stand == "leaving":
+        return f"Slurm has it as {state.state}{': ' + state.reason if state.reason else ''}"
+    return ""
+
+
+def _hosted(options: PilotOptions, note: Note, state: NodeRow | None) -> HostedNode:
+    gpu_type = note.gpu_type or (gres_type(state.gres) if state is not None else "") or "gpu"
+    node = Node(
+        note.id,
+        note.places,
+        gpu_type,
+        note.cpus or math.inf,
+        note.memory_bytes or math.inf,
+        preemptible=options.preemptible,
+    )
+    return HostedNode(node, note.address, note.gpus)
+
+
+def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)
+
+
+def _silences(silent: Collection[PilotRow], running_seconds: Mapping[str, float], give_up_seconds: float) -> list[str]:
+    return [
+        f"pilot {row.id} has run on {','.join(row.nodes)} for {running_seconds[row.id]:.0f} s, and its host has not "
+        "announced itself: is the pool= on a file system that the node shares? See the pilot's log; it is given back "
+        f"after {give_up_seconds:.0f} s"
+        for row in silent
+    ]
+
+
+def _queue(waiting: Collection[PilotRow]) -> list[str]:
+    reasons: dict[str, int] = {}
+    for row in waiting:
+        reasons[row.reason or "no reason given"] = reasons.get(row.reason or "no reason given", 0) + 1
+    return [
+        f"{count} node{'s' * (count != 1)} wait{'s' * (count == 1)} in Slurm's queue: {reason}"
+        for reason, count in sorted(reasons.items())
+    ]
+
+
+def _goings(leaving: Mapping[str, str]) -> list[str]:
+    return [f"node '{name}' is being left: {why}" for name, why in sorted(leaving.items())]
+
+
+def plan(
+    options: PilotOptions, picture: Picture, wanted: int, in_use: Collection[str], may_submit: bool, may_shrink: bool
+) -> Plan:
+    """Pilots to ask for, and to give back: those to be left once nothing runs there, and what is too much.
+
+    `in_use`: ids of hosts that hold work; `may_shrink`: for long enough, more was held than wanted.
+    """
+    busy = {picture.of[host] for host in in_use if host in picture.of}
+    left = {picture.of[host] for host in picture.leaving} - busy - set(picture.steady)
+    cancel = [*sorted(left), *(pilot for pilot in picture.faulty if pilot not in left and pilot not in busy)]
+    lacking = wanted - len(picture.steady) - len(picture.waiting)
+    if lacking > 0:
+        return Plan(min(lacking, _MOST_AT_ONCE) if may_submit else 0, tuple(cancel))
+    idle = [pilot for pilot in reversed(picture.steady) if pilot not in busy]
+    surplus = [*picture.waiting, *idle] if may_shrink else []
+    return Plan(0, (*cancel, *surplus[: -lacking if lacking else 0]))

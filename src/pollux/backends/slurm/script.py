@@ -1,0 +1,242 @@
+"""What is asked of Slurm: a pilot's options, checked once, and the exact batch script. Nothing is run here."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pollux.backends.slurm.parse import gres_count, read_seconds
+from pollux.core.errors import InvalidInput, UnknownName
+
+__all__ = ["JOB_MODE", "PILOT_COMMENT", "PilotOptions", "array_words", "batch_script", "node_range", "pool_name"]
+
+PILOT_COMMENT = "pilot"
+"""The comment of a pilot's Slurm job; in the mode without pilots it names Pollux's job instead."""
+
+JOB_MODE = "job"
+_MODES = ("pilot", JOB_MODE)
+_TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|UNLIMITED", re.IGNORECASE)
+_WORD = re.compile(r"[A-Za-z0-9_.,:+@/=-]+")
+_MOST_PILOTS = 1000
+_ONE_NODE = "1"
+# What we say ourselves in the script, and rely on.
+_OURS = (
+    "--array", "--job-name", "--comment", "--output", "--signal", "--requeue", "--no-requeue", "--nodes", "--nodelist",
+    "--ntasks", "--ntasks-per-node", "--wrap", "--clusters", "--gres", "--parsable",
+)  # fmt: skip
+# The same by one letter.
+_OURS_IN_SHORT = ("-a", "-J", "-o", "-N", "-w", "-n", "-M")
+
+
+def node_range(text: str) -> tuple[int, int]:
+    """`4`, or `2..8`: the fewest and the most nodes to hold."""
+    found = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", str(text))
+    least, most = (int(found.group(1)), int(found.group(2) or found.group(1))) if found else (0, 0)
+    if found is None or most < 1 or least > most or most > _MOST_PILOTS:
+        raise InvalidInput(f"nodes is '{text}': give a number of nodes such as 4, or a range such as 1..8, to 1000")
+    return least, most
+
+
+@dataclass(frozen=True, slots=True)
+class PilotOptions:
+    """How Slurm is asked for nodes; empty strings leave a choice to the cluster.
+
+    `gpus_per_node` GPUs are asked for on each node (or `gres`, word by word). `slots`: so many CPU slots on each node
+    instead of GPUs. `margin_seconds` before a pilot's time limit its nodes are left, and `ahead_seconds` before that
+    the next one is asked for. `wait_seconds`: without pilots, how long a job waits for nodes while others are free.
+    `setup` is a line of shell run before Python on the node. `idle_seconds`: how long a node
+    more than wanted is kept; `orphan_seconds`: how long a node without work waits for a service that does not come.
+    """
+
+    nodes: str = _ONE_NODE
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time_limit: str = ""
+    gpus_per_node: int = 0
+    gres: str = ""
+    slots: int = 0
+    cpus_per_node: int = 0
+    memory: str = ""
+    words: str = ""
+    setup: str = ""
+    python: str = sys.executable
+    mode: str = "pilot"
+    preemptible: bool = False
+    warm: bool = True
+    margin_seconds: float = 180.0
+    ahead_seconds: float = 600.0
+    idle_seconds: float = 300.0
+    orphan_seconds: float = 900.0
+    wait_seconds: float = 60.0
+    poll_seconds: float = 5.0
+    command_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        node_range(self.nodes)
+        if self.mode not in _MODES:
+            raise UnknownName("mode", self.mode, _MODES)
+        for name in ("partition", "account", "qos", "gres", "memory"):
+            value = getattr(self, name)
+            if value and not _WORD.fullmatch(value):
+                raise InvalidInput(f"{name} is '{value}': Slurm takes no such word; give letters, digits and .,:_-")
+        if self.time_limit and not _TIME.fullmatch(self.time_limit):
+            raise InvalidInput(f"time_limit is '{self.time_limit}': give it as sbatch takes it, such as 4:00:00 or 2-0")
+        for name in ("gpus_per_node", "slots", "cpus_per_node"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not 0 <= value <= 4096:
+                raise InvalidInput(f"{name} is {value}: give a whole number from 1 to 4096, or leave it out")
+        for name in ("margin_seconds", "poll_seconds", "command_seconds", "orphan_seconds", "wait_seconds"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InvalidInput(f"{name} is {getattr(self, name)}: give a finite number of seconds above 0")
+        for name in ("ahead_seconds", "idle_seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidInput(f"{name} is {getattr(self, name)}: give a finite number of seconds, 0 or more")
+        limit = read_seconds(self.time_limit) if re.fullmatch(r"[\d-]*\d+:\d+:\d+", self.time_limit) else None
+        if limit is not None and limit <= self.margin_seconds:
+            raise InvalidInput(
+                f"time_limit is {self.time_limit}, and nodes are left {self.margin_seconds:g} s before it: give a "
+                "longer time_limit, or a smaller margin_seconds"
+            )
+        if not (self.gpus_per_node or self.slots):
+            beside = f" beside gres={self.gres}" if self.gres else ""
+            raise InvalidInput(
+                f"Slurm must be asked for something: give --option gpus_per_node=N{beside}, or --slots N for CPU slots"
+            )
+        asked = gres_count(self.gres)
+        if self.gres and self.gpus_per_node and asked and asked != self.gpus_per_node:
+            raise InvalidInput(
+                f"gres is '{self.gres}' and gpus_per_node {self.gpus_per_node}: both say how many GPUs a node gives, "
+                "and not the same; give one number"
+            )
+        if self.mode == JOB_MODE and self.nodes != _ONE_NODE:
+            raise InvalidInput(
+                f"nodes is '{self.nodes}', which is for pilots: with mode=job Slurm is asked for what jobs need; leave "
+                "it out, or limit jobs by the quotas of their queues"
+            )
+        self._check_words()
+
+    def _check_words(self) -> None:
+        try:
+            words = shlex.split(self.words)
+        except ValueError as error:
+            raise InvalidInput(f"words is '{self.words}', which cannot be split into words: {error}") from None
+        for word in words:
+            if "\n" in word or not word.startswith("-"):
+                raise InvalidInput(f"words holds '{word}': give sbatch options as --name=value, such as --nice=100")
+            if _is_ours(word):
+                raise InvalidInput(f"words holds '{word}', which Pollux sets itself; leave it out")
+        if "\n" in self.setup:
+            raise InvalidInput("setup holds a line break: join commands with ';'")
+
+    @property
+    def least_nodes(self) -> int:
+        """The fewest nodes to hold."""
+        return node_range(self.nodes)[0]
+
+    @property
+    def most_nodes(self) -> int:
+        """The most nodes to hold."""
+        return node_range(self.nodes)[1]
+
+    @property
+    def places(self) -> int:
+        """GPUs or slots on each node."""
+        return self.slots or self.gpus_per_node
+
+    @property
+    def cpus(self) -> int:
+        """CPUs asked for on each node, one for each slot unless told otherwise; 0 leaves it to the cluster."""
+        return self.cpus_per_node or self.slots
+
+    @property
+    def request(self) -> str:
+        """The generic resources asked for on each node; empty for none."""
+        return self.gres or (f"gpu:{self.gpus_per_node}" if self.gpus_per_node else "")
+
+
+def _is_ours(word: str) -> bool:
+    """Whether an option of sbatch is one that we set, also by one letter or cut short, as sbatch takes it, too."""
+    if word.startswith("--"):
+        name = word.partition("=")[0]
+        return len(name) > 2 and any(ours.startswith(name) for ours in _OURS)
+    return word[:2] in _OURS_IN_SHORT
+
+
+def pool_name(folder: Path) -> str:
+    """The name of all Slurm jobs of the pool in this folder: what is ours is found by it."""
+    return f"pollux-{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
+
+
+def array_words(count: int, exclude: str = "") -> list[str]:
+    """The command that submits so many pilots at once, not on the nodes `exclude`; the script comes by its input."""
+    words = ["sbatch", "--parsable", f"--array=0-{count - 1}"]
+    return [*words, f"--exclude={exclude}"] if exclude else words
+
+
+def batch_script(
+    options: PilotOptions,
+    folder: Path,
+    head: str,
+    comment: str = PILOT_COMMENT,
+    nodelist: str = "",
+    nodes: int = 1,
+    ports: Mapping[str, int] | None = None,
+) -> str:
+    """The script of one pilot: a step on its node runs the host until told to leave. `folder`: where the pool is.
+
+    `nodelist`: the very nodes, so many as `nodes`; `ports`: where their hosts listen, by the node's name (or
+    `name=address`, where Slurm has another address for it), None for any free port.
+    """
+    lines = [
+        f"--job-name={pool_name(folder)}",
+        f"--comment={shlex.quote(comment)}",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        f"--nodelist={nodelist}" if nodelist else "",
+        f"--gres={options.request}" if options.request else "",
+        f"--cpus-per-task={options.cpus}" if options.cpus else "",
+        f"--mem={options.memory}" if options.memory else "",
+        f"--partition={options.partition}" if options.partition else "",
+        f"--account={options.account}" if options.account else "",
+        f"--qos={options.qos}" if options.qos else "",
+        f"--time={options.time_limit}" if options.time_limit else "",
+        # A pilot that comes back by itself would come as a stranger; the service asks for another one instead.
+        "--no-requeue",
+        "--no-kill",
+        # For when squeue does not answer. Slurm may send it a minute early: the queue's clock is the better one.
+        f"--signal=B:USR1@{max(1, round(options.margin_seconds / 2))}",
+        f"--output={shlex.quote(f'{folder}/pilots/%A_%a.log')}",
+        "--open-mode=append",
+        *(shlex.quote(word) for word in shlex.split(options.words)),
+    ]
+    header = "\n".join(f"#SBATCH {line}" for line in lines if line)
+    return f"#!/bin/bash\n{header}\n{_body(options, folder, head, nodes, ports or {})}"
+
+
+def _body(options: PilotOptions, folder: Path, head: str, nodes: int, ports: Mapping[str, int]) -> str:
+    gres = f" --gres={options.request}" if options.request else ""
+    kind = f"--slots {options.slots}" if options.slots else f"--gpus-per-node {options.gpus_per_node}"
+    cold = "" if options.warm else " --cold"
+    listed = ",".join(f"{name}:{port}" for name, port in sorted(ports.items()))
+    listen = f" --ports {shlex.quote(listed)}" if listed else ""
+    setup = f"{options.setup}\n" if options.setup else ""
+    return f"""\
+pilot="${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+folder={shlex.quote(str(folder))}
+[ -r "$folder/secret" ] || {{ echo "no $folder/secret on $(hostname): do nodes share the folder pool=?"; exit 1; }}
+trap ': > "$folder/pilots/$pilot.-.leaving"' USR1 TERM
+{setup}srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1{gres} --mem=0 --cpu-bind=none --no-kill \\
+    --kill-on-bad-exit=0 --wait=0 --input=none \\
+    {shlex.quote(options.python)} -m pollux.backends.slurm.node_main --folder "$folder" --pilot "$pilot" \\
+    --head {shlex.quote(head)} {kind}{cold}{listen} --orphan-seconds {options.orphan_seconds:g} &
+step=$!
+code=129
+while [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
+exit "$code"
+"""

@@ -1,0 +1,35 @@
+"""Places are held once."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pollux.backends.nodes.slot_table import PlaceTable
+
+
+def test_neighbours_are_preferred():
+    table = PlaceTable(6)
+    table.hold([1])
+    assert table.take(2) == (2, 3)
+    assert table.take(2) == (4, 5)
+    assert table.take(2) is None
+    assert table.take(1) == (0,)
+    table.release([2, 4])
+    assert table.take(2) == (2, 4)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=40))
+def test_no_place_is_given_twice(steps):
+    table = PlaceTable(8)
+    held: list[tuple[int, ...]] = []
+    for give, number in steps:
+        if give:
+            places = table.take(number)
+            free = 8 - sum(map(len, held))
+            assert (places is None) == (free < number)
+            if places is not None:
+                assert len(places) == number
+                assert not set(places) & {place for each in held for place in each}
+                held.append(places)
+        elif held:
+            table.release(held.pop(number % len(held)))
+    assert len(table.free) == 8 - sum(map(len, held))

@@ -1,0 +1,271 @@
+"""The shim's own edges; its life is tested with the local backend."""
+
+import errno
+import gc
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import pytest
+
+from pollux.backends.process.records import read_record, record_path
+from pollux.backends.protocol import ReplicasEnded
+from pollux.backends.shim.generation import Order
+from pollux.backends.shim.process import Shim, _Connection
+from pollux.backends.shim.remote_launcher import FarNotice
+from pollux.testing.waiting import PATIENCE_SECONDS
+
+
+@pytest.fixture
+def shim(tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        yield Shim(folder, listener, None)
+
+
+def test_an_end_that_cannot_be_written_is_kept_for_later(shim):
+    shim._unwritten = ended = ReplicasEnded(1.0, "job", 1, "stopped")
+    shim._folder.joinpath("ended-1.json").mkdir()
+    shim._write_end(ended)
+    assert shim._is_busy()
+
+
+def test_a_shim_whose_folder_was_removed_ends(shim):
+    shim._unwritten = ended = ReplicasEnded(1.0, "job", 1, "stopped")
+    shutil.rmtree(shim._folder)
+    shim._write_end(ended)
+    assert shim._is_done()
+
+
+def test_it_says_that_it_can_have_a_job_go_elsewhere_altogether(shim):
+    assert shim._status()["hands_over"] is True
+
+
+@pytest.mark.parametrize("error", [ValueError("no number"), KeyError("step"), TypeError("None")])
+def test_what_no_agent_would_write_ends_the_generation_and_not_the_shim(shim, error):
+    told = []
+
+    def found(key, value):
+        raise error
+
+    shim._live = SimpleNamespace(found=found, over=lambda: told.append("over"))
+    shim._generation = SimpleNamespace(give_up=lambda why: told.append(why), outputs=[])
+    shim._store = SimpleNamespace(found=lambda: [("beat/1/0", {"step": "many"})])
+    shim._hear_store()
+    assert told == ["over", f"it cannot be followed any more: {error}"]
+
+
+def test_a_change_under_way_is_over_where_a_node_is_taken_back(shim):
+    """Else the end of a replica there would be told as a loss, and answered by an order for what is ending."""
+    told = []
+    notice = FarNotice("n0", "node 'n0' is taken back by its engine")
+    far = SimpleNamespace(look=lambda: None, told=[notice], false_alarms=[])
+    live = SimpleNamespace(over=lambda: told.append("over"))
+    generation = SimpleNamespace(told_to_stop=False, give_up=lambda why: told.append(why))
+    shim._far, shim._live, shim._generation = far, live, generation
+    shim._look_far()
+    assert told == ["over", notice.why]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "idle_for", "connected", "stopped"),
+    [(5.0, 6.0, False, [7.0]), (5.0, 1.0, False, []), (5.0, 6.0, True, []), (None, 1e6, False, [])],
+)
+def test_a_job_whose_owner_is_gone_is_stopped_where_its_order_says_so(shim, seconds, idle_for, connected, stopped):
+    told: list[float] = []
+    order = SimpleNamespace(grace_seconds=7.0, orphan_seconds=seconds)
+    shim._generation = SimpleNamespace(order=order, ended=None, stop=told.append, look_again_at=lambda: None)
+    shim._idle_since = time.monotonic() - idle_for
+    shim._connections = [object()] if connected else []
+    waits = shim._timeout()
+    shim._look_for_owner()
+    shim._look_for_owner()
+    assert told == stopped
+    # Nothing else happens to it, so this is what the loop wakes up for.
+    assert (waits is not None) == (seconds is not None and not connected)
+
+
+def test_every_launch_has_a_store_of_its_own(shim, monkeypatch):
+    """Scripts that make their process group themselves would find addresses of replicas that are gone."""
+    closed = []
+
+    class Host:
+        def __init__(self, warm, let_go, head):
+            self.pid = 1
+            self.control, self.other = socket.socketpair()
+
+        def close(self):
+            closed.append(self)
+            self.control.close()
+            self.other.close()
+
+    monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", Host)
+    order = SimpleNamespace(fleet=None)
+    first = shim._open_store(order)
+    second = shim._open_store(order)
+    assert second is not first
+    assert closed == [first]
+    assert [key.fileobj for key in shim._selector.get_map().values()] == [second.control]
+    second.close()
+
+
+@pytest.fixture
+def order(tmp_path):
+    """An order to start two replicas of a live job."""
+    return Order.of(
+        {
+            "job_id": "job", "generation": 3, "argv": ["true"], "workdir": "/", "environ": {}, "replicas": [{}, {}],
+            "cores": [[0], [0]], "places": ["0", "1"], "run_id": "r", "path_was_set": False, "grace_seconds": 1.0,
+            "memory_bytes": 0.0, "logs": str(tmp_path / "logs"), "log_cap_bytes": 1000, "live": True,
+        }
+    )  # fmt: skip
+
+
+def open_files():
+    """How many this process holds, once those that nobody uses are closed."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def tell_launch(shim, order):
+    """Have the shim hear of a launch over a connection, and look; what it says then."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(PATIENCE_SECONDS)
+        connection = _Connection(theirs)
+        shim._connections.append(connection)
+        shim._selector.register(theirs, 1, None)
+        ours.sendall(json.dumps({"op": "launch", "order": asdict(order)}).encode() + b"\n")
+        shim._hear(connection)
+        shim._look()
+        said = [json.loads(line) for line in ours.recv(1 << 16).splitlines()]
+        shim._drop(connection)
+    return said
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+@pytest.mark.parametrize("live", [True, False])
+def test_a_machine_without_room_is_no_fault_of_the_job(shim, order, monkeypatch, number, live):
+    """Neither for the store of a live job, nor for the first replica of another; and the shim goes on."""
+    error = OSError(number, os.strerror(number))
+
+    def fails(*arguments):
+        raise error
+
+    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: live)
+    monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", fails)
+    monkeypatch.setattr("pollux.backends.process.launcher.start_replica", fails)
+    *_, ended = tell_launch(shim, order)
+    assert (ended["event"], ended["ended"]["outcome"], ended["ended"]["generation"]) == ("ended", "refused", 3)
+    assert os.strerror(number) in ended["ended"]["detail"]
+    assert "ulimit -a" in ended["ended"]["detail"]
+    assert read_record(record_path(shim._folder, "ended", 3)) == ended["ended"]
+    assert not shim._is_busy()
+    assert not shim._leaving
+    error = OSError(errno.ENOMEM, "once more")
+    *_, again = tell_launch(shim, replace(order, generation=4))
+    assert (again["ended"]["generation"], again["ended"]["outcome"]) == (4, "refused")
+
+
+def test_replicas_that_were_started_end_where_others_cannot_be(shim, order, monkeypatch):
+    """Also where there is no file left to look for what they started."""
+    pids: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments):
+        if pids:
+            raise OSError(errno.EAGAIN, "no processes")
+        pids.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+        return pids[0].pid
+
+    def no_files():
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: False)
+    monkeypatch.setattr("pollux.backends.process.launcher.start_replica", start)
+    with monkeypatch.context() as patch:
+        patch.setattr("pollux.backends.process.proc.process_table", no_files)
+        tell_launch(shim, order)
+        assert pids[0].wait(PATIENCE_SECONDS) == -signal.SIGKILL
+    shim._generation.on_exit(pids[0].pid, -signal.SIGKILL)
+    monkeypatch.setattr("pollux.backends.process.proc.process_table", dict)
+    shim._look()
+    assert shim._generation.ended.outcome == "refused"
+    assert shim._generation.ended.detail == "replicas could not be started: [Errno 11] no processes"
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_machine_without_processes_costs_the_shim_no_files_and_no_signals(shim, order, monkeypatch, live):
+    def fails():
+        raise OSError(errno.EAGAIN, "no processes")
+
+    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: live)
+    monkeypatch.setattr("os.fork", fails)
+    before, masked = open_files(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for generation in range(3, 8):
+        *_, ended = tell_launch(shim, replace(order, generation=generation))
+        assert ended["ended"]["outcome"] == "refused"
+    assert open_files() == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
+
+
+def test_the_meeting_place_of_a_job_that_is_not_live_leaves_no_file_where_nobody_hosts_it(shim, order, monkeypatch):
+    def fails(*arguments, **options):
+        raise OSError(errno.EAGAIN, "no processes")
+
+    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: True)
+    monkeypatch.setattr("pollux.backends.shim.store_server.start", fails)
+    before = open_files()
+    *_, ended = tell_launch(shim, replace(order, live=False))
+    assert ended["ended"]["outcome"] == "refused"
+    assert open_files() == before
+
+
+def test_a_store_that_nobody_came_to_ends_with_the_launch(shim, order, monkeypatch):
+    control, other = socket.socketpair()
+    closed = []
+
+    def close():
+        closed.append(control)
+        control.close()
+
+    def fails(*arguments):
+        raise OSError(errno.EAGAIN, "no processes")
+
+    host = SimpleNamespace(pid=None, control=control, address="h:1", port=1, close=close)
+    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: True)
+    monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", lambda *arguments: host)
+    monkeypatch.setattr("pollux.backends.process.launcher.start_replica", fails)
+    with other:
+        *_, ended = tell_launch(shim, order)
+    assert ended["ended"]["outcome"] == "refused"
+    assert closed == [control]
+    assert shim._live is None
+
+
+def test_what_cannot_be_done_now_does_not_end_the_shim(shim, monkeypatch, capfd):
+    def fails(*arguments):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(shim, "_obey", fails)
+    shim._hear(SimpleNamespace(lines=lambda: [b"{}", b"{}"]))
+    assert capfd.readouterr().err.count("could not be done: ") == 2
+    assert not shim._leaving
+
+
+def test_an_order_of_a_newer_service_is_understood_without_what_it_adds(tmp_path):
+    """A service that was upgraded while jobs went on talks to shims of the version before."""
+    fleet = {"secret": "5a", "head": "h", "nodes": {"a": ["h", 7]}, "lease_seconds": 4.0, "lost_seconds": 5.0}
+    plain = {
+        "job_id": "job", "generation": 2, "argv": ["true"], "workdir": "/", "environ": {}, "replicas": [{}],
+        "cores": [[0]], "places": ["0"], "run_id": "r", "path_was_set": False, "grace_seconds": 1.0,
+        "memory_bytes": 0.0, "logs": str(tmp_path), "log_cap_bytes": 1000, "fleet": fleet,
+    }  # fmt: skip
+    assert Order.of({**plain, "new": 1, "fleet": {**fleet, "newer": 2}}) == Order.of(plain)
+    assert Order.of(plain).generation == 2

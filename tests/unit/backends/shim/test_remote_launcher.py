@@ -1,0 +1,375 @@
+"""A shim's hands on another machine: a real host, and connections between the two that break or go silent."""
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from pollux.backends.fleet.shared_folders import SharedFolders
+from pollux.backends.node_daemon.daemon import SECRET_VARIABLE, main
+from pollux.backends.process import proc
+from pollux.backends.process.fork_replica import ReplicaStart
+from pollux.backends.shim.generation import Fleet
+from pollux.backends.shim.remote_launcher import FarAnswer, FarExit, FarHands, FarLoss, FarNotice
+from pollux.backends.transport.query import ask_host
+from pollux.core.errors import BackendFailed, InvalidInput
+from pollux.testing.fleet import ProcessFleet
+from pollux.testing.waiting import PATIENCE_SECONDS
+
+SECRET = secrets.token_bytes(32)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    made = ProcessFleet(tmp_path_factory.mktemp("hosts"), num_nodes=1, cold=True)
+    made.start(SECRET, "127.0.0.1", lambda: None)
+    until(lambda: made.hosts())
+    yield made
+    made.kill_all()
+
+
+def until(is_so, seconds=PATIENCE_SECONDS):
+    deadline = time.monotonic() + seconds
+    while not (found := is_so()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)
+    return found
+
+
+class Proxy:
+    """Stands between shim and host: `cut` breaks connections, `mute` holds what flows in one of the directions back."""
+
+    def __init__(self, target):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._target = target
+        self._pairs = []
+        self.mute = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                far = socket.create_connection(self._target)
+                self._pairs += [near, far]
+                for way, source, sink in (("there", near, far), ("back", far, near)):
+                    threading.Thread(target=self._pass, args=(way, source, sink), daemon=True).start()
+
+    def _pass(self, way, source, sink):
+        # One that is killed with something unread resets the connection, which recv raises.
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                while way in self.mute:
+                    time.sleep(0.01)
+                sink.sendall(piece)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def cut(self):
+        for each in self._pairs:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._pairs = []
+
+    def close(self):
+        self.mute.clear()
+        # Who waits in accept would take one more.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+
+class Shim:
+    """The loop that a shim would run around its hands."""
+
+    def __init__(self, address, lease=10.0, lost=12.0, secret=SECRET):
+        self.selector = selectors.DefaultSelector()
+        self.hands = FarHands(Fleet(secret.hex(), "127.0.0.1", {"n0": address}, lease, lost), self.selector)
+        self.told, self.texts = [], {}
+
+    def start(self, code, memory=0.0, place="n0/0"):
+        parts: list[bytes] = []
+        start = ReplicaStart(("python", "-uc", code), "/tmp", {"PATH": os.defpath}, (), False)
+        body = self.hands.start(start, place, memory, parts.append)
+        self.texts[body.key] = parts
+        return body
+
+    def text(self, body):
+        return b"".join(self.texts[body.key]).decode()
+
+    def until(self, is_so, seconds=PATIENCE_SECONDS):
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < deadline, (self.told, self.hands.false_alarms)
+            due = self.hands.due()
+            for key, _ in self.selector.select(0.05 if due is None else min(0.05, due)):
+                key.data()
+            self.hands.look()
+            self.told += self.hands.told
+            self.hands.told.clear()
+
+    def ended(self, body):
+        self.until(lambda: any(isinstance(each, FarExit) and each.body is body for each in self.told))
+        return next(each for each in self.told if isinstance(each, FarExit) and each.body is body)
+
+    def close(self):
+        self.hands.kill_all()
+        self.until(lambda: self.hands.is_clear(kill=True))
+        self.hands.release()
+        self.selector.close()
+
+
+@pytest.fixture
+def proxy(fleet):
+    made = Proxy(fleet.hosts()[0].address)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_shim(fleet, proxy):
+    made = []
+
+    def make(**more):
+        made.append(Shim(proxy.address, **more))
+        return made[-1]
+
+    yield make
+    proxy.mute.clear()
+    for shim in made:
+        shim.close()
+
+
+def test_a_replica_is_started_read_and_collected(make_shim):
+    shim = make_shim()
+    good, bad = shim.start("print('hello')"), shim.start("raise SystemExit(7)")
+    assert (shim.ended(good).code, shim.ended(bad).code) == (0, 7)
+    assert (shim.text(good), good.up) == ("hello\n", True)
+    assert good.pid > 0
+
+
+def test_signals_reach_it_and_its_children_end_with_it(make_shim):
+    shim = make_shim()
+    code = "import subprocess, time; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); time.sleep(600)"
+    first, second = shim.start(code), shim.start(code)
+    shim.until(lambda: shim.text(first) and shim.text(second))
+    assert shim.hands.terminate(first, True)
+    exit_ = shim.ended(first)
+    assert (exit_.code, exit_.asked) == (-signal.SIGTERM, True)
+    shim.hands.kill(second)
+    assert shim.ended(second).code == -signal.SIGKILL
+    shim.until(lambda: shim.hands.is_clear(kill=True))
+    for body in (first, second):
+        until(lambda body=body: proc.start_time(int(shim.text(body))) is None)
+
+
+def test_nothing_is_lost_when_the_connection_breaks(make_shim, proxy):
+    shim = make_shim()
+    code = "import time\nfor n in range(400): print(n, flush=True); time.sleep(0.002)"
+    body = shim.start(code)
+    for count in (20, 100, 250):
+        shim.until(lambda count=count: shim.text(body).count("\n") >= count)
+        proxy.cut()
+    assert shim.ended(body).code == 0
+    assert shim.text(body) == "".join(f"{n}\n" for n in range(400))
+    assert [each for each in shim.told if isinstance(each, FarLoss)] == []
+
+
+@pytest.mark.parametrize("ways", [{"there"}, {"back"}], ids=["deaf", "dumb"])
+def test_a_silent_node_ends_what_it_runs_before_it_is_given_up(make_shim, proxy, ways):
+    """Also where only one direction is silent: what counts is what the shim has confirmed."""
+    shim = make_shim(lease=3.0, lost=4.5)
+    body = shim.start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    proxy.mute |= ways
+    shim.until(lambda: shim.told and isinstance(shim.told[-1], FarLoss))
+    lost = shim.told[-1]
+    assert (lost.bodies, lost.node, lost.silent) == ((body,), "n0", True)
+    assert "no answer" in lost.why
+    assert proc.start_time(int(shim.text(body))) is None
+    assert shim.hands.is_clear(kill=True)
+    # What is begun there meanwhile must not be taken for what was given up.
+    again = shim.start("import time; print('again', flush=True); time.sleep(4); print('and still')")
+    proxy.mute.clear()
+    shim.until(lambda: shim.hands.false_alarms)
+    assert shim.ended(again).code == 0
+    assert shim.text(again) == "again\nand still\n"
+
+
+def test_a_keeper_that_was_ended_is_noticed_at_once(make_shim, fleet):
+    shim = make_shim(lease=50.0, lost=60.0)
+    body = shim.start("import os, time; print(os.getppid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    os.kill(int(shim.text(body)), signal.SIGKILL)
+    shim.until(lambda: shim.told)
+    assert (shim.told[0].bodies, shim.told[0].silent) == ((body,), False)
+
+
+def test_what_a_node_hears_of_its_end_is_passed_on_once(make_shim):
+    shim = make_shim()
+    saves = "import os, signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))"
+    body = shim.start(f"{saves}; print(os.getppid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    keeper = int(shim.text(body))
+    for _ in range(2):
+        os.kill(keeper, signal.SIGTERM)
+    shim.until(lambda: shim.told)
+    assert shim.told == [FarNotice("n0", "node 'n0' is taken back by its engine")]
+    shim.hands.terminate(body, True)
+    exit_ = shim.ended(body)
+    assert (exit_.code, exit_.asked, shim.text(body).split()[1:]) == (143, True, ["saved"])
+    assert len(shim.told) == 2
+
+
+def test_an_end_by_the_engines_signal_comes_after_its_notice(make_shim):
+    """It signals one process after another, and one without a handler is gone before its keeper hears of it."""
+    shim = make_shim()
+    body = shim.start("import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body).endswith("\n"))
+    for pid in map(int, shim.text(body).split()):
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(0.02)
+    exit_ = shim.ended(body)
+    assert [type(each) for each in shim.told] == [FarNotice, FarExit]
+    assert (exit_.code, exit_.asked) == (-signal.SIGTERM, True)
+
+
+def test_an_end_by_a_signal_of_nobody_is_told_without_a_notice(make_shim):
+    shim = make_shim()
+    body = shim.start("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    exit_ = shim.ended(body)
+    assert (exit_.code, exit_.asked, len(shim.told)) == (-signal.SIGTERM, False, 1)
+
+
+def test_who_ends_well_at_the_engines_signal_was_asked_to(make_shim):
+    """Otherwise it would seem to be done."""
+    shim = make_shim()
+    saves = "import os, signal, time; signal.signal(15, lambda *_: os._exit(0))"
+    body = shim.start(f"{saves}; print(os.getppid(), os.getpid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body).endswith("\n"))
+    for pid in map(int, shim.text(body).split()):
+        os.kill(pid, signal.SIGTERM)
+    exit_ = shim.ended(body)
+    assert [type(each) for each in shim.told] == [FarNotice, FarExit]
+    assert (exit_.code, exit_.asked) == (0, True)
+
+
+def test_a_patient_host_leaves_the_signal_to_those_it_was_meant_for(tmp_path):
+    announced = tmp_path / "n0.json"
+    words = ["--node", "n0", "--places", "1", "--announce", str(announced), "--cold", "--with-parent", "--patient"]
+    command = [sys.executable, "-m", "pollux.backends.node_daemon.daemon", *words]
+    secret = {**os.environ, SECRET_VARIABLE: SECRET.hex()}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=secret) as host:
+        until(announced.exists)
+        host.send_signal(signal.SIGTERM)
+        told = json.loads(announced.read_text())
+        assert ask_host((told["address"], told["port"]), SECRET, {"see": ["/"]}, 10.0)["seen"] == [True]
+        host.stdin.close()
+        assert host.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_node_that_its_engine_has_as_gone_and_that_answers_is_told_and_not_killed(make_shim):
+    shim = make_shim(lease=500.0, lost=600.0)
+    saves = "import os, signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))"
+    body = shim.start(f"{saves}; print('up', flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    for _ in range(2):
+        shim.told.clear()
+        shim.hands.node_is_gone("n0", "node 'n0' is gone")
+        shim.until(lambda: shim.told)
+        assert shim.told == [FarAnswer("n0", "node 'n0' is gone, and it answers: what runs there may save")]
+    shim.hands.terminate(body, True)
+    exit_ = shim.ended(body)
+    assert (exit_.code, exit_.asked, shim.text(body).split()) == (143, True, ["up", "saved"])
+
+
+def test_a_node_that_its_engine_has_as_gone_and_where_nobody_listens_is_lost_at_once(make_shim, proxy):
+    shim = make_shim(lease=500.0, lost=600.0)
+    body = shim.start("print('up', flush=True); import time; time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    proxy.close()
+    shim.until(lambda: shim.hands._links["n0"].stage != "open")
+    assert shim.told == [], "a connection may break"
+    shim.hands.node_is_gone("n0", "node 'n0' is gone")
+    shim.until(lambda: shim.told)
+    assert shim.told == [FarLoss((body,), "n0", "node 'n0' is gone")]
+    assert shim.hands.is_clear(kill=False)
+
+
+def test_a_node_that_its_engine_has_as_gone_and_that_is_silent_is_lost_after_as_long_as_any(make_shim, proxy):
+    shim = make_shim(lease=1.0, lost=1.5)
+    body = shim.start("print('up', flush=True); import time; time.sleep(600)")
+    shim.until(lambda: shim.text(body))
+    proxy.mute.update(("there", "back"))
+    shim.hands.node_is_gone("n0", "node 'n0' is gone")
+    shim.until(lambda: shim.told)
+    assert [(type(each), each.silent) for each in shim.told] == [(FarLoss, True)]
+
+
+def test_a_node_that_nobody_knows_is_lost_at_once(make_shim):
+    shim = make_shim()
+    body = shim.start("pass", place="gone:elsewhere/0")
+    shim.until(lambda: shim.told)
+    assert shim.told[0].bodies == (body,)
+    assert "'elsewhere' is gone" in shim.told[0].why
+
+
+def test_a_host_of_another_fleet_is_not_used(make_shim):
+    shim = make_shim(secret=b"another secret, as long as that", lease=0.5, lost=1.0)
+    shim.start("print('never')")
+    shim.until(lambda: shim.told)
+    assert isinstance(shim.told[0], FarLoss)
+
+
+def test_too_much_memory_is_told(make_shim):
+    shim = make_shim()
+    body = shim.start("x = bytearray(300 << 20); print('there'); import time; time.sleep(600)", memory=100 << 20)
+    shim.until(lambda: shim.hands.over_memory({3: body}, 100 << 20))
+    number, used = shim.hands.over_memory({3: body}, 100 << 20)
+    assert number == 3
+    assert used > 100 << 20
+
+
+def test_strangers_do_not_disturb_a_host(fleet):
+    address = fleet.hosts()[0].address
+    for said in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100_000, b"{}\n", b'{"nonce": 1, "request": "{}", "proof": "x"}\n'):
+        with socket.create_connection(address, timeout=PATIENCE_SECONDS) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+    with pytest.raises(BackendFailed, match="refused"):
+        ask_host(address, b"x" * 32, {"see": ["/"]})
+    assert ask_host(address, SECRET, {"see": ["/", "/absent"]})["seen"] == [True, False]
+
+
+def test_folders_are_compared(fleet, tmp_path, monkeypatch):
+    shared = SharedFolders(SECRET)
+    below = tmp_path / "not" / "there" / "yet"
+    assert shared.refuses([str(tmp_path), str(below)], fleet.hosts()) == ""
+    assert list(tmp_path.iterdir()) == []
+    written = contextlib.nullcontext(str(tmp_path / "absent"))
+    monkeypatch.setattr("pollux.backends.fleet.shared_folders._marker", lambda folder: written)
+    why = SharedFolders(SECRET).refuses(["/here/only"], fleet.hosts())
+    assert "'/here/only' is not the same on node 'n0'" in why
+
+
+def test_a_host_without_a_secret_says_so(tmp_path, monkeypatch):
+    monkeypatch.delenv("POLLUX_FLEET_SECRET", raising=False)
+    words = ["--node", "x", "--places", "1", "--announce", str(tmp_path / "x.json")]
+    with pytest.raises(InvalidInput, match="POLLUX_FLEET_SECRET"):
+        main(words)
+    with pytest.raises(InvalidInput, match="cannot read the secret"):
+        main([*words, "--secret-file", str(tmp_path / "absent")])

@@ -1,0 +1,148 @@
+"""Messages arrive once and in order, over connections that break; strangers are not heard."""
+
+import random
+import socket
+
+import pytest
+
+from pollux.backends.transport import channel
+from pollux.backends.transport.channel import Channel, Line, answer, challenge, check
+from pollux.core.errors import BackendFailed
+
+SECRET = b"s" * 32
+
+
+def pair(request=None):
+    """Two ends of one connection, after the handshake."""
+    left, right = socket.socketpair()
+    ours, theirs = Line(left, "shim"), Line(right, "host")
+    nonce = challenge()
+    theirs.put({"version": channel.VERSION, "nonce": nonce})
+    answer(SECRET, ours, ours.get()[0], request or {"session": "x"})
+    return ours, theirs, check(SECRET, theirs, nonce, theirs.get()[0])
+
+
+def test_who_knows_the_secret_is_heard():
+    ours, theirs, request = pair(request={"session": "a", "seen": 3})
+    assert request == {"session": "a", "seen": 3}
+    ours.put([1, "x"])
+    theirs.put({"y": 2})
+    assert (theirs.get(), ours.get()) == ([[1, "x"]], [{"y": 2}])
+    for line in (ours, theirs):
+        line.close()
+
+
+def test_who_does_not_is_refused():
+    left, right = socket.socketpair()
+    with left, right:
+        ours, theirs, nonce = Line(left), Line(right), challenge()
+        answer(b"t" * 32, ours, {"version": channel.VERSION, "nonce": nonce}, {"session": "x"})
+        with pytest.raises(BackendFailed, match="secret"):
+            check(SECRET, theirs, nonce, theirs.get()[0])
+
+
+@pytest.mark.parametrize("said", [None, [], {}, {"nonce": 1, "request": 2, "proof": None}, "text"])
+def test_nonsense_is_refused(said):
+    left, right = socket.socketpair()
+    with left, right, pytest.raises(BackendFailed):
+        check(SECRET, Line(left), challenge(), said)
+
+
+@pytest.mark.parametrize("hello", [None, {"version": 99, "nonce": "x"}, "SSH-2.0"])
+def test_another_version_is_named(hello):
+    left, right = socket.socketpair()
+    with left, right, pytest.raises(BackendFailed, match="another version"):
+        answer(SECRET, Line(left), hello, {})
+
+
+def test_a_line_that_was_changed_or_repeated_ends_the_connection():
+    for change in (lambda line: line.replace(b"1", b"2"), lambda line: line * 2):
+        ours, theirs, _ = pair()
+        ours.put([1, "x"])
+        sent = theirs.peer.recv(1000)
+        theirs.peer.close()
+        theirs.peer, stranger = socket.socketpair()
+        theirs.peer.setblocking(False)
+        stranger.sendall(change(sent))
+        theirs.get()
+        assert theirs.broken
+        for each in (ours, theirs):
+            each.close()
+        stranger.close()
+
+
+def test_what_is_not_a_line_is_bounded():
+    left, right = socket.socketpair()
+    line = Line(left)
+    right.setblocking(False)
+    while not line.broken:
+        try:
+            right.send(b"x" * 4096)
+        except BlockingIOError:
+            line.get()
+        except OSError:
+            break
+    assert line.broken
+    line.close()
+    right.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_message_comes_once_and_in_order(seed):
+    """Connections break at random moments, losing what was on the way."""
+    chance = random.Random(seed)
+    ends = (Channel(), Channel())
+    sent: tuple[list[object], ...] = ([], [])
+    come: tuple[list[object], ...] = ([], [])
+    lines = []
+
+    def connect():
+        for end in ends:
+            end.detach()
+        ours, theirs, _ = pair()
+        lines.extend([ours, theirs])
+        ends[0].attach(ours, ends[1].seen)
+        ends[1].attach(theirs, ends[0].seen)
+
+    def read(side):
+        come[side].extend(message["value"] for message in ends[side].receive())
+
+    for step in range(300):
+        side = chance.randrange(2)
+        what = chance.choices(["send", "read", "confirm", "break"], [4, 4, 2, 1])[0]
+        if what == "send":
+            ends[side].send(value=step)
+            sent[side].append(step)
+        elif what == "read":
+            read(side)
+        elif what == "confirm":
+            ends[side].confirm()
+        else:
+            connect()
+    connect()
+    for _ in range(4):
+        for side in (0, 1):
+            read(side)
+            ends[side].confirm()
+    assert come == (sent[1], sent[0])
+    assert [end.unconfirmed_bytes for end in ends] == [0, 0]
+    for line in lines:
+        line.close()
+
+
+def test_a_confirmation_says_when_that_message_was_sent(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(channel, "clock", lambda: now[0])
+    ours, theirs, _ = pair()
+    keeper, shim = Channel(), Channel()
+    shim.attach(ours, 0)
+    keeper.attach(theirs, 0)
+    keeper.send(event="pong")
+    now[0] = 107.0
+    shim.receive()
+    shim.confirm()
+    now[0] = 109.0
+    keeper.receive()
+    assert keeper.confirmed_at == 100.0
+    for line in (ours, theirs):
+        line.close()
