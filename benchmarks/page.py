@@ -35,21 +35,22 @@ OWN = ("FunctionCall", "EvaluateScript", "FireAnimationFrame", "RunMicrotasks", 
 def serve(home: Path, jobs: int, nodes: int) -> None:
     """Fill the home, and serve it."""
     from pollux import policies
-    from pollux.service import Engine, ServiceSettings, SystemClock, server
+    from pollux.service import Engine, ServiceSettings, SystemClock
+    from pollux.service.server.serve import serve as serve_module
     from pollux.testing.big_store import build_big_store
     from pollux.testing.service import FakeBackend
 
     big = build_big_store(home, jobs, nodes, now=time.time())
 
     def build(settings: ServiceSettings) -> Engine:
-        store = server.open_store(server.store_file(home))
-        telemetry = server.open_telemetry(server.telemetry_file(home))
-        tokens = server.Tokens(server.operator_token(server.token_file(home)), "benchmark")
+        store = serve_module.open_store(serve_module.store_file(home))
+        telemetry = serve_module.open_telemetry(serve_module.telemetry_file(home))
+        tokens = serve_module.Tokens(serve_module.operator_token(serve_module.token_file(home)), "benchmark")
         backend = FakeBackend(big.nodes, SystemClock(), by_itself=True)  # type: ignore[arg-type]
         return Engine(policies.create("pollux"), backend, store, telemetry, settings, tokens=tokens)
 
-    server.build_engine = build
-    server.serve(ServiceSettings(home=home, port=0, trigger="rounds", interval_seconds=60.0))
+    serve_module.build_engine = build
+    serve_module.serve(ServiceSettings(home=home, port=0, trigger="rounds", interval_seconds=60.0))
 
 
 def started(home: Path, process: subprocess.Popen[bytes]) -> str:

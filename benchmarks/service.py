@@ -43,7 +43,8 @@ def serve(home: Path, seed: int) -> None:
     """The service, with replicas that only exist on paper."""
     from pollux import policies
     from pollux.core import Node
-    from pollux.service import Engine, ServiceSettings, SystemClock, server
+    from pollux.service import Engine, ServiceSettings, SystemClock
+    from pollux.service.server.serve import serve as serve_module
     from pollux.testing.service import FakeBackend
 
     class Paper(FakeBackend):
@@ -52,9 +53,9 @@ def serve(home: Path, seed: int) -> None:
             super().__init__(nodes, SystemClock(), by_itself=True)  # type: ignore[arg-type]
 
     def build(settings: ServiceSettings) -> Engine:
-        store = server.open_store(server.store_file(home))
-        telemetry = server.open_telemetry(server.telemetry_file(home))
-        tokens = server.Tokens(server.operator_token(server.token_file(home)), SECRET)
+        store = serve_module.open_store(serve_module.store_file(home))
+        telemetry = serve_module.open_telemetry(serve_module.telemetry_file(home))
+        tokens = serve_module.Tokens(serve_module.operator_token(serve_module.token_file(home)), SECRET)
         engine = Engine(policies.create("pollux"), Paper(), store, telemetry, settings, tokens=tokens)
         decided = engine.runner.decided
 
@@ -67,8 +68,8 @@ def serve(home: Path, seed: int) -> None:
         engine.runner.decided = watched  # type: ignore[method-assign]
         return engine
 
-    server.build_engine = build
-    server.serve(ServiceSettings(home=home, port=0, seed=seed))
+    serve_module.build_engine = build
+    serve_module.serve(ServiceSettings(home=home, port=0, seed=seed))
 
 
 class Load:
@@ -280,9 +281,10 @@ def compared(result: dict[str, Any]) -> dict[str, Any]:
 
 def serve_local(home: Path, seed: int) -> None:
     """The service as it is started by `pollux serve`, with replicas that are processes."""
-    from pollux.service import ServiceSettings, server
+    from pollux.service import ServiceSettings
+    from pollux.service.server.serve import serve as serve_module
 
-    server.serve(ServiceSettings(home=home, port=0, seed=seed, backend_options={"slots": SLEEPERS}))
+    serve_module.serve(ServiceSettings(home=home, port=0, seed=seed, backend_options={"slots": SLEEPERS}))
 
 
 def family(pid: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pollux.service import whatif
+from pollux.service.replay import replays
 
 __all__ = ["held_child"]
 
@@ -27,6 +27,6 @@ simulate.simulate_together = held
 
 def held_child(go: Path) -> tuple[str, ...]:
     """The child of `Replays`, which begins its second size once `go` is there."""
-    begin, words, rest = whatif._CHILD.partition("from pollux.cli.main import main")
+    begin, words, rest = replays._CHILD.partition("from pollux.cli.main import main")
     assert words
     return sys.executable, "-c", begin + _HELD.format(go=str(go)) + words + rest

@@ -29,7 +29,7 @@ TESTS = (
     "tests/unit/cli/test_main.py", "tests/unit/cli/test_output.py", "tests/unit/cli/test_run_screen.py",
     "tests/unit/wire/test_jobfile.py", "tests/unit/wire/test_job_file_page.py", "tests/unit/store/test_place.py",
     "tests/unit/store/test_sqlite.py", "tests/unit/backends/slurm/test_commands.py",
-    "tests/unit/service/test_server.py",
+    "tests/unit/service/server/test_serve.py",
 )  # fmt: skip
 MOST_SECONDS = 900.0
 _PROGRAMS = ("chromium", "docker", "go", "nvidia-smi", "prometheus", "ray", "sbatch", "scancel", "scontrol", "sinfo",

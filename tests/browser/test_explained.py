@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.test_job import receipt_of_a_change
 
-from pollux.service.receipts import receipt_folder
+from pollux.service.presenters.receipts import receipt_folder
 
 pytestmark = pytest.mark.browser
 

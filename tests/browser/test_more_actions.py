@@ -9,8 +9,8 @@ from playwright.sync_api import expect
 from tests.browser.stage import PATIENCE_SECONDS, wait_for
 from tests.replaying import held_child
 
-from pollux.service import api
-from pollux.service.whatif import Replays
+from pollux.service.http import app
+from pollux.service.replay.replays import Replays
 
 pytestmark = pytest.mark.browser
 
@@ -225,7 +225,7 @@ def finished(stage, *names):
 
 def test_the_bar_of_a_real_replay_moves(stage, visit, monkeypatch, tmp_path):
     go = tmp_path / "go"
-    monkeypatch.setattr(api, "Replays", lambda history: Replays(history, held_child(go)))
+    monkeypatch.setattr(app, "Replays", lambda history: Replays(history, held_child(go)))
     stage.down()
     stage.up()
     finished(stage, "alpha", "beta")
@@ -244,7 +244,7 @@ def test_the_bar_of_a_real_replay_moves(stage, visit, monkeypatch, tmp_path):
 def test_a_restart_is_survived_on_the_policies_page_also_in_a_replay(stage, operator, monkeypatch, tmp_path):
     finished(stage, "alpha", "beta")
     go = tmp_path / "go"
-    monkeypatch.setattr(api, "Replays", lambda history: Replays(history, held_child(go)))
+    monkeypatch.setattr(app, "Replays", lambda history: Replays(history, held_child(go)))
     stage.down()
     stage.up()
     page = operator.open("/policies").page

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pollux.service import webpages
+from pollux.service.http import web_files
 
-JS = webpages.FOLDER / "static" / "js"
+JS = web_files.FOLDER / "static" / "js"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "web-page.md"
 WORDS = dict(re.findall(r'^  "([^"]+)": "([^"]+)",$', (JS / "words.js").read_text(), re.MULTILINE))
 
@@ -72,7 +72,7 @@ def test_every_line_beside_a_heading_that_has_numbers_is_explained():
     text = "".join(path.read_text() for path in JS.glob("*.js"))
     explained = set(re.findall(r'\bannotate\("([^"]+)"', text))
     found: set[str] = set()
-    for path in sorted(webpages.FOLDER.glob("*.html")):
+    for path in sorted(web_files.FOLDER.glob("*.html")):
         found |= set(re.findall(r'<p class="hint" id="([^"]+)"[^>]*></p>', path.read_text()))
     assert len(found) > 6
     assert found - in_words <= explained
@@ -89,7 +89,7 @@ def test_nothing_of_the_page_makes_markup_of_text():
 
 
 def test_pages_have_no_script_or_style_of_their_own():
-    for path in sorted(webpages.FOLDER.glob("*.html")):
+    for path in sorted(web_files.FOLDER.glob("*.html")):
         text = path.read_text()
         assert re.findall(r"<script(?![^>]* src=)", text) == [], path.name
         assert "style=" not in text, path.name

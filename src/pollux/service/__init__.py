@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pollux.service.auth.tokens import Tokens
 from pollux.service.clock import Clock, SystemClock
-from pollux.service.engine import Engine
+from pollux.service.engine.engine import Engine
 from pollux.service.settings import DEFAULT_PORT, ServiceSettings
-from pollux.service.tokens import Tokens
 
 if TYPE_CHECKING:
-    from pollux.service.api import create_app
-    from pollux.service.server import serve
+    from pollux.service.http.app import create_app
+    from pollux.service.server.serve import serve
 
 __all__ = ["DEFAULT_PORT", "Clock", "Engine", "ServiceSettings", "SystemClock", "Tokens", "create_app", "serve"]
 
@@ -19,11 +19,11 @@ __all__ = ["DEFAULT_PORT", "Clock", "Engine", "ServiceSettings", "SystemClock", 
 def __getattr__(name: str) -> Any:
     # An engine alone, as of `pollux run`, needs no web framework.
     if name == "create_app":
-        from pollux.service.api import create_app
+        from pollux.service.http.app import create_app
 
         return create_app
     if name == "serve":
-        from pollux.service.server import serve
+        from pollux.service.server.serve import serve
 
         return serve
     raise AttributeError(f"module 'pollux.service' has no attribute '{name}'")

@@ -17,8 +17,9 @@ import pytest
 
 from pollux import policies
 from pollux.core import Node
-from pollux.service import Engine, ServiceSettings, SystemClock, Tokens, server
-from pollux.service.metrics import NAMES
+from pollux.service import Engine, ServiceSettings, SystemClock, Tokens
+from pollux.service.presenters.metrics import NAMES
+from pollux.service.server.serve import serve
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
@@ -38,21 +39,21 @@ def service(tmp_path_factory):
     backend.false_alarms = 0
 
     def build(settings: ServiceSettings) -> Engine:
-        viewer = server.operator_token(home / "viewer-token")
-        tokens = Tokens(server.operator_token(home / "token"), "secret", viewer)
+        viewer = serve.operator_token(home / "viewer-token")
+        tokens = Tokens(serve.operator_token(home / "token"), "secret", viewer)
         return Engine(policies.create("pollux"), backend, MemoryStore(), MemoryTelemetry(), settings, tokens=tokens)
 
-    ready: list[server.Service] = []
+    ready: list[serve.Service] = []
     heard = threading.Event()
 
-    def on_ready(found: server.Service) -> None:
+    def on_ready(found: serve.Service) -> None:
         ready.append(found)
         heard.set()
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(server, "build_engine", build)
+    patch.setattr(serve, "build_engine", build)
     settings = ServiceSettings(home=home, port=0, min_gap_seconds=0.05, store="memory")
-    thread = threading.Thread(target=server.serve, args=(settings, on_ready), daemon=True)
+    thread = threading.Thread(target=serve.serve, args=(settings, on_ready), daemon=True)
     thread.start()
     assert heard.wait(PATIENCE_SECONDS)
     try:

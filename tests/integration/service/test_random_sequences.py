@@ -19,10 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pollux import policies
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, Tokens, create_app
-from pollux.service.api import operations
-from pollux.service.packages import Packages
-from pollux.service.routing import Operation
-from pollux.service.whatif import Replays
+from pollux.service.http.app import operations
+from pollux.service.http.operations import Operation
+from pollux.service.http.uploads import Packages
+from pollux.service.replay.replays import Replays
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
 from pollux.wire.codec import encode

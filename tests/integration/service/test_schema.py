@@ -18,10 +18,10 @@ from schemathesis import Case
 from pollux import policies
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, Tokens, create_app
-from pollux.service.api import operations
-from pollux.service.openapi import describe
-from pollux.service.packages import Packages
-from pollux.service.whatif import Replays
+from pollux.service.http.app import operations
+from pollux.service.http.openapi import describe
+from pollux.service.http.uploads import Packages
+from pollux.service.replay.replays import Replays
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.service import FakeBackend, ManualClock
 from pollux.wire.job import JobRequest

@@ -46,7 +46,7 @@ from pollux.controller import (
 from pollux.core import NOWHERE, Cluster, Decision, Placement, Policy, Snapshot
 from pollux.goodput import BatchLimits, GoodputModel, PublishedThroughput
 from pollux.service import Engine, ServiceSettings, Tokens, create_app
-from pollux.service.executor import Executor
+from pollux.service.engine.executor import Executor
 from pollux.sim.application import Application
 from pollux.sim.jobs import FixedBatch, LearnedBatch, SimulatedJob
 from pollux.sim.modelled import ModelledApplication, NoiseSchedule

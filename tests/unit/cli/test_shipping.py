@@ -12,7 +12,7 @@ import pytest
 
 from pollux.cli import shipping
 from pollux.core.errors import InvalidInput
-from pollux.service.packages import Packages
+from pollux.service.http.uploads import Packages
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_a_detached_service_gets_the_same_settings(tmp_path, monkeypatch, run):
     (tmp_path / "c").touch()
     monkeypatch.setattr("pollux.cli.up._check_certificate", lambda cert, key: None)
     seen = []
-    monkeypatch.setattr("pollux.service.server.serve", lambda settings, on_ready: seen.append(settings))
+    monkeypatch.setattr("pollux.service.server.serve.serve", lambda settings, on_ready: seen.append(settings))
     result = run("up", *_words(settings))
     assert result.exit_code == 0, result.stderr
     assert seen == [settings]
@@ -143,7 +143,7 @@ def slurm(monkeypatch):
     monkeypatch.setattr("pollux.backends.available", lambda name: None)
     monkeypatch.setattr("pollux.cli.up._check_certificate", lambda cert, key: None)
     seen = []
-    monkeypatch.setattr("pollux.service.server.serve", lambda settings, on_ready: seen.append(settings))
+    monkeypatch.setattr("pollux.service.server.serve.serve", lambda settings, on_ready: seen.append(settings))
     return seen
 
 
@@ -209,7 +209,7 @@ def test_standard_output_has_one_document_also_where_it_ends_badly(run, fake, mo
             super().start()
 
     monkeypatch.setattr("pollux.cli.up.threading.Thread", Thread)
-    monkeypatch.setattr("pollux.service.server.serve", serve)
+    monkeypatch.setattr("pollux.service.server.serve.serve", serve)
     alone = run("up", "--home", fake.home, "--slots", 1, "--json")
     greeted.set()
     result = run("up", "--home", fake.home, "--slots", 1, "--json")

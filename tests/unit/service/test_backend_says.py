@@ -4,7 +4,7 @@ import pytest
 
 from pollux.backends.slurm.backend import SlurmBackend
 from pollux.core.errors import InvalidInput, WorkdirMissing
-from pollux.service.launching import folders_of
+from pollux.service.engine.launch import folders_of
 from pollux.store.protocol import TelemetryRow
 from pollux.wire.job import CheckpointRequest, JobRequest
 

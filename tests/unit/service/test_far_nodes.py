@@ -16,10 +16,10 @@ from pollux.backends.protocol import Launch
 from pollux.core import Node, Placement
 from pollux.core.errors import InvalidInput
 from pollux.service import ServiceSettings, Tokens
-from pollux.service.certificates import host_for_nodes, trusted_text
-from pollux.service.executor import Executor
-from pollux.service.guard import Guard
-from pollux.service.server import _addressed, _for_nodes, listen
+from pollux.service.engine.executor import Executor
+from pollux.service.http.middleware import Guard
+from pollux.service.server.certificates import host_for_nodes, trusted_text
+from pollux.service.server.serve import _addressed, _for_nodes, listen
 from pollux.testing.service import FakeBackend, ManualClock
 
 TLS = Path(__file__).parent / "tls"

@@ -17,7 +17,7 @@ from pollux.controller import ENDED, JobRecord, JobState
 from pollux.controller.events import JobSpec
 from pollux.core import JobLimits
 from pollux.service import create_app
-from pollux.service.board import Board, Card
+from pollux.service.views.job_board import Board, Card
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "src/pollux/service/web/static/js"

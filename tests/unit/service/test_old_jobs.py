@@ -49,7 +49,7 @@ def test_a_restart_forgets_them_too_and_their_name_is_free(world):
 
 
 def test_only_so_many_are_forgotten_at_once_the_oldest_first(world, monkeypatch):
-    monkeypatch.setattr("pollux.service.runner._FORGOTTEN_AT_ONCE", 2)
+    monkeypatch.setattr("pollux.service.engine.event_log._FORGOTTEN_AT_ONCE", 2)
     names = [f"old-{number}" for number in range(5)]
     for name in names:
         ended(world, name)

@@ -7,7 +7,7 @@ from pollux.backends.protocol import Running
 from pollux.controller import JobRecord, JobSpec, JobState, ResizeJob
 from pollux.core import Node, Placement
 from pollux.service import ServiceSettings, Tokens
-from pollux.service.executor import Executor, reconcile
+from pollux.service.engine.executor import Executor, reconcile
 from pollux.testing.service import sample_report
 from pollux.wire.job import JobRequest
 

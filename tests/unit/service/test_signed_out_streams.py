@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from pollux.service import Tokens, create_app, streams
-from pollux.service.sessions import SESSION_SECONDS, Sessions
+from pollux.service import Tokens, create_app
+from pollux.service.auth.sessions import SESSION_SECONDS, Sessions
+from pollux.service.http import sse
 from pollux.store import MemoryStore
 from pollux.testing.service import ManualClock
 from pollux.testing.waiting import PATIENCE_SECONDS
@@ -105,7 +106,7 @@ def test_a_session_that_is_over_hears_nothing_more(world, app):
 
 
 def test_a_session_that_is_over_is_found_where_nothing_happens(world, app, monkeypatch):
-    monkeypatch.setattr(streams, "_KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "_KEEP_ALIVE_SECONDS", 0.05)
 
     async def scene():
         _, cookie = signed_in(app, world.tokens.viewer)

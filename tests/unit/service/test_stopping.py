@@ -9,8 +9,8 @@ import pytest
 
 from pollux.backends.protocol import Running
 from pollux.core.errors import UnknownName, Unreachable
-from pollux.service.executor import waits_to_leave
-from pollux.service.loop import _Stop
+from pollux.service.engine.executor import waits_to_leave
+from pollux.service.engine.loop import _Stop
 from pollux.testing.service import sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
@@ -59,7 +59,7 @@ def test_on_the_way_down_nothing_is_started(world):
 
 
 def test_a_decision_in_flight_is_dropped_on_the_way_down(world):
-    from pollux.service.thinking import Thought
+    from pollux.service.engine.decision_thread import Thought
 
     world.submit("a", max_gpus=1)
     snapshot = world.engine.runner.controller.snapshot(world.clock.time)

@@ -1,0 +1,196 @@
+"""Signed-in browsers: a random id in a cookie, of which only a keyed hash is kept. Tokens are in `tokens`."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pollux.core.errors import StoreFailed, Unauthorised
+from pollux.service.auth.tokens import Role, Tokens
+from pollux.store.protocol import Store
+
+__all__ = ["COOKIE", "CSRF_HEADER", "SESSION_SECONDS", "Session", "Sessions", "WrongTokens", "cookie_of"]
+
+COOKIE = "pollux_session"
+"""What the cookie's name begins with; a mark of the service follows, since browsers share cookies among all ports."""
+
+CSRF_HEADER = "x-pollux-csrf"
+"""What a signed-in page sends with everything that changes something."""
+
+SESSION_SECONDS = 7 * 86400.0
+"""How long a browser stays signed in."""
+
+_SETTING = "sessions"
+_MOST = 256
+_LONGEST_ID = 256
+
+_log = logging.getLogger("pollux.service")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A signed-in browser: what it may do, and the word that its own pages know and others do not."""
+
+    role: Role
+    csrf: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    role: Role
+    token: str
+    expires_at: float
+
+
+class Sessions:
+    """Opens, finds and closes sessions; they survive a restart, and end when the token they were opened with changes.
+
+    May be used from any thread. The newest 256 are kept.
+    """
+
+    def __init__(self, store: Store, tokens: Tokens, now: Callable[[], float]) -> None:
+        self._store = store
+        self._tokens = tokens
+        self._now = now
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Kept] = {}
+        self._watchers: dict[str, dict[int, Callable[[], None]]] = {}
+        self._numbers = itertools.count()
+        self.cookie = f"{COOKIE}_{tokens.sign('cookie', '')[:8]}"
+        try:
+            for digest, (role, token, expires_at) in json.loads(store.setting(_SETTING) or "{}").items():
+                self._kept[digest] = _Kept(role, token, expires_at)
+        except (ValueError, TypeError):
+            _log.warning("the sessions that were kept cannot be read; browsers have to sign in again")
+
+    def open(self, token: str) -> tuple[str, Session]:
+        """A new session for who knows a token, and the id for its cookie; Unauthorised where nobody has that token."""
+        role = self._tokens.role_of(token)
+        if role is None:
+            raise Unauthorised(
+                "the token is not known here; the files 'token' and 'viewer-token' in POLLUX_HOME have the right ones"
+            )
+        session_id = secrets.token_urlsafe(32)
+        kept = _Kept(role, self._tokens.mark_of(role), self._now() + SESSION_SECONDS)
+        with self._lock:
+            live = {digest: old for digest, old in self._kept.items() if self._holds(old)}
+            newest = sorted(live.items(), key=lambda entry: entry[1].expires_at)[-(_MOST - 1) :]
+            ended = self._kept.keys() - dict(newest).keys()
+            self._kept = {**dict(newest), self._digest(session_id): kept}
+            self._keep()
+        self._tell(ended)
+        return session_id, Session(role, self._csrf(session_id))
+
+    def id_in(self, header: str | None) -> str | None:
+        """The id of a session of this service in a `Cookie` header; None where it is not there."""
+        return cookie_of(header, self.cookie)
+
+    def find(self, session_id: str) -> Session | None:
+        """The session of a cookie; None where there is none, or none any more."""
+        kept = self._kept.get(self._digest(session_id))
+        if kept is None or not self._holds(kept):
+            return None
+        return Session(kept.role, self._csrf(session_id))
+
+    def close(self, session_id: str) -> None:
+        """End a session; nothing happens where there is none."""
+        digest = self._digest(session_id)
+        with self._lock:
+            if self._kept.pop(digest, None) is not None:
+                self._keep()
+        self._tell((digest,))
+
+    def watch(self, session_id: str, tell: Callable[[], None]) -> Callable[[], None]:
+        """Have `tell` called, in any thread, once somebody ends a session; what is returned ends the watch.
+
+        A session that grows too old ends by itself, and nobody is told: ask `find` from time to time.
+        """
+        digest, number = self._digest(session_id), next(self._numbers)
+        with self._lock:
+            self._watchers.setdefault(digest, {})[number] = tell
+
+        def unwatch() -> None:
+            with self._lock:
+                watchers = self._watchers.get(digest, {})
+                watchers.pop(number, None)
+                if not watchers:
+                    self._watchers.pop(digest, None)
+
+        return unwatch
+
+    @property
+    def num_watched(self) -> int:
+        """Sessions that somebody watches."""
+        return len(self._watchers)
+
+    def _tell(self, digests: Iterable[str]) -> None:
+        with self._lock:
+            told = [tell for digest in digests for tell in self._watchers.pop(digest, {}).values()]
+        for tell in told:
+            tell()
+
+    def _holds(self, kept: _Kept) -> bool:
+        return kept.expires_at > self._now() and hmac.compare_digest(kept.token, self._tokens.mark_of(kept.role))
+
+    def _digest(self, session_id: str) -> str:
+        return self._tokens.sign("session", session_id)
+
+    def _csrf(self, session_id: str) -> str:
+        return self._tokens.sign("csrf", session_id)
+
+    def _keep(self) -> None:
+        kept = {digest: (entry.role, entry.token, entry.expires_at) for digest, entry in self._kept.items()}
+        try:
+            self._store.set_setting(_SETTING, json.dumps(kept))
+        except StoreFailed as error:
+            # Whoever looks after a full disk wants to see the page.
+            _log.warning("sessions cannot be kept over a restart: %s", error)
+
+
+def cookie_of(header: str | None, name: str) -> str | None:
+    """The value of a cookie in a `Cookie` header; None where it is not there.
+
+    Whatever else runs on the same host may have set cookies as well, in whatever shape: they do not matter.
+    """
+    for part in (header or "").split(";"):
+        found, _, value = part.partition("=")
+        if found.strip() == name and 0 < len(value.strip()) <= _LONGEST_ID:
+            return value.strip().strip('"')
+    return None
+
+
+class WrongTokens:
+    """How long whoever shows a wrong token has to wait: nothing at first, a second once there were many.
+
+    A bucket of five, filled again by one in three seconds. None: so many wait already that this one is sent away.
+    """
+
+    def __init__(self, now: Callable[[], float], burst: int = 5, refill_seconds: float = 3.0, most: int = 32) -> None:
+        self._now = now
+        self._burst, self._refill, self._most = burst, refill_seconds, most
+        self._left, self._at = float(burst), now()
+        self._waiting = 0
+
+    def begin(self) -> float | None:
+        """Count a wrong token; seconds to wait, then `end` must be called. None: refuse it at once."""
+        now = self._now()
+        self._left = min(self._left + max(now - self._at, 0.0) / self._refill, float(self._burst))
+        self._at = now
+        if self._left >= 1.0:
+            self._left -= 1.0
+            self._waiting += 1
+            return 0.0
+        if self._waiting >= self._most:
+            return None
+        self._waiting += 1
+        return 1.0
+
+    def end(self) -> None:
+        """Whoever waited is answered."""
+        self._waiting -= 1

@@ -1,0 +1,188 @@
+"""Carries the controller's commands out on a backend, and says at a start what the two do not agree on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from pollux.backends.protocol import Backend, ReplicasEnded, Running
+from pollux.controller import ENDED, HOLDING, Command, JobRecord, JobState, ResizeJob, StartJob, StopJob
+from pollux.core import BatchMode, Placement
+from pollux.core.errors import PolluxError
+from pollux.service.auth.tokens import Tokens
+from pollux.service.engine.launch import environment, launch_for, request_of
+from pollux.service.notices import notice_of
+from pollux.service.settings import ServiceSettings
+
+__all__ = ["Executor", "Reconciliation", "Refused", "reconcile", "stopped_at", "waits_to_leave"]
+
+_log = logging.getLogger("pollux.service")
+
+Refused = Callable[[str, int, str, bool], None]
+"""Told (job id, generation, why, whether it is the job's own fault) when a backend does not take a launch."""
+
+
+class Executor:
+    """One backend, and everything that its launches need to know."""
+
+    def __init__(
+        self, backend: Backend, settings: ServiceSettings, tokens: Tokens, batch: BatchMode, refused: Refused
+    ) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._tokens = tokens
+        self._batch = batch
+        self._refused = refused
+
+    def execute(self, commands: Iterable[Command], jobs: Mapping[str, JobRecord], now: float) -> bool:
+        """Do what was decided; leavers are all told before anybody starts, as the commands' order has it.
+
+        False where the backend failed inside at one of them: the others were carried out all the same.
+        """
+        commands = list(commands)
+        live = {id(command) for command in commands if isinstance(command, ResizeJob) and _is_live(command, jobs)}
+        leaving = [self._carried(self._leave, command, jobs, id(command) in live) for command in commands]
+        coming = [self._carried(self._come, command, jobs, id(command) in live, now) for command in commands]
+        return all(leaving) and all(coming)
+
+    def _carried(self, act: Callable[..., None], command: Command, *context: object) -> bool:
+        try:
+            act(command, *context)
+        except Exception:
+            _log.exception("%s could not be carried out", command)
+            return False
+        return True
+
+    def _leave(self, command: Command, jobs: Mapping[str, JobRecord], live: bool) -> None:
+        if isinstance(command, StopJob):
+            self.stop(jobs[command.job_id], command.generation)
+        elif isinstance(command, ResizeJob) and not live:
+            self.stop(jobs[command.job_id], command.generation - 1)
+
+    def _come(self, command: Command, jobs: Mapping[str, JobRecord], live: bool, now: float) -> None:
+        if isinstance(command, StartJob):
+            record = jobs[command.job_id]
+            self.start(record, command.generation, command.placement, stopped_at=stopped_at(record, now))
+        elif isinstance(command, ResizeJob):
+            since = None if live else now
+            self.start(jobs[command.job_id], command.generation, command.placement, stopped_at=since, live=live)
+
+    def start(
+        self,
+        record: JobRecord,
+        generation: int,
+        placement: Placement,
+        stopped_at: float | None = None,
+        live: bool = False,
+    ) -> None:
+        """Launch a generation, or (`live`) have what runs become it; a refusal is told, never raised."""
+        job_id = record.spec.id
+        try:
+            url = self._settings.agents_url or self._settings.url
+            variables = environment(
+                record, self._settings.home, self._batch, url, self._tokens.for_job(job_id), generation, stopped_at,
+                self._settings.agents_ca, notice_of(self._backend),
+            )  # fmt: skip
+            launch = launch_for(record, generation, placement, variables)
+            if live:
+                self._backend.resize(launch)
+            else:
+                self._backend.submit(launch)
+        except PolluxError as error:
+            self._refused(job_id, generation, str(error), self._is_there(placement))
+
+    def _is_there(self, placement: Placement) -> bool:
+        """Whether the backend has these nodes; one may have gone since it was decided, which is no fault of a job's."""
+        sizes = {node.id: node.num_gpus for node in self._backend.inventory()}
+        return all(count <= sizes.get(node, 0) for node, count in placement)
+
+    def stop(self, record: JobRecord, generation: int) -> None:
+        """End a job's replicas up to a generation, with the grace that its user gave."""
+        self._backend.stop(record.spec.id, generation, request_of(record).grace_seconds)
+
+
+def _is_live(command: ResizeJob, jobs: Mapping[str, JobRecord]) -> bool:
+    record = jobs[command.job_id]
+    return record.moves_live and record.spec.request is not None
+
+
+def stopped_at(record: JobRecord, now: float) -> float | None:
+    """From when on a start counts as a pause, whose length its agent reports; None for a job that never ran before.
+
+    What a job waited without GPUs is no part of it: from now on it would run if starting took no time.
+    """
+    return now if record.held_seconds > 0 else None
+
+
+def waits_to_leave(job_id: str, running: Iterable[Running], is_resizing: Callable[[str], bool]) -> str:
+    """For whom a job's replicas wait, as the backend has it, in words; empty where they do not wait. Pure.
+
+    A job that is resized by a restart leaves, too: what it has next waits until its replicas have ended.
+    """
+    entries = {entry.job_id: entry for entry in running}
+    if job_id not in entries or entries[job_id].state != "waiting":
+        return ""
+    leaving = [
+        f"'{other}'"
+        for other, entry in entries.items()
+        if entry.state == "stopping" or (other != job_id and entry.state == "waiting" and is_resizing(other))
+    ]
+    if leaving:
+        return f"waits for {', '.join(leaving)} to leave"
+    return "waits for its earlier replicas to leave" if is_resizing(job_id) else "waits for its GPUs to become free"
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """What must be done for the backend to hold what the log says."""
+
+    start: tuple[JobRecord, ...] = ()
+    change: tuple[JobRecord, ...] = ()
+    ended: tuple[ReplicasEnded, ...] = ()
+    stop: tuple[tuple[str, int], ...] = ()
+    forget: tuple[str, ...] = ()
+
+
+def reconcile(jobs: Mapping[str, JobRecord], running: Iterable[Running]) -> Reconciliation:
+    """Compare what the log says with what the backend has. Pure.
+
+    A job that holds GPUs and whose generation the backend does not know starts again, under the same generation;
+    one that ended meanwhile is told; what the log does not hold is stopped, and forgotten once its job has ended.
+    An order to change living processes that the backend did not get any more is given again, and nothing is stopped.
+    """
+    start: list[JobRecord] = []
+    change: list[JobRecord] = []
+    ended: list[ReplicasEnded] = []
+    stop: list[tuple[str, int]] = []
+    forget: list[str] = []
+    there = {entry.job_id: entry for entry in running}
+    for job_id, record in jobs.items():
+        entry = there.get(job_id)
+        if record.state in HOLDING and (entry is None or entry.generation < record.generation):
+            (change if _is_to_change(record, entry) else start).append(record)
+    for job_id, entry in there.items():
+        known = jobs.get(job_id)
+        over = known is None or known.state in ENDED
+        if entry.state == "ended":
+            if entry.ended is not None and not over:
+                ended.append(entry.ended)
+            elif over:
+                forget.append(job_id)
+        elif not _is_wanted(known, entry):
+            stop.append((job_id, entry.generation))
+    return Reconciliation(tuple(start), tuple(change), tuple(ended), tuple(stop), tuple(forget))
+
+
+def _is_wanted(record: JobRecord | None, entry: Running) -> bool:
+    """Whether what runs is what the log holds, or is to become it."""
+    if record is None or record.state not in HOLDING:
+        return False
+    return entry.generation == record.generation or _is_to_change(record, entry)
+
+
+def _is_to_change(record: JobRecord, entry: Running | None) -> bool:
+    """Whether what runs is an earlier generation that was to become the one that the log has, in living processes."""
+    if entry is None or entry.state not in ("running", "waiting") or entry.generation >= record.generation:
+        return False
+    return record.state is JobState.RESIZING and record.moves_live and record.spec.request is not None

@@ -1,0 +1,111 @@
+"""The REST API as an ASGI application over an engine. Serving it is in `serve`, what it does in the routes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse
+
+from pollux.core.errors import PolluxError
+from pollux.service.auth.sessions import Sessions, WrongTokens
+from pollux.service.auth.tokens import Tokens
+from pollux.service.engine.engine import Engine
+from pollux.service.http.middleware import Guard, error_body
+from pollux.service.http.openapi import STYLE, describe, page
+from pollux.service.http.operations import Operation, endpoint, error_response
+from pollux.service.http.routes.cluster import cluster_operations
+from pollux.service.http.routes.jobs import OPERATIONS
+from pollux.service.http.routes.pages import PAGE_OPERATIONS, Views
+from pollux.service.http.routes.replays import WHATIF_OPERATIONS
+from pollux.service.http.routes.sessions import SESSION_OPERATIONS
+from pollux.service.http.routes.uploads import PACKAGE_OPERATIONS
+from pollux.service.http.uploads import Packages
+from pollux.service.http.web_files import WebFiles, add_pages
+from pollux.service.replay.replays import Replays
+from pollux.service.settings import AtStop
+
+__all__ = ["create_app", "operations"]
+
+
+def operations(stop: Callable[[AtStop], None] | None = None) -> tuple[Operation, ...]:
+    """Every operation of the API."""
+    return (
+        *OPERATIONS,
+        *cluster_operations(stop or (lambda jobs: None)),
+        *PACKAGE_OPERATIONS,
+        *PAGE_OPERATIONS,
+        *SESSION_OPERATIONS,
+        *WHATIF_OPERATIONS,
+    )
+
+
+def create_app(
+    engine: Engine,
+    tokens: Tokens,
+    allowed_hosts: Iterable[str] = (),
+    stop: Callable[[AtStop], None] | None = None,
+) -> Guard:
+    """The application; `stop` is called when somebody asks the service to end."""
+    app = FastAPI(title="Pollux", openapi_url=None, docs_url=None, redoc_url=None)
+    sessions = Sessions(engine.store, tokens, engine.now)
+    app.state.sessions, app.state.wrong_tokens = sessions, WrongTokens(engine.now)
+    app.state.views = Views(engine)
+    app.state.packages = Packages(engine.settings.home, lambda: _folders_in_use(engine))
+    app.state.replays = replays = Replays(engine.history)
+    every = operations(stop)
+    document = describe(every)
+    by_path: dict[str, list[Operation]] = {}
+    for operation in every:
+        by_path.setdefault(operation.path, []).append(operation)
+    for path, group in by_path.items():
+        app.add_route(path, endpoint(engine, group), methods=[operation.method for operation in group])
+    _describe_at(app, document)
+    add_pages(app, WebFiles())
+    app.add_exception_handler(HTTPException, _no_such_route)
+    app.add_exception_handler(PolluxError, _refused)
+    return Guard(app, tokens, allowed_hosts, sessions, replays.close)
+
+
+def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:
+    """The working folders of jobs, and until when each was used: now, where its job has not ended."""
+    records = [card.record for card in engine.board.cards()]
+    return [
+        (record.spec.request.workdir, time.time() if record.ended_at is None else record.ended_at)
+        for record in records
+        if record.spec.request is not None
+    ]
+
+
+def _describe_at(app: FastAPI, document: dict[str, Any]) -> None:
+    text = page(document)
+
+    async def schema(request: Request) -> Response:
+        return JSONResponse(document)
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(text)
+
+    async def style(request: Request) -> Response:
+        return Response(STYLE, media_type="text/css")
+
+    app.add_route("/openapi.json", schema, methods=["GET"])
+    app.add_route("/docs.css", style, methods=["GET"])
+    app.add_route("/docs", docs, methods=["GET"])
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        code, text = "MethodNotAllowed", f"{request.method} is not possible on {request.url.path[:200]}; see /docs"
+    else:
+        code, text = "UnknownName", f"there is nothing at {request.url.path[:200]}; see /docs for what there is"
+    headers = dict(error.headers or {})
+    return Response(error_body(code, text), error.status_code, headers, media_type="application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return error_response(error)

@@ -1,0 +1,203 @@
+"""What stands before every request: the host it was sent to, who sends it, how much; and what each token may do.
+
+An ASGI wrapper, so that nothing behind it sees a request that was refused, and every answer has the same headers.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+from pollux.core.errors import Forbidden, PolluxError, TooLarge, Unauthorised
+from pollux.service.auth.sessions import CSRF_HEADER, Sessions
+from pollux.service.auth.tokens import Caller, Tokens
+from pollux.service.http.web_files import is_page
+from pollux.service.settings import is_loopback
+from pollux.wire.codec import MAX_BODY_BYTES
+
+__all__ = ["OPEN_PATHS", "SECURITY_HEADERS", "Guard", "check_scope", "error_body"]
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs.css", "/openapi.json"})
+"""What anybody who reaches the service may read, beside the page's own files: it says nothing about jobs."""
+
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'none'; "
+        "form-action 'self'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+"""Sent with every answer: no foreign script, style or frame, and nothing inline."""
+
+_ADDED = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+_READING = ("GET", "HEAD", "OPTIONS")
+_SESSION_PATH = "/v1/session"
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def error_body(code: str, message: str, retryable: bool = False) -> bytes:
+    """The one shape of every error."""
+    return json.dumps({"error": {"code": code, "message": message, "retryable": retryable}}).encode()
+
+
+class Guard:
+    """Refuses foreign host names (DNS rebinding), unknown tokens, foreign pages (CSRF) and bodies above the limit.
+
+    `close` ends what requests have begun and left running; it must be called at the end.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        tokens: Tokens,
+        allowed_hosts: Iterable[str] = (),
+        sessions: Sessions | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._sessions = sessions
+        self.close = close
+        self._hosts = {host.lower() for host in allowed_hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        send = _with_headers(send, scope["path"].startswith("/v1/"))
+        try:
+            self._check_host(headers.get(b"host", b"").decode("latin-1"), _arrived_at(scope))
+            scope["pollux.caller"] = self._caller(scope["method"], scope["path"], headers)
+            self._check_length(headers.get(b"content-length"))
+        except PolluxError as error:
+            await _refuse(send, error)
+            return
+        await self._app(scope, _limited(receive), send)
+
+    def _check_host(self, host: str, arrived_at: str | None) -> None:
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        if is_loopback(name) or name.lower() in self._hosts:
+            return
+        # No foreign page can make a browser name the very address that it connects to.
+        if arrived_at is not None and _address(name) == arrived_at:
+            return
+        raise Forbidden(
+            f"the request was sent to host '{name[:80]}', which this service does not answer for; "
+            "use its address, or start it with 'pollux up --allow-host NAME'"
+        )
+
+    def _caller(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Caller | None:
+        if path in OPEN_PATHS or is_page(path) or (path == _SESSION_PATH and method == "POST"):
+            return None
+        shown = headers.get(b"authorization")
+        caller = None if shown is not None else self._signed_in(method, headers)
+        if caller is None:
+            caller = self._tokens.caller(None if shown is None else shown.decode("latin-1"))
+        if caller.role == "viewer" and method not in _READING and path != _SESSION_PATH:
+            raise Forbidden("this token may look, not change anything; sign in with the operator's token for that")
+        return caller
+
+    def _signed_in(self, method: str, headers: Mapping[bytes, bytes]) -> Caller | None:
+        """Who is signed in at the browser that asks; None: nobody. Refuses what another page than ours has sent."""
+        if self._sessions is None:
+            return None
+        session_id = self._sessions.id_in(_text(headers.get(b"cookie")))
+        session = None if session_id is None else self._sessions.find(session_id)
+        if session is None:
+            return None
+        if headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
+            raise Forbidden("the request comes from a page of another address; use the service's own page")
+        word = _text(headers.get(CSRF_HEADER.encode())) or ""
+        if method not in _READING and not hmac.compare_digest(word.encode(), session.csrf.encode()):
+            raise Forbidden("the header X-Pollux-CSRF is missing or wrong; reload the page, or sign in again")
+        return Caller(role=session.role, session_id=session_id)
+
+    def _check_length(self, length: bytes | None) -> None:
+        if length is not None and length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
+            raise _too_large()
+
+
+def _arrived_at(scope: Scope) -> str | None:
+    """The address of this machine that the request came to; None where that is not known."""
+    server = scope.get("server")
+    return None if server is None else _address(str(server[0]))
+
+
+def _address(name: str) -> str | None:
+    """An address as all write it; None for a name."""
+    try:
+        found = ipaddress.ip_address(name.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
+
+
+def _with_headers(send: Send, is_data: bool) -> Send:
+    """Every answer says what a browser may do with it; data is kept by nobody unless the answer says otherwise."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), *_ADDED]
+            if is_data and not any(name.lower() == b"cache-control" for name, _ in headers):
+                headers.append((b"cache-control", b"no-store"))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return sending
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes; send less")
+
+
+def _limited(receive: Receive) -> Receive:
+    """Bodies without a length, or with a wrong one, are counted as they come."""
+    seen = 0
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > MAX_BODY_BYTES:
+            raise _too_large()
+        return message
+
+    return counted
+
+
+async def _refuse(send: Send, error: PolluxError) -> None:
+    body = error_body(type(error).__name__, str(error), error.retryable)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if isinstance(error, Unauthorised):
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def check_scope(caller: Caller | None, allows_job: bool, job_id: str | None, allows_viewer: bool = True) -> None:
+    """Refuse a job's token anything but its own job's reports and status, and a viewer what only the operator sees."""
+    if caller is not None and caller.role == "viewer" and not allows_viewer:
+        raise Forbidden("this shows what jobs were given, secrets among it; sign in with the operator's token for that")
+    if caller is None or caller.job_id is None:
+        return
+    if not allows_job or job_id != caller.job_id:
+        raise Forbidden(f"the token of job '{caller.job_id}' may report for that job and read it, nothing else")

@@ -1,0 +1,176 @@
+"""How a request becomes a call: operations as data, strict parameters and bodies, one shape of errors.
+
+Which operations there are is in `jobs` and `cluster`; how they are described to others in `openapi`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fastapi import Request, Response
+
+from pollux.core.errors import InvalidInput, PolluxError, choices
+from pollux.service.auth.tokens import Caller
+from pollux.service.engine.engine import Engine
+from pollux.service.http.middleware import check_scope, error_body
+from pollux.wire.codec import decode_json, encode_json
+
+__all__ = ["Call", "Handler", "Operation", "Param", "endpoint", "error_response", "json_response"]
+
+_log = logging.getLogger("pollux.service")
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One query parameter. `choices` are its only values where there are any; numbers lie between the bounds."""
+
+    name: str
+    kind: Literal["integer", "number", "boolean", "string"]
+    about: str
+    default: Any = None
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    def read(self, text: str) -> Any:
+        """The value; InvalidInput with the parameter's name, what was seen and what would be right."""
+        if self.kind == "boolean":
+            if text not in ("true", "false"):
+                raise InvalidInput(f"{self.name} is '{text[:80]}'; give true or false")
+            return text == "true"
+        if self.kind == "string":
+            if self.choices and text not in self.choices:
+                raise InvalidInput(f"{self.name} is '{text[:80]}': {choices(text[:80], self.choices)}")
+            if self.pattern is not None and re.fullmatch(self.pattern.strip("^$"), text) is None:
+                raise InvalidInput(f"{self.name} is '{text[:80]}', which cannot be one; give {self.about}")
+            return text
+        return self._number(text)
+
+    def _number(self, text: str) -> float:
+        try:
+            plain = text.isascii() and "_" not in text and text == text.strip() and len(text) < 40
+            value = (int(text) if self.kind == "integer" else float(text)) if plain else math.nan
+        except ValueError:
+            value = math.nan
+        low, high = self.low, self.high
+        if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
+            span = f" from {low:g}" if low is not None else ""
+            span += f" to {high:g}" if high is not None else ""
+            what = "a whole number" if self.kind == "integer" else "a number"
+            raise InvalidInput(f"{self.name} is '{text[:80]}'; give {what}{span}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, read: the path's parts, the query with its defaults, the body as a JSON value."""
+
+    engine: Engine
+    request: Request
+    caller: Caller | None
+    path: Mapping[str, str]
+    query: Mapping[str, Any]
+    body: Any = None
+
+    @property
+    def job_id(self) -> str:
+        """The job that the path names."""
+        return self.path["job_id"]
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+"""Answers a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path: who answers, what it takes and what it gives, for routing and for the description.
+
+    `job_token`: a job's own token may do it; `viewer`: so may who only looks. `links` are names of operations that can
+    follow with the job's id.
+    """
+
+    method: str
+    path: str
+    name: str
+    about: str
+    handler: Handler
+    gives: Mapping[str, Any]
+    status: int = 200
+    params: tuple[Param, ...] = ()
+    headers: tuple[Mapping[str, Any], ...] = ()
+    takes: Mapping[str, Any] | None = None
+    errors: tuple[int, ...] = ()
+    job_token: bool = False
+    open: bool = False
+    media: str = "application/json"
+    viewer: bool = True
+    links: tuple[str, ...] = field(default=())
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """A wire value, or plain JSON values, as an answer."""
+    return Response(encode_json(value), status, media_type="application/json")
+
+
+def error_response(error: Exception) -> Response:
+    """Any error in the one shape; what we did not foresee is logged and told without its insides."""
+    if isinstance(error, PolluxError):
+        body = error_body(type(error).__name__, str(error), error.retryable)
+        return Response(body, error.http_status, media_type="application/json")
+    _log.error("a request failed", exc_info=error)
+    body = error_body("PolluxError", "the service failed inside; its log has the whole story")
+    return Response(body, 500, media_type="application/json")
+
+
+def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Request], Awaitable[Response]]:
+    """The function for one path: picks the operation by method, reads the request, answers."""
+    by_method = {operation.method: operation for operation in operations}
+
+    async def answer(request: Request) -> Response:
+        operation = by_method["GET" if request.method == "HEAD" else request.method]
+        try:
+            caller: Caller | None = request.scope.get("pollux.caller")
+            path = {name: str(value) for name, value in request.path_params.items()}
+            check_scope(caller, operation.job_token, path.get("job_id"), operation.viewer)
+            query = _query(request, operation)
+            body = None
+            if operation.takes is not None:
+                body = _whole(decode_json(await request.body(), "the body"))
+            return await operation.handler(Call(engine, request, caller, path, query, body))
+        except Exception as error:
+            return error_response(error)
+
+    return answer
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of numbers: 4.0 is as good as 4. What becomes text for a job stays as it was written."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {key: item if key in ("env", "run") else _whole(item) for key, item in value.items()}
+    return value
+
+
+def _query(request: Request, operation: Operation) -> dict[str, Any]:
+    known = {param.name: param for param in operation.params}
+    found: dict[str, Any] = {name: param.default for name, param in known.items()}
+    seen: set[str] = set()
+    for name, text in request.query_params.multi_items():
+        if name not in known:
+            names = choices(name[:80], known) if known else "it takes none"
+            raise InvalidInput(f"unknown query parameter '{name[:80]}': {names}")
+        if name in seen:
+            raise InvalidInput(f"query parameter '{name}' is there twice; give it once")
+        seen.add(name)
+        found[name] = known[name].read(text)
+    return found

@@ -1,0 +1,104 @@
+"""The cluster in a few numbers: use, goodput against a static allocation, fairness, what changes have cost.
+
+Read from cards, so in any thread; the models are those that the policy decides by.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from pollux.controller import HOLDING
+from pollux.core import Cluster
+from pollux.service.views.fairness import Fairness
+from pollux.service.views.goodput_curves import largest_nodes, packed, placed, static_model, suitable
+from pollux.service.views.job_board import Board, Card
+from pollux.service.views.timeline import Timeline
+
+__all__ = ["goodputs", "summary_of", "unfairness"]
+
+_SHOWN = 50
+
+
+def summary_of(
+    board: Board, timeline: Timeline, cluster: Cluster, now: float, false_alarms: int | None = None
+) -> dict[str, Any]:
+    """All of it; numbers that are not known are None."""
+    cards = list(board.cards())
+    active = [card for card in cards if not card.ended]
+    states: dict[str, int] = {}
+    for card in cards:
+        states[str(card.record.state)] = states.get(str(card.record.state), 0) + 1
+    used = sum(card.record.placement.num_gpus for card in active if card.record.state in HOLDING)
+    total = cluster.num_gpus
+    spent = board.forgotten_gpu_seconds + sum(card.record.attained(now) for card in cards)
+    cost = timeline.reallocation_cost
+    return {
+        "now": now,
+        "gpus": {"total": total, "used": used, "utilisation": used / total if total else None},
+        "jobs_by_state": states,
+        "goodput": goodputs(active, cluster),
+        "fairness": unfairness(active, Fairness(cluster, len(active), now)),
+        "reallocations": {
+            "count": timeline.num_reallocations,
+            "gpu_seconds": cost,
+            "share": min(cost / spent, 1.0) if spent > 0.0 else None,
+        },
+        "false_alarms": false_alarms,
+    }
+
+
+def goodputs(active: Sequence[Card], cluster: Cluster) -> dict[str, Any]:
+    """Goodput now beside that of a static allocation: the same jobs, models and GPUs.
+
+    Static: in order of submission each job gets the GPUs that a policy of fixed sizes would give it, while they last,
+    and keeps its initial batch. Samples of different jobs cannot be added, so each job's goodput counts in units of its
+    own on the fewest GPUs it can run on with its initial batch; `ratio` = Σ now / Σ static. Jobs without a model count
+    on neither side.
+    """
+    now = static = 0.0
+    num_now = num_static = unknown = 0
+    free, nodes = cluster.num_gpus, largest_nodes(cluster)
+    for card in active:
+        record = card.record
+        if record.goodput is None:
+            unknown += 1
+            continue
+        largest = suitable(nodes, record.spec.limits)
+        plain = static_model(record.goodput)
+        unit = packed(plain, record.spec.limits.min_gpus, largest)
+        if unit <= 0.0:
+            unknown += 1
+            continue
+        rate = placed(record, cluster)
+        if rate is not None:
+            now += rate / unit
+            num_now += 1
+        size = min(record.spec.requested_gpus, cluster.num_gpus)
+        if record.is_ready and 0 < size <= free:
+            free -= size
+            static += packed(plain, size, largest) / unit
+            num_static += 1
+    return {
+        "now": now,
+        "static": static,
+        "ratio": now / static if static > 0.0 else None,
+        "jobs": num_now,
+        "static_jobs": num_static,
+        "unknown_jobs": unknown,
+    }
+
+
+def unfairness(active: Sequence[Card], fairness: Fairness) -> dict[str, Any]:
+    """Finish-time fairness of the jobs that have not ended, where it can be told: the middle, and the worst by name."""
+    known = [(rho, card.record.spec.id) for card in active if (rho := fairness.of(card)) is not None]
+    known.sort(key=lambda entry: (-entry[0], entry[1]))
+    values = [rho for rho, _ in known]
+    return {
+        "jobs": [{"job": job_id, "rho": rho} for rho, job_id in known[:_SHOWN]],
+        "num_jobs": len(known),
+        "median": statistics.median(values) if values else None,
+        "worst": values[0] if values else None,
+        "unfair_share": sum(rho > 1.0 for rho in values) / len(values) if values else None,
+    }

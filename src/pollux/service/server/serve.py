@@ -1,0 +1,421 @@
+"""The service as a process: home, tokens, address, the engine behind the API, and an orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from pollux import __version__, backends, policies
+from pollux.backends.protocol import Backend, HasFarNodes
+from pollux.core.errors import Conflict, InvalidInput
+from pollux.service.auth.tokens import Tokens
+from pollux.service.engine.engine import Engine
+from pollux.service.http.app import create_app
+from pollux.service.http.middleware import Guard
+from pollux.service.server.certificates import host_for_nodes, host_to_announce, names_of, trusted_text
+from pollux.service.settings import ANY_ADDRESS, AtStop, ServiceSettings
+from pollux.store import Store, open_store, open_telemetry
+from pollux.wire.places import ca_file, service_file, store_file, telemetry_file, token_file
+
+if TYPE_CHECKING:
+    import uvicorn
+
+__all__ = [
+    "Service",
+    "announce",
+    "build_engine",
+    "earlier_port",
+    "listen",
+    "listen_again",
+    "operator_token",
+    "prepare_home",
+    "retract",
+    "serve",
+    "url_of",
+]
+
+_GRACEFUL_SECONDS = 2
+_PLACE = "listened_at"
+_VIEWER = "viewer-token"
+_log = logging.getLogger("pollux.service")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running service: where it is reached, and its engine."""
+
+    url: str
+    home: Path
+    engine: Engine
+
+
+def serve(settings: ServiceSettings, on_ready: Callable[[Service], None] | None = None) -> None:
+    """Run until told to stop by SIGTERM, SIGINT or a request. `on_ready` is called once requests are answered."""
+    settings.check_bind()
+    prepare_home(settings.home)
+    port = earlier_port(settings)
+    listener = listen_again(settings.host, port) if port and not settings.port else None
+    listener = listener or listen(settings.host, settings.port)
+    with contextlib.closing(listener):
+        settings = _addressed(settings, listener)
+        engine = build_engine(settings)
+        settings = engine.settings
+        try:
+            _show_certificate(settings)
+            engine.start()
+            _keep_port(engine.store, settings.host, listener)
+            _answer(settings, engine, listener, on_ready)
+        except BaseException:
+            engine.stop("keep")
+            raise
+        engine.stop()
+
+
+def build_engine(settings: ServiceSettings) -> Engine:
+    """An engine with the store, backend and policy that the settings name; not started yet."""
+    policy = policies.create(settings.policy, **settings.policy_options)
+    kept = settings.store == "sqlite"
+    store = open_store(store_file(settings.home) if kept else None)
+    try:
+        telemetry = open_telemetry(telemetry_file(settings.home) if kept else None)
+        token = token_file(settings.home)
+        viewer = operator_token(token.with_name(_VIEWER))
+        tokens = Tokens(operator_token(token), _secret(store), viewer)
+        options = dict(settings.backend_options)
+        if "home" in backends.options(settings.backend):
+            options.setdefault("home", settings.home)
+        backend = backends.create(settings.backend, **options)
+        settings = _for_nodes(settings, backend)
+        return Engine(policy, backend, store, telemetry, settings, tokens=tokens)
+    except BaseException:
+        store.close()
+        raise
+
+
+def prepare_home(home: Path) -> None:
+    """Make the folder, for its owner only; one that is open to others and holds what is not ours is refused."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(home.stat().st_mode)
+        if not mode & 0o077:
+            return
+        if not _is_ours(home):
+            raise InvalidInput(
+                f"home {home} has mode {mode:o}, so others can read it, and holds files that are not Pollux's; "
+                "give a new or empty folder with POLLUX_HOME, or 'chmod 700' this one if it is meant"
+            )
+        home.chmod(0o700)
+    except OSError as error:
+        raise InvalidInput(f"home {home} cannot be used: {error.strerror}; give another with POLLUX_HOME") from error
+
+
+def _is_ours(home: Path) -> bool:
+    """Whether a service was here before, or nobody; a command may have begun the log of a new one."""
+    names = set(os.listdir(home)) - {"service.log", "lost+found"}
+    return not names or bool(names & {_VIEWER, service_file(home).name, store_file(home).name})
+
+
+def operator_token(path: Path) -> str:
+    """A person's token, made on first use; refuses one that others can read."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
+            _log.warning("token file %s was empty, as after a full disk; a new token is made", path)
+    if os.path.lexists(path):
+        return _known_token(path)
+    token = secrets.token_urlsafe(32)
+    # Whole or not there: a process that is killed here leaves no token that the next one cannot use.
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(token + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _name(new, path)
+    except FileExistsError:
+        return _known_token(path)
+    except OSError as error:
+        raise InvalidInput(f"token file {path} cannot be made: {error.strerror}; check its folder") from error
+    return token
+
+
+def _name(new: Path, path: Path) -> None:
+    """Give a file its name; FileExistsError where another has it, as far as the file system can tell."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # Not every file system has links.
+        os.replace(new, path)
+    else:
+        new.unlink()
+
+
+def _known_token(path: Path) -> str:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"token file {path} cannot be read: {error}; remove it to get a new one") from error
+    if mode & 0o077:
+        raise InvalidInput(f"token file {path} has mode {mode:o}, so others can read it; remove it, and start again")
+    if len(token) < 16:
+        raise InvalidInput(f"token file {path} holds {len(token)} characters; remove it to get a new token")
+    return token
+
+
+def _secret(store: Store) -> str:
+    """What job tokens are made with; kept beside the log."""
+    known = store.setting("secret")
+    if known is None:
+        known = secrets.token_hex(32)
+        store.set_setting("secret", known)
+    return known
+
+
+def earlier_port(settings: ServiceSettings) -> int | None:
+    """Where the last service of this home listened at this address; None where that is not known.
+
+    Conflict, with its address and process, while one still runs here.
+    """
+    if settings.store != "sqlite":
+        return None
+    try:
+        store = open_store(store_file(settings.home))
+    except Conflict as error:
+        found = _announced(service_file(settings.home))
+        if found is None:
+            raise
+        raise Conflict(
+            f"a service runs here already, at {found[0]} as process {found[1]}, for {settings.home}; "
+            "use it, stop it with 'pollux down', or choose another folder with POLLUX_HOME or --home"
+        ) from error
+    with contextlib.closing(store):
+        host, _, port = (store.setting(_PLACE) or "").rpartition(" ")
+        return int(port) if host == settings.host and port.isdigit() else None
+
+
+def _announced(place: Path) -> tuple[str, int] | None:
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+        return str(found["url"]), int(found["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep_port(store: Store, host: str, listener: socket.socket) -> None:
+    """Jobs that run on know the service by its address: the next one takes the same if it may choose."""
+    place = f"{host} {listener.getsockname()[1]}"
+    if store.setting(_PLACE) != place:
+        store.set_setting(_PLACE, place)
+
+
+def listen_again(host: str, port: int) -> socket.socket | None:
+    """A socket at an address that was used before; None where others have it now."""
+    try:
+        return listen(host, port)
+    except Conflict:
+        return None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at the address; one clear error where that is not possible."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InvalidInput(f"address '{host}' is not known here: {error.strerror}; give one of this machine") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise Conflict(
+            f"cannot listen on {host} port {port}: {error.strerror}; "
+            "stop what is there, or choose another with --port (0: any free one)"
+        ) from error
+    return listener
+
+
+def url_of(settings: ServiceSettings, listener: socket.socket) -> str:
+    """The address under which the service is reached from this machine."""
+    host, port = listener.getsockname()[:2]
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        host = host_to_announce(settings.tls_cert, settings.tls_key, settings.host, host)
+    elif host in ANY_ADDRESS:
+        host = "127.0.0.1"
+    return _url(settings, host, port)
+
+
+def _url(settings: ServiceSettings, host: str, port: int) -> str:
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _for_nodes(settings: ServiceSettings, backend: Backend) -> ServiceSettings:
+    """The settings with what agents on other machines need: an address that leads here from there, and whom to trust.
+
+    A service that listens at one address is reached there; one that listens at all, at the backend's `head`.
+    """
+    url = settings.url
+    if url is None or not isinstance(backend, HasFarNodes):
+        return settings
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        settings = replace(settings, agents_ca=trusted_text(settings.tls_cert))
+    if settings.host.strip("[]") in ANY_ADDRESS:
+        host = backend.head.strip("[]")
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            host = host_for_nodes(settings.tls_cert, settings.tls_key, host)
+        url = _url(settings, host, urlsplit(url).port or settings.port)
+        settings = replace(settings, agents_url=url, allowed_hosts=(*settings.allowed_hosts, host))
+    backend.reports_go_to(url)
+    return settings
+
+
+def _addressed(settings: ServiceSettings, listener: socket.socket) -> ServiceSettings:
+    """The settings with the address; names that a certificate is made out to are names of the service.
+
+    So is the machine's own, where it listens at all addresses.
+    """
+    names: tuple[str, ...] = (socket.gethostname(),) if settings.host.strip("[]") in ANY_ADDRESS else ()
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        names = (*names, *names_of(settings.tls_cert, settings.tls_key))
+    return replace(settings, url=url_of(settings, listener), allowed_hosts=(*settings.allowed_hosts, *names))
+
+
+def _show_certificate(settings: ServiceSettings) -> None:
+    """Commands and agents on this machine trust what the service shows, also where no authority signed it."""
+    if settings.tls_cert is None:
+        return
+    place = ca_file(settings.home)
+    new = place.with_name(f"{place.name}.new")
+    try:
+        new.write_bytes(settings.tls_cert.read_bytes())
+        new.replace(place)
+    except OSError as error:
+        raise InvalidInput(
+            f"certificate '{settings.tls_cert}' cannot be copied to {place}: {error.strerror}; check both"
+        ) from error
+
+
+def _answer(
+    settings: ServiceSettings,
+    engine: Engine,
+    listener: socket.socket,
+    on_ready: Callable[[Service], None] | None,
+) -> None:
+    """Answer requests until told to stop, and until what then has to end has ended."""
+    import uvicorn
+
+    def stop(jobs: AtStop) -> None:
+        if engine.stopping:
+            return
+        engine.go_down()
+        threading.Thread(target=wind_down, args=(jobs,), name="pollux-stopping", daemon=True).start()
+
+    def wind_down(jobs: AtStop) -> None:
+        # Requests are answered meanwhile: jobs that end report, and people want to see what is waited for.
+        try:
+            engine.wind_down(jobs)
+        finally:
+            server.should_exit = True
+
+    signals: list[bool] = []
+
+    def signalled() -> None:
+        # Twice: whoever sends them does not want to wait for anybody.
+        server.should_exit = bool(signals)
+        signals.append(True)
+        stop(settings.at_stop)
+
+    app = create_app(engine, engine.tokens, (*settings.allowed_hosts, settings.host), stop)
+    place = service_file(settings.home)
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            announce(place, settings.url or "")
+            if on_ready is not None:
+                on_ready(Service(settings.url or "", settings.home, engine))
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            with _stopping_on_signals(signalled):
+                yield
+
+    server = Server(_config(app, settings))
+    try:
+        server.run(sockets=[listener])
+    finally:
+        app.close()
+        retract(place)
+
+
+def _config(app: Guard, settings: ServiceSettings) -> uvicorn.Config:
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        lifespan="off",
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+        timeout_keep_alive=75,
+        ssl_certfile=None if settings.tls_cert is None else str(settings.tls_cert),
+        ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
+    )
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT stop the service; only the main thread can be told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def announce(place: Path, url: str) -> None:
+    """Tell the command line where the service is."""
+    found = {"url": url, "pid": os.getpid(), "started_at": time.time(), "version": __version__}
+    new = place.with_name(f"{place.name}.new")
+    new.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    new.replace(place)
+
+
+def retract(place: Path) -> None:
+    """Take that back, unless another service has announced itself since."""
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(place.read_text(encoding="utf-8")).get("pid") == os.getpid():
+            place.unlink()

@@ -1,0 +1,253 @@
+"""What people see of jobs, kept ready: one card per job, written by the engine's thread and read by any other.
+
+Cards hold copies, so that a reader never meets a record in the middle of a change.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from pollux.controller import ENDED, HOLDING, JobRecord, JobState
+from pollux.controller.costs import medians
+from pollux.controller.explain import explain_cost
+from pollux.core import Snapshot
+from pollux.core.errors import UnknownName
+from pollux.service.views.estimates import estimate, explained
+from pollux.wire import codec
+from pollux.wire.status import Eta, JobStatus
+
+__all__ = ["Board", "Card", "Said", "frozen"]
+
+# While it is being resized, its earlier replicas may go on and report.
+_STARTED = (JobState.STARTING, JobState.RUNNING)
+_ACTIVE = "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the job's record alone says about why it has what it has; `explanations` makes the whole text of it."""
+
+    cause: str
+    next_step: str
+    jobs: tuple[str, ...]
+    cost: str
+
+
+@dataclass(slots=True)
+class Card:
+    """One job as it was at its last change, its newest report, and the bytes made of them last."""
+
+    record: JobRecord
+    report: Mapping[str, Any]
+    reported_at: float | None
+    around: Snapshot | None
+    others: Mapping[str, JobRecord] = field(default_factory=dict)
+    widened: Callable[[str, Eta, float], Eta] | None = None
+    rendered: bytes = b""
+    _said: Said | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.record.state in ENDED
+
+    def eta(self) -> Eta | None:
+        """When it was expected to end at its last change, widened by what past predictions have taught."""
+        eta = self.raw_eta()
+        if eta is None or self.around is None or self.widened is None:
+            return eta
+        return self.widened(self.record.spec.id, eta, self.around.now)
+
+    def raw_eta(self) -> Eta | None:
+        """The same by the job's model alone; worked out when somebody asks, since that takes a while."""
+        known = self.record.goodput is not None and self.record.remaining is not None
+        if self.around is None or self.ended or not known:
+            return None
+        return estimate(self.record, self.around, self.others)
+
+    def status(self, now: float, fairness: float | None = None) -> JobStatus:
+        """Everything about the job at `now`; its fairness depends on all others, see `fairness.Fairness`."""
+        record, report = self.record, self.report
+        spec, request = record.spec, record.spec.request
+        total, done = report.get("total_progress"), report.get("progress")
+        progress = min(max(done / total, 0.0), 1.0) if total and done is not None else None
+        if record.state is JobState.SUCCEEDED:
+            progress = 1.0
+        noise = report.get("noise")
+        holds = record.state in HOLDING
+        return JobStatus(
+            id=spec.id, name=request.name if request else spec.id, state=str(record.state), queue=spec.queue,
+            priority=request.priority if request else "normal", submitted_at=record.submitted_at,
+            min_gpus=spec.limits.min_gpus, max_gpus=spec.limits.max_gpus, gpus=record.placement.num_gpus,
+            placement=dict(record.placement.shares), generation=record.generation, started_at=record.started_at,
+            ended_at=record.ended_at, restarts=record.num_restarts, crashes=record.crashes, retries=spec.retries,
+            rigid=request.is_rigid if request else spec.limits.pinned, after=spec.after, detail=record.detail,
+            batch_size=report.get("batch_size"), local_batch=report.get("local_batch"),
+            accumulation=report.get("accumulation"), learning_rate_factor=report.get("learning_rate_factor"),
+            throughput=report.get("throughput") if holds else None, efficiency=report.get("efficiency"),
+            goodput=report.get("goodput") if holds else None, noise_scale=noise["scale"] if noise else None,
+            loss=report.get("loss"), epoch=report.get("epoch"), progress=progress,
+            eta=self.eta(), reason=explained(record),
+            resize_seconds=record.resize_cost_seconds, resize_kind=record.likely_kind,
+            resize_costs=medians(record.costs), checkpoint_age_seconds=report.get("checkpoint_age_seconds"),
+            gpu_seconds=record.attained(now), reported_at=self.reported_at,
+            outdated=self.outdated,
+            fairness=fairness,
+        )  # fmt: skip
+
+    def said(self) -> Said:
+        """The reason and the cost of a change in words: made once, since nothing but a new card changes them."""
+        if self._said is None:
+            reason, cost = explained(self.record), explain_cost(self.record)
+            if reason is None:
+                self._said = Said(self.record.detail or "no decision was made about it yet", "", (), cost)
+            else:
+                self._said = Said(reason.text, reason.next_step, reason.jobs, cost)
+        return self._said
+
+    @property
+    def outdated(self) -> bool:
+        """Whether its newest report is from before it was given its present GPUs."""
+        at = self.reported_at
+        return self.record.state in _STARTED and at is not None and at < self.record.held_since
+
+    def json(self, now: float, fairness: float | None = None) -> bytes:
+        """The encoded status: made once, with what moves by itself put in: GPU-seconds and fairness of the moment."""
+        if not self.rendered:
+            values = codec.encode(self.status(now))
+            del values["gpu_seconds"], values["fairness"]
+            self.rendered = json.dumps(values, separators=(",", ":")).encode()[:-1]
+        rho = b"null" if fairness is None else repr(fairness).encode()
+        return b'%b,"gpu_seconds":%.3f,"fairness":%b}' % (self.rendered, self.record.attained(now), rho)
+
+
+class _Records(Mapping[str, JobRecord]):
+    """Cards seen as their records."""
+
+    def __init__(self, cards: Mapping[str, Card]) -> None:
+        self._cards = cards
+
+    def __getitem__(self, job_id: str) -> JobRecord:
+        return self._cards[job_id].record
+
+    def __iter__(self) -> Iterator[str]:
+        # A copy, made in one go: the engine's thread may add a card meanwhile.
+        return iter(list(self._cards))
+
+    def __len__(self) -> int:
+        return len(self._cards)
+
+
+class Board:
+    """The cards of all jobs in the order in which they were submitted. One writer, any number of readers."""
+
+    def __init__(self) -> None:
+        self._cards: dict[str, Card] = {}
+        self._order: list[str] = []
+        self._position: dict[str, int] = {}
+        self.forgotten_gpu_seconds = 0.0
+        # Who asks for the few that wait must not walk past all that have ended.
+        self._groups: dict[str, set[str]] = {group: set() for group in (*JobState, _ACTIVE)}
+        self._changes = 0
+        self._sorted: dict[str, tuple[int, tuple[str, ...]]] = {}
+
+    def put(self, card: Card) -> None:
+        """Show a job, or show it anew."""
+        job_id, state = card.record.spec.id, card.record.state
+        before = self._cards.get(job_id)
+        self._cards[job_id] = card
+        if job_id not in self._position:
+            self._position[job_id] = len(self._order)
+            self._order.append(job_id)
+        if before is None or before.record.state is not state:
+            if before is not None:
+                self._groups[before.record.state].discard(job_id)
+            self._groups[state].add(job_id)
+            (self._groups[_ACTIVE].discard if card.ended else self._groups[_ACTIVE].add)(job_id)
+            self._changes += 1
+
+    def remove(self, job_ids: Set[str]) -> None:
+        """Show these jobs no more; who is half-way through the list goes on with those that are left."""
+        order = [job_id for job_id in self._order if job_id not in job_ids]
+        self._order, self._position = order, {job_id: index for index, job_id in enumerate(order)}
+        for job_id in job_ids:
+            card = self._cards.pop(job_id, None)
+            if card is not None:
+                self.forgotten_gpu_seconds += card.record.attained(card.record.ended_at or 0.0)
+        for members in self._groups.values():
+            members -= job_ids
+        self._changes += 1
+
+    def get(self, job_id: str) -> Card:
+        """A job's card; UnknownName with a few names that are there."""
+        card = self._cards.get(job_id)
+        if card is None:
+            raise UnknownName("job", job_id[:80], self._near(job_id))
+        return card
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._cards
+
+    @property
+    def num_active(self) -> int:
+        """How many jobs have not ended."""
+        return len(self._groups[_ACTIVE])
+
+    @property
+    def records(self) -> Mapping[str, JobRecord]:
+        """Every job's record as it is shown, always the newest."""
+        return _Records(self._cards)
+
+    def check(self, after: str | None) -> None:
+        """Refuse a job to go on behind that is not there."""
+        if after is not None:
+            self.get(after)
+
+    def cards(self, after: str | None = None, state: str | None = None, active: bool | None = None) -> Iterator[Card]:
+        """Cards in order of submission: those behind `after`, in one state, not ended or ended only."""
+        self.check(after)
+        start = -1 if after is None else self._position.get(after, -1)
+        if state is None and active is not True:
+            order: Sequence[str] = self._order
+            begin = start + 1
+        else:
+            order = self._group(_ACTIVE if state is None else state)
+            begin = bisect_right(order, start, key=self._place) if start >= 0 else 0
+        for index in range(begin, len(order)):
+            card = self._cards.get(order[index])
+            # It may have changed since the order was made, or be asked for by two filters at once.
+            if card is None or (state is not None and card.record.state != state):
+                continue
+            if active is None or card.ended is not active:
+                yield card
+
+    def _place(self, job_id: str) -> int:
+        return self._position.get(job_id, len(self._order))
+
+    def _group(self, name: str) -> Sequence[str]:
+        """The jobs in a state, or all that have not ended, in order of submission; sorted anew only after a change."""
+        changes = self._changes
+        known = self._sorted.get(name)
+        if known is None or known[0] != changes:
+            known = self._sorted[name] = changes, tuple(sorted(self._groups[name].copy(), key=self._place))
+        return known[1]
+
+    def shows(self, record: JobRecord) -> bool:
+        """Whether a job's card says what its record does."""
+        card = self._cards.get(record.spec.id)
+        return card is not None and card.record == record
+
+    def _near(self, job_id: str) -> list[str]:
+        # All names would make a message of many pages, and comparing with all of them takes long.
+        alike = [known for known in self._order if known[:3] == job_id[:3]]
+        return (alike or self._order)[-8:]
+
+
+def frozen(record: JobRecord) -> JobRecord:
+    """A copy that later changes of the record do not reach."""
+    return copy.copy(record)
