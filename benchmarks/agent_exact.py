@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import pollux
 from pollux.agent import pass_order
-from pollux.testing.training import ReplicaServer
+from pollux.testing.jobs.replica_server import ReplicaServer
 
 BATCH = 13
 PASSES = 9

@@ -31,7 +31,7 @@ from torch import nn
 
 import pollux
 from pollux.agent.data.ledger import Ledger
-from pollux.testing.training import ReplicaServer, RunningReplicas
+from pollux.testing.jobs.replica_server import ReplicaServer, RunningReplicas
 
 PASSES = 4
 SHARDS = 2

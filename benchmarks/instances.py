@@ -8,7 +8,7 @@ import numpy as np
 
 from pollux.core import Cluster, Decision, JobLimits, JobView, Placement, Policy, Snapshot
 from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
-from pollux.sim.builtin import builtin_applications, builtin_workload
+from pollux.sim.builtin_workload import builtin_applications, builtin_workload
 from pollux.sim.simulation import simulate
 
 CASES = ("cold", "steady", "burst", "contention", "given")

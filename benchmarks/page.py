@@ -37,8 +37,8 @@ def serve(home: Path, jobs: int, nodes: int) -> None:
     from pollux import policies
     from pollux.service import Engine, ServiceSettings, SystemClock
     from pollux.service.server.serve import serve as serve_module
-    from pollux.testing.big_store import build_big_store
-    from pollux.testing.service import FakeBackend
+    from pollux.testing.servers.big_store import build_big_store
+    from pollux.testing.servers.service import FakeBackend
 
     big = build_big_store(home, jobs, nodes, now=time.time())
 

@@ -31,8 +31,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pollux.testing.live import LiveSupervisor
-from pollux.testing.training import ReplicaServer
+from pollux.testing.jobs.live_supervisor import LiveSupervisor
+from pollux.testing.jobs.replica_server import ReplicaServer
 
 EVENTS_A_JOB = 40
 SEQUENCE = (4, 3, 1, 4)
@@ -224,7 +224,7 @@ def random_events(count: int, seed: int) -> dict[str, Any]:
 
 def _job_with_events(chance: random.Random, count: int) -> Any:
     from pollux.backends.local import LocalBackend
-    from pollux.testing.live_events import EventRun
+    from pollux.testing.jobs.random_changes import EventRun
 
     with tempfile.TemporaryDirectory(prefix="pollux-resize-") as folder:
         home = Path(folder) / "home"

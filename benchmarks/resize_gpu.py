@@ -236,8 +236,8 @@ def two_processes(device: str, widths: tuple[int, ...]) -> list[dict[str, Any]]:
 
 
 def _pauses(device: str, width: int) -> list[dict[str, Any]]:
-    from pollux.testing.live import LiveSupervisor
-    from pollux.testing.training import ReplicaServer
+    from pollux.testing.jobs.live_supervisor import LiveSupervisor
+    from pollux.testing.jobs.replica_server import ReplicaServer
 
     visible = {} if device == "cpu" else {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
     where = "cpu" if device == "cpu" else "cuda:0"

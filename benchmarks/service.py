@@ -45,7 +45,7 @@ def serve(home: Path, seed: int) -> None:
     from pollux.core import Node
     from pollux.service import Engine, ServiceSettings, SystemClock
     from pollux.service.server.serve import serve as serve_module
-    from pollux.testing.service import FakeBackend
+    from pollux.testing.servers.service import FakeBackend
 
     class Paper(FakeBackend):
         def __init__(self) -> None:

@@ -20,7 +20,7 @@ from measure import data_folder, finish
 
 from pollux.policies import create
 from pollux.sim.application import Application
-from pollux.sim.builtin import builtin_applications
+from pollux.sim.builtin_workload import builtin_applications
 from pollux.sim.generate import GenerateSettings, generate_workload
 from pollux.sim.profiles import load_profiles
 from pollux.sim.simulation import SimulationSettings, simulate

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from pollux.testing.jobs.replica_server import ReplicaServer
 from pollux.testing.surroundings import settle
-from pollux.testing.training import ReplicaServer
 from pollux.testing.waiting import OutOfTime
 
 REPOSITORY = Path(__file__).resolve().parent.parent

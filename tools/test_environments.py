@@ -24,9 +24,11 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TESTS = (
-    "tests/unit/cli/test_surroundings.py", "tests/unit/cli/test_looking_around.py", "tests/unit/cli/test_render.py",
-    "tests/unit/cli/test_jobs.py", "tests/unit/cli/test_top.py", "tests/unit/cli/test_queues.py",
-    "tests/unit/cli/test_main.py", "tests/unit/cli/test_output.py", "tests/unit/cli/test_run_screen.py",
+    "tests/unit/cli/test_surroundings.py", "tests/unit/cli/test_looking_around.py",
+    "tests/unit/cli/display/test_render.py",
+    "tests/unit/cli/test_jobs.py", "tests/unit/cli/commands/test_top.py", "tests/unit/cli/commands/test_queues.py",
+    "tests/unit/cli/test_main.py", "tests/unit/cli/arguments/test_output.py",
+    "tests/unit/cli/display/test_run_screen.py",
     "tests/unit/wire/test_jobfile.py", "tests/unit/wire/test_job_file_page.py", "tests/unit/store/test_place.py",
     "tests/unit/store/test_sqlite.py", "tests/unit/backends/slurm/test_commands.py",
     "tests/unit/service/server/test_serve.py",

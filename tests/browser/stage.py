@@ -17,7 +17,7 @@ from pollux.service.clock import SystemClock
 from pollux.service.http.app import create_app
 from pollux.service.server.serve import listen
 from pollux.store import open_store, open_telemetry
-from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
 from pollux.wire.report import NoiseReport

@@ -7,7 +7,7 @@ import pytest
 
 from pollux.backends import create, names
 from pollux.backends.local import LocalBackend
-from pollux.testing.backend_conformance import BackendConformance
+from pollux.testing.conformance.backends import BackendConformance
 
 
 class TestLocalFromScratch(BackendConformance):

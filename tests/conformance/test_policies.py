@@ -4,7 +4,7 @@ import pytest
 
 from pollux.core import Policy
 from pollux.policies import create, names
-from pollux.testing.conformance import PolicyConformance
+from pollux.testing.conformance.policies import PolicyConformance
 
 
 class TestPollux(PolicyConformance):

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from pollux.store import open_store, open_telemetry
-from pollux.testing.store_conformance import (
+from pollux.testing.conformance.stores import (
     DurableStoreConformance,
     DurableTelemetryConformance,
     StoreConformance,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer, load
-from pollux.testing.forking import fork, read_all
+from pollux.testing.jobs.forking import fork, read_all
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "10"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20211"))

@@ -17,7 +17,7 @@ from pollux.backends.process.proc import is_alive, members, process_table
 from pollux.backends.process.records import read_record, run_folder
 from pollux.backends.protocol import Launch, Running
 from pollux.core import Placement
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 from pollux.testing.waiting import wait_until
 
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20261115"))

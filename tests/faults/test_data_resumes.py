@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pollux.testing.training import load_module
+from pollux.testing.jobs.replica_server import load_module
 
 FAULTS = load_module(str(Path(__file__).parents[2] / "benchmarks" / "agent_faults.py"))
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "12"))

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from pollux.backends.local import LocalBackend
-from pollux.testing.live_events import EventRun
+from pollux.testing.jobs.random_changes import EventRun
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "6")) * 5 // 2
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "1"))

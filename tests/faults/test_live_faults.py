@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pollux.agent.checkpoint.manifest import read_manifest, verify_files
-from pollux.testing.live import LiveSupervisor
-from pollux.testing.training import load_module
+from pollux.testing.jobs.live_supervisor import LiveSupervisor
+from pollux.testing.jobs.replica_server import load_module
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 SCRIPT = str(Path(__file__).parents[1] / "integration" / "agent" / "live_script.py")

@@ -11,8 +11,8 @@ import pytest
 
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasEnded
-from pollux.testing import live_job
-from pollux.testing.live_events import EventRun
+from pollux.testing.jobs import float64_job
+from pollux.testing.jobs.random_changes import EventRun
 from pollux.testing.waiting import wait_until
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
@@ -75,7 +75,7 @@ def children(pid):
 def store_host(local, run):
     """The process beside the replicas below the job's shim."""
     shim = json.loads((local.home / "run" / run.job_id / "shim.json").read_text())["pid"]
-    replicas = live_job.living(run.folder)
+    replicas = float64_job.living(run.folder)
     (host,) = [pid for pid in children(shim) if pid not in replicas]
     return host
 
@@ -117,11 +117,11 @@ def test_without_anybody_who_holds_the_state_the_job_starts_from_its_checkpoint(
 
 def test_without_its_store_a_job_trains_on_and_is_saved_and_restarted_when_it_is_to_change(local, job):
     run = job(2)
-    before = live_job.living(run.folder)
+    before = float64_job.living(run.folder)
     os.kill(store_host(local, run), KILL)
     calm = time.monotonic() + 1.0
     run.until("moment", lambda: time.monotonic() > calm)
-    assert live_job.living(run.folder) == before, "nobody is to notice"
+    assert float64_job.living(run.folder) == before, "nobody is to notice"
     run.resize(3)
     run.until("end", lambda: run.restarts)
     assert "store has ended" in run.restarts[0]
@@ -188,11 +188,11 @@ def test_data_that_does_not_come_for_long_is_no_hang(job):
     run = job(2)
     (run.folder / "stall").touch()
     run.until("stall", lambda: [*run.folder.glob("stalled-*")])
-    before = live_job.living(run.folder)
+    before = float64_job.living(run.folder)
     # Twice as long as a replica may be silent.
     calm = time.monotonic() + 5.0
     run.until("moment", lambda: time.monotonic() > calm)
-    assert live_job.living(run.folder) == before
+    assert float64_job.living(run.folder) == before
     (run.folder / "stall").unlink()
     run.resize(3)
     run.settled()
@@ -203,7 +203,7 @@ def test_data_that_does_not_come_for_long_is_no_hang(job):
 def test_a_pause_of_all_of_a_job_ends_none_of_it(local, job):
     run = job(2)
     shim = json.loads((local.home / "run" / run.job_id / "shim.json").read_text())["pid"]
-    everybody = [store_host(local, run), *live_job.living(run.folder), shim]
+    everybody = [store_host(local, run), *float64_job.living(run.folder), shim]
     for pid in everybody:
         os.kill(pid, STOP)
     try:
@@ -215,7 +215,7 @@ def test_a_pause_of_all_of_a_job_ends_none_of_it(local, job):
             os.kill(pid, signal.SIGCONT)
     calm = time.monotonic() + 1.0
     run.until("moment", lambda: time.monotonic() > calm)
-    assert sorted(live_job.living(run.folder)) == sorted(everybody[1:3])
+    assert sorted(float64_job.living(run.folder)) == sorted(everybody[1:3])
     assert not run.losses
     check(run)
 
@@ -225,11 +225,11 @@ def test_a_change_after_the_last_step_leaves_the_script_alone(job, gpus):
     run = job(2, POLLUX_HOLD_AT=str(EPOCHS))
     (run.folder / "fast").touch()
     run.until("end of training", lambda: len([*run.folder.glob("through-*")]) == 2)
-    before = live_job.living(run.folder)
+    before = float64_job.living(run.folder)
     run.resize(gpus)
     calm = time.monotonic() + 1.5
     run.until("moment", lambda: time.monotonic() > calm)
-    assert (run.state, live_job.living(run.folder)) == ("moving", before)
+    assert (run.state, float64_job.living(run.folder)) == ("moving", before)
     (run.folder / "go").touch()
     run.until("end", lambda: run.state == "done")
     check(run)
@@ -257,7 +257,7 @@ def saver(run):
 
 def test_one_that_hangs_while_all_train_is_left_behind(job):
     run = job(3)
-    victim = next(pid for pid in live_job.living(run.folder) if pid != saver(run))
+    victim = next(pid for pid in float64_job.living(run.folder) if pid != saver(run))
     os.kill(victim, STOP)
     run.until("loss", lambda: run.losses)
     assert "hung" in run.losses[0]

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from pollux.testing.fleet_run import FleetNodes, FleetRun
+from pollux.testing.jobs.fleet_run import FleetNodes, FleetRun
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "1"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20216"))

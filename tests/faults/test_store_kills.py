@@ -21,7 +21,7 @@ from typing import Any
 from pollux.controller import Event, JobPaused
 from pollux.store import SavedState, TelemetryRow, open_store, open_telemetry
 from pollux.store.sqlite import SqliteStore
-from pollux.testing.forking import fork, read_all
+from pollux.testing.jobs.forking import fork, read_all
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "12"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20214"))

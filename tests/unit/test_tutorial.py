@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from pollux.testing import conformance
+from pollux.testing.conformance import policies
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ class TestTutorialPolicy(run_beside_the_policy(CONFORMANCE).TestShortest):  # ty
 
 
 def test_the_class_on_the_page_inherits_the_suite():
-    assert issubclass(TestTutorialPolicy, conformance.PolicyConformance)
+    assert issubclass(TestTutorialPolicy, policies.PolicyConformance)
 
 
 def test_the_policy_has_fewer_than_40_lines():

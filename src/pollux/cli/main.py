@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from pollux import __version__
-from pollux.cli.options import PARTIAL, print_json
+from pollux.cli.arguments.options import PARTIAL, print_json
+from pollux.cli.display.streams import take_every_text, whole_output
 from pollux.cli.registry import LazyGroup
-from pollux.cli.streams import take_every_text, whole_output
 from pollux.core.errors import PolluxError
 
 __all__ = ["app", "main"]

@@ -25,10 +25,10 @@ from pollux.controller.events import (
     QueueChanged,
     TimerFired,
 )
+from pollux.controller.job_spec import spec_from
 from pollux.controller.lifecycle import ENDED, HOLDING, TRANSITIONS, JobState
 from pollux.controller.records import JobRecord
 from pollux.controller.reports import model_from
-from pollux.controller.requests import spec_from
 from pollux.controller.settings import ControllerSettings, require
 
 __all__ = [

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pollux.controller import decisions, news, state
-from pollux.controller.books import Books, time_up
+from pollux.controller import decisions, significance, snapshot_codec
+from pollux.controller.cluster_state import Books, time_up
 from pollux.controller.commands import Command, Decide, ResizeJob, StartJob, StopJob
 from pollux.controller.events import (
     DecisionMade,
@@ -171,8 +171,8 @@ class Controller:
         self._memory = memory
 
     def is_news(self, event: JobReported) -> bool:
-        """Whether a report has to become a fact; one that is not goes to telemetry only. See `news.is_news`."""
-        return news.is_news(self._books.record(event.job_id), event, self._books.cluster)
+        """Whether a report has to become a fact; one that is not goes to telemetry only. See `significance.is_news`."""
+        return significance.is_news(self._books.record(event.job_id), event, self._books.cluster)
 
     def state(self) -> dict[str, Any]:
         """Everything but settings and the policy's memory, as plain JSON values."""
@@ -181,13 +181,13 @@ class Controller:
             "last_decision": self.last_decision_at,
             "next_decision": self._next_decision,
             "last_change": self._last_change,
-            **state.encode_books(self._books),
+            **snapshot_codec.encode_books(self._books),
         }
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], settings: ControllerSettings | None = None) -> Controller:
         """A controller that goes on exactly like the one whose `state()` that was, except for the policy's memory."""
-        books = state.decode_books(saved)
+        books = snapshot_codec.decode_books(saved)
         controller = cls(books.cluster, settings)
         controller._books = books
         controller.revision = saved["revision"]
@@ -240,7 +240,9 @@ class Controller:
         return self._changed(event.at) if event.goodput is not None and self._drifted(record) else []
 
     def _drifted(self, record: JobRecord) -> bool:
-        return self.settings.trigger == "events" and news.drifted(record, self.cluster, self.settings.model_drift)
+        return self.settings.trigger == "events" and significance.drifted(
+            record, self.cluster, self.settings.model_drift
+        )
 
     def _generation_ended(self, event: GenerationEnded) -> list[Command]:
         record = self._books.jobs.get(event.job_id)
@@ -441,7 +443,7 @@ class Controller:
             if not self.jobs[view.id].placement and (reason := decision.reasons.get(view.id)) is not None:
                 self.jobs[view.id].because(event.at, reason)
         if self.settings.trigger == "events":
-            news.remember_predictions(self.active.values(), self.cluster)
+            significance.remember_predictions(self.active.values(), self.cluster)
         if self.settings.trigger == "rounds":
             commands += self._schedule(event.at + self.settings.interval_seconds)
         elif self._last_change > event.revision:

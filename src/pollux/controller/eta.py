@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pollux.controller.lifecycle import ENDED, JobState
 from pollux.controller.records import JobRecord
 from pollux.core import GoodputFunction, JobLimits, JobView, Placement, Snapshot
-from pollux.policies.whole import Whole
+from pollux.policies._empty_cluster import Whole
 
 __all__ = ["NOMINAL", "EtaScore", "EtaSeconds", "Interval", "Uncertainty", "eta", "fair_gpus", "most_gpus", "widening"]
 

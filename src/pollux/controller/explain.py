@@ -9,7 +9,7 @@ from pollux.controller.costs import RESTART, medians
 from pollux.controller.forecast import PlanNumbers
 from pollux.controller.records import JobRecord
 from pollux.core import Reason
-from pollux.policies.whole import OTHER_TYPE, WANTED_TYPE
+from pollux.policies._empty_cluster import OTHER_TYPE, WANTED_TYPE
 
 __all__ = ["CODES", "explain", "explain_cost", "explain_lack", "explain_plan", "gpus"]
 

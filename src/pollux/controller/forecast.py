@@ -10,7 +10,7 @@ from pollux.controller.eta import EtaSeconds, eta, fair_gpus, most_gpus
 from pollux.controller.events import JobSpec
 from pollux.controller.records import JobRecord
 from pollux.core import NOWHERE, Decision, Policy, Reason, Snapshot
-from pollux.policies.whole import Whole
+from pollux.policies._empty_cluster import Whole
 
 __all__ = ["PlanNumbers", "lack_of", "plan_for", "plan_from"]
 

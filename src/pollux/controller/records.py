@@ -1,4 +1,4 @@
-"""What is known of one job. How jobs are kept together is in `books`, what changes them in `controller`."""
+"""What is known of one job. How jobs are kept together is in `cluster_state`, what changes them in `controller`."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from pollux.core import NOWHERE, Decision, JobView, Placement, Reason, Snapshot
+from pollux.policies._capacity import Room
 from pollux.policies._reasons import Holders
-from pollux.policies._room import Room
 
 __all__ = ["admit", "admit_in_turn", "wanted_gpus"]
 

@@ -1,6 +1,6 @@
 """Pollux (Qiao et al., OSDI'21) with its published genetic search; the reference for `pollux`.
 
-The evolution itself is in `_search`; here are its inputs, what an allocation is worth, and the answer.
+The evolution itself is in `_nsga2`; here are its inputs, what an allocation is worth, and the answer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pollux.core import NOWHERE, BatchMode, Decision, InvalidInput, JobView, Placement, Reason, Snapshot, check
+from pollux.policies._capacity import Room
+from pollux.policies._empty_cluster import Whole
+from pollux.policies._nsga2 import Found, Space, search
 from pollux.policies._objective import Objective
 from pollux.policies._reasons import Holders, change_code
-from pollux.policies._room import Room
-from pollux.policies._search import Found, Space, search
-from pollux.policies.whole import Whole
 
 __all__ = ["PolluxGenetic"]
 

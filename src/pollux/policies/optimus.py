@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 
 from pollux.core import NOWHERE, BatchMode, Decision, JobView, Placement, Snapshot
+from pollux.policies._capacity import Room
 from pollux.policies._reasons import Holders
-from pollux.policies._room import Room
 
 __all__ = ["OptimusOracle"]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pollux.core import Allocation, BatchMode, Decision, Placement, Reason, Snapshot
-from pollux.policies._board import Board, Shares
-from pollux.policies._counts import IntArray, Options, choose
+from pollux.policies._candidates import FIRST, NOTHING, STAY, Table
+from pollux.policies._empty_cluster import Whole
+from pollux.policies._knapsack import IntArray, Options, choose
 from pollux.policies._objective import Objective, check_fairness
-from pollux.policies._options import FIRST, NOTHING, STAY, Table
+from pollux.policies._placement_board import Board, Shares
 from pollux.policies._reasons import Holders, change_code, named
-from pollux.policies.whole import Whole
 
 __all__ = ["Pollux"]
 

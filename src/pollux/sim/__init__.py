@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pollux.sim.application import Application, FixedConfiguration
-from pollux.sim.builtin import builtin_applications, builtin_workload
+from pollux.sim.builtin_workload import builtin_applications, builtin_workload
 from pollux.sim.compare import PolicyChoice, check_runs, choose_policies, compare
 from pollux.sim.fairness import IsolatedTimes, finish_time_fairness
 from pollux.sim.generate import GenerateSettings, generate_workload

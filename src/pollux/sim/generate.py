@@ -1,7 +1,7 @@
 """Workloads made to measure: jobs that arrive as in a trace of a real cluster, or by our own distribution.
 
 What a trace tells of a job is its arrival, GPU time and GPU count; the GPU time chooses an application of
-that size, and `users` what is asked for it. Of Python's generator only `random()` is used, whose stream is
+that size, and `user_requests` what is asked for it. Of Python's generator only `random()` is used, whose stream is
 promised to stay: a seed means one workload.
 """
 
@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from pollux.core import InvalidInput
 from pollux.sim.application import Application
 from pollux.sim.tables import number, read_rows, whole
-from pollux.sim.users import Users
+from pollux.sim.user_requests import Users
 from pollux.sim.workload import JobRequest, Workload
 
 __all__ = ["GenerateSettings", "generate_workload"]

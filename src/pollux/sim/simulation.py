@@ -33,7 +33,7 @@ from pollux.core import NOWHERE, Cluster, GoodputFunction, InvalidInput, JobLimi
 from pollux.sim.application import Application
 from pollux.sim.jobs import FixedBatch, LearnedBatch, Oracle, SimulatedJob
 from pollux.sim.modelled import Terms
-from pollux.sim.pauses import AUTO, Pauses
+from pollux.sim.resize_cost import AUTO, Pauses
 from pollux.sim.workload import JobRequest, Workload, check_applications
 
 __all__ = ["JobOutcome", "Record", "RunOutcome", "SimulationSettings", "simulate"]

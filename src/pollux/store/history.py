@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pollux.controller import Controller, ControllerSettings, Event, JobSubmitted
-from pollux.controller.codec import decode, encode
+from pollux.controller.event_codec import decode, encode
 from pollux.core import Cluster
 from pollux.core.errors import Conflict, InvalidInput, PolluxError, StoreFailed
 from pollux.store._text import to_text

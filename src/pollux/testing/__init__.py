@@ -1,6 +1,6 @@
 """Support for tests, shipped for authors of extensions too: builders, a fake driver, suites to inherit.
 
-What is re-exported here needs nothing beyond the package itself. `pollux.testing.conformance` (pytest) and
+What is re-exported here needs nothing beyond the package itself. `pollux.testing.conformance.policies` (pytest) and
 `pollux.testing.strategies` (hypothesis) are imported by name; install the extra `dev` for them.
 """
 

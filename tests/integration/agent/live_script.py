@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent.checkpoint.checkpointer import checkpointer
+from pollux.agent.checkpoint import checkpointer
 from pollux.agent.data.order import pass_order
 from pollux.agent.elastic import member
-from pollux.testing.live import LiveSupervisor
+from pollux.testing.jobs.live_supervisor import LiveSupervisor
 
 SIZE, BATCH = 98, 12
 EPOCHS = 20

@@ -11,7 +11,7 @@ from torch import nn
 
 import pollux
 from pollux.agent import pass_order
-from pollux.testing.training import load_module
+from pollux.testing.jobs.replica_server import load_module
 
 HERE = str(Path(__file__))
 MATRIX = load_module(str(Path(__file__).parents[3] / "benchmarks" / "agent_exact.py"))

@@ -21,7 +21,7 @@ from pollux.agent import pass_order
 from pollux.agent.adaptation.adaptation import Adaptation
 from pollux.agent.data.ledger import Ledger
 from pollux.core.errors import InvalidInput
-from pollux.testing.s3 import make_bucket, s3_server
+from pollux.testing.servers.s3 import make_bucket, s3_server
 
 SAMPLES, BATCH, EPOCHS, SEED = 50, 8, 3, 3
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pollux.testing.live import LiveSupervisor
-from pollux.testing.training import load_module
+from pollux.testing.jobs.live_supervisor import LiveSupervisor
+from pollux.testing.jobs.replica_server import load_module
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 SCRIPT = str(Path(__file__).with_name("live_script.py"))

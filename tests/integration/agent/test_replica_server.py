@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pollux.core.errors import InvalidInput
-from pollux.testing.training import ReplicaServer, load_module
+from pollux.testing.jobs.replica_server import ReplicaServer, load_module
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime, wait_until
 
 HERE = str(Path(__file__))

@@ -10,7 +10,7 @@ import pytest
 from pollux.backends.dispatch.slots import LocalGround
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 
 # A replica without training: it follows plans as the agent does, and fails where its `mode` says so.
 REPLICA = textwrap.dedent(

@@ -16,7 +16,7 @@ from pollux.backends.process.proc import is_alive, process_table
 from pollux.backends.process.records import read_record, run_folder
 from pollux.backends.protocol import Launch, ReplicasEnded
 from pollux.core.errors import InvalidInput
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 
 
 def clean(bench):

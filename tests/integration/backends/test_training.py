@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pollux.backends.local import LocalBackend
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pollux.testing.fleet_run import FleetNodes, FleetRun
+from pollux.testing.jobs.fleet_run import FleetNodes, FleetRun
 
 
 @pytest.fixture(scope="module")

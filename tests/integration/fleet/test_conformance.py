@@ -10,8 +10,8 @@ import pytest
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.process.proc import start_time
 from pollux.backends.process.records import read_record, run_folder
-from pollux.testing.backend_conformance import BackendConformance
-from pollux.testing.fleet import ProcessFleet
+from pollux.testing.conformance.backends import BackendConformance
+from pollux.testing.jobs.fleet import ProcessFleet
 
 
 class TestFleet(BackendConformance):

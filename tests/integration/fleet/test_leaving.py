@@ -6,8 +6,8 @@ import pytest
 
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.protocol import NodeDown, NodeUp
-from pollux.testing.backend_conformance import Bench
-from pollux.testing.fleet import ProcessFleet
+from pollux.testing.conformance.backends import Bench
+from pollux.testing.jobs.fleet import ProcessFleet
 
 # So long that nothing here is lost by silence.
 LEASE_SECONDS, LOST_SECONDS = 300.0, 400.0

@@ -8,7 +8,7 @@ import pytest
 from pollux.backends.dispatch import dispatcher
 from pollux.backends.protocol import Launch, ReplicasStarted
 from pollux.core import Placement
-from pollux.testing import live_job
+from pollux.testing.jobs import float64_job
 
 EPOCHS = 100
 
@@ -25,10 +25,10 @@ def check(run, restarts=0):
 def test_all_replicas_go_to_another_node(make_run, gpus):
     run = make_run(epochs=EPOCHS)
     run.begin({"n0": gpus})
-    before = set(live_job.living(run.folder))
+    before = set(float64_job.living(run.folder))
     run.go({"n1": gpus})
-    run.until("the end of who has left", lambda: not before & set(live_job.living(run.folder)))
-    assert (len(run.on(1)), len(live_job.living(run.folder))) == (gpus, gpus)
+    run.until("the end of who has left", lambda: not before & set(float64_job.living(run.folder)))
+    assert (len(run.on(1)), len(float64_job.living(run.folder))) == (gpus, gpus)
     # And back, to places that are free again.
     run.go({"n0": gpus})
     assert [kind for kind, _ in run.pauses] == ["move", "move"]
@@ -46,7 +46,7 @@ class Other:
     def launch(self, **counts):
         self.generation += 1
         # More than it can train here.
-        argv = (sys.executable, live_job.__file__, str(self.folder), "2000")
+        argv = (sys.executable, float64_job.__file__, str(self.folder), "2000")
         env = {"POLLUX_JOB": "other", "POLLUX_GENERATION": str(self.generation)}
         placement, folder = Placement.of(counts), str(self.folder)
         return Launch("other", self.generation, placement, argv, folder, env, grace_seconds=40.0, live=True)
@@ -58,11 +58,11 @@ class Other:
 
     def begin(self, **counts):
         self.run.backend.submit(self.launch(**counts))
-        self.run.until("the other's step", lambda: self.started() and live_job.living(self.folder, stepped=True))
+        self.run.until("the other's step", lambda: self.started() and float64_job.living(self.folder, stepped=True))
 
     def end(self):
         self.run.backend.stop("other", self.generation, 0.0)
-        self.run.until("the other's end", lambda: not live_job.living(self.folder))
+        self.run.until("the other's end", lambda: not float64_job.living(self.folder))
 
 
 def test_who_comes_waits_until_another_job_has_left_its_places(make_run, tmp_path):
@@ -70,11 +70,11 @@ def test_who_comes_waits_until_another_job_has_left_its_places(make_run, tmp_pat
     other = Other(run, tmp_path / "other")
     run.begin({"n0": 2})
     other.begin(n1=2)
-    before = live_job.living(run.folder)
+    before = float64_job.living(run.folder)
     run.order({"n1": 2})
     calm = time.monotonic() + 1.0
     run.until("moment", lambda: time.monotonic() > calm)
-    assert (live_job.living(run.folder), run.on(1)) == (before, []), "no two on one place"
+    assert (float64_job.living(run.folder), run.on(1)) == (before, []), "no two on one place"
     run.backend.resize(other.launch(n2=2))
     run.settled()
     run.until("the other's move", other.started)
@@ -93,8 +93,8 @@ def test_two_jobs_that_change_places_come_about_by_one_restart(make_run, tmp_pat
     run.backend.resize(other.launch(n0=2))
     run.settled()
     run.until("the other's move", other.started)
-    run.until("its two on their node", lambda: len(run.on(1)) == len(live_job.living(run.folder)) == 2)
-    run.until("the end of who has left", lambda: len(live_job.living(other.folder)) == 2)
+    run.until("its two on their node", lambda: len(run.on(1)) == len(float64_job.living(run.folder)) == 2)
+    run.until("the end of who has left", lambda: len(float64_job.living(other.folder)) == 2)
     assert (other.started().kind, run.pauses) == ("move", []), (
         "the first saves and starts anew, which lets the other move"
     )

@@ -12,7 +12,7 @@ import pytest
 from pollux.backends.fleet.backend import FleetBackend, own_address
 from pollux.service import ServiceSettings
 from pollux.service.server.serve import serve
-from pollux.testing.fleet import ProcessFleet
+from pollux.testing.jobs.fleet import ProcessFleet
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
 

@@ -5,7 +5,7 @@ import sys
 from pollux.backends.dispatch import dispatcher
 from pollux.backends.protocol import Launch, ReplicasStarted
 from pollux.core import Placement
-from pollux.testing import live_job
+from pollux.testing.jobs import float64_job
 
 # More than it can train here.
 EPOCHS = 2000
@@ -20,7 +20,7 @@ class Other:
 
     def launch(self, **counts):
         self.generation += 1
-        argv = (sys.executable, live_job.__file__, str(self.folder), str(EPOCHS))
+        argv = (sys.executable, float64_job.__file__, str(self.folder), str(EPOCHS))
         env = {"POLLUX_JOB": "other", "POLLUX_GENERATION": str(self.generation)}
         placement, folder = Placement.of(counts), str(self.folder)
         return Launch("other", self.generation, placement, argv, folder, env, grace_seconds=40.0, live=True)
@@ -36,14 +36,14 @@ def test_changes_that_wait_for_one_another_come_about(make_run, tmp_path, monkey
     other = Other(run, tmp_path / "other")
     run.begin({"n0": 1, "n1": 1})
     run.backend.submit(other.launch(n0=1, n1=1))
-    run.until("the other's step", lambda: other.runs() and live_job.living(other.folder, stepped=True))
-    before = set(live_job.living(other.folder))
+    run.until("the other's step", lambda: other.runs() and float64_job.living(other.folder, stepped=True))
+    before = set(float64_job.living(other.folder))
     run.order({"n0": 2})
     run.backend.resize(other.launch(n1=2))
     run.settled()
     run.until("the other's change", other.runs)
-    run.until("its two on their node", lambda: len(run.on(0)) == len(live_job.living(run.folder)) == 2)
-    run.until("the end of who has left", lambda: len(live_job.living(other.folder)) == 2)
-    assert len(before & set(live_job.living(other.folder))) == 1, "one that waits is enough to start anew"
+    run.until("its two on their node", lambda: len(run.on(0)) == len(float64_job.living(run.folder)) == 2)
+    run.until("the end of who has left", lambda: len(float64_job.living(other.folder)) == 2)
+    assert len(before & set(float64_job.living(other.folder))) == 1, "one that waits is enough to start anew"
     run.backend.stop("other", other.generation, 0.0)
-    run.until("the other's end", lambda: not live_job.living(other.folder))
+    run.until("the other's end", lambda: not float64_job.living(other.folder))

@@ -6,8 +6,8 @@ import sys
 import textwrap
 
 from pollux.backends.protocol import NodeDown, NodeUp, ReplicasLost
-from pollux.testing import live_job
-from pollux.testing.s3 import make_bucket, s3_server
+from pollux.testing.jobs import float64_job
+from pollux.testing.servers.s3 import make_bucket, s3_server
 from pollux.wire.objects import ObjectStore
 
 
@@ -25,7 +25,7 @@ def test_a_job_changes_over_nodes_and_loses_some(make_run, nodes):
     """It grows, shrinks and moves in living processes, goes on from memory or, with no replica left, from disk."""
     run = make_run(epochs=60)
     run.begin({"n0": 1})
-    (first,) = live_job.living(run.folder)
+    (first,) = float64_job.living(run.folder)
     run.go({"n0": 1, "n1": 2})
     assert (len(run.on(0)), len(run.on(1))) == (1, 2)
     assert first in run.on(0)
@@ -108,7 +108,7 @@ def test_a_silent_node_is_given_up_and_fenced(make_run, nodes):
         assert any("n1" in line for line in run.fleet.warnings())
     finally:
         nodes.hosts.thaw(frozen)
-    run.until("fence", lambda: lost not in live_job.living(run.folder))
+    run.until("fence", lambda: lost not in float64_job.living(run.folder))
     run.until("its return", lambda: len(run.backend.inventory()) == 3)
     run.until("false alarm", lambda: run.fleet.false_alarms == 1)
     assert run.restarts == []
@@ -119,7 +119,7 @@ SERVICE = textwrap.dedent(
     """
     import sys, time
     from pathlib import Path
-    from pollux.testing.fleet_run import FleetNodes, FleetRun
+    from pollux.testing.jobs.fleet_run import FleetNodes, FleetRun
     run = FleetRun(FleetNodes(Path(sys.argv[1]), secret=sys.argv[2]), Path(sys.argv[3]))
     run.begin({"n0": 1, "n1": 1})
     print("trains", flush=True)
@@ -139,11 +139,11 @@ def test_a_killed_service_is_followed_by_one_that_finds_everything(make_run, nod
         first.send_signal(signal.SIGKILL)
         first.wait()
         first.stdout.close()
-    before = live_job.living(tmp_path / "job")
+    before = float64_job.living(tmp_path / "job")
     run = make_run()
     run.generation, run.state = 1, "running"
     assert [(each.generation, each.state) for each in run.backend.running()] == [(1, "running")]
     run.go({"n0": 1, "n1": 1, "n2": 1})
-    assert set(before) < set(live_job.living(run.folder))
+    assert set(before) < set(float64_job.living(run.folder))
     assert run.restarts == []
     holds(run.finish())

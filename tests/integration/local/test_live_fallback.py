@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from pollux.backends.local import LocalBackend
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 
 PLAIN = """
     import os, signal, sys, time

@@ -13,7 +13,7 @@ from pollux.backends.local import LocalBackend
 from pollux.backends.process.log_file import read_log
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
 from pollux.backends.shim.generation import Generation, Order
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 
 
 def ordered(folder, generation, *places):

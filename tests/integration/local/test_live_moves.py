@@ -12,8 +12,8 @@ import pytest
 from pollux.backends.dispatch.slots import LocalGround
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasEnded
-from pollux.testing import live_job
-from pollux.testing.live_events import EventRun
+from pollux.testing.jobs import float64_job
+from pollux.testing.jobs.random_changes import EventRun
 from pollux.testing.waiting import wait_until
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
@@ -99,11 +99,11 @@ def codes(run):
 @pytest.mark.parametrize(("before", "after", "kind"), [(1, 1, "move"), (2, 2, "move"), (1, 3, "grow")])
 def test_a_job_goes_to_other_places_in_one_pause(job, before, after, kind):
     run = job(before)
-    processes, had = set(live_job.living(run.folder)), set(places(run))
+    processes, had = set(float64_job.living(run.folder)), set(places(run))
     run.resize(after)
     run.settled()
     assert not had & set(places(run))
-    assert not processes & set(live_job.living(run.folder)), "who has left is gone when that is told"
+    assert not processes & set(float64_job.living(run.folder)), "who has left is gone when that is told"
     assert [each for each, _ in run.pauses] == [kind]
     assert not run.losses
     check(run)
@@ -164,15 +164,15 @@ def test_a_request_to_stop_midway_is_obeyed_after_saving(job, phase):
 
 def test_a_service_that_ends_midway_is_followed_by_one_that_learns_of_the_move(job, tmp_path):
     run = job(2, make=lambda: LocalBackend(tmp_path / "home", slots=4), POLLUX_FAIL_AT=f"prepare/1/{STOP}")
-    before = set(live_job.living(run.folder))
+    before = set(float64_job.living(run.folder))
     run.resize(2)
     run.until("joiner that hangs", lambda: (run.folder / "failed-1").exists())
     run.backend.close()
     run.backend = run._make()
     run.backend.start(run._hear)
-    for pid in set(live_job.living(run.folder)) - before:
+    for pid in set(float64_job.living(run.folder)) - before:
         os.kill(pid, signal.SIGCONT)
     run.settled()
-    assert (len(places(run)), before & set(live_job.living(run.folder))) == (2, set())
+    assert (len(places(run)), before & set(float64_job.living(run.folder))) == (2, set())
     assert not run.restarts
     check(run)

@@ -19,9 +19,9 @@ from pollux import policies
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, SystemClock, Tokens
 from pollux.service.presenters.metrics import NAMES
-from pollux.service.server.serve import serve
+from pollux.service.server import serve
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.service import SAMPLE_MODEL, FakeBackend, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
 from pollux.wire.report import NoiseReport

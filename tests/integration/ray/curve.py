@@ -1,7 +1,7 @@
 """A job in float64 that writes down its loss after every pass, and what plain PyTorch makes of it.
 
 `python curve.py FOLDER EPOCHS SEED`. Replicas note who they are in the folder before anything else, as those of
-`pollux.testing.live_job`. Until the file `fast` is beside the folder it takes its time, and more so towards its end.
+`float64_job`. Until the file `fast` is beside the folder it takes its time, and more so towards its end.
 """
 
 import json

@@ -6,7 +6,7 @@ from pathlib import Path
 from pollux.backends.protocol import NodeDown, NodeUp
 from pollux.backends.ray.backend import RayBackend
 from pollux.core import Placement
-from pollux.testing.live_events import EventRun
+from pollux.testing.jobs.random_changes import EventRun
 
 SECRET = "5a" * 32
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pollux.backends import create
-from pollux.testing.backend_conformance import BackendConformance
+from pollux.testing.conformance.backends import BackendConformance
 
 
 class TestRay(BackendConformance):

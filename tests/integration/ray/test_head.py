@@ -15,7 +15,7 @@ from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import RayRun
 
 from pollux.backends.protocol import NodeDown, ReplicasEnded
-from pollux.testing import live_job
+from pollux.testing.jobs import float64_job
 
 PORT = 6399
 EPOCHS = 120
@@ -96,12 +96,14 @@ def test_jobs_train_on_without_the_head_and_go_on_from_checkpoints_on_the_nodes_
     try:
         (node,) = run.names
         run.begin(**{node: 2})
-        replicas, told = live_job.living(run.folder), len(run.told)
+        replicas, told = float64_job.living(run.folder), len(run.told)
         parts.kill(parts.head)
         run.until("warning", run.backend.warnings)
         assert run.backend.warnings()[0].startswith("lost the connection to Ray (")
         assert "check 'ray status' and --address; trying again" in run.backend.warnings()[0]
-        assert (live_job.living(run.folder), run.names, len(run.told)) == (replicas, [node], told), "nobody is lost yet"
+        assert (float64_job.living(run.folder), run.names, len(run.told)) == (replicas, [node], told), (
+            "nobody is lost yet"
+        )
 
         parts.head = parts.start_head()
         run.until("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == node])

@@ -13,7 +13,7 @@ from tests.integration.ray import curve
 from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import SECRET
 
-from pollux.testing import live_job
+from pollux.testing.jobs import float64_job
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 SERVICE = "training"
@@ -103,7 +103,7 @@ class Service:
 
     def replicas(self):
         """Process numbers of the living, by job."""
-        return {name: set(live_job.living(self.home / name)) for name in self.jobs()}
+        return {name: set(float64_job.living(self.home / name)) for name in self.jobs()}
 
     def agree(self):
         """Ray's nodes and placement groups are what was decided; what is given back is so a moment later."""
@@ -130,7 +130,7 @@ def service(cluster, tmp_path):
     running = Service(tmp_path / "home", cluster)
     yield running
     running.pollux("down")
-    assert not any(live_job.living(running.home / name) for name in SEEDS)
+    assert not any(float64_job.living(running.home / name) for name in SEEDS)
 
 
 def test_jobs_share_the_nodes_and_train_as_if_alone_whatever_happens_to_the_service(service, cluster):

@@ -13,8 +13,8 @@ from tests.integration.ray.runs import RayRun
 
 from pollux.backends.fleet.backend import LOST_SECONDS
 from pollux.backends.protocol import NodeDown, NodeUp, ReplicasLost
-from pollux.testing import live_job
-from pollux.testing.live_events import Verdict
+from pollux.testing.jobs import float64_job
+from pollux.testing.jobs.random_changes import Verdict
 
 # Long enough for all that happens here at its slow pace, and soon over when it may be fast.
 EPOCHS, MANY_EPOCHS = 120, 400
@@ -50,7 +50,7 @@ def agree(cluster, run, **counts):
         f"{counts} in Ray's books, which have {booked(cluster, run)}",
         lambda: booked(cluster, run) == counts,
     )
-    assert len(live_job.living(run.folder)) == sum(counts.values())
+    assert len(float64_job.living(run.folder)) == sum(counts.values())
 
 
 def test_a_job_grows_shrinks_and_moves_and_ray_knows(cluster, run):
@@ -70,7 +70,7 @@ def test_a_job_grows_shrinks_and_moves_and_ray_knows(cluster, run):
 def kill_one(cluster, run, stays, goes):
     """Kill a node under a job that has one replica elsewhere and two there; seconds until the rest trains again."""
     losses, known = len(run.losses), {*run.names, *(event.node.id for event in run.of_nodes(NodeUp))}
-    kept = set(live_job.living(run.folder))
+    kept = set(float64_job.living(run.folder))
     node = cluster.ray_id(goes)
     began = time.monotonic()
     cluster("kill", node=node)
@@ -82,7 +82,7 @@ def kill_one(cluster, run, stays, goes):
     assert (lost.replicas, str(lost.remaining)) == ((1, 2), f"{stays}:1")
     run.until("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == goes])
     assert cluster.is_alive(node)
-    assert set(live_job.living(run.folder)) < kept
+    assert set(float64_job.living(run.folder)) < kept
     cluster("add")
     run.until("new node", lambda: {event.node.id for event in run.of_nodes(NodeUp)} - known)
     return seconds
@@ -130,7 +130,7 @@ def test_nodes_are_killed_and_the_rest_goes_on_from_memory(cluster, tmp_path, me
 
 def end_actor(cluster, run, how, stays, goes):
     """End the actor of a node under a job that has one replica elsewhere and two there, until the node has another."""
-    node, losses, kept = cluster.ray_id(goes), len(run.losses), set(live_job.living(run.folder))
+    node, losses, kept = cluster.ray_id(goes), len(run.losses), set(float64_job.living(run.folder))
     ups = [event.node.id for event in run.of_nodes(NodeUp)].count(goes)
     began = time.monotonic()
     cluster(how, node=node, service=run.service)
@@ -142,7 +142,7 @@ def end_actor(cluster, run, how, stays, goes):
     run.until("end of the actor", lambda: [event.node_id for event in run.of_nodes(NodeDown)].count(goes) == ups)
     run.until("new actor", lambda: [event.node.id for event in run.of_nodes(NodeUp)].count(goes) > ups)
     assert not run.backend.warnings()
-    assert len(set(live_job.living(run.folder)) & kept) == 1, "who was left has gone on"
+    assert len(set(float64_job.living(run.folder)) & kept) == 1, "who was left has gone on"
     run.go(**{stays: 1, goes: 2})
     agree(cluster, run, **{stays: 1, goes: 2})
     assert cluster.is_alive(node), "Ray never has a node again that it gave up: it was there all the time"
@@ -178,7 +178,7 @@ def test_a_frozen_node_is_given_up_fenced_and_used_again(cluster, tmp_path):
             assert cluster.is_alive(node)
         finally:
             cluster("go on", node=node)
-        run.until("fence", lambda: len(live_job.living(run.folder)) == 1)
+        run.until("fence", lambda: len(float64_job.living(run.folder)) == 1)
         run.until("its return", lambda: goes in run.names)
         holds(run.finish())
         assert run.restarts == []

@@ -24,7 +24,7 @@ from pollux.service.http.operations import Operation
 from pollux.service.http.uploads import Packages
 from pollux.service.replay.replays import Replays
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
 from pollux.wire.codec import encode
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "40"))

@@ -23,7 +23,7 @@ from pollux.service.http.openapi import describe
 from pollux.service.http.uploads import Packages
 from pollux.service.replay.replays import Replays
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock
 from pollux.wire.job import JobRequest
 from pollux.wire.report import LARGEST_BATCH, LARGEST_SECONDS
 

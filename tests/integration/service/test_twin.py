@@ -47,7 +47,7 @@ from pollux.controller import (
 from pollux.core import Cluster, JobLimits, Node, Placement, Queue
 from pollux.service import Engine, ServiceSettings, Tokens, create_app
 from pollux.store import open_store, open_telemetry
-from pollux.testing.service import ManualClock
+from pollux.testing.servers.service import ManualClock
 from pollux.wire.codec import encode
 from pollux.wire.job import JobRequest
 from pollux.wire.jobfile import job_to_mapping

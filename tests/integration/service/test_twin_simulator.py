@@ -53,7 +53,7 @@ from pollux.sim.modelled import ModelledApplication, NoiseSchedule
 from pollux.sim.simulation import RunOutcome, SimulationSettings, simulate
 from pollux.sim.workload import JobRequest, Workload
 from pollux.store import open_store, open_telemetry
-from pollux.testing.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock
 from pollux.wire.codec import encode
 from pollux.wire.job import JobRequest as Submission
 from pollux.wire.jobfile import job_to_mapping

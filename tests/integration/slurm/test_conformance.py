@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pollux.backends.slurm.backend import SlurmBackend
-from pollux.testing.backend_conformance import BackendConformance
+from pollux.testing.conformance.backends import BackendConformance
 
 
 class TestSlurm(BackendConformance):

@@ -3,7 +3,7 @@
 import pytest
 
 from pollux.backends.slurm.backend import SlurmBackend
-from pollux.testing.backend_conformance import BackendConformance
+from pollux.testing.conformance.backends import BackendConformance
 
 
 class TestSlurmWithoutPilots(BackendConformance):

@@ -2,7 +2,7 @@
 
 from pollux.backends.slurm.backend import SlurmBackend
 from pollux.core import Placement
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 
 SEES = """
     import os, time

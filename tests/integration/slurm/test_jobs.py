@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from pollux.backends.fleet.backend import dispatcher
+from pollux.backends.fleet import dispatcher
 from pollux.backends.slurm.backend import SlurmBackend
 from pollux.core import Placement
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 
 WAITS = """
     import os, time

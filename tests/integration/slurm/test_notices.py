@@ -7,7 +7,7 @@ import pytest
 
 from pollux.backends.protocol import NodeDown, NodeUp
 from pollux.backends.slurm.backend import SlurmBackend
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 
 SAVES = """
     import os, signal, sys, time

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.ray import curve
 from tests.integration.slurm.service import Service, is_live
 
-from pollux.testing.s3 import make_bucket, s3_server
+from pollux.testing.servers.s3 import make_bucket, s3_server
 from pollux.wire.objects import ObjectStore
 
 EPOCHS = 60

@@ -9,7 +9,7 @@ from tests.integration.slurm.service import Service, is_live
 
 from pollux.backends.slurm.backend import SlurmBackend
 from pollux.core import Placement
-from pollux.testing.backend_conformance import Bench
+from pollux.testing.conformance.backends import Bench
 
 TYPES = {"node1": "a100", "node2": "a100", "node3": "v100"}
 EPOCHS = 120

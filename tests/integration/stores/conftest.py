@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.testing.s3 import make_bucket, s3_server
+from pollux.testing.servers.s3 import make_bucket, s3_server
 from pollux.wire.objects import ObjectStore
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from pollux.agent.checkpoint import checkpointer as checkpointer_module
 from pollux.agent.checkpoint.checkpointer import Checkpointer, parameter_signature
-from pollux.agent.checkpoint.checkpointer import checkpointer as checkpointer_module
 
 
 def state(step: int) -> dict[str, torch.Tensor]:

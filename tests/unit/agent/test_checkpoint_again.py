@@ -18,7 +18,8 @@ import pytest
 import torch
 from tests.unit.agent.saved_steps import flip, names, newest, put, state
 
-from pollux.agent.checkpoint.checkpointer import Checkpointer, folder, load, parameter_signature, read_saved
+from pollux.agent.checkpoint import folder
+from pollux.agent.checkpoint.checkpointer import Checkpointer, load, parameter_signature, read_saved
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent.checkpoint.checkpointer import checkpointer
+from pollux.agent.checkpoint import checkpointer
 from pollux.agent.checkpoint.folder import last_created
 from pollux.agent.checkpoint.manifest import created_at
 from pollux.agent.environment import Environment

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pollux.agent.checkpoint.checkpointer import Checkpointer, host_buffers, load
+from pollux.agent.checkpoint import host_buffers
+from pollux.agent.checkpoint.checkpointer import Checkpointer, load
 from pollux.core.errors import (
     CheckpointDamaged,
     InvalidInput,

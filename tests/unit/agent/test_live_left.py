@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pollux.core.errors import InvalidInput
-from pollux.testing import live_events
-from pollux.testing.live_left import await_none, left_in
+from pollux.testing.jobs import random_changes
+from pollux.testing.jobs.leftovers import await_none, left_in
 
 WAIT = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -54,10 +54,10 @@ class Backend:
 
 
 def test_a_run_that_leaves_a_process_of_its_backend_is_told_so_and_the_process_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(live_events, "_GONE_SECONDS", 0.1)
+    monkeypatch.setattr(random_changes, "_GONE_SECONDS", 0.1)
     home = tmp_path / "home"
     home.mkdir()
-    run = live_events.EventRun(Backend, tmp_path / "job", 1, home=home)  # type: ignore[arg-type]
+    run = random_changes.EventRun(Backend, tmp_path / "job", 1, home=home)  # type: ignore[arg-type]
     run.close()
     process = subprocess.Popen([sys.executable, "-c", WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=home)
     assert process.stdout is not None

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent.checkpoint.checkpointer import folder
-from pollux.agent.job.job import persistence
+from pollux.agent.checkpoint import folder
+from pollux.agent.job import persistence
 from pollux.agent.reporting.reporter import Teller
 from pollux.core.errors import InvalidInput
 from pollux.core.notice import FIRST_SECONDS, ahead_seconds

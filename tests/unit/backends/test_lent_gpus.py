@@ -7,7 +7,7 @@ import types
 import pytest
 
 from pollux.backends.process.devices import find_devices
-from pollux.backends.ray.backend import node_actor
+from pollux.backends.ray import node_actor
 from pollux.backends.slurm.node_main import facts_of
 from pollux.core.errors import BackendFailed
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pollux.cli.options import complete_jobs
+from pollux.cli.arguments.options import complete_jobs
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 

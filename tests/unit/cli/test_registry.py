@@ -81,5 +81,5 @@ def test_options_that_were_not_given_are_not_converted(fake, words):
 @pytest.mark.parametrize("words", [("ls",), ("explain", "x"), ("logs", "x"), ("cancel", "x"), ("top", "--once")])
 def test_commands_that_ask_the_service_load_nothing_heavy(fake, words):
     modules = set(loaded_by(*words, home=fake.home))
-    assert "pollux.cli.client" in modules
+    assert "pollux.cli.client.client" in modules
     assert modules & (HEAVY | {"pollux.sim", "pollux.service", "pollux.policies", "pollux.controller"}) == set()

@@ -11,8 +11,8 @@ import pytest
 
 from pollux import backends, policies
 from pollux.backends.dispatch import shim_client
-from pollux.cli import up
-from pollux.cli.jobs_table import WIDE_COLUMNS
+from pollux.cli.commands import up
+from pollux.cli.display.tables import WIDE_COLUMNS
 from pollux.testing.surroundings import hearing, settle_variables
 
 ODD = "für größte → 漢字"

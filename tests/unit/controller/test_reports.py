@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pollux.controller import model_from
-from pollux.controller.codec import decode_model, encode_model
+from pollux.controller.event_codec import decode_model, encode_model
 from pollux.controller.reports import limited
 from pollux.core import InvalidInput
 from pollux.goodput import BatchLimits, Efficiency, PublishedThroughput, goodput_tables

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pollux.core import Cluster, Decision, InvalidInput, JobView, Node, Placement, Queue, Snapshot, check
 from pollux.policies import create, genetic
+from pollux.policies._nsga2 import Found, Space, crowding_distances, non_dominated_ranks, search
 from pollux.policies._objective import Objective
-from pollux.policies._search import Found, Space, crowding_distances, non_dominated_ranks, search
 from pollux.policies.genetic import PolluxGenetic
 from pollux.testing.builders import SaturatingGoodput, after, cluster, goodput_model, job, place, snapshot
 from pollux.testing.strategies import plain_snapshots, snapshots

@@ -5,7 +5,7 @@ import pytest
 from pollux import policies
 from pollux.core import Cluster, Node, check
 from pollux.testing import snapshot
-from pollux.testing.cases import known_job
+from pollux.testing.conformance.policy_cases import known_job
 
 CLUSTER = Cluster.of([Node("t", 4, "Tesla T4"), Node("a", 4, "NVIDIA A100-SXM4-40GB"), Node("r", 4, "A100")])
 

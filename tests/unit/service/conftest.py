@@ -10,7 +10,7 @@ from pollux import policies
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, Tokens
 from pollux.store import MemoryStore, MemoryTelemetry, Store, Telemetry
-from pollux.testing.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock
 from pollux.wire.job import JobRequest
 
 

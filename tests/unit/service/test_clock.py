@@ -12,7 +12,7 @@ from pollux.core import Node
 from pollux.service import Engine, ServiceSettings
 from pollux.service.clock import SystemClock
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.service import FakeBackend
+from pollux.testing.servers.service import FakeBackend
 
 
 class Machine:

@@ -20,7 +20,7 @@ from pollux.service.engine.executor import Executor
 from pollux.service.http.middleware import Guard
 from pollux.service.server.certificates import host_for_nodes, trusted_text
 from pollux.service.server.serve import _addressed, _for_nodes, listen
-from pollux.testing.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock
 
 TLS = Path(__file__).parent / "tls"
 HERE = (TLS / "localhost.pem", TLS / "localhost.key")

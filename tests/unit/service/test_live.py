@@ -7,7 +7,7 @@ from pollux.backends.protocol import ReplicasLost, ReplicasStarted, Running
 from pollux.controller.explain import explain_cost
 from pollux.core import Decision, Node, Placement
 from pollux.core.errors import InvalidInput
-from pollux.testing.service import sample_report
+from pollux.testing.servers.service import sample_report
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pollux import policies
 from pollux.backends.protocol import ReplicasLost
 from pollux.core import Decision, Node, Placement
 from pollux.core.errors import BackendFailed
-from pollux.testing.service import sample_report
+from pollux.testing.servers.service import sample_report
 
 
 class All:

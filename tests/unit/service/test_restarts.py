@@ -8,7 +8,7 @@ from pollux.controller import JobRecord, JobSpec, JobState, ResizeJob
 from pollux.core import Node, Placement
 from pollux.service import ServiceSettings, Tokens
 from pollux.service.engine.executor import Executor, reconcile
-from pollux.testing.service import sample_report
+from pollux.testing.servers.service import sample_report
 from pollux.wire.job import JobRequest
 
 

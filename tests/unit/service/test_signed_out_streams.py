@@ -10,7 +10,7 @@ from pollux.service import Tokens, create_app
 from pollux.service.auth.sessions import SESSION_SECONDS, Sessions
 from pollux.service.http import sse
 from pollux.store import MemoryStore
-from pollux.testing.service import ManualClock
+from pollux.testing.servers.service import ManualClock
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 

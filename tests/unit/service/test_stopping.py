@@ -11,7 +11,7 @@ from pollux.backends.protocol import Running
 from pollux.core.errors import UnknownName, Unreachable
 from pollux.service.engine.executor import waits_to_leave
 from pollux.service.engine.loop import _Stop
-from pollux.testing.service import sample_report
+from pollux.testing.servers.service import sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
 
@@ -180,7 +180,7 @@ def test_a_replica_that_never_was_has_no_log(world):
 
 
 def test_who_follows_another_gets_an_eta_by_it(world):
-    from pollux.testing.service import SAMPLE_MODEL
+    from pollux.testing.servers.service import SAMPLE_MODEL
 
     world.submit("first", max_gpus=1)
     world.backend.started("first")

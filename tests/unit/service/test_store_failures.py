@@ -12,7 +12,7 @@ from pollux.core import Node
 from pollux.core.errors import Conflict, StoreFailed
 from pollux.service.engine.decision_thread import Thought
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
 

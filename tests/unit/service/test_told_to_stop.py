@@ -4,7 +4,7 @@ import pytest
 
 from pollux.backends.protocol import Exit, ReplicasEnded
 from pollux.controller import JobState
-from pollux.testing.service import sample_report
+from pollux.testing.servers.service import sample_report
 
 
 def ended(world, code=0, generation=1):

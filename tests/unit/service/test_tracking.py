@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.testing.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "tracking.md"
 

@@ -7,7 +7,7 @@ import pytest
 
 from pollux import policies
 from pollux.core import InvalidInput, UnknownName
-from pollux.sim.builtin import builtin_applications
+from pollux.sim.builtin_workload import builtin_applications
 from pollux.sim.compare import PolicyChoice, check_runs, choose_policies, compare
 from pollux.sim.modelled import ModelledApplication
 from pollux.sim.simulation import SimulationSettings, simulate

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pollux.core import InvalidInput
 from pollux.goodput import BatchLimits, PublishedThroughput
-from pollux.sim.builtin import builtin_applications
+from pollux.sim.builtin_workload import builtin_applications
 from pollux.sim.generate import GenerateSettings, generate_workload
 from pollux.sim.modelled import ModelledApplication, NoiseSchedule
 from pollux.sim.profiles import load_profiles

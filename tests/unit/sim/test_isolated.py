@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pollux.core import InvalidInput, Placement
 from pollux.goodput import BatchLimits, PublishedThroughput
-from pollux.sim.builtin import builtin_applications
+from pollux.sim.builtin_workload import builtin_applications
 from pollux.sim.isolated import packed_counts, recorded_runs, run_seconds
 from pollux.sim.jobs import FixedBatch, SimulatedJob
 from pollux.sim.modelled import ModelledApplication, NoiseSchedule

@@ -6,7 +6,7 @@ import pytest
 
 import pollux
 from pollux import policies
-from pollux.sim.builtin import builtin_applications, builtin_workload
+from pollux.sim.builtin_workload import builtin_applications, builtin_workload
 from pollux.sim.compare import choose_policies
 from pollux.sim.metrics import TIMINGS, configuration, describe_world, document, measure, to_json
 from pollux.sim.simulation import JobOutcome, RunOutcome, SimulationSettings

@@ -11,7 +11,7 @@ import pytest
 
 from pollux.core import InvalidInput
 from pollux.sim import plots
-from pollux.sim.builtin import builtin_applications
+from pollux.sim.builtin_workload import builtin_applications
 from pollux.sim.compare import choose_policies, compare
 from pollux.sim.fairness import DEFINITION
 from pollux.sim.metrics import configuration, document, measure

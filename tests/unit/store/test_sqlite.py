@@ -16,7 +16,7 @@ import pytest
 from pollux.controller import JobPaused
 from pollux.core.errors import Conflict, InvalidInput, StoreFailed
 from pollux.store import SavedState, TelemetryRow, _place, open_store, open_telemetry
-from pollux.testing.store_conformance import facts
+from pollux.testing.conformance.stores import facts
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 

@@ -28,7 +28,7 @@ from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ForkedReplica
 from pollux.backends.process.records import write_record
 from pollux.backends.process.replica_env import inherited
-from pollux.backends.shim.process import forkserver
+from pollux.backends.shim import forkserver
 from pollux.backends.transport import channel
 from pollux.backends.transport.channel import Line
 from pollux.core.errors import BackendFailed, InvalidInput, PolluxError

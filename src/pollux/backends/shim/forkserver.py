@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pollux.backends.process import proc
-from pollux.backends.shim.process import process as process_module
+from pollux.backends.shim import process as process_module
 
 __all__ = ["PRELOADED", "import_all", "serve"]
 

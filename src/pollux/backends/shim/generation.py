@@ -26,7 +26,7 @@ from pollux.backends.process.outcome import judge
 from pollux.backends.process.records import record_path, write_record
 from pollux.backends.process.replica_env import node_of, rank_variables
 from pollux.backends.protocol import Exit, ReplicasEnded
-from pollux.backends.shim.process import store_server
+from pollux.backends.shim import store_server
 from pollux.backends.shim.transition import Change, Seat
 from pollux.core.errors import BackendFailed
 

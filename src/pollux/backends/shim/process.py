@@ -32,9 +32,9 @@ from pollux.backends.process.records import (
     write_record,
 )
 from pollux.backends.protocol import ReplicasEnded
+from pollux.backends.shim import store_server
 from pollux.backends.shim.generation import Generation, Member, Order
 from pollux.backends.shim.live_generation import LiveGeneration
-from pollux.backends.shim.process import store_server
 from pollux.backends.shim.remote_launcher import FarAnswer, FarExit, FarHands, FarLoss, FarNotice
 from pollux.core.errors import BackendFailed
 

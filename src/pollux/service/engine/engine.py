@@ -27,7 +27,7 @@ from pollux.controller import (
     QueueChanged,
 )
 from pollux.controller.events import Event, JobSpec
-from pollux.controller.requests import spec_from
+from pollux.controller.job_spec import spec_from
 from pollux.core import Queue
 from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, UnknownName, Unreachable, WorkdirMissing
 from pollux.service.engine.decision_thread import STOPPING, pass_on

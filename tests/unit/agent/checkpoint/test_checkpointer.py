@@ -18,16 +18,9 @@ import torch.distributed.checkpoint as dcp
 from tests.unit.agent.saved_steps import flip, names, newest, put, state
 from torch import nn
 
-from pollux.agent.checkpoint.checkpointer import (
-    Checkpointer,
-    folder,
-    host_buffers,
-    load,
-    parameter_signature,
-    read_saved,
-    tensor_layout,
-)
-from pollux.agent.checkpoint.checkpointer import checkpointer as checkpointer_module
+from pollux.agent.checkpoint import checkpointer as checkpointer_module
+from pollux.agent.checkpoint import folder, host_buffers
+from pollux.agent.checkpoint.checkpointer import Checkpointer, load, parameter_signature, read_saved, tensor_layout
 from pollux.agent.checkpoint.manifest import FORMAT, MANIFEST_NAME, encode, read_manifest
 from pollux.core.errors import (
     CheckpointDamaged,

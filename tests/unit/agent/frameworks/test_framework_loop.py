@@ -25,7 +25,7 @@ from pollux.agent.frameworks.framework_steps import HostedOptions
 from pollux.agent.frameworks.huggingface import PolluxTrainerMixin
 from pollux.agent.frameworks.lightning import PolluxCallback, PolluxDataLoader
 from pollux.agent.job.job import JobStopped
-from pollux.agent.reporting.reporter import reporter
+from pollux.agent.reporting import reporter
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
 SAMPLES = 22

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends.fleet.backend import FleetBackend, dispatcher, shared_folders
+from pollux.backends.fleet import dispatcher, shared_folders
+from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.fleet.shared_folders import SharedFolders, Verdict
 from pollux.backends.nodes.provider import HostedNode, PooledLender
 from pollux.backends.protocol import Launch, NodeDown, ReplicasEnded

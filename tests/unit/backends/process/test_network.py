@@ -6,8 +6,8 @@ import pytest
 
 from pollux.backends.process import network
 from pollux.backends.process.network import interface_of, meeting_variables
-from pollux.backends.ray.backend import node_actor
-from pollux.backends.slurm.backend import node_main
+from pollux.backends.ray import node_actor
+from pollux.backends.slurm import node_main
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pollux.backends.ray.backend import driver as driver_module
+from pollux.backends.ray import driver as driver_module
 from pollux.backends.ray.driver import Driver
 from pollux.backends.ray.node_actor import NodeHost, found_gpus, secret_digest
 from pollux.testing.waiting import PATIENCE_SECONDS

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pollux.backends.process.devices import Devices
-from pollux.backends.ray.backend import node_actor
+from pollux.backends.ray import node_actor
 from pollux.backends.ray.node_actor import NodeHost, secret_digest
 from pollux.backends.transport.query import ask_host
 from pollux.core import Node

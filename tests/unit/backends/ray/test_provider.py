@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pollux.backends.ray.backend import driver_client
+from pollux.backends.ray import driver_client
 from pollux.backends.ray.provider import RayLender
 from pollux.testing.waiting import PATIENCE_SECONDS
 

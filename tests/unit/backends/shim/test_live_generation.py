@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pollux.backends.shim import live_generation as module
 from pollux.backends.shim.live_generation import LiveGeneration
-from pollux.backends.shim.process import live_generation as module
 from pollux.backends.shim.transition import Change, Seat
 from pollux.core.errors import BackendFailed
 

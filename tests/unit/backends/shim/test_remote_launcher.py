@@ -22,7 +22,7 @@ from pollux.backends.shim.generation import Fleet
 from pollux.backends.shim.remote_launcher import FarAnswer, FarExit, FarHands, FarLoss, FarNotice
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed, InvalidInput
-from pollux.testing.fleet import ProcessFleet
+from pollux.testing.jobs.fleet import ProcessFleet
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 SECRET = secrets.token_bytes(32)

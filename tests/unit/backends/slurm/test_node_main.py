@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from pollux.backends.process.devices import Devices
-from pollux.backends.slurm.backend import node_main
+from pollux.backends.slurm import node_main
 from pollux.backends.slurm.node_main import Where, _keep, _Node, _where, address_towards, facts_of, without_slurm
 from pollux.backends.slurm.pool_folder import PoolFolder
 from pollux.backends.transport.query import ask_host

@@ -11,7 +11,7 @@ from pollux.service import ServiceSettings, Tokens, create_app
 from pollux.service.auth.sessions import COOKIE, SESSION_SECONDS, Sessions, WrongTokens, cookie_of
 from pollux.service.server.serve import build_engine, prepare_home
 from pollux.store import MemoryStore
-from pollux.testing.service import ManualClock
+from pollux.testing.servers.service import ManualClock
 
 BASE = "http://127.0.0.1:7341"
 

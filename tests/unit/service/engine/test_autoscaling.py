@@ -11,7 +11,7 @@ from pollux.core import Cluster, JobLimits, Node, Placement
 from pollux.service import Engine, ServiceSettings
 from pollux.service.engine.autoscaling import nodes_wanted, somebody_waits
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock
 from pollux.wire.job import JobRequest
 
 

@@ -12,7 +12,7 @@ from pollux.core import Decision, Node
 from pollux.core.errors import Unreachable
 from pollux.service import Engine, ServiceSettings
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
 

@@ -17,7 +17,7 @@ from pollux.core.errors import (
 )
 from pollux.service import Engine, ServiceSettings
 from pollux.store import MemoryStore, MemoryTelemetry, SavedState
-from pollux.testing.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import BatchSizes, JobRequest
 

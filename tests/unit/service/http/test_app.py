@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service import create_app
 from pollux.service.http.app import operations
-from pollux.testing.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
 from pollux.wire.codec import encode
 
 

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from pollux.service import create_app
 from pollux.service.presenters.explanations import explanation_of
 from pollux.service.views.job_board import Card
-from pollux.testing.service import sample_report
+from pollux.testing.servers.service import sample_report
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pollux.service.presenters import metrics
 from pollux.service.presenters.cluster_summary import summary_of
 from pollux.service.presenters.metrics import NAMES, OTHER, families
 from pollux.service.presenters.prometheus_text import CONTENT_TYPE, Family, text_of
-from pollux.testing.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 

@@ -16,7 +16,7 @@ from pollux.service import create_app
 from pollux.service.http import app as app_module
 from pollux.service.replay.replays import Progress, Replays, command_of
 from pollux.service.replay.result import MOST_JOBS, shortened
-from pollux.testing.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 
@@ -74,7 +74,7 @@ def test_how_far_it_is_is_told_whatever_terminal_the_service_was_started_from(mo
         monkeypatch.setenv(name, value)
     code = """
 import time
-from pollux.cli.render import progress_bar
+from pollux.cli.display.render import progress_bar
 with progress_bar("fifo") as update:
     update(1, 2)
     time.sleep(600)

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from pollux.service import create_app
 from pollux.service.http.routes import pages
 from pollux.service.views.fairness import Fairness
-from pollux.testing.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pollux.service.presenters.job_series import predicted_seconds
 from pollux.service.presenters.receipts import LARGEST_RECEIPT
 from pollux.service.views.fairness import Fairness
 from pollux.service.views.goodput_curves import points_of, static_model
-from pollux.testing.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
 from pollux.wire.codec import encode
 
 

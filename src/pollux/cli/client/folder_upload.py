@@ -1,0 +1,97 @@
+"""A job's working folder sent to the service before the job, where the service is on another machine."""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pollux.core.errors import InvalidInput, TooLarge
+
+if TYPE_CHECKING:
+    from pollux.cli.client.client import Client
+    from pollux.wire.job import JobRequest
+
+__all__ = ["ship", "would_ship"]
+
+_PIECE_BYTES = 512 * 1024
+
+
+def ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tuple[JobRequest, str]:
+    """The job as it is on the service's machine, and a line on what was sent there, once for the same files.
+
+    Checkpoints inside the folder go to the service's own place, since the folder there may be that of several jobs.
+    `is_asked_for` False: nobody said to send it, so a home folder is not.
+    """
+    from pollux.wire.package import digest_of
+
+    archive = _packed(request, is_asked_for)
+    folder, was_there = _send(client, digest_of(archive), archive)
+    done = f"sent before to {client.url}" if was_there else f"sent ({_size(archive)} packed) to {client.url}"
+    return _there(request, folder), f"{_named(request, is_asked_for)}: {done}, as {folder}"
+
+
+def would_ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tuple[JobRequest, str]:
+    """The job as it would be there, and nothing is sent; where its files were not sent before, as it is, and that."""
+    from pollux.wire.package import digest_of
+
+    archive = _packed(request, is_asked_for)
+    asked = {"digest": digest_of(archive), "size": len(archive), "offset": 0, "data": ""}
+    folder = client.post("/v1/packages", asked)["folder"]
+    if folder is not None:
+        return _there(request, str(folder)), ""
+    return request, (
+        f"{request.name}: would send {request.workdir} ({_size(archive)} packed), which the service does not have yet; "
+        "the plan is known once it is there"
+    )
+
+
+def _packed(request: JobRequest, is_asked_for: bool) -> bytes:
+    from pollux.wire.package import pack
+
+    folder = Path(request.workdir)
+    if is_asked_for:
+        return pack(folder)
+    why = _named(request, is_asked_for)
+    own = os.path.expanduser("~")
+    # Users without a home folder, as in some containers, have "~" itself here.
+    if os.path.isabs(own) and Path(own).resolve().is_relative_to(folder.resolve()):
+        raise InvalidInput(
+            f"{why}, and a home folder, or what holds one, is not sent unasked: submit from the job's own folder, or "
+            "set workdir; --ship sends all of it"
+        )
+    try:
+        return pack(folder)
+    except TooLarge as error:
+        raise TooLarge(f"{why}, and it cannot be sent there: {error}") from None
+
+
+def _named(request: JobRequest, is_asked_for: bool) -> str:
+    return f"{request.name}: {request.workdir}" + ("" if is_asked_for else " is not there where jobs run")
+
+
+def _size(archive: bytes) -> str:
+    return f"{len(archive) / 2**20:.1f} MiB" if len(archive) >= 2**20 else f"{len(archive) / 2**10:.1f} KiB"
+
+
+def _there(request: JobRequest, folder: str) -> JobRequest:
+    local, checkpoint = Path(request.workdir), request.checkpoint
+    if checkpoint.dir is not None and Path(checkpoint.dir).is_relative_to(local):
+        checkpoint = replace(checkpoint, dir=None)
+    return replace(request, workdir=folder, checkpoint=checkpoint)
+
+
+def _send(client: Client, digest: str, archive: bytes) -> tuple[str, bool]:
+    """The folder where it is unpacked, and whether it was there before."""
+    size, have, piece = len(archive), 0, b""
+    # Twice as many requests as pieces: others may send the same package, and the service says where to go on.
+    for turn in range(2 * (size // _PIECE_BYTES + 2)):
+        data = base64.b64encode(piece).decode()
+        answer = client.post("/v1/packages", {"digest": digest, "size": size, "offset": have, "data": data})
+        if answer["folder"] is not None:
+            return str(answer["folder"]), turn == 0
+        have = min(int(answer["have"]), size)
+        piece = archive[have : have + _PIECE_BYTES]
+    raise InvalidInput("the service did not take the working folder as a whole: submit the job again")

@@ -1,0 +1,67 @@
+"""`pollux ls`: the jobs of the service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from pollux.cli.arguments.options import Json, complete_queues, print_json, whole
+
+__all__ = ["ls"]
+
+_PAGE = 1000
+_USUAL = 100
+
+
+def ls(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.")] = False,
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", help="Only jobs in this state, such as running or failed.")
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", autocompletion=complete_queues, help="Only jobs of this queue."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole(1), help="At most so many jobs; by default 100.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List jobs: state, GPUs, batch, goodput, progress, ETA and why.
+
+    Example: pollux ls --state running
+    """
+    from pollux.cli.client.client import connect
+
+    client = connect()
+    active = None if everything or state else True
+    jobs: list[dict[str, Any]] = []
+    cursor = None
+    most = limit or _USUAL
+    while len(jobs) < most:
+        size = min(most - len(jobs), _PAGE)
+        answer = client.get("/v1/jobs", state=state, queue=queue, active=active, limit=size, after=cursor)
+        jobs += answer["jobs"]
+        cursor = answer.get("next")
+        if cursor is None:
+            break
+    if as_json:
+        print_json({"jobs": jobs, "next": cursor})
+        return
+    from pollux.cli.display.warnings_output import print_warnings
+
+    if not jobs:
+        typer.echo(
+            "no jobs" if everything or state or queue else "no unfinished jobs; 'pollux ls --all' has the others"
+        )
+        print_warnings(client)
+        return
+    from pollux.cli.display.render import standard_output
+    from pollux.cli.display.tables import jobs_table
+
+    console = standard_output()
+    console.print(jobs_table(jobs, client.now, console.width))
+    if cursor is not None:
+        typer.echo(f"the first {len(jobs)}; --limit {10 * most} shows more")
+    print_warnings(client)

@@ -1,0 +1,168 @@
+"""`pollux top`: the cluster live on a full screen; what the picture shows is in `top_view`."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pollux.cli.arguments.options import Json, print_json
+from pollux.core.errors import PolluxError, Unreachable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pollux.cli.client.client import Client
+    from pollux.cli.display.top_view import Frame, Happening
+
+__all__ = ["Listener", "refreshed", "top"]
+
+_REFRESH_SECONDS = 1.0
+_LEAST_SECONDS = 0.2
+_KEPT = 50
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and end.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Watch nodes, jobs and decisions live; q or Ctrl-C ends it.
+
+    Example: pollux top
+    """
+    from pollux.cli.client.client import connect
+    from pollux.cli.display.top_view import draw, fetch
+
+    client = connect()
+    if as_json:
+        print_json(fetch(client, 1000).to_json())
+        return
+    from pollux.cli.display.render import standard_output
+
+    console = standard_output()
+    frame = fetch(client, 200)
+    if once or not (console.is_terminal and sys.stdin.isatty()):
+        console.print(draw(frame, (), console.width))
+        return
+    from rich.console import Console
+
+    _live(client, Console(highlight=False), frame)  # one that follows the size of its window
+
+
+class Listener:
+    """Hears the service's events in a thread of its own: keeps the last as lines, and says when there are new ones."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._heard: deque[Happening] = deque(maxlen=_KEPT)
+        self._ended = threading.Event()
+        self.wakeup, self._alarm = os.pipe()
+        os.set_blocking(self._alarm, False)
+        os.set_blocking(self.wakeup, False)
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="pollux-top-events")
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Listen no more; the thread ends with the next event, or with the program."""
+        self._ended.set()
+
+    def heard(self) -> tuple[Happening, ...]:
+        """The last lines, oldest first."""
+        return tuple(self._heard)
+
+    def quiet(self) -> None:
+        """Take note that news was seen."""
+        with suppress(BlockingIOError):
+            os.read(self.wakeup, 4096)
+
+    def _listen(self) -> None:
+        last: str | None = None
+        while not self._ended.is_set():
+            try:
+                for event in self._client.events(last):
+                    last = event.id or last
+                    self._take(event.data)
+                    if self._ended.is_set():
+                        return
+            except PolluxError:
+                pass  # the picture says that the service is away
+            self._ended.wait(_REFRESH_SECONDS)
+
+    def _take(self, data: object) -> None:
+        from pollux.cli.display.top_view import Happening
+
+        if not isinstance(data, dict):
+            return
+        for line in data.get("lines", ()):
+            if line.get("job_id") and line.get("kind") not in ("reported", "running"):
+                self._heard.append(Happening(float(data["at"]), str(line["job_id"]), str(line["text"])))
+        with suppress(BlockingIOError):  # full: the reader has enough to wake up for
+            os.write(self._alarm, b"!")
+
+
+def refreshed(client: Client, before: Frame, rows: int) -> Frame:
+    """A new picture, or the last one with the word that the service is away."""
+    from pollux.cli.display.top_view import fetch
+
+    try:
+        return fetch(client, rows)
+    except Unreachable as error:
+        if before.lost:
+            return before
+        return replace(before, lost=f"{time.strftime('%H:%M:%S')}: {error}; trying again, the last state is below")
+
+
+def _live(client: Client, console: Console, frame: Frame) -> None:
+    from rich.live import Live
+
+    from pollux.cli.display.top_view import draw
+
+    listener = Listener(client)
+    listener.start()
+    try:
+        with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(draw(frame, listener.heard(), console.width, console.height), refresh=True)
+                if _quit_pressed(listener):
+                    return
+                frame = refreshed(client, frame, console.height)
+    except KeyboardInterrupt:
+        return
+    finally:
+        listener.stop()
+
+
+def _quit_pressed(listener: Listener) -> bool:
+    """Wait for a key, for news, or for a second; whether the key was q."""
+    time.sleep(_LEAST_SECONDS)
+    ready, _, _ = select.select([sys.stdin, listener.wakeup], [], [], _REFRESH_SECONDS - _LEAST_SECONDS)
+    if listener.wakeup in ready:
+        listener.quiet()
+    return sys.stdin in ready and os.read(sys.stdin.fileno(), 16)[:1] in (b"q", b"Q", b"")
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Read keys as they are pressed, without showing them."""
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

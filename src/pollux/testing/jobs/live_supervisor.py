@@ -1,0 +1,289 @@
+"""A supervisor for tests of live resize: hosts a job's store, starts and ends replicas, and writes the plans.
+
+It stands for what a backend does, in one thread that acts only while it is called. Replicas are forked by a
+`ReplicaServer`; what they do is a function of the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pollux.testing.jobs.replica_server import ReplicaResult, ReplicaServer, RunningReplicas
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
+
+__all__ = ["LiveReplica", "LiveSupervisor"]
+
+_POLL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReplica:
+    """One replica's process."""
+
+    run: RunningReplicas
+
+    @property
+    def process(self) -> int:
+        """Its process number."""
+        return self.run.processes[0]
+
+    @property
+    def state(self) -> str:
+        """The letter that the kernel has for what it does: T for stopped, X where there is none of that number."""
+        try:
+            return Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "X"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended and was waited for."""
+        return not Path(f"/proc/{self.process}").exists()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, waited for or not."""
+        return self.state in "ZX"
+
+
+class LiveSupervisor:
+    """The generations of one job: `members` are the replicas of the one that is `running`, by rank.
+
+    `generation` is the number given out last. With `recovers`, replicas that end by themselves other than
+    well are followed by a plan without them; with `hang_seconds`, silent ones are ended.
+    """
+
+    def __init__(
+        self,
+        server: ReplicaServer,
+        function: str,
+        arguments: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        recovers: bool = True,
+        hang_seconds: float | None = None,
+    ) -> None:
+        import torch.distributed as dist
+
+        host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.generation = -1
+        self.running = -1
+        self.members: list[LiveReplica] = []
+        self.everybody: list[LiveReplica] = []
+        self.events: list[str] = []
+        self.pauses: list[dict[str, Any]] = []
+        self._host = host
+        self._store = dist.PrefixStore("pollux/live", host)
+        self._server = server
+        self._function = function
+        self._arguments = dict(arguments or {})
+        self._environment = dict(environment or {})
+        self._recovers = recovers
+        self._hang_seconds = hang_seconds
+        self._looked_at = 0.0
+        self._began_at = time.time()
+        self.false_alarms = 0
+
+    # Keys
+
+    def get(self, key: str) -> Any:
+        """The value of a key, read as JSON; None where it is not there."""
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+    def set(self, key: str, value: object) -> None:
+        """Write a key."""
+        self._store.set(key, json.dumps(value))
+
+    # Replicas
+
+    def _fork(self, rank: int, num_replicas: int, generation: int, joins: bool) -> LiveReplica:
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": num_replicas,
+            "LOCAL_WORLD_SIZE": num_replicas,
+            "POLLUX_GENERATION": generation,
+            "POLLUX_STORE": f"127.0.0.1:{self._host.port}",
+        }
+        variables = {name: str(value) for name, value in place.items()}
+        variables |= {"POLLUX_JOIN": "1"} if joins else {}
+        run = self._server.start(self._function, 1, self._arguments, {**variables, **self._environment})
+        replica = LiveReplica(run)
+        self.everybody.append(replica)
+        return replica
+
+    def start(self, num_replicas: int) -> None:
+        """Start a generation of new replicas; those before it must have ended."""
+        self.generation += 1
+        self.running = self.generation
+        self._began_at = time.time()
+        self.members = [self._fork(rank, num_replicas, self.generation, False) for rank in range(num_replicas)]
+
+    def plan(self, keep: Sequence[int], num_joiners: int, why: str = "resize", before: int | None = None) -> int:
+        """Write the next plan without committing it; returns its generation."""
+        self.generation += 1
+        before = self.running if before is None else before
+        members = [{"rank": rank, "was": was} for rank, was in enumerate([*keep, *[None] * num_joiners])]
+        entries = {"generation": self.generation, "before": before, "members": members, "num_nodes": 1, "why": why}
+        self.set(f"plan/{self.generation}", {**entries, "deadline_seconds": {"join": 10.0, "regroup": 4.0}})
+        return self.generation
+
+    def prepare(self, num_replicas: int, keep: Sequence[int] | None = None) -> list[LiveReplica]:
+        """Propose a generation and start its joiners; returns its replicas. `keep` stay, by default the first."""
+        keep = list(range(min(len(self.members), num_replicas))) if keep is None else list(keep)
+        generation = self.plan(keep, num_replicas - len(keep))
+        joiners = [self._fork(rank, num_replicas, generation, True) for rank in range(len(keep), num_replicas)]
+        return [*(self.members[rank] for rank in keep), *joiners]
+
+    def await_ready(self, replicas: Sequence[LiveReplica]) -> bool:
+        """Wait until all joiners of the proposed generation are ready; False where one ended instead."""
+        ranks = [rank for rank, replica in enumerate(replicas) if replica not in self.members]
+
+        def ready() -> bool | None:
+            if any(replicas[rank].is_over for rank in ranks):
+                return False
+            return all(self.get(f"ready/{self.generation}/{rank}") is not None for rank in ranks) or None
+
+        return bool(self._until(ready, "joiners are ready"))
+
+    def commit(self, replicas: Sequence[LiveReplica]) -> None:
+        """Everybody is to go to the proposed generation now."""
+        self.members = list(replicas)
+        self.running = self.generation
+        self._began_at = time.time()
+        self._store.set("committed", str(self.generation))
+
+    def withdraw(self, replicas: Sequence[LiveReplica], why: str) -> None:
+        """Give the proposed generation up; its joiners end."""
+        self._store.set(f"withdrawn/{self.generation}", why)
+        for replica in replicas:
+            if replica not in self.members:
+                self._until(lambda replica=replica: replica.is_over or None, "a joiner ends")  # type: ignore[misc]
+
+    def resize(self, num_replicas: int, keep: Sequence[int] | None = None) -> str:
+        """Go to another number of replicas; returns how it came out: "done", "recovered" or why it failed."""
+        replicas = self.prepare(num_replicas, keep)
+        if not self.await_ready(replicas):
+            self.withdraw(replicas, "a joiner died")
+            return "withdrawn"
+        self.commit(replicas)
+        return self.settle()
+
+    def settle(self) -> str:
+        """Wait until the newest generation has taken its first step, or was given up."""
+        first = self.generation
+
+        def settled() -> str | None:
+            self.tend()
+            failed = self.get(f"failed/{self.generation}")
+            if failed is not None:
+                return f"failed: {failed}"
+            if not self.members:
+                return "failed: nobody is left"
+            reports = [self.get(f"done/{self.generation}/{rank}") for rank in range(len(self.members))]
+            if any(report is None for report in reports):
+                return "ended" if all(member.is_over for member in self.members) else None
+            self.pauses.append(
+                {**max(reports, key=lambda report: report["pause_seconds"]), "generation": self.generation}
+            )
+            return "done" if self.generation == first else "recovered"
+
+        return str(self._until(settled, "the generation is there"))
+
+    def tend(self) -> None:
+        """Look for replicas that died or hang, and plan without them."""
+        self._end_hung()
+        dead = [rank for rank, member in enumerate(self.members) if member.is_over and not self._ended_well(member)]
+        if not dead or not self._recovers:
+            return
+        alive = [rank for rank in range(len(self.members)) if rank not in dead]
+        before = self.running
+        self.events.append(f"lost {dead} of generation {before}")
+        for rank in dead:
+            # What a replica started itself, workers say, has its sockets.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.members[rank].process, signal.SIGKILL)
+        self.set(f"lost/{before}", dead)
+        survivors = [self.members[rank] for rank in alive]
+        if survivors:
+            self.plan(alive, 0, why="lost", before=before)
+            self.commit(survivors)
+        else:
+            self.members = []
+
+    def _end_hung(self) -> None:
+        """End replicas that gave no sign of life for `hang_seconds`; one that was not stopped was a false alarm."""
+        now = time.time()
+        if self._hang_seconds is None or now - self._looked_at < 0.2:
+            return
+        self._looked_at = now
+        for rank, member in enumerate(self.members):
+            beat = self.get(f"beat/{self.running}/{rank}")
+            last = max(self._began_at, 0.0 if beat is None else float(beat["at"]))
+            if now - last > self._hang_seconds and not member.is_over:
+                self.events.append(f"rank {rank} of generation {self.running} was silent: {beat}")
+                self.false_alarms += member.state != "T"
+                self.kill(rank)
+
+    def _ended_well(self, member: LiveReplica) -> bool:
+        return (member.run.folder / "result-0.json").exists() and not self._error(member)
+
+    def _error(self, member: LiveReplica) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            return str(json.loads((member.run.folder / "result-0.json").read_text()).get("error", ""))
+        return ""
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to one replica."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.members[rank].process, number)
+
+    def step(self) -> int:
+        """The last step that a replica of the newest generation told of; -1 before one."""
+        beats = [self.get(f"beat/{self.generation}/{rank}") for rank in range(len(self.members))]
+        return max((int(beat["step"]) for beat in beats if beat is not None), default=-1)
+
+    def wait(self, timeout: float = PATIENCE_SECONDS) -> list[ReplicaResult]:
+        """Tend the job until all its replicas have ended; results of the newest generation's, by rank."""
+
+        def over() -> bool | None:
+            self.tend()
+            return all(replica.is_over for replica in self.everybody) or None
+
+        with contextlib.suppress(AssertionError):
+            self._until(over, "the job ends", timeout)
+        return [member.run.wait(0.0)[0] for member in self.members]
+
+    def close(self) -> list[int]:
+        """End what is left; the exit codes of all replicas that ever were and were not waited for."""
+        codes = []
+        for replica in self.everybody:
+            if Path(f"/proc/{replica.process}").exists():
+                codes.append(replica.run.wait(0.0)[0].exit_code)
+        return codes
+
+    def _until(self, look: Callable[[], Any], what: str, timeout: float = PATIENCE_SECONDS) -> Any:
+        end = time.monotonic() + timeout
+        while True:
+            seen = look()
+            if seen is not None:
+                return seen
+            if time.monotonic() > end:
+                raise OutOfTime(f"waited {timeout:g} s in vain: {what}\n{self.outputs()}")
+            time.sleep(_POLL_SECONDS)
+
+    def outputs(self) -> str:
+        """What the replicas wrote, for messages."""
+        texts = []
+        for number, replica in enumerate(self.everybody):
+            path = replica.run.folder / "output-0.txt"
+            text = path.read_text(errors="replace")[-3000:] if path.exists() else ""
+            texts.append(f"replica started as number {number}, over: {replica.is_over}\n{text}")
+        return "\n".join([*self.events, *texts])
