@@ -24,121 +24,9 @@ The transcript is FOLDER/NAME.log; its last line says what was run, on what, and
 TEXT
 }
 
-root=$(cd "$(dirname "$0")/.." && pwd)
-release=bookworm user=root wheel='' clone=/srv/pollux data='' ci='' folder=$root/build/bare keep=''
-targets=() more=()
-fail() {
-    echo "tools/bare_machine.sh: $*" >&2
-    exit 2
-}
-while [ $# -gt 0 ]; do
-    case $1 in
-    --release | --user | --torch-wheel | --path | --data | --dir | --set) [ $# -ge 2 ] || fail "$1 needs a value" ;;
-    esac
-    case $1 in
-    --release) release=$2 && shift 2 ;;
-    --user) user=$2 && shift 2 ;;
-    --torch-wheel) wheel=$(realpath "$2") && shift 2 ;;
-    --path) clone=$2 && shift 2 ;;
-    --data) data=$(realpath "$2") && shift 2 ;;
-    --dir) folder=$2 && shift 2 ;;
-    --set) more+=("$2") && shift 2 ;;
-    --ci) ci=true && shift ;;
-    --keep) keep=yes && shift ;;
-    -h | --help) usage && exit 0 ;;
-    -*) usage >&2 && fail "there is no option '$1'" ;;
-    *) targets+=("$1") && shift ;;
-    esac
-done
-[ ${#targets[@]} -gt 0 ] || targets=(demo test)
-case $user in root | plain) ;; *) fail "--user is 'root' or 'plain', not '$user'" ;; esac
-case $clone in /?*) ;; *) fail "--path is an absolute path, not '$clone'" ;; esac
-[ -z "$wheel" ] || [ -e "$wheel" ] || fail "there is no wheel at '$wheel'"
-[ -z "$data" ] || [ -d "$data" ] || fail "there is no folder '$data'"
-[ "$(id -u)" = 0 ] || fail "debootstrap and namespaces need root: run it as root"
-command -v debootstrap >/dev/null || fail "there is no debootstrap: apt-get update && apt-get install -y debootstrap"
-
-mkdir -p "$folder"
-folder=$(cd "$folder" && pwd)
-name=$release-$user-$([ -n "$wheel" ] && echo wheel || echo cuda)
-machine=$folder/$name
-base=$folder/$release.tar
-mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' |
-    grep -v security | sort -u | head -n 1)
-[ -n "$mirror" ] || fail "apt knows no Debian archive here: apt-get update"
-
-# The bare Debian, once for each release.
-if [ ! -f "$base" ]; then
-    echo "== debootstrap $release into $base"
-    rm -rf "$folder/$release.new"
-    # No recommended packages: npm alone would bring a compiler and a test suite.
-    debootstrap --variant=minbase "$release" "$folder/$release.new" "$mirror" >"$folder/$release.debootstrap.log" ||
-        fail "debootstrap of $release failed: see $folder/$release.debootstrap.log"
-    cp /etc/resolv.conf "$folder/$release.new/etc/resolv.conf"
-    chroot "$folder/$release.new" env DEBIAN_FRONTEND=noninteractive sh -c '
-        apt-get update -qq && apt-get install -y -qq --no-install-recommends \
-            python3 python3-venv python3-pip python3-dev gcc libc6-dev git nodejs npm make ca-certificates' \
-        >>"$folder/$release.debootstrap.log" 2>&1 ||
-        fail "its packages could not be installed: see $folder/$release.debootstrap.log"
-    rm -rf "$folder/$release.new/var/cache/apt/archives/"*.deb
-    tar -C "$folder/$release.new" --one-file-system -cf "$base.new" .
-    mv "$base.new" "$base"
-    rm -rf "$folder/$release.new"
-fi
-
-# The machine, a clean clone, and the host's settings of packages.
-rm -rf "$machine"
-mkdir -p "$machine"
-tar -C "$machine" -xf "$base"
-home=/root owner=0:0
-if [ "$user" = plain ]; then
-    chroot "$machine" useradd --create-home --uid 1000 --shell /bin/bash somebody
-    home=/home/somebody owner=1000:1000
-fi
-git clone --quiet --no-hardlinks "$root" "$machine$clone"
-git -C "$machine$clone" remote remove origin
-chown -R "$owner" "$machine$clone"
-cp /etc/resolv.conf /etc/hosts "$machine/etc/"
-[ ! -f /etc/ssl/certs/ca-certificates.crt ] || cp /etc/ssl/certs/ca-certificates.crt "$machine/etc/ssl/certs/"
-shared=()
-carry_pip() { # FILE PLACE: folders of packages on this machine go along; where wheels lie is --torch-wheel's to say
-    [ -f "$1" ] || return 0
-    mkdir -p "$(dirname "$machine$2")"
-    sed '/^ *find-links/d' "$1" >"$machine$2"
-    while read -r path; do
-        [ ! -d "$path" ] || shared+=("$path")
-    done < <(grep -o 'file://[^ ]*' "$1" | sed 's,file://,,; s,/simple$,,')
-}
-carry_pip /etc/pip.conf /etc/pip.conf
-carry_pip "${XDG_CONFIG_HOME:-$HOME/.config}/pip/pip.conf" "$home/.config/pip/pip.conf"
-[ ! -f "$HOME/.npmrc" ] || install -o "${owner%:*}" -g "${owner%:*}" -m 644 "$HOME/.npmrc" "$machine$home/.npmrc"
-
-settings=(HOME="$home" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM="${TERM:-dumb}")
-settings+=(USER="$([ "$user" = root ] && echo root || echo somebody)" SHELL=/bin/bash)
-while IFS= read -r -d '' word; do
-    case $word in
-    PIP_FIND_LINKS=*) ;;
-    PIP_* | *_proxy=* | *_PROXY=* | SSL_CERT_FILE=* | REQUESTS_CA_BUNDLE=* | CURL_CA_BUNDLE=* | NODE_EXTRA_CA_CERTS=* | npm_config_*) settings+=("$word") ;;
-    esac
-done < <(env -0)
-[ -z "$wheel" ] || settings+=(PIP_FIND_LINKS=/opt/wheels)
-[ -z "$data" ] || settings+=(POLLUX_OSDI21_DATA=/opt/osdi21)
-[ -z "$ci" ] || settings+=(CI=true)
-settings+=("${more[@]}")
-
-# Seen from the machine at places of their own: a shared cache of pip's downloads, wheels, the published data.
-mkdir -p "$folder/pip-cache-$user" "$machine$home/.cache/pip"
-chown -R "$owner" "$machine$home" "$folder/pip-cache-$user"
-binds=("$folder/pip-cache-$user:$home/.cache/pip")
-for path in "${shared[@]}"; do binds+=("$path:$path"); done
-[ -z "$data" ] || binds+=("$data:/opt/osdi21")
-if [ -n "$wheel" ]; then
-    [ -d "$wheel" ] && binds+=("$wheel:/opt/wheels") || binds+=("$(dirname "$wheel"):/opt/wheels")
-fi
-printf '%s\0' "${settings[@]}" >"$machine/settings"
-
 # pivot_root and not chroot: in a chroot the kernel allows no user namespaces, which an ordinary machine has.
-cat >"$machine/enter" <<'TEXT'
+enter_script() {
+    cat <<'TEXT'
 set -euo pipefail
 machine=$1 clone=$2 user=$3
 shift 3
@@ -174,22 +62,143 @@ who=()
 cd "$clone"
 exec env -i "${settings[@]}" "${who[@]}" "$@"
 TEXT
+}
 
-log=$folder/$name.log
-commit=$(git -C "$root" rev-parse --short HEAD)
-started=$(date +%s) result=green
-: >"$log"
-for target in "${targets[@]}"; do
-    echo "== make $target, $(date -u +%FT%TZ)" | tee -a "$log"
-    begun=$(date +%s)
-    code=0
-    unshare --mount --pid --fork --kill-child --ipc --uts \
-        bash "$machine/enter" "$machine" "$clone" "$user" "${#binds[@]}" "${binds[@]}" make "$target" \
-        >>"$log" 2>&1 </dev/null || code=$?
-    echo "== make $target ended with $code after $(($(date +%s) - begun)) s" | tee -a "$log"
-    [ "$code" = 0 ] || { result="red: make $target ended with $code" && break; }
-done
-what="$name, commit $commit, make ${targets[*]}${ci:+ with CI=true}${data:+ with the published data}"
-echo "== $what: $result after $(($(date +%s) - started)) s" | tee -a "$log"
-[ -n "$keep" ] || rm -rf "$machine"
-[ "$result" = green ]
+# A function, since bash reads a script as it goes: one that is edited meanwhile would end in the middle.
+main() {
+    root=$(cd "$(dirname "$0")/.." && pwd)
+    release=bookworm user=root wheel='' clone=/srv/pollux data='' ci='' folder=$root/build/bare keep=''
+    targets=() more=()
+    fail() {
+        echo "tools/bare_machine.sh: $*" >&2
+        exit 2
+    }
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --release | --user | --torch-wheel | --path | --data | --dir | --set) [ $# -ge 2 ] || fail "$1 needs a value" ;;
+        esac
+        case $1 in
+        --release) release=$2 && shift 2 ;;
+        --user) user=$2 && shift 2 ;;
+        --torch-wheel) wheel=$(realpath "$2") && shift 2 ;;
+        --path) clone=$2 && shift 2 ;;
+        --data) data=$(realpath "$2") && shift 2 ;;
+        --dir) folder=$2 && shift 2 ;;
+        --set) more+=("$2") && shift 2 ;;
+        --ci) ci=true && shift ;;
+        --keep) keep=yes && shift ;;
+        -h | --help) usage && exit 0 ;;
+        -*) usage >&2 && fail "there is no option '$1'" ;;
+        *) targets+=("$1") && shift ;;
+        esac
+    done
+    [ ${#targets[@]} -gt 0 ] || targets=(demo test)
+    case $user in root | plain) ;; *) fail "--user is 'root' or 'plain', not '$user'" ;; esac
+    case $clone in /?*) ;; *) fail "--path is an absolute path, not '$clone'" ;; esac
+    [ -z "$wheel" ] || [ -e "$wheel" ] || fail "there is no wheel at '$wheel'"
+    [ -z "$data" ] || [ -d "$data" ] || fail "there is no folder '$data'"
+    [ "$(id -u)" = 0 ] || fail "debootstrap and namespaces need root: run it as root"
+    command -v debootstrap >/dev/null || fail "there is no debootstrap: apt-get update && apt-get install -y debootstrap"
+
+    mkdir -p "$folder"
+    folder=$(cd "$folder" && pwd)
+    name=$release-$user-$([ -n "$wheel" ] && echo wheel || echo cuda)
+    machine=$folder/$name
+    base=$folder/$release.tar
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' |
+        grep -v security | sort -u | head -n 1)
+    [ -n "$mirror" ] || fail "apt knows no Debian archive here: apt-get update"
+
+    # The bare Debian, once for each release.
+    if [ ! -f "$base" ]; then
+        echo "== debootstrap $release into $base"
+        rm -rf "$folder/$release.new"
+        # No recommended packages: npm alone would bring a compiler and a test suite.
+        debootstrap --variant=minbase "$release" "$folder/$release.new" "$mirror" >"$folder/$release.debootstrap.log" ||
+            fail "debootstrap of $release failed: see $folder/$release.debootstrap.log"
+        cp /etc/resolv.conf "$folder/$release.new/etc/resolv.conf"
+        chroot "$folder/$release.new" env DEBIAN_FRONTEND=noninteractive sh -c '
+            apt-get update -qq && apt-get install -y -qq --no-install-recommends \
+                python3 python3-venv python3-pip python3-dev gcc libc6-dev git nodejs npm make ca-certificates' \
+            >>"$folder/$release.debootstrap.log" 2>&1 ||
+            fail "its packages could not be installed: see $folder/$release.debootstrap.log"
+        rm -rf "$folder/$release.new/var/cache/apt/archives/"*.deb
+        tar -C "$folder/$release.new" --one-file-system -cf "$base.new" .
+        mv "$base.new" "$base"
+        rm -rf "$folder/$release.new"
+    fi
+
+    # The machine, a clean clone, and the host's settings of packages.
+    rm -rf "$machine"
+    mkdir -p "$machine"
+    tar -C "$machine" -xf "$base"
+    home=/root owner=0:0
+    if [ "$user" = plain ]; then
+        chroot "$machine" useradd --create-home --uid 1000 --shell /bin/bash somebody
+        home=/home/somebody owner=1000:1000
+    fi
+    git clone --quiet --no-hardlinks "$root" "$machine$clone"
+    git -C "$machine$clone" remote remove origin
+    chown -R "$owner" "$machine$clone"
+    cp /etc/resolv.conf /etc/hosts "$machine/etc/"
+    [ ! -f /etc/ssl/certs/ca-certificates.crt ] || cp /etc/ssl/certs/ca-certificates.crt "$machine/etc/ssl/certs/"
+    shared=()
+    carry_pip() { # FILE PLACE: folders of packages on this machine go along; where wheels lie is --torch-wheel's to say
+        [ -f "$1" ] || return 0
+        mkdir -p "$(dirname "$machine$2")"
+        sed '/^ *find-links/d' "$1" >"$machine$2"
+        while read -r path; do
+            [ ! -d "$path" ] || shared+=("$path")
+        done < <(grep -o 'file://[^ ]*' "$1" | sed 's,file://,,; s,/simple$,,')
+    }
+    carry_pip /etc/pip.conf /etc/pip.conf
+    carry_pip "${XDG_CONFIG_HOME:-$HOME/.config}/pip/pip.conf" "$home/.config/pip/pip.conf"
+    [ ! -f "$HOME/.npmrc" ] || install -o "${owner%:*}" -g "${owner%:*}" -m 644 "$HOME/.npmrc" "$machine$home/.npmrc"
+
+    settings=(HOME="$home" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM="${TERM:-dumb}")
+    settings+=(USER="$([ "$user" = root ] && echo root || echo somebody)" SHELL=/bin/bash)
+    while IFS= read -r -d '' word; do
+        case $word in
+        PIP_FIND_LINKS=*) ;;
+        PIP_* | *_proxy=* | *_PROXY=* | SSL_CERT_FILE=* | REQUESTS_CA_BUNDLE=* | CURL_CA_BUNDLE=* | NODE_EXTRA_CA_CERTS=* | npm_config_*) settings+=("$word") ;;
+        esac
+    done < <(env -0)
+    [ -z "$wheel" ] || settings+=(PIP_FIND_LINKS=/opt/wheels)
+    [ -z "$data" ] || settings+=(POLLUX_OSDI21_DATA=/opt/osdi21)
+    [ -z "$ci" ] || settings+=(CI=true)
+    settings+=("${more[@]}")
+
+    # Seen from the machine at places of their own: a shared cache of pip's downloads, wheels, the published data.
+    mkdir -p "$folder/pip-cache-$user" "$machine$home/.cache/pip"
+    chown -R "$owner" "$machine$home" "$folder/pip-cache-$user"
+    binds=("$folder/pip-cache-$user:$home/.cache/pip")
+    for path in "${shared[@]}"; do binds+=("$path:$path"); done
+    [ -z "$data" ] || binds+=("$data:/opt/osdi21")
+    if [ -n "$wheel" ]; then
+        [ -d "$wheel" ] && binds+=("$wheel:/opt/wheels") || binds+=("$(dirname "$wheel"):/opt/wheels")
+    fi
+    printf '%s\0' "${settings[@]}" >"$machine/settings"
+
+    enter_script >"$machine/enter"
+
+    log=$folder/$name.log
+    commit=$(git -C "$root" rev-parse --short HEAD)
+    started=$(date +%s) result=green
+    : >"$log"
+    for target in "${targets[@]}"; do
+        echo "== make $target, $(date -u +%FT%TZ)" | tee -a "$log"
+        begun=$(date +%s)
+        code=0
+        unshare --mount --pid --fork --kill-child --ipc --uts \
+            bash "$machine/enter" "$machine" "$clone" "$user" "${#binds[@]}" "${binds[@]}" make "$target" \
+            >>"$log" 2>&1 </dev/null || code=$?
+        echo "== make $target ended with $code after $(($(date +%s) - begun)) s" | tee -a "$log"
+        [ "$code" = 0 ] || { result="red: make $target ended with $code" && break; }
+    done
+    what="$name, commit $commit, make ${targets[*]}${ci:+ with CI=true}${data:+ with the published data}"
+    echo "== $what: $result after $(($(date +%s) - started)) s" | tee -a "$log"
+    [ -n "$keep" ] || rm -rf "$machine"
+    [ "$result" = green ]
+}
+
+main "$@"

@@ -150,8 +150,9 @@ def run(environment: Environment, tests: Sequence[str], found: Mapping[str, Path
     def change() -> None:
         if environment.umask is not None:
             os.umask(environment.umask)
-        for number in environment.ignored:
-            signal.signal(number, signal.SIG_IGN)
+        # Whatever this tool itself was started with, as by `nohup`.
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN if number in environment.ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, environment.blocked)
         if environment.is_input_closed:
             os.close(0)

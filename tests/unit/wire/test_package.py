@@ -13,6 +13,7 @@ from pollux.wire.package import digest_of, pack, unpack
 def write(folder, **files):
     for name, text in files.items():
         path = folder / name.replace("__", "/")
+        assert path.is_relative_to(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -53,7 +54,7 @@ def test_the_same_files_make_the_same_package(tmp_path):
 
 
 def test_what_needs_not_travel_stays(tmp_path):
-    write(tmp_path, train="1", __git="", data__big="2", sub__data__x="3", keep__big="4", model="5")
+    write(tmp_path, train="1", data__big="2", sub__data__x="3", keep__big="4", model="5")
     write(tmp_path / ".git", config="6")
     write(tmp_path / "sub" / "__pycache__", x="7")
     (tmp_path / ".polluxignore").write_text("# much\n\ndata/\nkeep/b*\n")
