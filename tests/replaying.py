@@ -11,7 +11,7 @@ __all__ = ["held_child"]
 
 _HELD = """
 import os, time
-from pollux.cli import simulate
+from pollux.cli.commands import simulate
 inner, sizes = simulate.simulate_together, []
 
 def held(*words, **named):

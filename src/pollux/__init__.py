@@ -1,10 +1,12 @@
 """Pollux: a deep-learning cluster scheduler that optimises goodput.
 
-This module holds the version and imports nothing; the parts live in the sub-packages. `init`, `Job` and `JobStopped`
+This module imports nothing but the version; the parts live in the sub-packages. `init`, `Job` and `JobStopped`
 are the agent's, and are fetched, with PyTorch, when one is first asked for; `PolluxError` needs no PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any
+
+from pollux._version import __version__
 
 if TYPE_CHECKING:
     from pollux.agent import Job as Job
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
     from pollux.core.errors import PolluxError as PolluxError
 
 __all__ = ["__version__"]
-
-__version__ = "0.1.0"
 
 _LAZY = ("Job", "JobStopped", "PolluxError", "init")
 

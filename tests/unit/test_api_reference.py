@@ -14,9 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
 
+# Of the backends' parts only what a new backend is built from; the rest is the inside of our own processes.
+INTERNAL = re.compile(r"pollux\.backends\.\w+\.(?!backend$|provider$)\w+")
+ALIASES = {"pollux.agent.huggingface", "pollux.agent.lightning"}
+
+
 def public_modules(room: str) -> list[str]:
-    files = (ROOT / "src" / "pollux" / room).glob("*.py")
-    return sorted(f"pollux.{room}.{path.stem}" for path in files if not path.stem.startswith("_"))
+    files = (ROOT / "src" / "pollux" / room).rglob("*.py")
+    names = [".".join(path.relative_to(ROOT / "src").with_suffix("").parts) for path in files if path.stem[0] != "_"]
+    return sorted(name for name in names if not INTERNAL.fullmatch(name) and name not in ALIASES)
 
 
 def referenced(page: Path) -> list[str]:

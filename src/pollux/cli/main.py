@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pollux import __version__
+from pollux._version import __version__
 from pollux.cli.arguments.options import PARTIAL, print_json
 from pollux.cli.display.streams import take_every_text, whole_output
 from pollux.cli.registry import LazyGroup

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pollux import __version__
 from pollux import policies as registry
+from pollux._version import __version__
 from pollux.sim.application import Application
 from pollux.sim.compare import PolicyChoice
 from pollux.sim.fairness import IsolatedTimes, finish_time_fairness

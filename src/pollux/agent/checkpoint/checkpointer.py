@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import pollux
+from pollux._version import __version__
 from pollux.agent.checkpoint.agreement import Outcome, attempt, broadcast_text, gather_texts
 from pollux.agent.checkpoint.folder import CheckpointFolder, flush, last_created
 from pollux.agent.checkpoint.host_buffers import Abandoned, HostBuffers, StagedState, pickled, write_files
@@ -359,7 +359,7 @@ class Checkpointer:
             )
         manifest = Manifest(
             format=FORMAT,
-            pollux=pollux.__version__,
+            pollux=__version__,
             torch=str(torch.__version__),
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             step=step,

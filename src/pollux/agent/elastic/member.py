@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch.distributed as dist
 
@@ -30,12 +29,13 @@ from pollux.agent.elastic.heartbeat import (
     thread_is_held_up,
 )
 from pollux.agent.elastic.membership import LOST, OPEN, SHUT, Membership, Plan
+from pollux.agent.elastic.resizable import Movable
 from pollux.agent.elastic.state_transfer import Packed, exchange, pack
 from pollux.agent.elastic.step_requests import STOP, Watch
 from pollux.agent.elastic.stray_collective import Astray
 from pollux.core.errors import CheckpointMismatch, InvalidInput, PolluxError
 
-__all__ = ["RESTART_EXIT_CODE", "STOPPED_EXIT_CODE", "JobLost", "Live", "Movable", "NotNeeded", "refuse_all"]
+__all__ = ["RESTART_EXIT_CODE", "STOPPED_EXIT_CODE", "JobLost", "Live", "NotNeeded", "refuse_all"]
 
 RESTART_EXIT_CODE = 75
 STOPPED_EXIT_CODE = 143
@@ -77,43 +77,6 @@ def _nothing(phase: str, rank: int) -> None:
 
 at_phase: Callable[[str, int], None] = _nothing
 """Called at each phase of a change with this replica's rank there; tests put failures here."""
-
-
-class Movable(Protocol):
-    """What a job does when its replicas change; see `pollux.agent.job.elastic_job.MovingJob`."""
-
-    def position(self) -> tuple[int, ...]:
-        """How far this replica has come; who is further holds the newer state."""
-
-    def part_in_peace(self, same_size: bool, first_leaves: bool) -> None:
-        """The last collectives of the old generation; replica 0 may leave with what only it holds."""
-
-    def drop_unfinished(self) -> None:
-        """Forget the step that others never finished."""
-
-    def disconnect(self) -> None:
-        """Let go of all process groups, so that replicas that wait in one are freed."""
-
-    def local_state(self, whole: bool) -> State:
-        """What this replica holds, all of it, or only what everybody must have alike."""
-
-    def templates(self) -> dict[str, Any]:
-        """The tensors that a state may be received into."""
-
-    def sendable(self) -> State:
-        """What would have to travel, for a look whether it can."""
-
-    def settle(self, state: State, receives: bool) -> None:
-        """Go on among the new replicas, from a state that was received, or the own one.
-
-        The values of it are on all replicas, `num_replicas` is how many there were before.
-        """
-
-    def save_alone(self) -> None:
-        """Write a checkpoint without the others."""
-
-    def prepare_to_leave(self) -> None:
-        """Finish what was begun, and give up what others need."""
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ _LEAVE_SECONDS = 8.0
 
 
 class MovingJob(SavedJob):
-    """A job that can go on among other replicas; see `pollux.agent.elastic.member.Movable` for who calls what."""
+    """A job that can go on among other replicas; see `pollux.agent.elastic.resizable.Movable` for who calls what."""
 
     _rng_texts: tuple[str, ...] = ()
     _epochs_wanted: int | None = None

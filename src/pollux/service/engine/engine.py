@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from pollux import __version__
+from pollux._version import __version__
 from pollux.backends.protocol import ChecksFolders, LogChunk, Running, Warns
 from pollux.controller import (
     ENDED,
@@ -36,9 +36,9 @@ from pollux.service.engine.executor import waits_to_leave
 from pollux.service.engine.forecast import Forecast
 from pollux.service.engine.launch import folders_of, store_of
 from pollux.service.engine.loop import EngineLoop
+from pollux.service.engine.notices import note_on_notice, notice_of
 from pollux.service.engine.report_events import check_report, fact_of, row_of
 from pollux.service.engine.storage_check import note_on_store, require_store
-from pollux.service.notices import note_on_notice, notice_of
 from pollux.service.views.fairness import Fairness
 from pollux.service.views.job_board import Board
 from pollux.service.views.job_events import Line

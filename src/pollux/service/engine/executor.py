@@ -12,7 +12,7 @@ from pollux.core import BatchMode, Placement
 from pollux.core.errors import PolluxError
 from pollux.service.auth.tokens import Tokens
 from pollux.service.engine.launch import environment, launch_for, request_of
-from pollux.service.notices import notice_of
+from pollux.service.engine.notices import notice_of
 from pollux.service.settings import ServiceSettings
 
 __all__ = ["Executor", "Reconciliation", "Refused", "reconcile", "stopped_at", "waits_to_leave"]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pollux import __version__
+from pollux._version import __version__
 from pollux.controller import HOLDING, JobState
 from pollux.service.engine.engine import Engine
 from pollux.service.presenters.prometheus_text import Family

@@ -19,7 +19,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pollux import __version__, backends, policies
+from pollux import backends, policies
+from pollux._version import __version__
 from pollux.backends.protocol import Backend, HasFarNodes
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.service.auth.tokens import Tokens

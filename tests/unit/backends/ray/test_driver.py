@@ -569,7 +569,7 @@ def test_who_never_had_a_wish_takes_none_back(ray, make):
 ENDING = """
 import os, sys, time
 sys.stdin = open(sys.argv[1])
-from pollux.backends import _ray_driver
+from pollux.backends.ray import driver as ray_driver
 class Slow:
     import queue
     events = queue.SimpleQueue()
@@ -578,7 +578,7 @@ class Slow:
         print(order["do"], flush=True)
 driver = Slow()
 import threading
-threading.Thread(target=_ray_driver._listen, args=(driver,), daemon=True).start()
+threading.Thread(target=ray_driver._listen, args=(driver,), daemon=True).start()
 while True:
     handle, given = driver.events.get()
     handle(*given)

@@ -98,7 +98,7 @@ def test_the_page_shows_what_would_be_sent(monkeypatch):
     given = {"nodes": "3", "gpus_per_node": 4, "partition": "gpu", "time_limit": "4:00:00", "head": "10.0.0.5"}
     home = Path("/shared/ada/.local/state/pollux")
     text = SlurmBackend.preview(home, python="/shared/ada/venv/bin/python", **given)
-    page = (Path(__file__).parents[3] / "docs" / "slurm.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "slurm.md").read_text()
     assert f"--option head=10.0.0.5 --dry-run\n{text}```" in page
     (name,) = [line for line in text.splitlines() if "--job-name=" in line]
     assert f" {name.partition('=')[2]} RUNNING node1 " in page

@@ -15,7 +15,7 @@ from pollux.service.presenters.metrics import NAMES, OTHER, families
 from pollux.service.presenters.prometheus_text import CONTENT_TYPE, Family, text_of
 from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "metrics.md"
 
 
 def numbers(engine):

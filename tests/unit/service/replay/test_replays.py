@@ -132,8 +132,8 @@ def test_a_child_ends_with_its_service(tmp_path):
     # The child's own beginning, with something else than the command line at its end.
     code = f"""
 import os, sys, time
-from pollux.service import whatif
-replays = whatif.Replays(list, (sys.executable, "-c", whatif._CHILD.partition("from pollux")[0] + {spin!r}))
+from pollux.service.replay import replays as children
+replays = children.Replays(list, (sys.executable, "-c", children._CHILD.partition("from pollux")[0] + {spin!r}))
 replays.begin(["fifo"], [])
 deadline = time.monotonic() + 60
 while not (os.path.exists({str(place)!r}) and open({str(place)!r}).read()) and time.monotonic() < deadline:

@@ -10,7 +10,7 @@ from pollux.service import ServiceSettings
 from pollux.service.server.certificates import host_to_announce, names_of
 from pollux.service.server.serve import listen, url_of
 
-TLS = Path(__file__).parent / "tls"
+TLS = Path(__file__).parents[1] / "tls"
 HERE = (TLS / "localhost.pem", TLS / "localhost.key")
 ELSEWHERE = (TLS / "elsewhere.pem", TLS / "elsewhere.key")
 
