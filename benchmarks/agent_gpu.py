@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import pollux
-from pollux.agent import init
+from pollux.agent import initialize
 
 # So small that the noise scale stays where it is while the blocks run; the time of a step does not depend on it.
 LEARNING_RATE = 1e-6
@@ -149,7 +149,7 @@ def plain_steps(task: Task) -> Iterator[None]:
 def agent_steps(task: Task, holder: dict[str, Any], name: str, **options: Any) -> Iterator[None]:
     model, optimizer = task.build()
     job = pollux.init(model, optimizer, Indices(task.size), task.batch, **options)
-    init._deactivate()  # several jobs beside each other, for this comparison only
+    initialize._deactivate()  # several jobs beside each other, for this comparison only
     holder[name] = job
     for _ in job.epochs(1_000_000):
         for index in job.batches():

@@ -18,8 +18,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import pollux
-from pollux.agent import init as init_module
-from pollux.agent import pass_order
+from pollux.agent import initialize, pass_order
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME, encode, read_manifest
 from pollux.agent.data.loader import Loader, LoaderOptions
@@ -31,7 +30,7 @@ from pollux.testing.waiting import PATIENCE_SECONDS
 @pytest.fixture(autouse=True)
 def no_job_stays():
     yield
-    job = init_module._active() if init_module._active is not None else None
+    job = initialize._active() if initialize._active is not None else None
     if job is not None:
         job.close()
 

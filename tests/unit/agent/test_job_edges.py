@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import init
+from pollux.agent import initialize
 from pollux.agent.adaptation.batch_tuner import Change
 from pollux.agent.adaptation.progress import Progress, Schedule
 from pollux.agent.elastic.heartbeat import Heartbeat
@@ -26,7 +26,7 @@ from pollux.goodput import BatchChoice
 @pytest.fixture(autouse=True)
 def no_job_stays():
     yield
-    job = init._active() if init._active is not None else None
+    job = initialize._active() if initialize._active is not None else None
     if job is not None:
         job.close()
 

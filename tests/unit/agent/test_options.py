@@ -10,7 +10,7 @@ import pollux.agent
 from pollux.agent import options
 from pollux.core.errors import InvalidInput, UnknownName
 
-PARAMETERS = inspect.signature(pollux.agent.initialize).parameters
+PARAMETERS = inspect.signature(pollux.agent.init).parameters
 UNCHECKED = {"model", "optimizer", "dataset", "device", "lr_scheduler"}
 
 

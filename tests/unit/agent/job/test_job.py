@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import init, pass_order
+from pollux.agent import initialize, pass_order
 from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue, UnknownName
 
 
 @pytest.fixture(autouse=True)
 def no_job_stays():
     yield
-    job = init._active() if init._active is not None else None
+    job = initialize._active() if initialize._active is not None else None
     if job is not None:
         job.close()
 
