@@ -16,7 +16,12 @@ PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
 # Of the backends' parts only what a new backend is built from; the rest is the inside of our own processes.
 INTERNAL = re.compile(r"pollux\.backends\.\w+\.(?!backend$|provider$)\w+")
-ALIASES = {"pollux.agent.huggingface", "pollux.agent.lightning"}
+ALIASES = {
+    "pollux.agent.huggingface",
+    "pollux.agent.ledger",
+    "pollux.agent.lightning",
+    "pollux.testing.backend_conformance",
+}
 
 
 def public_modules(room: str) -> list[str]:

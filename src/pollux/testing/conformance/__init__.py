@@ -1,1 +1,5 @@
-"""Suites to inherit: tests that any policy, backend or store must pass. Imports `pollux.testing`'s builders."""
+"""Suites to inherit: tests that any policy, backend or store must pass. Imports the builders beside it."""
+
+from pollux.testing.conformance.policies import PolicyConformance
+
+__all__ = ["PolicyConformance"]
