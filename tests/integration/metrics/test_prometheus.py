@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import threading
 import urllib.error
@@ -20,6 +19,7 @@ from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, SystemClock, Tokens, server
 from pollux.service.metrics import NAMES
 from pollux.store import MemoryStore, MemoryTelemetry
+from pollux.testing.ports import free_port
 from pollux.testing.service import SAMPLE_MODEL, FakeBackend, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
@@ -116,9 +116,7 @@ def prometheus(service, program, tmp_path_factory):
     config = config.replace("/path/to/viewer-token", str(service.home / "viewer-token"))
     config = config.replace("127.0.0.1:7341", address)
     (folder / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\n{config}")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = (folder / "log").open("w")
     process = subprocess.Popen(
         [
