@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import pwd
+import random
 import secrets
 import shlex
 import shutil
@@ -291,11 +292,14 @@ class SlurmCluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports where nobody listens, below those that systems hand out by chance: the daemons take them a moment later."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.SystemRandom().randint(12_000, 19_999)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.add(port)
+    return sorted(found)
 
 
 def _in_use(folder: Path) -> str:

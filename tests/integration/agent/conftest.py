@@ -5,7 +5,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pollux.testing.ports import free_port
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 _ENDS = {"": 0, "killed": -signal.SIGKILL, "stopped": 128 + signal.SIGTERM}
@@ -41,12 +41,6 @@ class Run:
 Launch = Callable[[str, Sequence[tuple[Any, ...]]], list[list[Any]]]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Server:
     """A job's script as a process that has imported its framework, which takes seconds, and forks replicas."""
 
@@ -71,7 +65,7 @@ class Server:
             "settings": run.settings,
             "folder": str(folder),
             "workdir": str(workdir),
-            "port": _free_port(),
+            "port": free_port(),
             "timeout": PATIENCE_SECONDS,
         }
         print(json.dumps(asked), file=self.process.stdin, flush=True)

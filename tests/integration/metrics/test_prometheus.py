@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import threading
 import urllib.error
@@ -21,6 +20,7 @@ from pollux.service import Engine, ServiceSettings, SystemClock, Tokens
 from pollux.service.presenters.metrics import NAMES
 from pollux.service.server import serve
 from pollux.store import MemoryStore, MemoryTelemetry
+from pollux.testing.ports import free_port
 from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
@@ -117,9 +117,7 @@ def prometheus(service, program, tmp_path_factory):
     config = config.replace("/path/to/viewer-token", str(service.home / "viewer-token"))
     config = config.replace("127.0.0.1:7341", address)
     (folder / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\n{config}")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = (folder / "log").open("w")
     process = subprocess.Popen(
         [

@@ -23,6 +23,10 @@ __all__ = ["LiveReplica", "LiveSupervisor"]
 
 _POLL_SECONDS = 0.005
 
+# As in production the door is waited at for longer than a replica may be held up in a group that will not come about:
+# gloo tries several times for `regroup`.
+_DEADLINES = {"join": 60.0, "regroup": 4.0}
+
 
 @dataclass(frozen=True, slots=True)
 class LiveReplica:
@@ -132,7 +136,7 @@ class LiveSupervisor:
         before = self.running if before is None else before
         members = [{"rank": rank, "was": was} for rank, was in enumerate([*keep, *[None] * num_joiners])]
         entries = {"generation": self.generation, "before": before, "members": members, "num_nodes": 1, "why": why}
-        self.set(f"plan/{self.generation}", {**entries, "deadline_seconds": {"join": 10.0, "regroup": 4.0}})
+        self.set(f"plan/{self.generation}", {**entries, "deadline_seconds": dict(_DEADLINES)})
         return self.generation
 
     def prepare(self, num_replicas: int, keep: Sequence[int] | None = None) -> list[LiveReplica]:

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pollux.testing.ports import free_port
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 __all__ = ["ReplicaResult", "ReplicaServer", "RunningReplicas", "load_module"]
@@ -209,12 +209,6 @@ def _function(name: str) -> Callable[..., Any]:
     return result
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _place(replica: int, num_replicas: int, port: int) -> dict[str, str]:
     """torchrun's variables; none for a replica alone, which needs none."""
     if num_replicas == 1:
@@ -247,7 +241,10 @@ def _serve() -> None:
     for line in sys.stdin:
         message = json.loads(line)
         if message["op"] == "start":
-            port = _free_port()
+            port = free_port()
+            for replica in range(message["num_replicas"]):
+                # There from the start, for those who follow it.
+                (Path(message["folder"]) / f"output-{replica}.txt").touch()
             processes = [_fork(message, replica, port) for replica in range(message["num_replicas"])]
             living.update(processes)
             answer = {"processes": processes}
