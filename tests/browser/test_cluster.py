@@ -126,6 +126,22 @@ def test_what_happened_before_is_told_in_words_with_links(busy, operator):
     expect(changes.locator("tbody tr", has_text="cancelled by its user")).to_have_count(2)
 
 
+def test_what_happens_before_the_stream_begins_is_told_once_it_does(busy, operator):
+    page, held = operator.page, []
+    # A stream of the page's own can be held up; one of a worker's cannot.
+    page.add_init_script("delete window.SharedWorker")
+    page.route(re.compile(r"/v1/events$"), lambda route: held.append(route))
+    operator.open("/")
+    changes = page.get_by_role("region", name="Changes, newest first")
+    expect(changes).to_contain_text("submitted for 32 to 64 GPUs")
+    busy.engine.cancel("beta")
+    busy.wait_state("beta", "cancelled")
+    for route in held:
+        route.continue_()
+    expect(changes.locator("tbody tr", has_text="cancelled by its user")).to_have_count(1)
+    expect(changes.locator("tbody tr").first).to_contain_text("beta")
+
+
 def test_what_is_degraded_is_told_above_everything_else(stage, operator):
     warnings = page_warnings(operator.page)
     expect(warnings).to_have_count(0)

@@ -18,6 +18,14 @@ collect_ignore_glob = [] if os.environ.get("POLLUX_TEST_NAMESPACE") else ["test_
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _home(tmp_path_factory):
+    """Not the user's own: a token in ~/.ray would make every Ray that is started here ask for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 class Cluster:
     """The cluster's process, and what can be asked of it."""
 

@@ -88,9 +88,11 @@ function remember(event) {
 /** What happened before the page was opened: in the words of the last events, and before those as numbers. */
 async function recall(revision, timeline) {
   const found = (await eventsAfter(Math.max(revision - EVENTS_RECALLED, 0))).filter(tellsOfChanges);
-  const known = new Set(changes.map((one) => one.revision));
-  const older = found.filter((event) => !known.has(event.revision)).reverse().flatMap((event) => event.lines.map((line) => ({ at: event.at, revision: event.revision, ...line })).reverse());
-  changes.push(...older);
+  const told = changes.filter((one) => one.revision !== undefined);
+  const known = new Set(told.map((one) => one.revision));
+  const missing = found.filter((event) => !known.has(event.revision)).flatMap((event) => event.lines.map((line) => ({ at: event.at, revision: event.revision, ...line })).reverse());
+  changes.length = 0;
+  changes.push(...[...told, ...missing].sort((one, other) => other.revision - one.revision));
   const first = changes.length ? changes[changes.length - 1].at : Infinity;
   const before = timeline.reallocations.filter((one) => one.at < first - 1).reverse();
   changes.push(...before.map((one) => ({ at: one.at, job_id: one.job, text: `${one.from}→${one.to} GPUs${one.reason ? `: ${one.reason.replaceAll("-", " ")}` : ""}`, jobs: [] })));
@@ -143,8 +145,16 @@ async function start() {
   const soonTimeline = throttled(() => timeline.refresh(), 4000);
   const soonChanges = throttled(async () => showChanges(), 500);
   const all = whenSeen(() => { soonOverview(); soonJobs(); soonTimeline(); });
+  // Again whenever the stream has begun: what happened since the page was filled, and before it began, is in no message.
+  const soonRecall = throttled(async () => {
+    await recall(revision, timeline.data);
+    showChanges();
+  }, 500);
   follow({
-    onState: showLive,
+    onState: (state) => {
+      showLive(state);
+      if (state === "live") soonRecall();
+    },
     onBack: all,
     onEvent: (event) => {
       if (remember(event)) soonChanges();
@@ -153,8 +163,7 @@ async function start() {
   });
   // Bars grow and times pass without events; and where many watch, an answer may be of just before the last one.
   setInterval(whenSeen(all), 10000);
-  await quietly(recall(revision, timeline.data));
-  showChanges();
+  soonRecall();
 }
 
 start().catch((error) => {
