@@ -383,8 +383,7 @@ class Served:
         return self.engine.next_due()
 
     def at(self, now: float) -> None:
-        self.clock.time = now
-        self.engine.poke()
+        self.clock.set(now, self.engine)
         self.engine.settle()
 
     def post(self, path: str, body: Any = None, method: str = "POST", token: str | None = None) -> None:

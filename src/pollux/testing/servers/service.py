@@ -22,6 +22,7 @@ from pollux.backends.protocol import (
 )
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed
+from pollux.service.engine.engine import Engine
 from pollux.wire.report import ModelReport, Report
 
 __all__ = ["SAMPLE_MODEL", "FakeBackend", "ManualClock", "sample_report"]
@@ -40,14 +41,34 @@ def sample_report(generation: int, progress: float = 100.0, **fields: Any) -> Re
 
 
 class ManualClock:
-    """Shows the time it was last set to."""
+    """Shows the time it was last set to. An engine that waits for another waits until the clock is moved."""
 
     def __init__(self, start: float = 0.0) -> None:
-        self.time = start
+        self._time = start
+
+    @property
+    def time(self) -> float:
+        """Seconds on this clock."""
+        return self._time
 
     def now(self) -> float:
         """Seconds on this clock."""
-        return self.time
+        return self._time
+
+    def seconds_until(self, at: float) -> float | None:
+        """0 where that time has come; None: no waiting brings it about."""
+        return 0.0 if at <= self._time else None
+
+    def set(self, time: float, engine: Engine | None = None) -> None:
+        """Show another time. The engine that goes by this clock sees it between two requests, never within one.
+
+        What is then due happens next: whatever it shall meet is to be arranged before.
+        """
+
+        def move() -> None:
+            self._time = time
+
+        move() if engine is None else engine.move_clock(move)
 
 
 class FakeBackend:

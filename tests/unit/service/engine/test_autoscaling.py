@@ -73,8 +73,7 @@ def test_the_backend_hears_what_is_wanted_after_each_decision(tmp_path):
     engine.start()
 
     def decide():
-        clock.time += 1000.0
-        engine.poke()
+        clock.set(clock.time + 1000.0, engine)
         engine.settle()
         return backend.wishes[-1]
 
