@@ -30,9 +30,9 @@ from pollux.agent.checkpoint.training_state import Stateful, TrainingState
 from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
-from pollux.agent.elastic.member import Live
+from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
-from pollux.agent.elastic.step_requests import Watch
+from pollux.agent.elastic.step_requests import StepRequests
 from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
 from pollux.agent.job.job import Job
 from pollux.agent.job.status import Parts
@@ -46,7 +46,7 @@ from pollux.agent.options import (
     to_be_saved,
 )
 from pollux.agent.reporting.receipt import Receipt
-from pollux.agent.reporting.reporter import Teller
+from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.agent.reporting.tensorboard import Scalars
 from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.agent.step.loss_weighting import LossWeighting
@@ -206,7 +206,7 @@ def _assemble(
     loader: Loader,
     allowed: BatchRange,
     replicas: ReplicaGroup,
-    live: Live | None,
+    live: ElasticMember | None,
     environment: Environment,
     *,
     step_options: StepOptions,
@@ -297,14 +297,14 @@ def _assemble(
             progress=TrainingProgress(size),
             state=training,
             receipt=receipt,
-            watch=Watch(replicas, checkpoint_every if checkpointer is not None else None, signals, mover=live),
+            watch=StepRequests(replicas, checkpoint_every if checkpointer is not None else None, signals, mover=live),
             schedule=None
             if schedule is None
             else Schedule(schedule, schedule_every, allowed.initial, exact=allowed.is_exact),
             checkpointer=checkpointer,
             output_dir=output_dir,
             move_batches=move_batches,
-            teller=Teller.of(environment, gpu_type(replicas.device)),
+            teller=ReportBuilder.of(environment, gpu_type(replicas.device)),
             live=live,
             environment=environment,
             sync_batchnorm=sync_batchnorm,
@@ -358,7 +358,7 @@ def _begin(
 
 def _replicas(
     environment: Environment, device: torch.device, timeout: float | None
-) -> tuple[ReplicaGroup, Live | None]:
+) -> tuple[ReplicaGroup, ElasticMember | None]:
     """This process's replicas, and its way to others where somebody supervises them. A joiner begins alone."""
     if not environment.store:
         return ReplicaGroup(environment, device, timeout), None
@@ -367,7 +367,7 @@ def _replicas(
     membership = Membership(store, environment.generation, environment.replica)
     place = replace(environment, replica=0, num_replicas=1, num_nodes=1) if environment.joins else environment
     replicas = ReplicaGroup(place, device, timeout, membership.group_store(environment.generation))
-    live = Live(membership, replicas, environment.joins)
+    live = ElasticMember(membership, replicas, environment.joins)
     if own_group:
         live.refusal = "the script made the process group itself"
     return replicas, live
@@ -449,7 +449,7 @@ def _model_facts(model: nn.Module, optimizer: torch.optim.Optimizer, options: St
     }
 
 
-def _agree(replicas: ReplicaGroup, live: Live | None, mine: Mapping[str, object]) -> None:
+def _agree(replicas: ReplicaGroup, live: ElasticMember | None, mine: Mapping[str, object]) -> None:
     """Refuse to go on where replicas were started with different options, naming the first that differs."""
     everyones = [json.loads(text) for text in replicas.gather_bytes(json.dumps(mine).encode())]
     if live is not None and live.joins:

@@ -18,7 +18,7 @@ from pollux.agent import initialize
 from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.adaptation.progress import Schedule, TrainingProgress
 from pollux.agent.elastic.heartbeat import Heartbeat
-from pollux.agent.elastic.stray_collective import Astray
+from pollux.agent.elastic.stray_collective import StrayCollectiveCheck
 from pollux.core.errors import NonFiniteValue, PolluxError
 from pollux.goodput import BatchChoice
 
@@ -200,7 +200,7 @@ class Beating:
     def __init__(self) -> None:
         self.beat: Any = Heartbeat()
         self.refusal = ""
-        self.astray = Astray(lambda why: None)
+        self.astray = StrayCollectiveCheck(lambda why: None)
 
     def rest(self, what: str) -> None:
         self.beat.busy = what
