@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from pollux.backends.protocol import (
+    BackendCapabilities,
     BackendEvent,
     Launch,
     Listener,
@@ -71,7 +72,7 @@ class ManualClock:
         move() if engine is None else engine.move_clock(move)
 
 
-class FakeBackend:
+class FakeBackend(BackendCapabilities):
     """Keeps what it is told; replicas start and end when a test says so, or (`by_itself`) at once.
 
     Everything that it was asked to do is in `launches`, `resizes` and `stops`, in order. `refuse` is raised at the next
@@ -82,6 +83,11 @@ class FakeBackend:
     healthy = True
     restart_seconds = 30.0
     live_seconds = 30.0
+    # Declared as values, so that a test may set them.
+    head: str | None = None
+    false_alarms: int | None = None
+    notice_seconds: float | None = None
+    taken_back_seconds: float | None = None
 
     def __init__(self, nodes: Iterable[Node], clock: ManualClock | None = None, by_itself: bool = False) -> None:
         self.nodes = {node.id: node for node in nodes}
@@ -104,10 +110,6 @@ class FakeBackend:
     def inventory(self) -> tuple[Node, ...]:
         """The nodes there are."""
         return tuple(self.nodes.values())
-
-    def render(self, launch: Launch) -> Mapping[str, Any]:
-        """The command and where it would run."""
-        return {"argv": list(launch.argv), "placement": dict(launch.placement.shares)}
 
     def submit(self, launch: Launch) -> None:
         """Keep a launch, once for each job and generation."""
