@@ -252,7 +252,7 @@ class FleetDispatcher(Dispatcher):
         if message["event"] == "leaving":
             _log.warning("%s (job '%s')", message["why"], job.id)
             node = str(message["node"])
-            self._lender.look_at(node)
+            self._lender.check_node(node)
             if node in self._ending:
                 # It answers, and the job saves: whoever decides is to know now, and not after a wait for losses.
                 self._ending[node] = time.monotonic()
@@ -280,7 +280,7 @@ class FleetDispatcher(Dispatcher):
                 left = {node: self._fleet.hosts[node] for node in self._suspects if node in self._fleet.hosts}
                 if not left:
                     self._prober = None
-                    self._lender.give_up(())
+                    self._lender.release_silent(())
                     return
             for node, hosted in left.items():
                 try:
@@ -304,7 +304,7 @@ class FleetDispatcher(Dispatcher):
             node: at if at[0] == silent[node].address else (silent[node].address, now) for node, at in since.items()
         }
         most = _GIVE_UP_TIMES * self._fleet.lost_seconds
-        self._lender.give_up([silent[node] for node, (_, at) in self._silent_since.items() if now - at >= most])
+        self._lender.release_silent([silent[node] for node, (_, at) in self._silent_since.items() if now - at >= most])
 
 
 def _hosted(row: Any) -> LentNode | None:

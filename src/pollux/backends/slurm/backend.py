@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.slurm.commands import SlurmCommands
-from pollux.backends.slurm.job_provider import SlurmJobProvider, job_script
+from pollux.backends.slurm.job_provider import SlurmJobProvider
+from pollux.backends.slurm.job_requests import job_script
 from pollux.backends.slurm.pilot_provider import SlurmPilotProvider
 from pollux.backends.slurm.script import JOB_MODE, SlurmOptions, array_words, batch_script
 from pollux.core.errors import BackendFailed

@@ -170,7 +170,7 @@ def test_a_node_that_does_not_answer_for_long_is_given_up_until_it_answers(backe
     given_up: list[list[str]] = []
     monkeypatch.setattr(dispatcher, "_PROBE_SECONDS", 0.01)
     monkeypatch.setattr(
-        backend.lender, "give_up", lambda silent: given_up.append([hosted.node.id for hosted in silent])
+        backend.lender, "release_silent", lambda silent: given_up.append([hosted.node.id for hosted in silent])
     )
     hosts.silent.add(1)
     backend.lender.offer([host(1), host(2)])
