@@ -75,7 +75,7 @@ def test_a_job_goes_on_when_the_service_starts_anew_while_slurm_does_not_answer(
     slurm.stop_controller()
     try:
         bench.restart()
-        bench.wait("no memory of nodes", lambda: not bench.backend._ground.remembered)
+        bench.wait("no memory of nodes", lambda: not bench.backend._slots.remembered)
         # By then everybody has been told which nodes are gone.
         bench.wait("nodes", lambda: [node.id for node in bench.backend.inventory()] == ["node1"])
         assert [each.state for each in bench.backend.running()] == ["running"]

@@ -89,7 +89,7 @@ class SlurmBackend(FleetBackend):
 
     def refuses(self, folders: Sequence[str]) -> str:
         """Only hosts that are up can tell; the others are asked when a job is placed there."""
-        there = [hosted for node, hosted in self._ground.hosts.items() if self._slurm.is_up(node)]
+        there = [hosted for node, hosted in self._slots.hosts.items() if self._slurm.is_up(node)]
         return self._shared.refuses(folders, there)
 
     @property
