@@ -332,7 +332,7 @@ def test_without_a_plan_after_a_loss_the_job_is_saved_and_restarted(live):
         live.recover(job, "gone")
     assert ended.value.code == 75
     assert job.calls == ["disconnect", "drop_unfinished", "save_alone"]
-    assert keys(live).get("failed/0") == b'"gone"'
+    assert keys(live).get("failed/0") == b"gone"
 
 
 def test_a_request_to_stop_ends_the_wait_for_a_plan(live):
@@ -431,7 +431,7 @@ def test_jobs_of_frameworks_answer_every_generation(live):
     thread = refuse_all(live.membership, "not here")
     publish(live, 3, 0)
     keys(live).wait(["failed/3"])
-    assert keys(live).get("failed/3") == b'"not here"'
+    assert keys(live).get("failed/3") == b"not here"
     assert thread.daemon
 
 
