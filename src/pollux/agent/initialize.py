@@ -23,12 +23,12 @@ from torch.utils.data import DataLoader
 from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import Adaptation, BatchRange
 from pollux.agent.adaptation.lr_rules import OwnRule
-from pollux.agent.adaptation.progress import Progress, Schedule
+from pollux.agent.adaptation.progress import Schedule, TrainingProgress
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.lease import Holder
 from pollux.agent.checkpoint.training_state import Stateful, TrainingState
 from pollux.agent.data.loader import Loader, LoaderOptions
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
@@ -48,9 +48,9 @@ from pollux.agent.options import (
 from pollux.agent.reporting.receipt import Receipt
 from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.agent.reporting.tensorboard import Scalars
-from pollux.agent.step.gradient_norms import GradientMeter
-from pollux.agent.step.loss_weighting import Averager
-from pollux.agent.step.optimizer_step import Engine, StepOptions
+from pollux.agent.step.gradient_norms import GradientNormMeter
+from pollux.agent.step.loss_weighting import LossWeighting
+from pollux.agent.step.optimizer_step import StepOptions, StepRunner
 from pollux.core.errors import InvalidInput, MisusedJob
 from pollux.wire.objects import ObjectStore
 from pollux.wire.stores import PACKAGES, is_address
@@ -205,7 +205,7 @@ def _assemble(
     optimizer: torch.optim.Optimizer,
     loader: Loader,
     allowed: BatchRange,
-    replicas: Replicas,
+    replicas: ReplicaGroup,
     live: ElasticMember | None,
     environment: Environment,
     *,
@@ -255,13 +255,13 @@ def _assemble(
     if synchronised:
         synchronise_batchnorm(model, torch.distributed.group.WORLD)
     training = TrainingState(model, optimizer, stateful, replicas, seed)
-    averager = Averager(replicas, allowed.initial, adaptive=not allowed.is_exact)
-    engine = Engine(model, optimizer, replicas, averager, None, step_options)
+    averager = LossWeighting(replicas, allowed.initial, adaptive=not allowed.is_exact)
+    engine = StepRunner(model, optimizer, replicas, averager, None, step_options)
     _require_exact_when_sharded(engine, allowed)
     if live is not None and engine.is_sharded:
         live.refusal = "the model is sharded by fully_shard, and such shards cannot be split anew in living processes"
     if measure_noise and not engine.is_sharded:
-        engine.meter = GradientMeter(optimizer, replicas.device, set_aside=replicas.num_replicas == 1)
+        engine.meter = GradientNormMeter(optimizer, replicas.device, set_aside=replicas.num_replicas == 1)
     engine.counts_batchnorm = synchronised
     checkpointer = None
     if checkpoints is not None:
@@ -294,7 +294,7 @@ def _assemble(
             engine=engine,
             loader=loader,
             adaptation=adaptation,
-            progress=Progress(size),
+            progress=TrainingProgress(size),
             state=training,
             receipt=receipt,
             watch=StepRequests(replicas, checkpoint_every if checkpointer is not None else None, signals, mover=live),
@@ -324,7 +324,7 @@ def _begin(
     job: Job,
     checkpointer: Checkpointer | None,
     training: TrainingState,
-    replicas: Replicas,
+    replicas: ReplicaGroup,
     tensorboard_dir: str | Path | None,
 ) -> None:
     """Resume from the newest checkpoint or from other replicas' memory, or start from the beginning."""
@@ -358,15 +358,15 @@ def _begin(
 
 def _replicas(
     environment: Environment, device: torch.device, timeout: float | None
-) -> tuple[Replicas, ElasticMember | None]:
+) -> tuple[ReplicaGroup, ElasticMember | None]:
     """This process's replicas, and its way to others where somebody supervises them. A joiner begins alone."""
     if not environment.store:
-        return Replicas(environment, device, timeout), None
+        return ReplicaGroup(environment, device, timeout), None
     own_group = torch.distributed.is_initialized()
     store = connect(environment.store, timeout or environment.timeout or STORE_SECONDS)
     membership = Membership(store, environment.generation, environment.replica)
     place = replace(environment, replica=0, num_replicas=1, num_nodes=1) if environment.joins else environment
-    replicas = Replicas(place, device, timeout, membership.group_store(environment.generation))
+    replicas = ReplicaGroup(place, device, timeout, membership.group_store(environment.generation))
     live = ElasticMember(membership, replicas, environment.joins)
     if own_group:
         live.refusal = "the script made the process group itself"
@@ -449,7 +449,7 @@ def _model_facts(model: nn.Module, optimizer: torch.optim.Optimizer, options: St
     }
 
 
-def _agree(replicas: Replicas, live: ElasticMember | None, mine: Mapping[str, object]) -> None:
+def _agree(replicas: ReplicaGroup, live: ElasticMember | None, mine: Mapping[str, object]) -> None:
     """Refuse to go on where replicas were started with different options, naming the first that differs."""
     everyones = [json.loads(text) for text in replicas.gather_bytes(json.dumps(mine).encode())]
     if live is not None and live.joins:
@@ -482,7 +482,7 @@ def _holder(environment: Environment) -> Holder:
     return Holder(environment.run_id, launch, environment.generation)
 
 
-def _make_folders(replicas: Replicas, checkpoints: Path | ObjectStore | None, output_dir: Path | None) -> None:
+def _make_folders(replicas: ReplicaGroup, checkpoints: Path | ObjectStore | None, output_dir: Path | None) -> None:
     """Make the folders with their parents, so that what cannot be written is known now and on all replicas."""
     folder = checkpoints if isinstance(checkpoints, Path) else None
     wanted = {"checkpoint_dir": folder, "output_dir": output_dir} if replicas.is_first else {}
@@ -522,7 +522,7 @@ def _move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devi
         model.to(device)
 
 
-def _require_exact_when_sharded(engine: Engine, allowed: BatchRange) -> None:
+def _require_exact_when_sharded(engine: StepRunner, allowed: BatchRange) -> None:
     if engine.is_sharded and not allowed.is_exact:
         raise InvalidInput(
             "the model is sharded by fully_shard, which runs in exact mode only: leave max_batch_size out"

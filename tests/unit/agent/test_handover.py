@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent.checkpoint.training_state import State
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as module
 from pollux.agent.elastic.member import ElasticMember, NotNeeded
 from pollux.agent.elastic.membership import Member, Membership, Plan
@@ -39,7 +39,9 @@ class Job:
 
 @pytest.fixture
 def live():
-    return ElasticMember(Membership(dist.HashStore(), 0, 0), Replicas(Environment(), torch.device("cpu")), joins=False)
+    return ElasticMember(
+        Membership(dist.HashStore(), 0, 0), ReplicaGroup(Environment(), torch.device("cpu")), joins=False
+    )
 
 
 def keys(live: ElasticMember) -> Any:

@@ -12,17 +12,17 @@ from torch import nn
 
 from pollux.agent.adaptation.adaptation import Adaptation, RoundReport
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
-from pollux.agent.adaptation.progress import Progress, Schedule
+from pollux.agent.adaptation.progress import Schedule, TrainingProgress
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.training_state import TrainingState
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.data.ledger import SampleLedger
 from pollux.agent.data.loader import Loader
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.step_requests import StepRequests
 from pollux.agent.environment import Environment
 from pollux.agent.reporting.receipt import Receipt, ReceiptRow
 from pollux.agent.reporting.tensorboard import Scalars
-from pollux.agent.step.optimizer_step import Engine
+from pollux.agent.step.optimizer_step import StepRunner
 from pollux.goodput import GoodputModel
 
 __all__ = ["JobStatus", "Parts", "PassLedger"]
@@ -55,11 +55,11 @@ class PassLedger:
 class Parts:
     """What a job is put together from; made by `init`."""
 
-    replicas: Replicas
-    engine: Engine
+    replicas: ReplicaGroup
+    engine: StepRunner
     loader: Loader
     adaptation: Adaptation
-    progress: Progress
+    progress: TrainingProgress
     state: TrainingState
     receipt: Receipt
     watch: StepRequests
@@ -199,7 +199,7 @@ class JobStatus:
     def ledger(self) -> PassLedger:
         """The samples used in the current pass; with several replicas, call it on all of them."""
         self._merge_ledger()
-        expected: Ledger | None = self._loader.expected_ledger()
+        expected: SampleLedger | None = self._loader.expected_ledger()
         used = self._loader.ledger
         return PassLedger(
             self._loader.pass_index,
