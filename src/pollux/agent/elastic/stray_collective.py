@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 
 from pollux.wire.live import exit_codes
 
-__all__ = ["Astray", "own_collective"]
+__all__ = ["StrayCollectiveCheck", "own_collective"]
 
 # The whole agent, and not only this package.
 _OURS = str(Path(__file__).parents[1])
@@ -67,7 +67,7 @@ def own_collective(thread: int) -> str:
     return name
 
 
-class Astray:
+class StrayCollectiveCheck:
     """Looks after the thread that joined, from another one, until it has come to its loop.
 
     `tell` is told why the job cannot change while it runs; the process then ends, which frees the others.

@@ -27,23 +27,25 @@ def is_text(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
+def writes_out(node: ast.AST) -> bool:
+    match node:
+        case ast.Constant(value=str() as text):
+            return KEY.fullmatch(text) is not None
+        case ast.Constant(value=int() as number):
+            return number in EXIT_CODES
+        case ast.Compare():
+            return is_activity(node.left) and any(map(is_text, node.comparators))
+        case ast.Assign():
+            return any(map(is_activity, node.targets)) and is_text(node.value)
+    return False
+
+
 def literals(source: str) -> list[int]:
     """The lines on which a source writes the protocol out."""
     tree = ast.parse(source)
-    excused = {
-        id(word.value) for word in ast.walk(tree) if isinstance(word, ast.keyword) and word.arg in NO_EXIT_CODES
-    }
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and id(node) not in excused:
-            is_key = isinstance(node.value, str) and KEY.fullmatch(node.value) is not None
-            if is_key or (type(node.value) is int and node.value in EXIT_CODES):
-                found.append(node.lineno)
-        elif isinstance(node, ast.Compare) and is_activity(node.left) and any(map(is_text, node.comparators)):
-            found.append(node.lineno)
-        elif isinstance(node, ast.Assign) and any(map(is_activity, node.targets)) and is_text(node.value):
-            found.append(node.lineno)
-    return found
+    excused = {id(word.value) for word in ast.walk(tree) if isinstance(word, ast.keyword) and word.arg in NO_EXIT_CODES}
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt))
+    return [node.lineno for node in nodes if id(node) not in excused and writes_out(node)]
 
 
 @pytest.mark.parametrize(
