@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from pollux.backends.dispatch.slots import LocalGround
+from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
 from pollux.testing.conformance.backends import Bench
@@ -366,8 +366,10 @@ def test_what_was_not_launched_live_starts_anew(bench):
 
 def test_an_agent_that_cannot_hand_over_is_started_anew_where_nobody_stays(bench, monkeypatch):
     """It would leave with what only it holds, and end well: the job must not count as done."""
-    plain = LocalGround.take
-    monkeypatch.setattr(LocalGround, "take", lambda ground, job, asked, kept, busy: plain(ground, job, asked, (), busy))
+    plain = LocalSlotAllocator.take
+    monkeypatch.setattr(
+        LocalSlotAllocator, "take", lambda ground, job, asked, kept, busy: plain(ground, job, asked, (), busy)
+    )
     job = Job(bench, "elsewhere").start(1)
     job.resize(2, 1)
     ended = bench.end("elsewhere", 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pollux.backends.dispatch.slots import LocalGround
+from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.local import LocalBackend
 from pollux.backends.process.log_file import read_log
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
@@ -152,12 +152,12 @@ SCRIPT = """
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """Whatever a job has, a change that keeps its size gives it other places."""
-    plain = LocalGround.take
+    plain = LocalSlotAllocator.take
 
     def take(self, job, placement, kept, busy):
         return plain(self, job, placement, () if placement.num_gpus == 2 else kept, busy)
 
-    monkeypatch.setattr(LocalGround, "take", take)
+    monkeypatch.setattr(LocalSlotAllocator, "take", take)
     made = Bench(tmp_path, lambda home: LocalBackend(home, slots=4, hang_seconds=5.0))
     made.wait("warm backend", lambda: isinstance(made.backend, LocalBackend) and made.backend.is_warm)
     yield made

@@ -237,7 +237,6 @@ class Service:
     def think(self) -> None:
         """Let everything that is due at this time be decided and carried out."""
         self.held = False
-        self.engine.poke()
         self.engine.settle()
         self.held = True
 
@@ -322,7 +321,7 @@ class Execution:
         return [] if due is None else [due]
 
     def _go_to(self, now: float) -> None:
-        self.service.clock.time = max(self.service.clock.time, now)
+        self.service.clock.set(max(self.service.clock.time, now), self.service.engine)
 
     def _restart_if(self, now: float, facts_are_in: bool) -> None:
         """Restarts are in turn before the facts of a moment, and between these and their decision."""

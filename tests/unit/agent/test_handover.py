@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent.checkpoint.training_state import State
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as module
-from pollux.agent.elastic.member import Live, NotNeeded
+from pollux.agent.elastic.member import ElasticMember, NotNeeded
 from pollux.agent.elastic.membership import Member, Membership, Plan
 from pollux.agent.environment import Environment
 
@@ -39,20 +39,22 @@ class Job:
 
 @pytest.fixture
 def live():
-    return Live(Membership(dist.HashStore(), 0, 0), Replicas(Environment(), torch.device("cpu")), joins=False)
+    return ElasticMember(
+        Membership(dist.HashStore(), 0, 0), ReplicaGroup(Environment(), torch.device("cpu")), joins=False
+    )
 
 
-def keys(live: Live) -> Any:
+def keys(live: ElasticMember) -> Any:
     return dist.PrefixStore("pollux/live", live.membership.store)
 
 
-def told(live: Live, key: str) -> bytes:
+def told(live: ElasticMember, key: str) -> bytes:
     """What this replica has told; empty where that is nothing, which the store would wait for."""
     text: bytes = keys(live).get(key) if keys(live).check([key]) else b""
     return text
 
 
-def among(live: Live, *steps: float | None) -> None:
+def among(live: ElasticMember, *steps: float | None) -> None:
     """This replica, None, among others at these steps; -1 for those that have no state."""
     table = [None if step is None else [step, 0.0, 0.0, 36.0] for step in steps]
     fake = SimpleNamespace(replica=steps.index(None), num_replicas=len(steps), control=None)
@@ -134,7 +136,7 @@ def test_beats_and_the_word_to_be_ready_tell_what_this_release_can(live):
         assert b'"hands_over": true' in told(live, key)
 
 
-def just_come(tmp_path: Any, monkeypatch: Any, live: Live) -> tuple[Any, list[bool]]:
+def just_come(tmp_path: Any, monkeypatch: Any, live: ElasticMember) -> tuple[Any, list[bool]]:
     """A job that has just got its state, and whether each time it saves that pause is over, so that others leave."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.distributed.connections import cut, is_possible, own_ends
-from pollux.agent.distributed.process_group import Replicas, is_loss
+from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic.heartbeat import (
     FINISHED,
     FIRST_STEP,
@@ -29,13 +29,13 @@ from pollux.agent.elastic.heartbeat import (
     thread_is_held_up,
 )
 from pollux.agent.elastic.membership import LOST, OPEN, SHUT, Membership, Plan
-from pollux.agent.elastic.resizable import Movable
+from pollux.agent.elastic.resizable import Resizable
 from pollux.agent.elastic.state_transfer import Packed, exchange, pack
-from pollux.agent.elastic.step_requests import STOP, Watch
-from pollux.agent.elastic.stray_collective import Astray
+from pollux.agent.elastic.step_requests import STOP, StepRequests
+from pollux.agent.elastic.stray_collective import StrayCollectiveCheck
 from pollux.core.errors import CheckpointMismatch, InvalidInput, PolluxError
 
-__all__ = ["RESTART_EXIT_CODE", "STOPPED_EXIT_CODE", "JobLost", "Live", "NotNeeded", "refuse_all"]
+__all__ = ["RESTART_EXIT_CODE", "STOPPED_EXIT_CODE", "ElasticMember", "JobLost", "NotNeeded", "refuse_all"]
 
 RESTART_EXIT_CODE = 75
 STOPPED_EXIT_CODE = 143
@@ -94,14 +94,14 @@ class _Pause:
         self.last = now
 
 
-class Live:
+class ElasticMember:
     """This replica's way through the generations of its job; `beat` are its signs of life.
 
     `refusal` says why the job cannot move while it runs, empty where it can. `last_pause` is the length in seconds of
     the last change and its kind; None before one. `joins` says that it has no part in the job yet.
     """
 
-    def __init__(self, membership: Membership, replicas: Replicas, joins: bool) -> None:
+    def __init__(self, membership: Membership, replicas: ReplicaGroup, joins: bool) -> None:
         self.membership = membership
         held_up = thread_is_held_up()
         self.beat = Heartbeat(worked=thread_clock(), held_up=lambda: replicas.num_replicas > 1 and held_up())
@@ -118,9 +118,9 @@ class Live:
         self._cutting = threading.Lock()
         self._told_ends = (-1, 0)
         self._lost_since: tuple[int, float] | None = None
-        self.astray = Astray(lambda why: membership.fail(membership.generation, why))
+        self.astray = StrayCollectiveCheck(lambda why: membership.fail(membership.generation, why))
 
-    def attend(self, job: Movable, watch: Watch) -> None:
+    def attend(self, job: Resizable, watch: StepRequests) -> None:
         """The job that moves, and where requests to stop are looked at while this replica waits for others."""
         self._sendable = job.sendable
         self._stop_wanted = lambda: watch.wants(STOP)
@@ -249,7 +249,7 @@ class Live:
             self.membership.fail(generation, why)
         return not why
 
-    def resize(self, job: Movable, generation: int) -> None:
+    def resize(self, job: Resizable, generation: int) -> None:
         """Go to that generation from a boundary that all replicas are at; returns in it, or ends this process."""
         plan = None
         with contextlib.suppress(dist.DistError, RuntimeError):
@@ -274,7 +274,7 @@ class Live:
             self._break_off(job)
         self._go(job, plan, began, is_whole=not problem)
 
-    def recover(self, job: Movable, problem: str) -> None:
+    def recover(self, job: Resizable, problem: str) -> None:
         """Go on without replicas that were lost, from memory; ends this process where nobody says with whom."""
         _log.warning("other replicas are gone (%s): waiting to go on without them", problem.splitlines()[0][:200])
         began = self._stepped_at
@@ -284,7 +284,7 @@ class Live:
         self._break_off(job)
         self._go(job, self._await_plan(job, self.membership.generation, problem), began)
 
-    def _break_off(self, job: Movable) -> None:
+    def _break_off(self, job: Resizable) -> None:
         """Leave the groups that some are lost in, and the step under way, for the state before it."""
         self._forget_ends()
         if not self._replicas.break_off():
@@ -294,7 +294,7 @@ class Live:
         job.disconnect()
         job.drop_unfinished()
 
-    def join(self, job: Movable) -> None:
+    def join(self, job: Resizable) -> None:
         """Say that this replica is built, wait until its generation is to come about, and receive its state."""
         membership = self.membership
         rank, generation = membership.rank, membership.generation
@@ -320,7 +320,7 @@ class Live:
 
     # Between generations
 
-    def _go(self, job: Movable, plan: Plan, began: float, is_whole: bool = False) -> None:
+    def _go(self, job: Resizable, plan: Plan, began: float, is_whole: bool = False) -> None:
         """Go there, or wherever the next plan says. `is_whole`: nobody has let go of the old groups yet."""
         num_before = self._replicas.num_replicas
         while True:
@@ -367,7 +367,7 @@ class Live:
             return membership.rank
         return plan.rank_of(membership.ranks[plan.before])
 
-    def _attempt(self, job: Movable, plan: Plan, rank: int, pause: _Pause, num_before: int) -> None:
+    def _attempt(self, job: Resizable, plan: Plan, rank: int, pause: _Pause, num_before: int) -> None:
         receives, state = self._get_state(job, plan, rank, pause, num_before)
         if self.joins:
             pause.kind = plan.kind(int(state.values["num_replicas"]))
@@ -383,7 +383,7 @@ class Live:
         self.membership.generation = plan.generation
         pause.part("wrap")
 
-    def _get_state(self, job: Movable, plan: Plan, number: int, pause: _Pause, num_before: int) -> tuple[bool, State]:
+    def _get_state(self, job: Resizable, plan: Plan, number: int, pause: _Pause, num_before: int) -> tuple[bool, State]:
         """Meet all that come to the door, as that number of them, and have those get the state that lack it."""
         self._meet(plan, number)
         at_phase("regroup", number)
@@ -397,7 +397,7 @@ class Live:
             self._await(plan, lambda: self.membership.have_received(plan), "transfer")
         return receives, state
 
-    def _connect(self, job: Movable, plan: Plan, number: int, size: int) -> None:
+    def _connect(self, job: Resizable, plan: Plan, number: int, size: int) -> None:
         """Leave what there is for a group of that many: the members, or those and who hands the state over to them."""
         membership, generation = self.membership, plan.generation
         self._forget_ends()
@@ -407,7 +407,7 @@ class Live:
         self._replicas.connect(number, size, plan.num_nodes, store, plan.deadline("regroup"))
         self._tell_ends(generation)
 
-    def _hand_over(self, job: Movable, plan: Plan, began: float, num_before: int) -> None:
+    def _hand_over(self, job: Resizable, plan: Plan, began: float, num_before: int) -> None:
         """Send the state to those that come in the place of all; returns once nobody needs this replica any more."""
         number = plan.place_of_sender(self.membership.ranks[plan.before])
         if number is None:
@@ -468,7 +468,7 @@ class Live:
             return membership.decide(generation, OPEN)
         return membership.decide(generation, SHUT) if membership.withdrawn(generation) is not None else None
 
-    def _transfer(self, job: Movable, pause: _Pause, num_before: int) -> tuple[bool, State]:
+    def _transfer(self, job: Resizable, pause: _Pause, num_before: int) -> tuple[bool, State]:
         """Whoever is furthest sends to whoever is not; returns whether this replica received, and what."""
         replicas = self._replicas
         mine = [*job.position()] if self._has_state else [-1] * len(job.position())
@@ -503,7 +503,7 @@ class Live:
             pause.parts["regroup"] = met - pause.began
         return receives, state
 
-    def _await_plan(self, job: Movable, above: int, problem: str) -> Plan:
+    def _await_plan(self, job: Resizable, above: int, problem: str) -> Plan:
         """The next plan for this replica. None in time: the job is started anew; asked to stop: it is saved first."""
         membership = self.membership
 
@@ -530,7 +530,7 @@ class Live:
             return self.membership.is_first_left(_FIRST_LEFT_SECONDS)
         return self.membership.rank == 0
 
-    def _leave(self, job: Movable, plan: Plan, is_whole: bool) -> None:
+    def _leave(self, job: Resizable, plan: Plan, is_whole: bool) -> None:
         """Hand over and end, with exit code 0; nothing of the script runs afterwards."""
         membership = self.membership
         at_phase("leave", membership.rank)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch.distributed import distributed_c10d
 
-__all__ = ["Astray", "own_collective"]
+__all__ = ["StrayCollectiveCheck", "own_collective"]
 
 _EXIT_CODE = 75
 # The whole agent, and not only this package.
@@ -66,7 +66,7 @@ def own_collective(thread: int) -> str:
     return name
 
 
-class Astray:
+class StrayCollectiveCheck:
     """Looks after the thread that joined, from another one, until it has come to its loop.
 
     `tell` is told why the job cannot change while it runs; the process then ends, which frees the others.

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from pollux.agent.adaptation.adaptation import RoundReport
-from pollux.agent.adaptation.batch_tuner import Change
+from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
@@ -441,7 +441,7 @@ class Job(MovingJob):
         if change is not None:
             self._change(change)
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: BatchChange) -> None:
         before = self._adaptation.choice
         total = self._adaptation.total
         captured = self._parts.state.copied(self._capture())

@@ -16,15 +16,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, TextIO
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, TextIO
 
-from pollux.backends.dispatch.job_table import Held
+from pollux.backends.dispatch.job_table import HeldGeneration
 from pollux.backends.process.log_file import whole_characters
 from pollux.backends.process.outcome import judge
 from pollux.backends.process.records import check_job_id
 from pollux.backends.process.warm_python import resolved
 from pollux.backends.protocol import (
+    BackendCapabilities,
     BackendEvent,
     Exit,
     Launch,
@@ -84,7 +85,7 @@ class _Copied(io.TextIOBase):
         return self._through.encoding
 
 
-class InlineBackend:
+class InlineBackend(BackendCapabilities):
     """One node of `slots` places; jobs take turns, since command line, folder and environment are the process's.
 
     Output goes where this process's goes, and is kept for `logs`.
@@ -100,8 +101,8 @@ class InlineBackend:
         self._node = Node("inline", slots, "cpu", num_cpus=float(os.cpu_count() or 1))
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._jobs: dict[str, Held] = {}
-        self._waiting: list[tuple[str, Held]] = []
+        self._jobs: dict[str, HeldGeneration] = {}
+        self._waiting: list[tuple[str, HeldGeneration]] = []
         self._logs: dict[str, bytearray] = {}
         self._script: tuple[str, int] | None = None
         self._listener: Listener | None = None
@@ -123,17 +124,6 @@ class InlineBackend:
         """One node of CPU slots, whatever GPUs the script may use."""
         return (self._node,)
 
-    def render(self, launch: Launch) -> Mapping[str, Any]:
-        """Script, arguments, folder and variables."""
-        self._check(launch)
-        return {
-            "backend": self.name,
-            "node": self._node.id,
-            "argv": list(launch.argv),
-            "workdir": launch.workdir,
-            "replicas": [_variables(launch, "chosen at the start")],
-        }
-
     def submit(self, launch: Launch) -> None:
         """Run it when its turn comes."""
         self._check(launch)
@@ -141,7 +131,7 @@ class InlineBackend:
             held = self._jobs.get(launch.job_id)
             if held is not None and launch.generation <= held.generation:
                 return
-            self._jobs[launch.job_id] = Held(launch.generation, launch)
+            self._jobs[launch.job_id] = HeldGeneration(launch.generation, launch)
             self._waiting.append((launch.job_id, self._jobs[launch.job_id]))
             self._changed.notify_all()
 
@@ -266,7 +256,7 @@ class InlineBackend:
             keep(f"pollux: cannot start: {error}\n")
             return 126
 
-    def _end(self, job_id: str, held: Held, exits: tuple[Exit, ...], outcome: Outcome, detail: str) -> None:
+    def _end(self, job_id: str, held: HeldGeneration, exits: tuple[Exit, ...], outcome: Outcome, detail: str) -> None:
         with self._lock:
             self._script = None
             held.ended = ReplicasEnded(time.time(), job_id, held.generation, outcome, exits, detail)

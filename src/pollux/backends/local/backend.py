@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pollux.backends.dispatch import shim_backend
-from pollux.backends.dispatch.dispatcher import Work
+from pollux.backends.dispatch.dispatcher import Dispatcher
 from pollux.backends.dispatch.shim_backend import ShimBackend
-from pollux.backends.dispatch.slots import LocalGround
+from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.process import replica_env
 from pollux.backends.process.devices import find_devices
 from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
@@ -50,10 +48,10 @@ class LocalBackend(ShimBackend):
         self._devices = find_devices(slots, os.environ)
         can_warm = warm and importlib.util.find_spec("torch") is not None
         environ = replica_env.inherited(os.environ)
-        self._ground = LocalGround(self._devices, environ)
+        self._ground = LocalSlotAllocator(self._devices, environ)
         home = Path(home).absolute()
         hang = shim_backend.hang_seconds(hang_seconds)
-        super().__init__(home, Work(home, self._ground, environ, can_warm, log_cap_bytes, hang, orphan_seconds))
+        super().__init__(home, Dispatcher(home, self._ground, environ, can_warm, log_cap_bytes, hang, orphan_seconds))
 
     def inventory(self) -> tuple[Node, ...]:
         """One node; where it has no GPU, its type is `cpu` and its "GPUs" are CPU slots."""
@@ -68,28 +66,6 @@ class LocalBackend(ShimBackend):
         """That jobs get CPU slots on a machine that has a driver for GPUs."""
         why, remedy = self.no_gpus
         return (f"jobs get CPU slots instead of GPUs ({why}): {remedy}",) if why and self._devices.has_driver else ()
-
-    def render(self, launch: Launch) -> Mapping[str, Any]:
-        """Command, folder, and each replica's variables beside what it inherits; which GPUs is seen at the start."""
-        self._check(launch)
-        places = [str(place) for place in range(launch.placement.num_gpus)]
-        identity = replica_env.run_id(self._home, launch.job_id, launch.generation)
-        details = self._ground.details(launch, places, identity)
-        common = self._ground.common(launch, places, identity)
-        unknown = {"MASTER_PORT": "chosen at the start"}
-        if not self._devices.is_cpu:
-            unknown["CUDA_VISIBLE_DEVICES"] = f"{len(places)} of {len(self._devices.gpus)}, chosen at the start"
-        if launch.live:
-            unknown |= {"POLLUX_STORE": "chosen at the start"}
-        return {
-            "backend": self.name,
-            "node": self._devices.node.id,
-            "argv": list(launch.argv),
-            "workdir": launch.workdir,
-            "grace_seconds": launch.grace_seconds,
-            "memory_bytes_per_gpu": launch.memory_bytes_per_gpu,
-            "replicas": [{**common, **replica, **unknown} for replica in details["replicas"]],
-        }
 
     def _check_placement(self, launch: Launch) -> None:
         node = self._devices.node
