@@ -18,8 +18,12 @@ from pollux.policies.search.objective import FloatArray, Objective
 
 __all__ = ["FIRST", "NOTHING", "STAY", "Shape", "Table", "gpu_cap", "node_sizes"]
 
-NOTHING, STAY, FIRST = 0, 1, 2
-"""Columns of the options: hold nothing, stay, then one per shape."""
+NOTHING = 0
+"""Column of the option to hold no GPU."""
+STAY = 1
+"""Column of the option to keep the placement."""
+FIRST = 2
+"""First column of the options with a new placement, one for each shape."""
 
 Shape = tuple[int, int, int]
 """(type, nodes, GPUs) of a placement on as few nodes as possible."""

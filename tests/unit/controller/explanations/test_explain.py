@@ -186,7 +186,7 @@ def test_numbers_that_are_missing_are_no_error(code):
 def test_no_code_is_forgotten(package):
     """Every word that a `Reason(...)` in these rooms begins with has a sentence."""
     words = set()
-    for path in Path(inspect.getfile(package)).parent.glob("*.py"):
+    for path in Path(inspect.getfile(package)).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Reason" and node.args:
                 words |= {
