@@ -26,7 +26,7 @@ from pollux.controller import (
     NodeAdded,
     NodeRemoved,
 )
-from pollux.controller.costs import LIVE_KINDS
+from pollux.controller.state.costs import LIVE_KINDS
 
 __all__ = ["event_of", "is_late_end"]
 

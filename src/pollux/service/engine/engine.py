@@ -23,8 +23,8 @@ from pollux.controller import (
     JobSubmitted,
     QueueChanged,
 )
-from pollux.controller.events import Event, JobSpec
-from pollux.controller.job_spec import spec_from
+from pollux.controller.messages.events import Event, JobSpec
+from pollux.controller.messages.job_spec import spec_from
 from pollux.core import Cluster, Policy, Queue
 from pollux.core.errors import IllegalTransition, InvalidInput, UnknownName, Unreachable
 from pollux.service.auth.tokens import Tokens

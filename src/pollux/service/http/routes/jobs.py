@@ -10,8 +10,8 @@ from dataclasses import replace
 from starlette.responses import Response
 
 from pollux.controller import JobRecord, JobState
-from pollux.controller.explain import explain_lack
-from pollux.controller.forecast import lack_of
+from pollux.controller.explanations.explain import explain_lack
+from pollux.controller.explanations.forecast import lack_of
 from pollux.core.errors import InvalidInput, choices
 from pollux.service.http.operations import Call, Operation, Param, answer, json_response, keys_of, told
 from pollux.service.http.routes.pages import Views
