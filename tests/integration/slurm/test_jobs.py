@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pollux.backends.fleet import dispatcher
+from pollux.backends.fleet import node_watch
 from pollux.backends.slurm.backend import SlurmBackend
 from pollux.core import Placement
 from pollux.testing.conformance.backends import Bench
@@ -71,7 +71,7 @@ def test_each_generation_asks_for_its_nodes_and_gives_them_back(bench, slurm):
 
 def test_a_job_goes_on_when_the_service_starts_anew_while_slurm_does_not_answer(bench, slurm, monkeypatch):
     start(bench, 1, node1=1)
-    monkeypatch.setattr(dispatcher, "_RETURN_SECONDS", 0.5)
+    monkeypatch.setattr(node_watch, "_RETURN_SECONDS", 0.5)
     slurm.stop_controller()
     try:
         bench.restart()

@@ -11,7 +11,7 @@ from pollux.backends.dispatch.site import Site
 from pollux.backends.dispatch.slots import gone_slot
 from pollux.backends.dispatch.worker_thread import WorkerThread
 from pollux.backends.protocol import Launch, ReplicasLost
-from pollux.backends.shim.generation import Order
+from pollux.wire.live.messages import LaunchOrder
 
 __all__ = ["Changes"]
 
@@ -27,7 +27,7 @@ class Changes:
     """Sends orders to change to the shims of jobs that await one; `order_of` makes the order for slots."""
 
     def __init__(
-        self, table: JobTable, thread: WorkerThread, site: Site, order_of: Callable[[Launch, _Slots], Order]
+        self, table: JobTable, thread: WorkerThread, site: Site, order_of: Callable[[Launch, _Slots], LaunchOrder]
     ) -> None:
         self._table, self._thread, self._site, self._order_of = table, thread, site, order_of
 

@@ -34,8 +34,8 @@ from pollux.backends.process.records import (
     run_folder,
 )
 from pollux.backends.protocol import Launch, Listener, Running
-from pollux.backends.shim.generation import Order
 from pollux.core.errors import BackendFailed, Conflict
+from pollux.wire.live.messages import LaunchOrder
 
 __all__ = ["Dispatcher", "ShimSettings"]
 
@@ -323,10 +323,10 @@ class Dispatcher:
         self.shims.follow(job, link)
         return True
 
-    def order_of(self, launch: Launch, places: tuple[str, ...]) -> Order:
+    def order_of(self, launch: Launch, places: tuple[str, ...]) -> LaunchOrder:
         """What a shim is told of a launch at these slots."""
         identity = replica_env.run_id(self.home, launch.job_id, launch.generation)
-        return Order(
+        return LaunchOrder(
             job_id=launch.job_id,
             generation=launch.generation,
             argv=tuple(launch.argv),

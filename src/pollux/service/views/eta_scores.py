@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pollux.controller import ENDED, JobRecord, JobState
-from pollux.controller.eta import EtaScore, Interval, widening
+from pollux.controller.explanations.eta import EtaScore, Interval, widening
 from pollux.store.protocol import Telemetry, TelemetryRow
 from pollux.wire.status import Eta
 
@@ -44,7 +44,7 @@ class EtaBook:
         for score in self._scores.values():
             self._learn(score)
 
-    def saw(
+    def note(
         self, record: JobRecord, predict: Callable[[], Eta | None], report: TelemetryRow | None, now: float
     ) -> None:
         """Note the interval when the job has passed another mark; score them when it is done.
