@@ -1,35 +1,21 @@
-"""What can be asked of a running job, and the parts that it is put together from. Nothing here changes it."""
+"""Where a training stands: what a job shows, and what a report to the scheduler reads. Nothing here changes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from pollux.agent.adaptation.adaptation import Adaptation, RoundReport
+from pollux.agent.adaptation.adaptation import Adaptation
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
-from pollux.agent.adaptation.progress import Progress, Schedule
-from pollux.agent.checkpoint.checkpointer import Checkpointer
-from pollux.agent.checkpoint.training_state import TrainingState
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.adaptation.progress import Progress
 from pollux.agent.data.loader import Loader
 from pollux.agent.distributed.process_group import Replicas
-from pollux.agent.elastic.step_requests import StepRequests
-from pollux.agent.environment import Environment
-from pollux.agent.reporting.receipt import Receipt, ReceiptRow
-from pollux.agent.reporting.tensorboard import Scalars
-from pollux.agent.step.optimizer_step import Engine
+from pollux.agent.reporting.receipt import Receipt
 from pollux.goodput import GoodputModel
 
-__all__ = ["JobStatus", "Parts", "PassLedger"]
-
-if TYPE_CHECKING:
-    from pollux.agent.elastic.member import ElasticMember
-    from pollux.agent.reporting.reporter import ReportBuilder
+__all__ = ["PassLedger", "TrainingStatus", "merge_ledger", "pass_ledger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,76 +37,36 @@ class PassLedger:
         return (self.samples, self.hash) == (self.expected_samples, self.expected_hash)
 
 
-@dataclass(slots=True)
-class Parts:
-    """What a job is put together from; made by `init`."""
-
-    replicas: Replicas
-    engine: Engine
-    loader: Loader
-    adaptation: Adaptation
-    progress: Progress
-    state: TrainingState
-    receipt: Receipt
-    watch: StepRequests
-    schedule: Schedule | None = None
-    checkpointer: Checkpointer | None = None
-    scalars: Scalars | None = None
-    teller: ReportBuilder | None = None
-    output_dir: Path | None = None
-    move_batches: bool = True
-    live: ElasticMember | None = None
-    environment: Environment = field(default_factory=Environment)
-    sync_batchnorm: bool = True
-    on_close: Callable[[], None] = field(default=lambda: None)
+def merge_ledger(loader: Loader, replicas: Replicas) -> None:
+    """Add up over the replicas which samples the pass has used; a collective."""
+    ledger = loader.ledger
+    mine = torch.tensor(ledger.local_part(), dtype=torch.int64)
+    count, digest = replicas.add_up(mine).tolist()
+    ledger.absorb(count, digest)
 
 
-class JobStatus:
-    """The readable side of a job: where it stands, what it measured, what it used."""
+def pass_ledger(loader: Loader, replicas: Replicas) -> PassLedger:
+    """The samples used in the current pass; a collective."""
+    merge_ledger(loader, replicas)
+    expected, used = loader.expected_ledger(), loader.ledger
+    if expected is None:
+        return PassLedger(loader.pass_index, used.count, used.digest, None, None)
+    return PassLedger(loader.pass_index, used.count, used.digest, expected.count, expected.digest)
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._replicas = parts.replicas
-        self._engine = parts.engine
-        self._loader = parts.loader
-        self._adaptation = parts.adaptation
-        self._progress = parts.progress
-        self._receipt = parts.receipt
 
-    @property
-    def model(self) -> nn.Module:
-        """The model to call in the loop: averages gradients over replicas where there are several. It may be kept."""
-        return self._engine.given
+class TrainingStatus:
+    """Where a training stands, in the words of a report: steps, progress, batch, noise, predictions.
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The user's optimiser; its learning rates are the base ones, without the factor for the batch."""
-        return self._engine.optimizer
+    `receipt` is None for a loop that a framework owns: what it logs and what makes it inexact is not known here.
+    """
 
-    @property
-    def device(self) -> torch.device:
-        """Where this replica trains."""
-        return self._replicas.device
-
-    @property
-    def replica(self) -> int:
-        """This replica's number, from 0."""
-        return self._replicas.replica
-
-    @property
-    def num_replicas(self) -> int:
-        """How many replicas train together."""
-        return self._replicas.num_replicas
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is replica 0: the one to print and to write files."""
-        return self._replicas.is_first
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing that makes it impossible."""
-        return self._receipt.is_exact
+    def __init__(
+        self, adaptation: Adaptation, progress: Progress, replicas: Replicas, receipt: Receipt | None = None
+    ) -> None:
+        self._adaptation = adaptation
+        self._progress = progress
+        self._replicas = replicas
+        self._receipt = receipt
 
     @property
     def step(self) -> int:
@@ -134,23 +80,18 @@ class JobStatus:
 
     @property
     def progress(self) -> float:
-        """Samples × efficiency, in samples at the initial batch; what epochs and schedules count."""
+        """Samples × efficiency, in samples at the initial batch."""
         return self._progress.progress
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch's number, from 0."""
-        return self._progress.epoch
 
     @property
     def epochs_done(self) -> float:
         """Epochs of progress so far, with their fraction where an epoch's size is known."""
         return self._progress.epochs
 
-    def expected_progress(self, epochs: float) -> float | None:
-        """The progress at the end of that many epochs; None while an epoch's size is not known."""
-        size = self._progress.epoch_size
-        return None if size is None else float(epochs * size)
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas train together."""
+        return self._replicas.num_replicas
 
     @property
     def batch_size(self) -> int:
@@ -188,65 +129,24 @@ class JobStatus:
         return self._adaptation.goodput_model
 
     @property
-    def receipt(self) -> Receipt:
-        """What was adapted and why, so far."""
-        return self._receipt
+    def predicted_goodput(self) -> float | None:
+        """Goodput as predicted for the present batch, with the efficiency that progress is counted by."""
+        model, choice = self.goodput_model, self._adaptation.choice
+        if model is None:
+            return None
+        throughput = model.goodput_at(choice, self._replicas.num_nodes) / model.efficiency_at(choice.total)
+        return throughput * self.efficiency
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing that makes it impossible."""
+        return not self._adaptation.adapts if self._receipt is None else self._receipt.is_exact
+
+    def expected_progress(self, epochs: float) -> float | None:
+        """The progress at the end of that many epochs; None while an epoch's size is not known."""
+        size = self._progress.epoch_size
+        return None if size is None else float(epochs * size)
 
     def last_metrics(self) -> Mapping[str, float]:
         """What was logged last, by name."""
-        return self._receipt.last_metrics()
-
-    def ledger(self) -> PassLedger:
-        """The samples used in the current pass; with several replicas, call it on all of them."""
-        self._merge_ledger()
-        expected: Ledger | None = self._loader.expected_ledger()
-        used = self._loader.ledger
-        return PassLedger(
-            self._loader.pass_index,
-            used.count,
-            used.digest,
-            None if expected is None else expected.count,
-            None if expected is None else expected.digest,
-        )
-
-    def _merge_ledger(self) -> None:
-        ledger = self._loader.ledger
-        mine = torch.tensor(ledger.local_part(), dtype=torch.int64)
-        count, digest = self._replicas.add_up(mine).tolist()
-        ledger.absorb(count, digest)
-
-    def _row(self, report: RoundReport, seconds: float) -> ReceiptRow:
-        """This moment of the run, for the receipt."""
-        adaptation, progress = self._adaptation, self._progress
-        estimate = adaptation.estimate()
-        known = estimate.num_measured > 0
-        model = self.goodput_model
-        return ReceiptRow(
-            step=progress.steps,
-            progress=progress.progress,
-            samples=progress.samples,
-            seconds=seconds,
-            num_replicas=self.num_replicas,
-            num_nodes=self._replicas.num_nodes,
-            local_batch=self.local_batch,
-            accumulation=self.accumulation,
-            total_batch=self.batch_size,
-            lr_factors=self.lr_factors,
-            learning_rates=tuple(
-                float(group["lr"]) * factor
-                for group, factor in zip(self.optimizer.param_groups, self.lr_factors, strict=True)
-            ),
-            efficiency=self.efficiency,
-            throughput=report.throughput,
-            goodput=None if model is None else self._predicted(model),
-            noise_scale=estimate.noise_scale if known else None,
-            noise_low=estimate.low if known else None,
-            noise_high=estimate.high if known else None,
-            loss=report.loss,
-        )
-
-    def _predicted(self, model: GoodputModel) -> float:
-        """Goodput as predicted for the present batch, with the efficiency that progress is counted by."""
-        choice = self._adaptation.choice
-        throughput = model.goodput_at(choice, self._replicas.num_nodes) / model.efficiency_at(choice.total)
-        return throughput * self.efficiency
+        return {} if self._receipt is None else self._receipt.last_metrics()
