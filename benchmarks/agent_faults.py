@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pollux
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.data.ledger import SampleLedger
 from pollux.testing.jobs.replica_server import ReplicaServer, RunningReplicas
 
 PASSES = 4
@@ -184,7 +184,7 @@ def train(plan: dict[str, Any], folder: str, log: str, workers: int, blow: dict[
         ids: list[int] = []
         part = 0.0
         for numbers, x, y in job.batches():
-            micro = job._engine._micro
+            micro = job._parts.engine._micro
             assert micro is not None
             loss = F.cross_entropy(job.model(x), y)
             if micro.samples:
@@ -199,7 +199,7 @@ def train(plan: dict[str, Any], folder: str, log: str, workers: int, blow: dict[
                     "step": job.step,
                     "replica": job.replica,
                     "busy": busy,
-                    "pass": job._loader.pass_index,
+                    "pass": job._parts.loader.pass_index,
                     "ids": ids,
                     "loss": part,
                     "at": time.monotonic(),
@@ -439,7 +439,7 @@ class History:
     def _check_ledger(self, ledger: list[dict[str, Any]]) -> None:
         expected = []
         for number in range(PASSES):
-            sums = Ledger()
+            sums = SampleLedger()
             sums.add(np.array(sorted(expected_samples(self.plan, number).elements()), dtype=np.int64))
             expected.append({"pass": number, "samples": sums.count, "hash": f"{sums.digest:#018x}"})
         if ledger != expected:

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent.checkpoint.training_state import State
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as module
 from pollux.agent.elastic.member import ElasticMember, NotNeeded
 from pollux.agent.elastic.membership import Member, Membership, Plan
@@ -39,7 +39,9 @@ class Job:
 
 @pytest.fixture
 def live():
-    return ElasticMember(Membership(dist.HashStore(), 0, 0), Replicas(Environment(), torch.device("cpu")), joins=False)
+    return ElasticMember(
+        Membership(dist.HashStore(), 0, 0), ReplicaGroup(Environment(), torch.device("cpu")), joins=False
+    )
 
 
 def keys(live: ElasticMember) -> Any:
@@ -147,7 +149,7 @@ def just_come(tmp_path: Any, monkeypatch: Any, live: ElasticMember) -> tuple[Any
         save(*arguments, **named)
 
     monkeypatch.setattr(job._parts.checkpointer, "save", noted)
-    job._parts.live, job._beat = live, live.beat
+    job._parts.member = live
     live._pause = module._Pause(PLAN, "move", 0.0)
     return job, saves
 
@@ -156,7 +158,7 @@ def test_one_that_comes_when_the_job_is_through_does_not_hold_who_leaves_up(tmp_
     """Who leaves keeps the folder of checkpoints until all others have said that they go on."""
     job, saves = just_come(tmp_path, monkeypatch, live)
     with job:
-        job._finish()
+        job._loop._finish()
     assert saves[0]
     assert b'"finished"' in told(live, "beat/0/0")
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.distributed.connections import cut, is_possible, own_ends
-from pollux.agent.distributed.process_group import Replicas, is_loss
+from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic.heartbeat import (
     FINISHED,
     FIRST_STEP,
@@ -101,7 +101,7 @@ class ElasticMember:
     the last change and its kind; None before one. `joins` says that it has no part in the job yet.
     """
 
-    def __init__(self, membership: Membership, replicas: Replicas, joins: bool) -> None:
+    def __init__(self, membership: Membership, replicas: ReplicaGroup, joins: bool) -> None:
         self.membership = membership
         held_up = thread_is_held_up()
         self.beat = Heartbeat(worked=thread_clock(), held_up=lambda: replicas.num_replicas > 1 and held_up())

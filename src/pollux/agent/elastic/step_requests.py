@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 
 __all__ = ["CHECKPOINT", "RESIZE", "STOP", "ResizeSource", "StepRequests"]
 
@@ -58,7 +58,7 @@ class StepRequests:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: ReplicaGroup,
         checkpoint_every: float | None,
         signals: tuple[int, ...] = (signal.SIGTERM,),
         clock: Callable[[], float] = time.monotonic,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from pollux.agent.adaptation.adaptation import Adaptation, RoundReport
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
-from pollux.agent.adaptation.progress import Progress
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.adaptation.progress import TrainingProgress
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.step_requests import STOP, StepRequests
 from pollux.agent.environment import Environment
 from pollux.agent.reporting.reporter import ReportBuilder
@@ -23,7 +23,7 @@ __all__ = ["HostedReports", "HostedStatus"]
 class HostedStatus:
     """Where a framework's training stands, in the words of a report; read by `reporting` as it reads a job."""
 
-    def __init__(self, adaptation: Adaptation, progress: Progress, num_replicas: int) -> None:
+    def __init__(self, adaptation: Adaptation, progress: TrainingProgress, num_replicas: int) -> None:
         self._adaptation = adaptation
         self._progress = progress
         self.num_replicas = num_replicas
@@ -109,7 +109,7 @@ class HostedReports:
             self._teller.wants_epochs(epochs)
         self._watch: StepRequests | None = None
 
-    def listen(self, replicas: Replicas) -> None:
+    def listen(self, replicas: ReplicaGroup) -> None:
         """From here on SIGTERM is a request to stop after a step, whatever it meant before."""
         if self._watch is None:
             self._watch = StepRequests(replicas, None)

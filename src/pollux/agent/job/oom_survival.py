@@ -8,10 +8,10 @@ import sys
 from pollux.agent.adaptation.adaptation import Adaptation
 from pollux.agent.checkpoint.oom_notes import TrialNotes
 from pollux.agent.data.step_shape import MicroBatch
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.job.record import RunRecord
 from pollux.agent.step.oom import is_out_of_memory
-from pollux.agent.step.optimizer_step import Engine
+from pollux.agent.step.optimizer_step import StepRunner
 from pollux.core.errors import InvalidInput
 
 __all__ = ["OomSurvival", "local_batch_of"]
@@ -28,7 +28,12 @@ class OomSurvival:
     """What a job does about memory that runs out; `notes` is None without a checkpoint folder to keep them in."""
 
     def __init__(
-        self, engine: Engine, adaptation: Adaptation, replicas: Replicas, record: RunRecord, notes: TrialNotes | None
+        self,
+        engine: StepRunner,
+        adaptation: Adaptation,
+        replicas: ReplicaGroup,
+        record: RunRecord,
+        notes: TrialNotes | None,
     ) -> None:
         self._engine = engine
         self._adaptation = adaptation

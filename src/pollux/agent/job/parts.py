@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.agent.adaptation.adaptation import Adaptation
-from pollux.agent.adaptation.progress import Progress, Schedule
+from pollux.agent.adaptation.progress import Schedule, TrainingProgress
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.training_state import TrainingState
 from pollux.agent.data.loader import Loader
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.step_requests import StepRequests
 from pollux.agent.environment import Environment
 from pollux.agent.reporting.receipt import Receipt
-from pollux.agent.step.optimizer_step import Engine
+from pollux.agent.step.optimizer_step import StepRunner
 
 __all__ = ["JobParts"]
 
@@ -29,11 +29,11 @@ class JobParts:
     nobody supervises the replicas. `on_close` is called once, when the job is closed.
     """
 
-    replicas: Replicas
-    engine: Engine
+    replicas: ReplicaGroup
+    engine: StepRunner
     loader: Loader
     adaptation: Adaptation
-    progress: Progress
+    progress: TrainingProgress
     state: TrainingState
     receipt: Receipt
     requests: StepRequests

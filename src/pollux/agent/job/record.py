@@ -1,4 +1,4 @@
-"""Everything that a job says of itself: the receipt, TensorBoard scalars, reports to the scheduler, files at the end."""
+"""Everything that a job says of itself: the receipt, TensorBoard scalars and reports to the scheduler."""
 
 from __future__ import annotations
 

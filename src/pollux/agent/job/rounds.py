@@ -6,7 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 
-from pollux.agent.adaptation.batch_tuner import Change
+from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.job.batch_feed import BatchFeed
 from pollux.agent.job.parts import JobParts
@@ -77,7 +77,7 @@ class Rounds:
                 "(clip_norm=), or check the data; the last checkpoint is untouched"
             )
 
-    def change_batch(self, change: Change) -> None:
+    def change_batch(self, change: BatchChange) -> None:
         """Go over to another batch; the state from before is kept until the loss has shown that it does no harm."""
         before, total = self._adaptation.choice, self._adaptation.total
         captured = self._state.copied(self._persistence.capture())

@@ -9,9 +9,9 @@ import torch
 
 from pollux.agent.adaptation.adaptation import Adaptation
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
-from pollux.agent.adaptation.progress import Progress
+from pollux.agent.adaptation.progress import TrainingProgress
 from pollux.agent.data.loader import Loader
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.reporting.receipt import Receipt
 from pollux.goodput import GoodputModel
 
@@ -37,7 +37,7 @@ class PassLedger:
         return (self.samples, self.hash) == (self.expected_samples, self.expected_hash)
 
 
-def merge_ledger(loader: Loader, replicas: Replicas) -> None:
+def merge_ledger(loader: Loader, replicas: ReplicaGroup) -> None:
     """Add up over the replicas which samples the pass has used; a collective."""
     ledger = loader.ledger
     mine = torch.tensor(ledger.local_part(), dtype=torch.int64)
@@ -45,7 +45,7 @@ def merge_ledger(loader: Loader, replicas: Replicas) -> None:
     ledger.absorb(count, digest)
 
 
-def pass_ledger(loader: Loader, replicas: Replicas) -> PassLedger:
+def pass_ledger(loader: Loader, replicas: ReplicaGroup) -> PassLedger:
     """The samples used in the current pass; a collective."""
     merge_ledger(loader, replicas)
     expected, used = loader.expected_ledger(), loader.ledger
@@ -61,7 +61,7 @@ class TrainingStatus:
     """
 
     def __init__(
-        self, adaptation: Adaptation, progress: Progress, replicas: Replicas, receipt: Receipt | None = None
+        self, adaptation: Adaptation, progress: TrainingProgress, replicas: ReplicaGroup, receipt: Receipt | None = None
     ) -> None:
         self._adaptation = adaptation
         self._progress = progress

@@ -115,7 +115,7 @@ class TrainingLoop:
             self._in_epoch, self._left_batches, self._left_epochs = True, False, True
             yield number
             self._left_epochs = False
-            # Replicas that were lost may leave this one behind in an epoch that others have closed.
+            # ReplicaGroup that were lost may leave this one behind in an epoch that others have closed.
             while self._progress.epoch == number and not self._elastic.survive_loss(self._close_epoch):
                 pass
             self._elastic.survive_loss(self._serve_requests)

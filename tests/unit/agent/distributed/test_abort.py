@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from pollux.agent.distributed import abort as abort_module
 from pollux.agent.distributed import process_group
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as regroup_module
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import Membership
@@ -51,7 +51,7 @@ def clean(monkeypatch):
 def made(monkeypatch, clean):
     """Replicas in a group on NCCL, as far as they can tell; `calls` are what was done to it."""
     calls: list[str] = []
-    one: Any = Replicas(Environment(), torch.device("cpu"), meeting=dist.HashStore())
+    one: Any = ReplicaGroup(Environment(), torch.device("cpu"), meeting=dist.HashStore())
     one.owns_group, one.calls, one.idle = True, calls, True
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")

@@ -9,7 +9,7 @@ from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.data.step_shape import StepShape
-from pollux.agent.distributed.process_group import Replicas, is_loss
+from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic import member as module
 from pollux.agent.elastic.member import ElasticMember, JobLost, NotNeeded, refuse_all
 from pollux.agent.elastic.membership import Member, Membership, Plan
@@ -47,7 +47,7 @@ class Job:
 def live(monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.05)
     store = dist.HashStore()
-    return ElasticMember(Membership(store, 0, 0), Replicas(Environment(), torch.device("cpu")), joins=False)
+    return ElasticMember(Membership(store, 0, 0), ReplicaGroup(Environment(), torch.device("cpu")), joins=False)
 
 
 def keys(live: ElasticMember) -> Any:
@@ -219,7 +219,7 @@ def test_who_hands_over_and_is_asked_to_stop_saves(live, alone, come):
 
 
 def test_who_joins_counts_the_pause_of_those_that_trained(live, monkeypatch):
-    class Two(Replicas):
+    class Two(ReplicaGroup):
         def gather(self, numbers):
             return [list(numbers), [3.0, 0.0, 0.0, 36.0]]
 
@@ -267,7 +267,9 @@ def test_the_others_hear_that_replica_0_leaves(was, leaves):
             asked.append((same_size, first_leaves))
             raise ValueError("enough")
 
-    live = ElasticMember(Membership(dist.HashStore(), 0, 1), Replicas(Environment(), torch.device("cpu")), joins=False)
+    live = ElasticMember(
+        Membership(dist.HashStore(), 0, 1), ReplicaGroup(Environment(), torch.device("cpu")), joins=False
+    )
     publish(live, 1, *was)
     with pytest.raises(ValueError, match="enough"):
         live.resize(Leaving(), 1)
@@ -347,7 +349,7 @@ def test_only_the_first_that_is_left_saves(monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.0)
     for lost, saves in (([], False), ([0], True)):
         live = ElasticMember(
-            Membership(dist.HashStore(), 0, 1), Replicas(Environment(), torch.device("cpu")), joins=False
+            Membership(dist.HashStore(), 0, 1), ReplicaGroup(Environment(), torch.device("cpu")), joins=False
         )
         keys(live).set("lost/0", str(lost))
         job = Job()
@@ -459,7 +461,7 @@ class ResizeSource:
 
 
 def watched(mover: ResizeSource) -> Any:
-    watch = StepRequests(Replicas(Environment(), torch.device("cpu")), None, (), mover=mover)
+    watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None, (), mover=mover)
     watch._closed.set()
     return watch
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import step_requests as module
 from pollux.agent.elastic.step_requests import CHECKPOINT, STOP, StepRequests
 from pollux.agent.environment import Environment
@@ -48,7 +48,7 @@ class Place:
 
 
 def place(replica: int, num_replicas: int, store: Any) -> Any:
-    """For a part that is given less than all of what `Replicas` is."""
+    """For a part that is given less than all of what `ReplicaGroup` is."""
     return Place(replica, num_replicas, store)
 
 
@@ -196,7 +196,7 @@ def test_a_second_signal_after_a_while_is_for_the_process_itself():
     received = []
     before = signal.signal(signal.SIGTERM, lambda *_: received.append(now[0]))
     try:
-        watch = StepRequests(Replicas(Environment(), torch.device("cpu")), None, clock=lambda: now[0])
+        watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None, clock=lambda: now[0])
         os.kill(os.getpid(), signal.SIGTERM)
         now[0] = 3.0
         os.kill(os.getpid(), signal.SIGTERM)
@@ -212,7 +212,7 @@ def test_a_second_signal_after_a_while_is_for_the_process_itself():
 def test_a_second_signal_while_it_saves_changes_nothing():
     """A save may take minutes; launchers repeat themselves."""
     clock = Clock()
-    watch = StepRequests(Replicas(Environment(), torch.device("cpu")), None, clock=clock)
+    watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None, clock=clock)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         assert watch.at_boundary(1) == {STOP}
@@ -225,7 +225,7 @@ def test_a_second_signal_while_it_saves_changes_nothing():
 
 def test_a_stop_is_wanted_until_the_process_ends():
     """What it is served by may fail midway, with a replica that dies."""
-    watch = StepRequests(Replicas(Environment(), torch.device("cpu")), None)
+    watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None)
     try:
         assert not watch.wants(STOP)
         watch.request(STOP)
@@ -239,7 +239,7 @@ def test_a_stop_is_wanted_until_the_process_ends():
 
 def test_one_that_saves_alone_is_not_ended_by_being_asked_again():
     clock = Clock()
-    watch = StepRequests(Replicas(Environment(), torch.device("cpu")), None, clock=clock)
+    watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None, clock=clock)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         watch.ends()
