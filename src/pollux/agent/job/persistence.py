@@ -14,12 +14,12 @@ from typing import Any
 from pollux.agent.checkpoint.checkpointer import Saved, load
 from pollux.agent.checkpoint.manifest import created_at
 from pollux.agent.checkpoint.training_state import State, from_loaded
-from pollux.agent.elastic.heartbeat import CHECKPOINT, PASS_END
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.record import RunRecord
 from pollux.agent.job.status import merge_ledger
 from pollux.core.errors import MisusedJob, PolluxError
 from pollux.core.notice import ahead_seconds
+from pollux.wire.live.heartbeat import Activity
 
 __all__ = ["JobPersistence"]
 
@@ -76,14 +76,14 @@ class JobPersistence:
     def _announced(self) -> Iterator[None]:
         """Say in the heartbeats that something is saved: that may take long, and uses no processor time."""
         member = self._parts.member
-        if member is None or member.beat.busy not in ("", PASS_END):
+        if member is None or member.beat.busy not in (Activity.TRAINING, Activity.PASS_END):
             yield
             return
-        before, member.beat.busy = member.beat.busy, CHECKPOINT
+        before, member.beat.busy = member.beat.busy, Activity.CHECKPOINT
         try:
             yield
         finally:
-            if member.beat.busy == CHECKPOINT:
+            if member.beat.busy == Activity.CHECKPOINT:
                 member.beat.busy = before
 
     def confirm_save(self) -> None:

@@ -18,9 +18,6 @@ from torch import Tensor
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.distributed.process_group import WrappedModel
 from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_batchnorm
-from pollux.agent.elastic.heartbeat import CHECKPOINT as SAVING
-from pollux.agent.elastic.heartbeat import PASS_END
-from pollux.agent.elastic.member import STOPPED_EXIT_CODE
 from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP
 from pollux.agent.job.batch_feed import BatchFeed, on_device
 from pollux.agent.job.elastic_job import ElasticJob
@@ -31,6 +28,8 @@ from pollux.agent.job.record import RunRecord
 from pollux.agent.job.rounds import Rounds
 from pollux.agent.reporting.tensorboard import Scalars
 from pollux.core.errors import InvalidInput, MisusedJob, PolluxError
+from pollux.wire.live import exit_codes
+from pollux.wire.live.heartbeat import Activity
 
 __all__ = ["JobStopped", "TrainingLoop"]
 
@@ -45,7 +44,7 @@ class JobStopped(SystemExit):
     """
 
     def __init__(self) -> None:
-        super().__init__(STOPPED_EXIT_CODE)
+        super().__init__(exit_codes.STOPPED)
 
 
 class TrainingLoop:
@@ -146,7 +145,7 @@ class TrainingLoop:
             self._left_batches = self._left_batches or not ended
             self._drawn = None
             if self._parts.member is not None:
-                self._parts.member.rest(PASS_END)
+                self._parts.member.rest(Activity.PASS_END)
 
     def _enter_loop(self) -> None:
         """A replica that joined is in the loop from here, where all others are."""
@@ -230,8 +229,8 @@ class TrainingLoop:
         for request in sorted(self._parts.requests.at_boundary(self._progress.steps)):
             self._serve(request)
             member = self._parts.member
-            if member is not None and member.beat.busy == SAVING:
-                member.beat.busy = ""
+            if member is not None and member.beat.busy == Activity.CHECKPOINT:
+                member.beat.busy = Activity.TRAINING
 
     def _serve(self, request: str) -> None:
         member = self._parts.member
@@ -240,7 +239,7 @@ class TrainingLoop:
             return
         saves = request == STOP or (request == CHECKPOINT and self._parts.checkpointer is not None)
         if saves and member is not None:
-            member.beat.busy = SAVING
+            member.beat.busy = Activity.CHECKPOINT
         if request == STOP:
             self._stop()
         elif saves:
