@@ -19,10 +19,12 @@ from pollux.agent.adaptation.adaptation import BatchRange
 from pollux.agent.adaptation.lr_rules import OwnRule
 from pollux.agent.checkpoint.training_state import Stateful
 from pollux.agent.data.loader import Loader
+from pollux.agent.data.torch_reader import torch_loader
+from pollux.agent.distributed.device import choose_device
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
-from pollux.agent.environment import Environment, choose_device, read_environment
+from pollux.agent.environment import Environment, read_environment
 from pollux.agent.job.assembly import assemble
 from pollux.agent.job.job import Job
 from pollux.agent.job.job_options import JobOptions
@@ -111,7 +113,7 @@ def init(
     environment = read_environment()
     options = JobOptions.of(given, environment)
     where = choose_device(device, environment)
-    loader = Loader(options.dataset, options.loading, 0, 1)
+    loader = torch_loader(options.dataset, options.loading, 0, 1)
     options = replace(options, batches=_within_a_pass(options.batches, loader))
     check_sizes(loader, options.batches.initial, options.batches.maximum, environment)
     _move(model, optimizer, where)

@@ -17,6 +17,7 @@ from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import BatchRange
 from pollux.agent.checkpoint.training_state import Stateful
 from pollux.agent.data.loader import LoaderOptions
+from pollux.agent.data.torch_reader import options_of
 from pollux.agent.environment import Environment
 from pollux.agent.options import batch_range, check_model, check_schedule, check_wrapper_options, to_be_saved
 from pollux.agent.step.optimizer_step import StepOptions
@@ -107,7 +108,7 @@ def _data(dataset: Any, batch_size: int | None, given: Mapping[str, Any]) -> tup
     """The dataset, how to read it, and the batch size; what was passed wins over what a DataLoader says."""
     options = LoaderOptions(shuffle=not isinstance(dataset, IterableDataset))
     if isinstance(dataset, DataLoader):
-        options = LoaderOptions.from_dataloader(dataset)
+        options = options_of(dataset)
         batch_size = batch_size if batch_size is not None else dataset.batch_size
         dataset = dataset.dataset
     if batch_size is None:

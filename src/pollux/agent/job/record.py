@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from pollux.agent.adaptation.adaptation import RoundReport
+from pollux.agent.distributed.device import gpu_type
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm
-from pollux.agent.environment import gpu_type
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.status import TrainingStatus
-from pollux.agent.reporting.receipt import ReceiptRow
+from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.agent.reporting.tensorboard import Scalars
 from pollux.core.errors import MisusedJob
