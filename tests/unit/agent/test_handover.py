@@ -142,7 +142,7 @@ def just_come(tmp_path: Any, monkeypatch: Any, live: ElasticMember) -> tuple[Any
         save(*arguments, **named)
 
     monkeypatch.setattr(job._parts.checkpointer, "save", noted)
-    job._parts.live, job._beat = live, live.beat
+    job._parts.member = live
     live._pause = module._Pause(PLAN, "move", 0.0)
     return job, saves
 
@@ -151,7 +151,7 @@ def test_one_that_comes_when_the_job_is_through_does_not_hold_who_leaves_up(tmp_
     """Who leaves keeps the folder of checkpoints until all others have said that they go on."""
     job, saves = just_come(tmp_path, monkeypatch, live)
     with job:
-        job._finish()
+        job._loop._finish()
     assert saves[0]
     assert b'"finished"' in told(live, "beat/0/0")
 

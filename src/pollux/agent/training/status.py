@@ -11,7 +11,8 @@ from pollux.agent.adaptation.measurements import ReplicaExchange
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.adaptation.progress import TrainingProgress
 from pollux.agent.data.loader import Loader
-from pollux.agent.reporting.receipt import Receipt, ReceiptRow
+from pollux.agent.reporting.receipt import Receipt
+from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.goodput import GoodputModel
 
 __all__ = ["PassLedger", "TrainingStatus", "merge_ledger", "pass_ledger"]

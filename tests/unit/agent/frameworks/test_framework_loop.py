@@ -25,7 +25,7 @@ from pollux.agent.frameworks.huggingface import PolluxTrainerMixin
 from pollux.agent.frameworks.lightning import PolluxCallback, PolluxDataLoader
 from pollux.agent.frameworks.options import FrameworkOptions
 from pollux.agent.job.job import JobStopped
-from pollux.agent.reporting import reporter
+from pollux.agent.reporting import report_client
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
 SAMPLES = 22
@@ -318,7 +318,7 @@ def test_it_reports_and_stops_as_a_job_does(monkeypatch, ends):
         told.append(json.loads(body))
         return {}
 
-    monkeypatch.setattr(reporter, "post_report", post)
+    monkeypatch.setattr(report_client, "post_report", post)
     monkeypatch.setattr(Adaptation, "is_round", lambda self, step: step % 2 == 0)
     host = Host(FrameworkOptions(batch_size=4))
     host.training.epochs_wanted = 3.0
