@@ -141,7 +141,7 @@ def test_a_save_that_failed_is_not_one(tmp_path, monkeypatch):
             for x, y in job.batches():
                 job.backward(F.cross_entropy(job.model(x), y))
             assert job._parts.checkpointer is not None
-            disk = job._parts.checkpointer._disk
+            disk = job._parts.checkpointer._hold.folder
             with monkeypatch.context() as patch:
                 patch.setattr(disk, "publish", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
                 with pytest.raises(PolluxError, match="no space left"):
@@ -154,7 +154,7 @@ def test_a_last_save_that_fails_does_not_keep_the_script_from_its_model(tmp_path
     options = {"checkpoint_dir": tmp_path / "saved", "output_dir": tmp_path / "out"}
     with pollux.init(*parts(), 8, **options) as job:
         assert job._parts.checkpointer is not None
-        disk = job._parts.checkpointer._disk
+        disk = job._parts.checkpointer._hold.folder
         monkeypatch.setattr(disk, "publish", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
         train(job)
     assert "the last checkpoint could not be saved" in caplog.text
