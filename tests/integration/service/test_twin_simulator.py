@@ -47,11 +47,11 @@ from pollux.core import NOWHERE, Cluster, Decision, Placement, Policy, Snapshot
 from pollux.goodput import BatchLimits, GoodputModel, PublishedThroughput
 from pollux.service import Engine, ServiceSettings, Tokens, create_app
 from pollux.service.engine.executor import Executor
-from pollux.sim.application import Application
-from pollux.sim.jobs import FixedBatch, LearnedBatch, SimulatedJob
-from pollux.sim.modelled import ModelledApplication, NoiseSchedule
-from pollux.sim.simulation import RunOutcome, SimulationSettings, simulate
-from pollux.sim.workload import JobRequest, Workload
+from pollux.sim.applications.application import Application
+from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule
+from pollux.sim.simulation.jobs import FixedBatch, LearnedBatch, SimulatedJob
+from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings, simulate
+from pollux.sim.workloads.workload import JobRequest, Workload
 from pollux.store import open_store, open_telemetry
 from pollux.testing.servers.service import FakeBackend, ManualClock
 from pollux.wire.codec import encode

@@ -26,8 +26,8 @@ from pollux.controller import (
     JobSubmitted,
     QueueChanged,
 )
-from pollux.controller.events import Event, JobSpec
-from pollux.controller.job_spec import spec_from
+from pollux.controller.messages.events import Event, JobSpec
+from pollux.controller.messages.job_spec import spec_from
 from pollux.core import Queue
 from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, UnknownName, Unreachable, WorkdirMissing
 from pollux.service.engine.decision_thread import STOPPING, pass_on

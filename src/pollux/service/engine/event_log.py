@@ -39,7 +39,7 @@ from pollux.controller import (
     StopJob,
     TimerFired,
 )
-from pollux.controller.costs import LIVE_KINDS
+from pollux.controller.state.costs import LIVE_KINDS
 from pollux.core import Cluster, Decision, Policy, Snapshot
 from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service.auth.tokens import Tokens
