@@ -39,6 +39,8 @@ _PASSES_KEPT = 1000
 # As slow as a pass may be on a busy machine, all of which may be left.
 _EPOCH_SECONDS = 0.1
 _POLL_SECONDS = 0.02
+# A process that is just importing PyTorch sees only then that nobody needs it any more.
+_GONE_SECONDS = 60.0
 _WEIGHTS = {"resize": 10, "hasty resize": 3, "kill": 4, "hang": 1, "notice": 1, "new service": 1}
 
 
@@ -264,7 +266,7 @@ class EventRun:
         while self._runs() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         self.backend.close()
-        left = await_none(PATIENCE_SECONDS, *self._places)
+        left = await_none(_GONE_SECONDS, *self._places)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
