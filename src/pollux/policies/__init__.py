@@ -14,6 +14,7 @@ __all__ = ["create", "names", "options", "summary"]
 _REGISTRY: Mapping[str, str] = {
     "pollux": "pollux.policies.pollux:Pollux",
     "pollux-genetic": "pollux.policies.genetic:PolluxGenetic",
+    "castor": "pollux.policies.castor:Castor",
     "tiresias": "pollux.policies.tiresias:Tiresias",
     "optimus-oracle": "pollux.policies.optimus:OptimusOracle",
     "fifo": "pollux.policies.fifo:Fifo",

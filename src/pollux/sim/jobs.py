@@ -59,6 +59,9 @@ class Batching(Protocol):
     def observe(self, placement: Placement, batch: BatchChoice, times: tuple[float, float], noise: Efficiency) -> None:
         """Take in what one stretch of training showed."""
 
+    def measured_local_batch(self, placement: Placement) -> int | None:
+        """The local batch last measured on a placement of this size; `None` where there is none."""
+
     @property
     def model(self) -> GoodputFunction | None:
         """What the job knows of its own goodput; `None` while it knows nothing."""
@@ -81,6 +84,9 @@ class FixedBatch:
 
     def observe(self, placement: Placement, batch: BatchChoice, times: tuple[float, float], noise: Efficiency) -> None:
         """A rigid job learns nothing."""
+
+    def measured_local_batch(self, placement: Placement) -> None:
+        """A rigid job measures nothing."""
 
     @property
     def model(self) -> None:
@@ -110,11 +116,17 @@ class LearnedBatch:
         self._chosen: dict[tuple[int, int], BatchChoice] = {}
         self.num_failed_fits = 0
         self._last: tuple[tuple[int, int], BatchChoice] | None = None
+        self._measured: tuple[int, int, int] | None = None
 
     @property
     def model(self) -> GoodputModel | None:
         """The current model."""
         return self._model
+
+    def measured_local_batch(self, placement: Placement) -> int | None:
+        """The local batch that was measured last, if that was on so many nodes and GPUs."""
+        last, here = self._measured, (placement.num_nodes, placement.num_gpus)
+        return None if last is None or last[:2] != here else last[2]
 
     def choose(self, placement: Placement) -> BatchChoice:
         """Best batch by the model; before there is one, the smallest that is allowed."""
@@ -139,6 +151,7 @@ class LearnedBatch:
         """Record step times under their key, refit when the key is new, follow the noise."""
         key = (placement.num_nodes, placement.num_gpus, batch.local_batch)
         new_key = key not in self._seen
+        self._measured = key
         if new_key:
             step, sync = times
             self._seen[key] = Observation(*key, compute_seconds=step - sync, step_seconds=step)
@@ -228,6 +241,11 @@ class SimulatedJob:
             return None
         rate, _, _ = self._rate(slowdown)
         return self.clock + self.standstill_seconds + (self.application.progress[self.epoch] - self.progress) / rate
+
+    @property
+    def useful_samples(self) -> float:
+        """Useful samples so far."""
+        return self.progress * self.application.limits.initial
 
     @property
     def remaining_samples(self) -> float:

@@ -47,7 +47,7 @@ _DAY_SECONDS = 86_400.0
 # A cluster on which nothing runs for a simulated day while jobs wait will not run anything later either.
 _PATIENCE_SECONDS = _DAY_SECONDS
 
-_OFFERED = frozenset({"goodput", "oracle", "remaining"})
+_OFFERED = frozenset({"goodput", "oracle", "remaining", "prior"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,8 @@ class _Run:
             return
         news = None if model is self.reported.get(job_id) else model
         self.reported[job_id] = model
-        self._apply(JobReported(now, job_id, news, remaining))
+        local_batch = job.batching.measured_local_batch(job.placement)
+        self._apply(JobReported(now, job_id, news, remaining, local_batch=local_batch, progress=job.useful_samples))
 
     def _apply(self, event: Event) -> list[Command]:
         commands = self.controller.apply(event)
@@ -290,6 +291,7 @@ class _Run:
             queue="" if terms.queue is None else terms.queue.name,
             resize_cost_seconds=self.pauses.expected(application),
             oracle=oracle,
+            kind=application.name,
         )
         return job, spec
 
