@@ -17,6 +17,7 @@ from pollux.goodput import (
     split_total,
 )
 from pollux.sim.application import Application
+from pollux.sim.disturbances import JobDisturbance
 from pollux.sim.isolated import packed_counts
 
 __all__ = ["Batching", "FixedBatch", "LearnedBatch", "Oracle", "Sample", "SimulatedJob", "packed_step_seconds"]
@@ -179,6 +180,8 @@ class SimulatedJob:
     standstill_seconds: float = 0.0
     completed_at: float | None = None
     clock: float = 0.0
+    placed_at: float = 0.0
+    disturbance: JobDisturbance | None = None
     samples: list[Sample] = field(default_factory=list)
 
     def place(self, placement: Placement, resize_seconds: float) -> None:
@@ -186,6 +189,7 @@ class SimulatedJob:
         self.placement = placement
         self.batch = self.batching.choose(placement) if placement else None
         self.standstill_seconds = resize_seconds if placement else 0.0
+        self.placed_at = self.clock
         self._record()
 
     def advance(self, until: float, slowdown: float = 0.0) -> None:
@@ -206,6 +210,8 @@ class SimulatedJob:
     def _stretch(self, until: float, slowdown: float) -> None:
         assert self.batch is not None
         rate, times, noise = self._rate(slowdown)
+        if self.disturbance is not None:
+            times, noise = self.disturbance.times(*times), self.disturbance.noise(noise)
         self.batching.observe(self.placement, self.batch, times, noise)
         target = self.application.progress[self.epoch]
         seconds = until - self.clock
@@ -225,6 +231,15 @@ class SimulatedJob:
         if batch != self.batch:
             self.batch = batch
             self._record()
+
+    def lose(self, checkpoint_seconds: float) -> None:
+        """Fall back to the last checkpoint, of which there is one at every change of GPUs and then at intervals."""
+        if self.completed_at is not None or not self.placement:
+            return
+        ran = max(self.clock - self.placed_at, 0.0)
+        lost = ran % checkpoint_seconds if checkpoint_seconds else 0.0
+        self.progress = max(self.progress - self._rate(0.0)[0] * lost, 0.0)
+        self.epoch = next(e for e, target in enumerate(self.application.progress) if self.progress < target)
 
     def _rate(self, slowdown: float) -> tuple[float, tuple[float, float], Efficiency]:
         """Progress per second: gain over step time."""
