@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pollux
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.data.ledger import SampleLedger
 from pollux.testing.jobs.replica_server import ReplicaServer, RunningReplicas
 
 PASSES = 4
@@ -439,7 +439,7 @@ class History:
     def _check_ledger(self, ledger: list[dict[str, Any]]) -> None:
         expected = []
         for number in range(PASSES):
-            sums = Ledger()
+            sums = SampleLedger()
             sums.add(np.array(sorted(expected_samples(self.plan, number).elements()), dtype=np.int64))
             expected.append({"pass": number, "samples": sums.count, "hash": f"{sums.digest:#018x}"})
         if ledger != expected:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from pollux.agent.adaptation.noise_scale import NoiseEstimate, NoiseTracker
-from pollux.agent.step.gradient_norms import GradientMeter
+from pollux.agent.step.gradient_norms import GradientNormMeter
 
 DIMENSIONS = 50
 BATCH = 64
@@ -98,7 +98,7 @@ def denominators_of(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parame
     return np.sqrt(corrected) + 1e-8
 
 
-def backward(problem: Regression, meter: GradientMeter, way: str, is_measured: bool) -> None:
+def backward(problem: Regression, meter: GradientNormMeter, way: str, is_measured: bool) -> None:
     """One step's gradient as a job makes it: parts that differ by one sample, each with its weight."""
     count, replicas = PARTS[way]
     x, noise = problem.draw(BATCH + 1)
@@ -119,7 +119,7 @@ def train(case: Case, seed: int) -> tuple[NoiseEstimate, float]:
     """The estimate after the measured steps, and the true noise scale averaged with the tracker's weights."""
     problem = Regression(FAR_RATIO if case.is_far else 1.0, np.random.default_rng(seed))
     optimizer = optimizer_of(case, problem.error)
-    meter, tracker = GradientMeter(optimizer, "cpu"), NoiseTracker(BATCH, 1)
+    meter, tracker = GradientNormMeter(optimizer, "cpu"), NoiseTracker(BATCH, 1)
     truths = []
     warm_up = WARM_UP if case.optimizer == "adam" else 0
     for step in range(warm_up + MEASURED):

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from pollux.core import Decision, Snapshot
-from pollux.policies._objective import Objective
+from pollux.policies.search.objective import Objective
 
 EXACT_CELLS = 60_000_000
 

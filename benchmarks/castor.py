@@ -27,16 +27,16 @@ from typing import Any
 from measure import data_folder, finish
 
 from pollux.policies import create
-from pollux.sim.application import Application
-from pollux.sim.bound import completion_bound
-from pollux.sim.builtin_workload import builtin_applications
-from pollux.sim.disturbances import Disturbances
-from pollux.sim.fairness import IsolatedTimes, finish_time_fairness
-from pollux.sim.generate import GenerateSettings, generate_workload
-from pollux.sim.metrics import jain_index
-from pollux.sim.profiles import load_profiles
-from pollux.sim.simulation import RunOutcome, SimulationSettings, simulate
-from pollux.sim.workload import Workload, read_workload
+from pollux.sim.applications.application import Application
+from pollux.sim.applications.profiles import load_profiles
+from pollux.sim.results.bound import completion_bound
+from pollux.sim.results.fairness import IsolatedTimes, finish_time_fairness
+from pollux.sim.results.metrics import jain_index
+from pollux.sim.simulation.disturbances import Disturbances
+from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings, simulate
+from pollux.sim.workloads.builtin import builtin_applications
+from pollux.sim.workloads.generate import GenerateSettings, generate_workload
+from pollux.sim.workloads.workload import Workload, read_workload
 
 PUBLISHED = ("workload-1", "workload-3", "workload-6")
 LOAD2 = "workload-3-load2"
@@ -82,7 +82,10 @@ def problem(folder: Path | None, run: Run) -> tuple[Workload, SimulationSettings
     if generated:
         jobs, nodes = (int(part) for part in run.workload.split("x"))
     settings = SimulationSettings(
-        num_nodes=nodes, trigger=run.trigger, resize_seconds=run.resize, seed=run.seed  # type: ignore[arg-type]
+        num_nodes=nodes,
+        trigger=run.trigger,
+        resize_seconds=run.resize,
+        seed=run.seed,  # type: ignore[arg-type]
     )
     if folder is not None and not generated:
         return read_workload(folder / "workloads" / f"{run.workload}.csv"), settings
@@ -129,10 +132,10 @@ def plan(quick: bool, seed: int) -> list[Run]:
             runs.append(Run("load1", name, resize=resize, seed=seed))
     if quick:
         return runs
-    runs += [Run("load1", name, "pollux", resize=30.0, trigger="rounds", label="published", seed=seed) for name in names]
+    rounds: dict[str, Any] = {"resize": 30.0, "trigger": "rounds", "label": "published", "seed": seed}
+    runs += [Run("load1", name, "pollux", **rounds) for name in names] + [Run("load2", LOAD2, "pollux", **rounds)]
     runs += [Run("load2", LOAD2, "pollux", seed=seed), Run("load2", LOAD2, seed=seed)]
     runs += [Run("load2", LOAD2, options=NO_BANK, label="castor without bank", seed=seed)]
-    runs += [Run("load2", LOAD2, "pollux", resize=30.0, trigger="rounds", label="published", seed=seed)]
     for label, options in ABLATIONS.items():
         runs += [Run("ablations", name, options=options, label=label, seed=seed) for name in (*PUBLISHED, LOAD2)]
     for size in ("1280x64", "1280x128"):
@@ -196,7 +199,7 @@ def summary(folder: Path | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def lies(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Completion times of liars over their own when honest: the least and the mean."""
-    from pollux.sim.disturbances import JobDisturbance
+    from pollux.sim.simulation.disturbances import JobDisturbance
 
     found: list[float] = []
     lying = {(r["workload"], r["seed"]): r for r in rows if r["group"] == "lies" and r["label"] == "lying"}
@@ -240,8 +243,11 @@ def main() -> None:
                 f"worst FTF {row['worst_ftf']:.2f}, Jain {row['jain']:.3f}, {row['decision_ms']:.1f} ms",
                 flush=True,
             )
-    rows.sort(key=lambda row: [(r.group, r.workload, r.label or r.policy) for r in runs].index(
-        (row["group"], row["workload"], row["label"])))
+    rows.sort(
+        key=lambda row: [(r.group, r.workload, r.label or r.policy) for r in runs].index(
+            (row["group"], row["workload"], row["label"])
+        )
+    )
     found = summary(folder, rows)
     finish("castor", {**found, "rows": rows}, arguments.quick or bool(only) or bool(arguments.explore))
 

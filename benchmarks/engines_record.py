@@ -24,7 +24,7 @@ from typing import Any
 from engines import TOOLS, Asked, Served, load_tool
 from measure import today
 
-from pollux.backends.slurm.commands import SlurmCalls
+from pollux.backends.slurm.commands import SlurmCommands
 from pollux.backends.slurm.script import pool_name
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -54,7 +54,7 @@ def slurm_story(cluster: Any, home: Path, more: list[str]) -> list[dict[str, Any
     given |= {"head": "127.0.0.1", "pool": home / "pool", "partition": "main"}
     words = ["--backend", "slurm", "--slots", str(GPUS)]
     words += [word for option, value in given.items() for word in ("--option", f"{option}={value}")]
-    calls = SlurmCalls(os.environ, 60.0)
+    calls = SlurmCommands(os.environ, 60.0)
     story: list[dict[str, Any]] = []
 
     def note(event: str, is_so: Callable[[], bool], unseen: tuple[str, ...] = ()) -> None:

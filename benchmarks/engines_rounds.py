@@ -20,13 +20,13 @@ from typing import Any
 from measure import timed
 
 from pollux.backends.ray.driver import Driver
-from pollux.backends.ray.nodes import seen_nodes
-from pollux.backends.ray.provider import RayLender
-from pollux.backends.slurm.commands import SlurmCalls
-from pollux.backends.slurm.job_provider import SlurmJobLender
+from pollux.backends.ray.nodes import lending_nodes
+from pollux.backends.ray.provider import RayNodeProvider, RayOptions
+from pollux.backends.slurm.commands import SlurmCommands
+from pollux.backends.slurm.job_provider import SlurmJobProvider
 from pollux.backends.slurm.parse import fold_nodes
-from pollux.backends.slurm.pilot_provider import SlurmLender
-from pollux.backends.slurm.script import PilotOptions
+from pollux.backends.slurm.pilot_provider import SlurmPilotProvider
+from pollux.backends.slurm.script import SlurmOptions
 
 RECORDED = Path(__file__).with_name("recorded")
 POLL_SECONDS = 5.0
@@ -150,11 +150,11 @@ def slurm_rounds(name: str, story: list[dict[str, Any]], copies: int, gpus: int,
         played = PlayedSlurm(Path(folder), copies)
         with played.environ() as environ:
             nodes = str(copies * len(story[0]["nodes"])) if name == "pilots" else "1"
-            options = PilotOptions(
+            options = SlurmOptions(
                 nodes=nodes, gpus_per_node=gpus, slots=gpus, mode="pilot" if name == "pilots" else "job"
             )
-            lender_class = SlurmLender if name == "pilots" else SlurmJobLender
-            lender = lender_class(played.pool, options, SlurmCalls(environ, 60.0), clock=lambda: now[0])
+            lender_class = SlurmPilotProvider if name == "pilots" else SlurmJobProvider
+            lender = lender_class(played.pool, options, SlurmCommands(environ, 60.0), clock=lambda: now[0])
             lender._folder.prepare(b"secret")
             jobs: dict[str, dict[str, int]] = {}
 
@@ -243,7 +243,7 @@ def ray_jobs(moment: Mapping[str, Any], copies: int) -> dict[str, dict[str, int]
         job, ray_id = group["name"].split(":")[2], group["bundles_to_node_id"]["0"]
         for copy in range(copies):
             row = next(row for row in moment["rows"] if row["NodeID"] == ray_id)
-            (node,) = seen_nodes([{**row, "NodeID": of_ray(ray_id, copy)}], None, False)
+            (node,) = lending_nodes([{**row, "NodeID": of_ray(ray_id, copy)}], None, False)
             places = jobs.setdefault(f"{job}-{copy}", {})
             places[node.name] = places.get(node.name, 0) + 1
     return jobs
@@ -252,13 +252,13 @@ def ray_jobs(moment: Mapping[str, Any], copies: int) -> dict[str, dict[str, int]
 def ray_rounds(story: list[dict[str, Any]], copies: int, repeats: int) -> dict[str, Any]:
     """The story of Ray's: every replica has its placement group, and hosts are up as soon as their nodes are."""
     with tempfile.TemporaryDirectory(prefix="pollux-engines-") as folder:
-        lender, link = RayLender(Path(folder)), PlayedLink()
+        lender, link = RayNodeProvider(Path(folder), RayOptions()), PlayedLink()
         lender._link = link  # type: ignore[assignment]
         jobs = ray_jobs(story[0], copies)
         up: set[str] = set()
 
         def look(rows: list[dict[str, Any]], dead: set[str]) -> None:
-            seen = seen_nodes(rows, None, False)
+            seen = lending_nodes(rows, None, False)
             lender._hear(json.loads(json.dumps({"kind": "nodes", "nodes": [node.described() for node in seen]})))
             for node in seen:
                 if node.ray_id in dead:

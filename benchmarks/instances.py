@@ -8,8 +8,8 @@ import numpy as np
 
 from pollux.core import Cluster, Decision, JobLimits, JobView, Placement, Policy, Snapshot
 from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
-from pollux.sim.builtin_workload import builtin_applications, builtin_workload
-from pollux.sim.simulation import simulate
+from pollux.sim.simulation.simulation import simulate
+from pollux.sim.workloads.builtin import builtin_applications, builtin_workload
 
 CASES = ("cold", "steady", "burst", "contention", "given")
 SEARCH_ROUNDS = 3

@@ -25,11 +25,11 @@ from typing import Any
 from measure import data_folder, finish
 
 from pollux.policies import create
-from pollux.sim.application import Application
-from pollux.sim.metrics import measure
-from pollux.sim.profiles import load_profiles
-from pollux.sim.simulation import SimulationSettings, simulate
-from pollux.sim.workload import read_workload
+from pollux.sim.applications.application import Application
+from pollux.sim.applications.profiles import load_profiles
+from pollux.sim.results.metrics import measure
+from pollux.sim.simulation.simulation import SimulationSettings, simulate
+from pollux.sim.workloads.workload import read_workload
 
 TUNED = ("workload-1", "workload-3", "workload-6")
 INTERVALS = (30.0, 120.0, 240.0, 480.0)

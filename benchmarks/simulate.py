@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from measure import data_folder, finish
 
 from pollux.policies import create
-from pollux.sim.application import Application
-from pollux.sim.builtin_workload import builtin_applications
-from pollux.sim.generate import GenerateSettings, generate_workload
-from pollux.sim.profiles import load_profiles
-from pollux.sim.simulation import SimulationSettings, simulate
-from pollux.sim.workload import Workload, read_workload
+from pollux.sim.applications.application import Application
+from pollux.sim.applications.profiles import load_profiles
+from pollux.sim.simulation.simulation import SimulationSettings, simulate
+from pollux.sim.workloads.builtin import builtin_applications
+from pollux.sim.workloads.generate import GenerateSettings, generate_workload
+from pollux.sim.workloads.workload import Workload, read_workload
 
 PUBLISHED_CPU_SECONDS = 961.0
 

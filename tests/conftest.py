@@ -60,6 +60,12 @@ _SEEDED = (
 _APART = {"tests/integration/ray": "ray", "tests/integration/slurm": "slurm", "tests/browser": "browser"}
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Folders whose mark the expression leaves out are not imported: a driver of browsers takes seconds everywhere."""
+    left_out = {place for place, mark in _APART.items() if f"not {mark}" in config.getoption("markexpr")}
+    return True if any(collection_path == REPOSITORY / place for place in left_out) else None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """What needs a cluster or a browser is run by a target of its own; see the Makefile."""
     for folder, mark in _APART.items():

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.stage import PATIENCE_SECONDS
 
-from pollux.agent.reporting.receipt import Receipt, Row
+from pollux.agent.reporting.receipt import Receipt, ReceiptRow
 from pollux.wire.places import receipt_folder
 
 pytestmark = pytest.mark.browser
@@ -37,7 +37,9 @@ def leave_receipt(stage, job_id):
         batch = 100 if step < 4 else 400
         if step == 4:
             receipt.event("batch-changed", step, 400.0, "batch 100 → 400: +40 % goodput")
-        receipt.sample(Row(step, 100.0 * step, 100 * step, 0.1 * step, 1, 1, batch, 0, batch, (1.0,), 0.9, loss=1.5))
+        receipt.sample(
+            ReceiptRow(step, 100.0 * step, 100 * step, 0.1 * step, 1, 1, batch, 0, batch, (1.0,), 0.9, loss=1.5)
+        )
     folder = receipt_folder(stage.home, job_id)
     folder.mkdir(parents=True)
     (folder / "receipt.json").write_text(json.dumps(receipt.to_json()))

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.stage import wait_for
 
-from pollux.agent.reporting.receipt import Receipt, Row
+from pollux.agent.reporting.receipt import Receipt, ReceiptRow
 from pollux.wire.places import receipt_folder
 
 pytestmark = pytest.mark.browser
@@ -246,7 +246,9 @@ def receipt_of_a_change():
         if step == 100:
             receipt.event("batch-changed", step, progress, "batch 100 → 400: +40 % goodput")
         loss = 0.2 + 2.0 * math.exp(-progress / 15_000) + 0.01 * math.sin(7.0 * step)
-        receipt.sample(Row(step, progress, samples, 0.1 * step, 1, 1, batch, 0, batch, (1.0,), efficiency, loss=loss))
+        receipt.sample(
+            ReceiptRow(step, progress, samples, 0.1 * step, 1, 1, batch, 0, batch, (1.0,), efficiency, loss=loss)
+        )
         progress, samples = progress + batch * efficiency, samples + batch
     return receipt
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from pollux.policies import create
-from pollux.sim.profiles import load_profiles
-from pollux.sim.simulation import simulate
-from pollux.sim.workload import read_workload
+from pollux.sim.applications.profiles import load_profiles
+from pollux.sim.simulation.simulation import simulate
+from pollux.sim.workloads.workload import read_workload
 
 WORKLOADS = ["workload-1", "workload-3", "workload-6", "workload-3-load2"]
 

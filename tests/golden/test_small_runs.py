@@ -14,8 +14,8 @@ import pytest
 
 from pollux.goodput import BatchLimits
 from pollux.policies import create
-from pollux.sim.simulation import RunOutcome, SimulationSettings, simulate
-from pollux.sim.workload import JobRequest, Workload
+from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings, simulate
+from pollux.sim.workloads.workload import JobRequest, Workload
 from pollux.testing import FakeApplication
 
 TABLES = Path(__file__).resolve().parent / "tables"

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent.adaptation.batch_tuner import Change
+from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.step.oom import MemoryLimits
 from pollux.goodput import BatchChoice
 
@@ -79,7 +79,7 @@ def test_real_out_of_memory_at_a_new_size_is_survived(monkeypatch):
                     job.backward(F.cross_entropy(job.model(x), y))
                     if job.step == 5 and not asked:
                         asked = True
-                        job._adaptation.take(Change(BatchChoice(64, 0, 1), 1.5, 1.0, 0.9, "for the test"))
+                        job._adaptation.take(BatchChange(BatchChoice(64, 0, 1), 1.5, 1.0, 0.9, "for the test"))
                         job._loader.rewind()
                         job._iterator = None
             kinds = [event.kind for event in job.receipt.events]

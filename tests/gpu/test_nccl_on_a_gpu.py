@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pollux.agent.distributed import process_group as module
-from pollux.agent.distributed.process_group import Replicas, WrappedModel
+from pollux.agent.distributed.process_group import ReplicaGroup, WrappedModel
 from pollux.agent.environment import Environment
 
 pytestmark = [pytest.mark.gpu]
@@ -22,7 +22,7 @@ def made(monkeypatch):
         # Set first, so that what the code under test sets is taken back.
         monkeypatch.setenv(name, "x")
         monkeypatch.delenv(name)
-    one = Replicas(Environment(), torch.device("cuda", 0), 60.0, dist.HashStore())
+    one = ReplicaGroup(Environment(), torch.device("cuda", 0), 60.0, dist.HashStore())
     one._join(dist.HashStore())
     yield one
     one.close()

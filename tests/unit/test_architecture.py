@@ -5,11 +5,13 @@ Which room may import which is checked by import-linter, and the order inside ``
 """
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,8 +67,15 @@ def is_public(path: Path) -> bool:
     return not any(part.startswith("_") for part in module_name(path).split("."))
 
 
-def for_each(paths: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", paths, ids=[str(path.relative_to(SOURCE)) for path in paths])
+def in_each(paths: list[Path], wrong: Callable[[Path], object]) -> dict[str, object]:
+    """What is wrong, by file. One test for all files: a test for each would take pytest longer than the check."""
+    found = {str(path.relative_to(SOURCE)): wrong(path) for path in paths}
+    return {name: told for name, told in found.items() if told}
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -96,49 +105,51 @@ def defined_names(tree: ast.Module) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-@for_each(MODULES)
-def test_module_says_what_lives_in_it(path):
-    assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+def test_a_module_says_what_lives_in_it():
+    assert in_each(MODULES, lambda path: not ast.get_docstring(tree_of(path))) == {}
 
 
-@for_each([path for path in MODULES if is_public(path)])
-def test_exports_are_truthful(path):
+def wrong_exports(path: Path) -> list[str]:
     module = importlib.import_module(module_name(path))
-    tree = ast.parse(path.read_text())
     # A package that is nothing but its docstring exports nothing.
-    exported = getattr(module, "__all__", [] if path.name == "__init__.py" and len(tree.body) == 1 else None)
-    assert exported is not None, f"{path} has no __all__"
-    assert len(exported) == len(set(exported)), "a name is exported twice"
-    assert [name for name in exported if not hasattr(module, name)] == [], "exported, but not there"
-    missing = defined_names(tree) - set(exported)
-    assert sorted(missing) == [], "public, but not in __all__: export it or start it with an underscore"
+    empty = path.name == "__init__.py" and len(tree_of(path).body) == 1
+    exported = getattr(module, "__all__", [] if empty else None)
+    if exported is None:
+        return ["there is no __all__"]
+    twice = [f"{name} is exported twice" for name, count in Counter(exported).items() if count > 1]
+    absent = [f"{name} is exported, but not there" for name in exported if not hasattr(module, name)]
+    missing = sorted(defined_names(tree_of(path)) - set(exported))
+    return twice + absent + [f"{name}: export it, or start it with an underscore" for name in missing]
 
 
-@for_each(MODULES)
-def test_third_party_imports_are_those_of_the_room(path):
-    room = room_of(path)
-    assert room in ROOMS, f"say in ROOMS which packages {room!r} may import"
-    allowed = ROOMS[room]
-    offending = [
+def test_exports_are_truthful():
+    assert in_each([path for path in MODULES if is_public(path)], wrong_exports) == {}
+
+
+def foreign_imports(path: Path) -> list[str]:
+    allowed = ROOMS[room_of(path)]
+    return [
         f"line {line}: {package}" + ("" if on_use else " (at import time)")
-        for package, on_use, line in imported_packages(ast.parse(path.read_text()))
+        for package, on_use, line in imported_packages(tree_of(path))
         if package != "pollux" and package not in sys.stdlib_module_names
         if package not in allowed.anywhere and not (on_use and package in allowed.on_use)
     ]
-    assert offending == []
 
 
-@for_each(MODULES)
-def test_file_is_not_too_long(path):
-    assert len(path.read_text().splitlines()) <= MAX_LINES
+def test_third_party_imports_are_those_of_the_room():
+    rooms = {room_of(path) for path in MODULES}
+    assert sorted(rooms - set(ROOMS)) == [], "say in ROOMS which packages these may import"
+    assert in_each(MODULES, foreign_imports) == {}
 
 
-@for_each(MODULES)
-def test_file_name_says_something(path):
-    assert path.stem not in {"common", "helpers", "misc", "util", "utils"}
+def test_no_file_is_too_long():
+    assert in_each(MODULES, lambda path: max(0, len(path.read_text().splitlines()) - MAX_LINES)) == {}
 
 
-@for_each(MODULES)
+def test_file_names_say_something():
+    assert in_each(MODULES, lambda path: path.stem in {"common", "helpers", "misc", "util", "utils"}) == {}
+
+
 @pytest.mark.parametrize(
     "phrase",
     [
@@ -149,9 +160,9 @@ def test_file_name_says_something(path):
         pytest.param(r"^\s*#\s*[-=#*]{4,}", id="banner"),
     ],
 )
-def test_no_phrase_that_the_house_rules_forbid(path, phrase):
-    found = [match.group() for match in re.finditer(phrase, path.read_text(), re.MULTILINE)]
-    assert found == []
+def test_no_phrase_that_the_house_rules_forbid(phrase):
+    pattern = re.compile(phrase, re.MULTILINE)
+    assert in_each(MODULES, lambda path: [match.group() for match in pattern.finditer(path.read_text())]) == {}
 
 
 def project_texts() -> list[Path]:

@@ -59,8 +59,8 @@ def test_pages_refer_to_equations_that_exist():
 
 
 def test_pages_name_the_constants_of_the_code():
-    from pollux.policies.pollux import Pollux
-    from pollux.sim import jobs
+    from pollux.policies.elastic.pollux import Pollux
+    from pollux.sim.simulation import jobs
 
     goodput, policies = ((ROOT / "docs" / f"{page}.md").read_text() for page in ("goodput", "policies"))
     assert f"ρ is at least {Pollux.start_floor:g} " in goodput

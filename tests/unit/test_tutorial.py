@@ -23,7 +23,7 @@ PAGE = (ROOT / "docs" / "tutorial-policy.md").read_text()
 TRAINING = (ROOT / "docs" / "tutorial-training.md").read_text()
 POLICY, CONFORMANCE, SIMULATION = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 PRINTED = re.search(r"^```\n(shortest .*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-MODULE = "pollux.policies.shortest"
+MODULE = "pollux.policies.rigid.shortest"
 
 
 def run(source: str, name: str) -> ModuleType:

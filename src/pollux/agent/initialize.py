@@ -23,16 +23,16 @@ from torch.utils.data import DataLoader
 from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import Adaptation, BatchRange
 from pollux.agent.adaptation.lr_rules import OwnRule
-from pollux.agent.adaptation.progress import Progress, Schedule
+from pollux.agent.adaptation.progress import Schedule, TrainingProgress
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.lease import Holder
 from pollux.agent.checkpoint.training_state import Stateful, TrainingState
 from pollux.agent.data.loader import Loader, LoaderOptions
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
-from pollux.agent.elastic.member import Live
+from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
-from pollux.agent.elastic.step_requests import Watch
+from pollux.agent.elastic.step_requests import StepRequests
 from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
 from pollux.agent.job.job import Job
 from pollux.agent.job.status import Parts
@@ -46,11 +46,11 @@ from pollux.agent.options import (
     to_be_saved,
 )
 from pollux.agent.reporting.receipt import Receipt
-from pollux.agent.reporting.reporter import Teller
+from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.agent.reporting.tensorboard import Scalars
-from pollux.agent.step.gradient_norms import GradientMeter
-from pollux.agent.step.loss_weighting import Averager
-from pollux.agent.step.optimizer_step import Engine, StepOptions
+from pollux.agent.step.gradient_norms import GradientNormMeter
+from pollux.agent.step.loss_weighting import LossWeighting
+from pollux.agent.step.optimizer_step import StepOptions, StepRunner
 from pollux.core.errors import InvalidInput, MisusedJob
 from pollux.wire.objects import ObjectStore
 from pollux.wire.stores import PACKAGES, is_address
@@ -205,8 +205,8 @@ def _assemble(
     optimizer: torch.optim.Optimizer,
     loader: Loader,
     allowed: BatchRange,
-    replicas: Replicas,
-    live: Live | None,
+    replicas: ReplicaGroup,
+    live: ElasticMember | None,
     environment: Environment,
     *,
     step_options: StepOptions,
@@ -255,13 +255,13 @@ def _assemble(
     if synchronised:
         synchronise_batchnorm(model, torch.distributed.group.WORLD)
     training = TrainingState(model, optimizer, stateful, replicas, seed)
-    averager = Averager(replicas, allowed.initial, adaptive=not allowed.is_exact)
-    engine = Engine(model, optimizer, replicas, averager, None, step_options)
+    averager = LossWeighting(replicas, allowed.initial, adaptive=not allowed.is_exact)
+    engine = StepRunner(model, optimizer, replicas, averager, None, step_options)
     _require_exact_when_sharded(engine, allowed)
     if live is not None and engine.is_sharded:
         live.refusal = "the model is sharded by fully_shard, and such shards cannot be split anew in living processes"
     if measure_noise and not engine.is_sharded:
-        engine.meter = GradientMeter(optimizer, replicas.device, set_aside=replicas.num_replicas == 1)
+        engine.meter = GradientNormMeter(optimizer, replicas.device, set_aside=replicas.num_replicas == 1)
     engine.counts_batchnorm = synchronised
     checkpointer = None
     if checkpoints is not None:
@@ -294,17 +294,17 @@ def _assemble(
             engine=engine,
             loader=loader,
             adaptation=adaptation,
-            progress=Progress(size),
+            progress=TrainingProgress(size),
             state=training,
             receipt=receipt,
-            watch=Watch(replicas, checkpoint_every if checkpointer is not None else None, signals, mover=live),
+            watch=StepRequests(replicas, checkpoint_every if checkpointer is not None else None, signals, mover=live),
             schedule=None
             if schedule is None
             else Schedule(schedule, schedule_every, allowed.initial, exact=allowed.is_exact),
             checkpointer=checkpointer,
             output_dir=output_dir,
             move_batches=move_batches,
-            teller=Teller.of(environment, gpu_type(replicas.device)),
+            teller=ReportBuilder.of(environment, gpu_type(replicas.device)),
             live=live,
             environment=environment,
             sync_batchnorm=sync_batchnorm,
@@ -324,7 +324,7 @@ def _begin(
     job: Job,
     checkpointer: Checkpointer | None,
     training: TrainingState,
-    replicas: Replicas,
+    replicas: ReplicaGroup,
     tensorboard_dir: str | Path | None,
 ) -> None:
     """Resume from the newest checkpoint or from other replicas' memory, or start from the beginning."""
@@ -356,16 +356,18 @@ def _begin(
     job.note_batchnorm(accumulates=job.accumulation > 0)
 
 
-def _replicas(environment: Environment, device: torch.device, timeout: float | None) -> tuple[Replicas, Live | None]:
+def _replicas(
+    environment: Environment, device: torch.device, timeout: float | None
+) -> tuple[ReplicaGroup, ElasticMember | None]:
     """This process's replicas, and its way to others where somebody supervises them. A joiner begins alone."""
     if not environment.store:
-        return Replicas(environment, device, timeout), None
+        return ReplicaGroup(environment, device, timeout), None
     own_group = torch.distributed.is_initialized()
     store = connect(environment.store, timeout or environment.timeout or STORE_SECONDS)
     membership = Membership(store, environment.generation, environment.replica)
     place = replace(environment, replica=0, num_replicas=1, num_nodes=1) if environment.joins else environment
-    replicas = Replicas(place, device, timeout, membership.group_store(environment.generation))
-    live = Live(membership, replicas, environment.joins)
+    replicas = ReplicaGroup(place, device, timeout, membership.group_store(environment.generation))
+    live = ElasticMember(membership, replicas, environment.joins)
     if own_group:
         live.refusal = "the script made the process group itself"
     return replicas, live
@@ -447,7 +449,7 @@ def _model_facts(model: nn.Module, optimizer: torch.optim.Optimizer, options: St
     }
 
 
-def _agree(replicas: Replicas, live: Live | None, mine: Mapping[str, object]) -> None:
+def _agree(replicas: ReplicaGroup, live: ElasticMember | None, mine: Mapping[str, object]) -> None:
     """Refuse to go on where replicas were started with different options, naming the first that differs."""
     everyones = [json.loads(text) for text in replicas.gather_bytes(json.dumps(mine).encode())]
     if live is not None and live.joins:
@@ -480,7 +482,7 @@ def _holder(environment: Environment) -> Holder:
     return Holder(environment.run_id, launch, environment.generation)
 
 
-def _make_folders(replicas: Replicas, checkpoints: Path | ObjectStore | None, output_dir: Path | None) -> None:
+def _make_folders(replicas: ReplicaGroup, checkpoints: Path | ObjectStore | None, output_dir: Path | None) -> None:
     """Make the folders with their parents, so that what cannot be written is known now and on all replicas."""
     folder = checkpoints if isinstance(checkpoints, Path) else None
     wanted = {"checkpoint_dir": folder, "output_dir": output_dir} if replicas.is_first else {}
@@ -520,7 +522,7 @@ def _move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devi
         model.to(device)
 
 
-def _require_exact_when_sharded(engine: Engine, allowed: BatchRange) -> None:
+def _require_exact_when_sharded(engine: StepRunner, allowed: BatchRange) -> None:
     if engine.is_sharded and not allowed.is_exact:
         raise InvalidInput(
             "the model is sharded by fully_shard, which runs in exact mode only: leave max_batch_size out"

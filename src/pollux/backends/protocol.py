@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
 
 from pollux.core import Node, Placement
 
 __all__ = [
     "Backend",
+    "BackendCapabilities",
     "BackendEvent",
-    "ChecksFolders",
     "Exit",
-    "HasFarNodes",
     "Launch",
     "Listener",
     "LogChunk",
@@ -24,8 +24,6 @@ __all__ = [
     "ReplicasLost",
     "ReplicasStarted",
     "Running",
-    "TakesBack",
-    "Warns",
 ]
 
 Outcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost", "refused"]
@@ -155,48 +153,64 @@ class LogChunk:
     at_end: bool
 
 
-@runtime_checkable
-class ChecksFolders(Protocol):
-    """A backend whose nodes may not see what this machine sees."""
+class BackendCapabilities(Protocol):
+    """What a backend may declare beyond starting and stopping replicas. Backends inherit the defaults from here."""
 
-    def refuses(self, folders: Sequence[str]) -> str:
-        """Why a job with these folders cannot run there, with the remedy; empty where it can, or that is not known yet.
-
-        The first is only read, the others are written to. May take seconds.
-        """
-
-
-@runtime_checkable
-class HasFarNodes(Protocol):
-    """A backend whose nodes may be other machines, which reach the service over the network."""
+    options_class: ClassVar[type | None] = None
+    """The frozen dataclass whose fields the constructor takes as keywords beside those that it names; None for none."""
 
     @property
-    def head(self) -> str:
-        """The address by which nodes reach this machine."""
+    def head(self) -> str | None:
+        """The address by which nodes reach this machine; None where all nodes are this machine."""
+        return None
 
-    def reports_go_to(self, url: str) -> None:
-        """What agents on the nodes are told to report to, for warnings about nodes that cannot."""
+    @property
+    def false_alarms(self) -> int | None:
+        """How often a node or replica that was given up gave a sign of life later; None where that is not counted."""
+        return None
 
-
-@runtime_checkable
-class TakesBack(Protocol):
-    """A backend whose nodes may be taken back by the engine that lends them."""
+    @property
+    def notice_seconds(self) -> float | None:
+        """How long before its end a node is left, so that jobs save; None where nodes have no known end."""
+        return None
 
     @property
     def taken_back_seconds(self) -> float | None:
-        """Notice that it gives before what runs there is killed; None where that is not known. Returns at once."""
-
-
-@runtime_checkable
-class Warns(Protocol):
-    """A backend that may be degraded and go on."""
+        """Notice that the engine gives before it kills what runs on a node; None where that is not known."""
+        return None
 
     def warnings(self) -> tuple[str, ...]:
         """What is degraded now, a sentence each; returns at once."""
+        return ()
+
+    def refuses(self, folders: Sequence[str]) -> str:
+        """Why a job with these folders cannot run on the nodes, with the remedy; empty where it can or may.
+
+        The first folder is only read, the others are written to. May take seconds.
+        """
+        return ""
+
+    def reports_go_to(self, url: str) -> None:
+        """Hear which URL agents on the nodes report to, to warn about nodes that cannot reach it."""
+        return
+
+    def desire(self, num_nodes: int, awaited: bool = False) -> None:
+        """Hear how many nodes would be used, `awaited` by a job that has none; backends that cannot scale ignore it."""
+        return
+
+    @classmethod
+    def head_of(cls, options: Mapping[str, Any]) -> str | None:
+        """What `head` of a backend with these options will be."""
+        return None
+
+    @classmethod
+    def preview(cls, home: Path, **options: Any) -> str:
+        """Exactly what a backend with these options would ask its engine for; empty where there is no engine."""
+        return ""
 
 
-class Backend(Protocol):
-    """Eight small methods beside start and close. All are idempotent and return without waiting for processes.
+class Backend(BackendCapabilities, Protocol):
+    """Seven small methods beside start and close. All are idempotent and return without waiting for processes.
 
     Two attributes say what a change of a running job's replicas costs before it has reported one, in seconds:
     `restart_seconds` by ending and starting them, `live_seconds` in living processes.
@@ -218,9 +232,6 @@ class Backend(Protocol):
 
     def inventory(self) -> tuple[Node, ...]:
         """The nodes there are now."""
-
-    def render(self, launch: Launch) -> Mapping[str, Any]:
-        """Exactly what would be started, as plain values; pure, for dry runs."""
 
     def submit(self, launch: Launch) -> None:
         """Start replicas once the earlier generation is gone and the GPUs are free; known (job, generation): no-op."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pollux.controller.commands import Command, Decide, ResizeJob, StartJob, StopJob
-from pollux.controller.controller import Controller
-from pollux.controller.events import (
+from pollux.controller.machine.controller import Controller
+from pollux.controller.machine.reports import model_from
+from pollux.controller.machine.settings import ControllerSettings, require
+from pollux.controller.messages.commands import Command, Decide, ResizeJob, StartJob, StopJob
+from pollux.controller.messages.events import (
     DecisionMade,
     Event,
     GenerationEnded,
@@ -25,11 +27,9 @@ from pollux.controller.events import (
     QueueChanged,
     TimerFired,
 )
-from pollux.controller.job_spec import spec_from
-from pollux.controller.lifecycle import ENDED, HOLDING, TRANSITIONS, JobState
-from pollux.controller.records import JobRecord
-from pollux.controller.reports import model_from
-from pollux.controller.settings import ControllerSettings, require
+from pollux.controller.messages.job_spec import spec_from
+from pollux.controller.state.lifecycle import ENDED, HOLDING, TRANSITIONS, JobState
+from pollux.controller.state.records import JobRecord
 
 __all__ = [
     "ENDED",

@@ -43,7 +43,7 @@ class KindMemory:
         """What a new job of the kind may be expected to be like; `None` while nothing was measured."""
         if not self.throughputs:
             return None
-        newest = next(reversed(self.throughputs.values()))
+        newest = list(self.throughputs.values())[-1]
         by_type = {name: model for name, model in self.throughputs.items() if name}
         return Prior(
             GoodputModel(newest, self.efficiency, self.limits, by_type),

@@ -12,14 +12,14 @@ from pollux.core import Policy, UnknownName
 __all__ = ["create", "names", "options", "summary"]
 
 _REGISTRY: Mapping[str, str] = {
-    "pollux": "pollux.policies.pollux:Pollux",
-    "pollux-genetic": "pollux.policies.genetic:PolluxGenetic",
-    "castor": "pollux.policies.castor:Castor",
-    "tiresias": "pollux.policies.tiresias:Tiresias",
-    "optimus-oracle": "pollux.policies.optimus:OptimusOracle",
-    "fifo": "pollux.policies.fifo:Fifo",
-    "srtf": "pollux.policies.srtf:Srtf",
-    "las": "pollux.policies.las:Las",
+    "pollux": "pollux.policies.elastic.pollux:Pollux",
+    "pollux-genetic": "pollux.policies.elastic.genetic:PolluxGenetic",
+    "castor": "pollux.policies.elastic.castor:Castor",
+    "tiresias": "pollux.policies.rigid.tiresias:Tiresias",
+    "optimus-oracle": "pollux.policies.elastic.optimus:OptimusOracle",
+    "fifo": "pollux.policies.rigid.fifo:Fifo",
+    "srtf": "pollux.policies.rigid.srtf:Srtf",
+    "las": "pollux.policies.rigid.las:Las",
 }
 
 

@@ -9,11 +9,18 @@ from typing import Protocol
 __all__ = ["Clock", "SystemClock"]
 
 
+# So often at least, whoever waits looks at the wall clock again: it may have been put forward.
+_LONGEST_WAIT_SECONDS = 3600.0
+
+
 class Clock(Protocol):
-    """Tells the time; how long to sleep is the engine's."""
+    """Tells the time, and how long to wait for another."""
 
     def now(self) -> float:
         """Seconds since 1970."""
+
+    def seconds_until(self, at: float) -> float | None:
+        """How long to wait for a time, 0 where it has come; None: it comes when somebody moves the clock."""
 
 
 class SystemClock:
@@ -38,3 +45,7 @@ class SystemClock:
         # Never less than before, whichever thread looks.
         self._ahead = max(self._ahead, self._wall() - steady)
         return self._ahead + steady
+
+    def seconds_until(self, at: float) -> float:
+        """How long to wait for a time; after an hour one looks again."""
+        return min(max(at - self.now(), 0.0), _LONGEST_WAIT_SECONDS)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pollux.sim.application import Application, FixedConfiguration
-from pollux.sim.builtin_workload import builtin_applications, builtin_workload
-from pollux.sim.compare import PolicyChoice, check_runs, choose_policies, compare
-from pollux.sim.fairness import IsolatedTimes, finish_time_fairness
-from pollux.sim.generate import GenerateSettings, generate_workload
-from pollux.sim.metrics import configuration, describe_world, document, measure, to_json
-from pollux.sim.profiles import load_profiles
-from pollux.sim.simulation import JobOutcome, RunOutcome, SimulationSettings, simulate
-from pollux.sim.workload import JobRequest, Workload, check_applications, read_workload, write_workload
+from pollux.sim.applications.application import Application, FixedConfiguration
+from pollux.sim.applications.profiles import load_profiles
+from pollux.sim.results.fairness import IsolatedTimes, finish_time_fairness
+from pollux.sim.results.metrics import configuration, describe_world, document, measure, to_json
+from pollux.sim.simulation.compare import PolicyChoice, check_runs, choose_policies, compare
+from pollux.sim.simulation.simulation import JobOutcome, RunOutcome, SimulationSettings, simulate
+from pollux.sim.workloads.builtin import builtin_applications, builtin_workload
+from pollux.sim.workloads.generate import GenerateSettings, generate_workload
+from pollux.sim.workloads.workload import JobRequest, Workload, check_applications, read_workload, write_workload
 
 __all__ = [
     "Application",

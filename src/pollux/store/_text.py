@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pollux.controller import Event
-from pollux.controller.event_codec import decode, encode
+from pollux.controller.codec.events import decode, encode
 from pollux.core.errors import InvalidInput, StoreFailed
 from pollux.store.protocol import SavedState
 

@@ -1,6 +1,6 @@
 """History as text: every fact and measurement, one JSON value a line. What the lines mean is on the page History.
 
-The simulator's reading of it is in `pollux.sim.history`.
+The simulator's reading of it is in `pollux.sim.workloads.history`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pollux.controller import Controller, ControllerSettings, Event, JobSubmitted
-from pollux.controller.event_codec import decode, encode
+from pollux.controller.codec.events import decode, encode
 from pollux.core import Cluster
 from pollux.core.errors import Conflict, InvalidInput, PolluxError, StoreFailed
 from pollux.store._text import to_text

@@ -12,7 +12,7 @@ from torch import nn
 
 import pollux
 from pollux.agent.adaptation.adaptation import Adaptation
-from pollux.agent.adaptation.batch_tuner import Change, fitting_choice
+from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 HERE = str(Path(__file__))
@@ -75,12 +75,12 @@ def force(changes: list[int | None]) -> None:
     """At the end of each round, in turn, go over to this batch."""
     left = list(changes)
 
-    def next_change(self: Adaptation, progress: float) -> Change | None:
+    def next_change(self: Adaptation, progress: float) -> BatchChange | None:
         total = left.pop(0) if left else None
         if total is None or self.guard.is_frozen(progress):
             return None
         choice = fitting_choice(total, self._replicas.num_replicas, self.local_max, self.allowed.accumulation)
-        return Change(choice, 1.5, 1.0, 0.9, "as told")
+        return BatchChange(choice, 1.5, 1.0, 0.9, "as told")
 
     Adaptation.next_change = next_change  # type: ignore[method-assign]
 

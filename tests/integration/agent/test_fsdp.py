@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 import pollux
 from pollux.agent import pass_order
 from pollux.agent.adaptation.adaptation import Adaptation
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.data.ledger import SampleLedger
 from pollux.core.errors import InvalidInput
 from pollux.testing.servers.s3 import make_bucket, s3_server
 
@@ -71,7 +71,7 @@ def test_killed_and_resumed_at_another_size_matches_plain_pytorch(launch, tmp_pa
     for answer in [*at_three, *alone]:
         assert answer["resumed_at"] == 10
         assert answer["steps"] == EPOCHS * -(-SAMPLES // BATCH)
-        assert answer["ledgers"][-1] == [SAMPLES, Ledger.of_range(SAMPLES).digest]
+        assert answer["ledgers"][-1] == [SAMPLES, SampleLedger.of_range(SAMPLES).digest]
         assert max(abs(one - other) for one, other in zip(answer["parameters"], expected, strict=True)) < 1e-12
 
 
@@ -95,7 +95,7 @@ def test_so_it_does_from_a_store_with_replicas_that_share_no_folder(launch, tmp_
     assert {path.relative_to(tmp_path / "after").parts[0] for path in copies} >= {"1", "2"}
     for answer in answers:
         assert answer["resumed_at"] == 10
-        assert answer["ledgers"][-1] == [SAMPLES, Ledger.of_range(SAMPLES).digest]
+        assert answer["ledgers"][-1] == [SAMPLES, SampleLedger.of_range(SAMPLES).digest]
         assert max(abs(one - other) for one, other in zip(answer["parameters"], expected, strict=True)) < 1e-12
 
 

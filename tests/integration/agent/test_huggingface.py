@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from pollux.agent import pass_order
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.data.ledger import SampleLedger
 
 SAMPLES, BATCH, EPOCHS, SEED, RATE = 50, 8, 3, 3, 0.01
 WORDS, LENGTH = 20, 9
@@ -86,13 +86,13 @@ def language_model() -> Any:
 def scripted_changes() -> None:
     """The batch grows to 24 and 48 at fixed places, with an efficiency of 0.8, whatever the machine's speed."""
     from pollux.agent.adaptation.adaptation import Adaptation
-    from pollux.agent.adaptation.batch_tuner import Change, fitting_choice
+    from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice
 
-    def next_change(self: Adaptation, progress: float) -> Change | None:
+    def next_change(self: Adaptation, progress: float) -> BatchChange | None:
         total = 48 if progress > 400.0 else 24
         if total == self.total:
             return None
-        return Change(fitting_choice(total, self.choice.num_gpus, self.local_max), 2.0, 1.0, 0.8, "scripted")
+        return BatchChange(fitting_choice(total, self.choice.num_gpus, self.local_max), 2.0, 1.0, 0.8, "scripted")
 
     patched: Any = Adaptation
     patched.next_change = next_change
@@ -161,7 +161,7 @@ def test_killed_and_resumed_at_another_size_matches_plain_pytorch(launch, tmp_pa
         assert furthest(sentences["losses"], tokens) < 2e-6
         for result in (numbers, sentences):
             assert result["samples"] == EPOCHS * SAMPLES
-            assert result["ledger"] == [SAMPLES, Ledger.of_range(SAMPLES).digest]
+            assert result["ledger"] == [SAMPLES, SampleLedger.of_range(SAMPLES).digest]
             assert result["epochs"][-1] == EPOCHS
             assert result["resumed_at"] == 10
 
@@ -206,7 +206,7 @@ def test_noise_is_reported_and_accumulation_adapted_through_a_kill_and_a_resize(
         for name in ("samples", "progress", "pass", "cursor", "ledger", "schedule"):
             assert answer[name] == first[name], name
     used = pass_order(samples, SEED, first["pass"])[: first["cursor"]]
-    assert first["ledger"] == [first["cursor"], Ledger.of(used.numpy()).digest]
+    assert first["ledger"] == [first["cursor"], SampleLedger.of(used.numpy()).digest]
     assert EPOCHS * samples <= first["progress"] < EPOCHS * samples + 48
     assert first["schedule"] == int(first["progress"] / samples * -(-samples // BATCH)), "schedules follow progress"
     before_last = int((first["progress"] - 0.8 * first["totals"][-1]) / samples * -(-samples // BATCH))

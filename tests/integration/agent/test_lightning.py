@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from pollux.agent import pass_order
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.data.ledger import SampleLedger
 
 SAMPLES, BATCH, EPOCHS, SEED = 50, 8, 3, 3
 RATE = 0.02
@@ -35,13 +35,13 @@ def network() -> nn.Module:
 def scripted_changes() -> None:
     """The batch grows to 24 and 48 at fixed places, with an efficiency of 0.8, whatever the machine's speed."""
     from pollux.agent.adaptation.adaptation import Adaptation
-    from pollux.agent.adaptation.batch_tuner import Change, fitting_choice
+    from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice
 
-    def next_change(self: Adaptation, progress: float) -> Change | None:
+    def next_change(self: Adaptation, progress: float) -> BatchChange | None:
         total = 48 if progress > 400.0 else 24
         if total == self.total:
             return None
-        return Change(fitting_choice(total, self.choice.num_gpus, self.local_max), 2.0, 1.0, 0.8, "scripted")
+        return BatchChange(fitting_choice(total, self.choice.num_gpus, self.local_max), 2.0, 1.0, 0.8, "scripted")
 
     patched: Any = Adaptation
     patched.next_change = next_change
@@ -111,7 +111,7 @@ def test_killed_and_resumed_at_another_size_matches_plain_pytorch(launch, tmp_pa
     for answer in [*from_inside, *from_end]:
         assert furthest(answer["parameters"], expected) < 1e-12
         assert (answer["steps"], answer["epoch"], answer["samples"]) == (21, EPOCHS, EPOCHS * SAMPLES)
-        assert answer["ledger"] == [SAMPLES, Ledger.of_range(SAMPLES).digest]
+        assert answer["ledger"] == [SAMPLES, SampleLedger.of_range(SAMPLES).digest]
     assert {answer["seen"][0][0] for answer in from_inside} == {9}, "went on from the checkpoint of step 8"
     assert {answer["seen"][0][0] for answer in from_end} == {8}, "an epoch saved at its very end is not repeated"
 
@@ -123,7 +123,7 @@ def test_asked_to_stop_it_saves_after_a_step_and_goes_on_at_another_size(launch,
     for answer in resumed:
         assert furthest(answer["parameters"], plain()) < 1e-12
         assert (answer["steps"], answer["samples"]) == (21, EPOCHS * SAMPLES)
-        assert answer["ledger"] == [SAMPLES, Ledger.of_range(SAMPLES).digest]
+        assert answer["ledger"] == [SAMPLES, SampleLedger.of_range(SAMPLES).digest]
     (first,) = {answer["seen"][0][0] for answer in resumed}
     assert 7 <= first <= 21, "no step that was trained is trained again"
 
@@ -145,7 +145,7 @@ def test_adaptive_run_is_the_same_through_a_kill_and_a_resize(launch, tmp_path):
         for name in ("samples", "progress", "pass", "cursor", "ledger", "schedule"):
             assert answer[name] == first[name], name
     used = pass_order(samples, SEED, first["pass"])[: first["cursor"]]
-    assert first["ledger"] == [first["cursor"], Ledger.of(used.numpy()).digest]
+    assert first["ledger"] == [first["cursor"], SampleLedger.of(used.numpy()).digest]
     assert EPOCHS * samples <= first["progress"] < EPOCHS * samples + 48
     assert first["schedule"] == int(first["progress"] / samples * -(-samples // BATCH)), "schedules follow progress"
     assert rates[-1] == pytest.approx(RATE * 0.9 ** (first["schedule"] // 4), rel=1e-12)

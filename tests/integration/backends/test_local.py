@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends.dispatch.dispatcher import Work
+from pollux.backends.dispatch.dispatcher import Dispatcher
 from pollux.backends.dispatch.shim_client import start_shim
 from pollux.backends.local import LocalBackend
 from pollux.backends.process.proc import is_alive, process_table
@@ -247,20 +247,20 @@ def test_a_script_that_saves_and_exits_with_0_when_told_is_stopped(bench):
 
 def test_a_mistake_with_one_job_does_not_touch_the_others(bench, monkeypatch):
     """And the backend says when it goes on."""
-    real = Work._launch
+    real = Dispatcher._launch
 
     def launch(work, job):
         if job.id == "cursed":
             raise KeyError("a mistake of ours")
         real(work, job)
 
-    monkeypatch.setattr(Work, "_launch", launch)
+    monkeypatch.setattr(Dispatcher, "_launch", launch)
     assert bench.backend.healthy
     bench.submit("cursed", "print('at last')")
     bench.submit("fine", "print('fine')")
     assert bench.end("fine").outcome == "succeeded"
     bench.wait("bad health", lambda: not bench.backend.healthy)
-    monkeypatch.setattr(Work, "_launch", real)
+    monkeypatch.setattr(Dispatcher, "_launch", real)
     assert bench.end("cursed").outcome == "succeeded"
     bench.wait("good health", lambda: bench.backend.healthy)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends.fleet.backend import FleetBackend, own_address
+from pollux.backends.fleet.backend import FleetBackend
+from pollux.backends.process.network import own_address
 from pollux.service import ServiceSettings
 from pollux.service.server.serve import serve
 from pollux.testing.jobs.fleet import ProcessFleet

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from pollux.backends.dispatch.slots import LocalGround
+from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.local import LocalBackend
 from pollux.backends.process.log_file import read_log
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
-from pollux.backends.shim.generation import Generation, Order
+from pollux.backends.shim.generation import Generation
 from pollux.testing.conformance.backends import Bench
+from pollux.wire.live.messages import LaunchOrder
 
 
 def ordered(folder, generation, *places):
     replicas: tuple[dict[str, str], ...] = tuple({} for _ in places)
-    return Order("job", generation, ("true",), "/", {}, replicas, tuple((0,) for _ in places), places, "r", False, 1.0,
-                 0.0, str(folder), 64 << 10, True, gpus=dict.fromkeys(places, 0))  # fmt: skip
+    return LaunchOrder("job", generation, ("true",), "/", {}, replicas, tuple((0,) for _ in places), places, "r", False,
+                       1.0, 0.0, str(folder), 64 << 10, True, gpus=dict.fromkeys(places, 0))  # fmt: skip
 
 
 class Pipes:
@@ -152,12 +153,12 @@ SCRIPT = """
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """Whatever a job has, a change that keeps its size gives it other places."""
-    plain = LocalGround.take
+    plain = LocalSlotAllocator.take
 
     def take(self, job, placement, kept, busy):
         return plain(self, job, placement, () if placement.num_gpus == 2 else kept, busy)
 
-    monkeypatch.setattr(LocalGround, "take", take)
+    monkeypatch.setattr(LocalSlotAllocator, "take", take)
     made = Bench(tmp_path, lambda home: LocalBackend(home, slots=4, hang_seconds=5.0))
     made.wait("warm backend", lambda: isinstance(made.backend, LocalBackend) and made.backend.is_warm)
     yield made

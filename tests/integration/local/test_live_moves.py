@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pollux.backends.dispatch.slots import LocalGround
+from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasEnded
 from pollux.testing.jobs import float64_job
@@ -39,13 +39,13 @@ class Shared:
 @pytest.fixture(scope="module", autouse=True)
 def elsewhere():
     """Whatever a job has, a change gives it other places."""
-    plain = LocalGround.take
+    plain = LocalSlotAllocator.take
 
     def take(self, job, placement, kept, busy):
         return plain(self, job, placement, (), busy)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalGround, "take", take)
+        patch.setattr(LocalSlotAllocator, "take", take)
         yield
 
 

@@ -17,7 +17,7 @@ def backend_at(home: Path, address: str, service: str, **more) -> RayBackend:
     (home / "run" / "fleet.secret").write_text(SECRET)
     if not (home / "ray.json").exists():
         (home / "ray.json").write_text(json.dumps({"service": service}))
-    return RayBackend(home, address, **{"cpu_places": True, **more})
+    return RayBackend(home, address=address, **{"cpu_places": True, **more})
 
 
 class RayRun(EventRun):

@@ -8,7 +8,7 @@ from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import backend_at
 
 from pollux.backends.protocol import BackendEvent, Launch, ReplicasEnded
-from pollux.backends.ray.provider import RayLender
+from pollux.backends.ray.provider import RayNodeProvider, RayOptions
 from pollux.core import Placement
 
 
@@ -98,7 +98,7 @@ def test_gpus_of_a_foreign_job_are_not_for_us(cluster, at):
 
 def test_a_place_is_the_gpu_that_ray_has_reserved(cluster, tmp_path):
     (tmp_path / "ray.json").write_text(json.dumps({"service": "with-gpus"}))
-    lender = RayLender(tmp_path, cluster.address, warm=False)
+    lender = RayNodeProvider(tmp_path, RayOptions(cluster.address), warm=False)
     lender.start(b"5" * 32, "127.0.0.1", lambda: None)
     try:
         hosted = wait("nodes", lambda: len(lender.hosts()) >= 3 and lender.hosts()[0])

@@ -162,8 +162,7 @@ class Api(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 40.0]))
     def wait(self, seconds: float) -> None:
-        self.clock.time += seconds
-        self.engine.poke()
+        self.clock.set(self.clock.time + seconds, self.engine)
         self.engine.settle()
 
     @rule(outcome=OUTCOMES, first=st.booleans())

@@ -91,8 +91,7 @@ class Late:
             scope = {**scope, "query_string": b"follow=false"}  # a stream that is followed has no end
         await self.app(scope, receive, send)
         assert self.engine is not None
-        self.clock.time += 3.0
-        self.engine.poke()
+        await asyncio.to_thread(self.clock.set, self.clock.time + 3.0, self.engine)
         await asyncio.to_thread(self.engine.settle)
         replay = self.app._app.state.replays._thread
         if replay is not None:

@@ -19,7 +19,16 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pollux import policies
-from pollux.backends.protocol import Launch, LogChunk, NodeDown, NodeUp, ReplicasEnded, ReplicasStarted, Running
+from pollux.backends.protocol import (
+    BackendCapabilities,
+    Launch,
+    LogChunk,
+    NodeDown,
+    NodeUp,
+    ReplicasEnded,
+    ReplicasStarted,
+    Running,
+)
 from pollux.controller import (
     ENDED,
     Controller,
@@ -299,7 +308,7 @@ class Direct:
         return {job_id: str(record.state) for job_id, record in self.controller.jobs.items()}
 
 
-class TwinBackend:
+class TwinBackend(BackendCapabilities):
     """The machines behind the backend's protocol."""
 
     name = "twin"
@@ -317,9 +326,6 @@ class TwinBackend:
 
     def inventory(self) -> tuple[Node, ...]:
         return tuple(self.nodes.values())
-
-    def render(self, launch: Launch) -> dict[str, Any]:
-        return {}
 
     def submit(self, launch: Launch) -> None:
         self.machines.start(self.clock.now(), launch.job_id, launch.generation, launch.placement)
@@ -383,8 +389,7 @@ class Served:
         return self.engine.next_due()
 
     def at(self, now: float) -> None:
-        self.clock.time = now
-        self.engine.poke()
+        self.clock.set(now, self.engine)
         self.engine.settle()
 
     def post(self, path: str, body: Any = None, method: str = "POST", token: str | None = None) -> None:

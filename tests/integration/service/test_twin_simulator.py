@@ -47,11 +47,11 @@ from pollux.core import NOWHERE, Cluster, Decision, Placement, Policy, Snapshot
 from pollux.goodput import BatchLimits, GoodputModel, PublishedThroughput
 from pollux.service import Engine, ServiceSettings, Tokens, create_app
 from pollux.service.engine.executor import Executor
-from pollux.sim.application import Application
-from pollux.sim.jobs import FixedBatch, LearnedBatch, SimulatedJob
-from pollux.sim.modelled import ModelledApplication, NoiseSchedule
-from pollux.sim.simulation import RunOutcome, SimulationSettings, simulate
-from pollux.sim.workload import JobRequest, Workload
+from pollux.sim.applications.application import Application
+from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule
+from pollux.sim.simulation.jobs import FixedBatch, LearnedBatch, SimulatedJob
+from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings, simulate
+from pollux.sim.workloads.workload import JobRequest, Workload
 from pollux.store import open_store, open_telemetry
 from pollux.testing.servers.service import FakeBackend, ManualClock
 from pollux.wire.codec import encode
@@ -237,7 +237,6 @@ class Service:
     def think(self) -> None:
         """Let everything that is due at this time be decided and carried out."""
         self.held = False
-        self.engine.poke()
         self.engine.settle()
         self.held = True
 
@@ -322,7 +321,7 @@ class Execution:
         return [] if due is None else [due]
 
     def _go_to(self, now: float) -> None:
-        self.service.clock.time = max(self.service.clock.time, now)
+        self.service.clock.set(max(self.service.clock.time, now), self.service.engine)
 
     def _restart_if(self, now: float, facts_are_in: bool) -> None:
         """Restarts are in turn before the facts of a moment, and between these and their decision."""

@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.integration.slurm.service import OPTIONS, Service
 
-from pollux.backends.fleet.backend import own_address
+from pollux.backends.process.network import own_address
 
 # Where there is no network, another address of the loopback stands for it.
 HEAD = own_address() if own_address() != "127.0.0.1" else "127.0.0.2"

@@ -12,7 +12,7 @@ from tests.unit.agent.saved_steps import newest, put, state
 from pollux.agent.checkpoint.checkpointer import Checkpointer, load
 from pollux.agent.checkpoint.lease import LEASE_NAME, Holder, Lease
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME
-from pollux.agent.checkpoint.object_store import StoredFolder, fetch
+from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch
 from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, Unreachable
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.objects import ObjectStore
@@ -153,7 +153,7 @@ def test_a_half_that_a_dead_writer_left_is_never_found_and_goes(writer, store):
 
 def test_one_that_fails_midway_leaves_nothing_and_the_older_one(writer, store, monkeypatch):
     put(writer, 1)
-    monkeypatch.setattr(StoredFolder, "publish", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(ObjectStoreFolder, "publish", lambda *arguments: 1 / 0)
     put(writer, 2)
     assert isinstance(writer.last_error, ZeroDivisionError)
     assert there(store) == ({FIRST}, set())
@@ -164,7 +164,7 @@ def test_one_that_fails_midway_leaves_nothing_and_the_older_one(writer, store, m
 
 def test_what_was_published_stays_where_only_the_clearing_fails(writer, store, monkeypatch):
     put(writer, 1)
-    monkeypatch.setattr(StoredFolder, "retain", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(ObjectStoreFolder, "retain", lambda *arguments: 1 / 0)
     put(writer, 2)
     assert there(store) == ({FIRST, SECOND}, set())
     assert newest(writer).values == {"step": 2}
@@ -191,28 +191,28 @@ def test_many_of_one_machine_fetch_one_copy(writer, store):
 
 
 def test_a_job_that_lives_keeps_others_out(store):
-    one = StoredFolder(store(), Holder(), beat_seconds=0.1)
+    one = ObjectStoreFolder(store(), Holder(), beat_seconds=0.1)
     with pytest.raises(
         MisusedJob, match=r"in use by process \d+ on .*; end that job, or give this one another address"
     ):
-        StoredFolder(store("b"), Holder(), beat_seconds=0.3)
+        ObjectStoreFolder(store("b"), Holder(), beat_seconds=0.3)
     one.release()
-    StoredFolder(store("b"), Holder(), beat_seconds=60.0).release()
+    ObjectStoreFolder(store("b"), Holder(), beat_seconds=60.0).release()
 
 
 def test_one_that_is_dead_is_waited_for_and_then_taken_over(store):
     dead = Lease(store(), Holder(), beat_seconds=3600.0)
     began = time.monotonic()
-    StoredFolder(store("b"), Holder(), beat_seconds=0.2).release()
+    ObjectStoreFolder(store("b"), Holder(), beat_seconds=0.2).release()
     assert time.monotonic() - began >= 0.6
     dead._ends.set()
 
 
 def test_one_that_died_on_this_machine_is_taken_over_at_once(store):
-    one = StoredFolder(store(), Holder(), beat_seconds=3600.0)
+    one = ObjectStoreFolder(store(), Holder(), beat_seconds=3600.0)
     one._unlock()
     began = time.monotonic()
-    StoredFolder(store(), Holder(), beat_seconds=3600.0).release()
+    ObjectStoreFolder(store(), Holder(), beat_seconds=3600.0).release()
     assert time.monotonic() - began < 60
     one._lease._ends.set()
 
@@ -316,7 +316,7 @@ def test_what_cannot_be_understood_is_somebody_elses_and_not_late(store):
 def hold_publishing(monkeypatch, step):
     """Whether it is about to publish that step, and what lets it."""
     held, go_on = threading.Event(), threading.Event()
-    real = StoredFolder.publish
+    real = ObjectStoreFolder.publish
 
     def publish(folder, beside, manifest, target):
         if manifest.step == step:
@@ -324,7 +324,7 @@ def hold_publishing(monkeypatch, step):
             assert go_on.wait(PATIENCE_SECONDS)
         return real(folder, beside, manifest, target)
 
-    monkeypatch.setattr(StoredFolder, "publish", publish)
+    monkeypatch.setattr(ObjectStoreFolder, "publish", publish)
     return held, go_on
 
 
@@ -438,7 +438,7 @@ def test_what_was_brought_before_an_end_in_between_is_not_brought_again(writer, 
 def test_a_note_of_another_version_is_watched_before_it_is_replaced(store):
     store().write(LEASE_NAME, b'{"version": 9}')
     began = time.monotonic()
-    StoredFolder(store(), Holder(), beat_seconds=0.2).release()
+    ObjectStoreFolder(store(), Holder(), beat_seconds=0.2).release()
     assert time.monotonic() - began >= 0.6
     assert json.loads(store().read(LEASE_NAME))["released"]
 

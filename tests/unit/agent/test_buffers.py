@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pollux.agent.checkpoint.training_state import TrainingState
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.state_transfer import pack
 from pollux.agent.environment import Environment
 from pollux.core.errors import CheckpointMismatch
@@ -30,7 +30,7 @@ class Layer(nn.Module):
 def made(value: float, cache: Any = None, wrap: Any = nn.Sequential) -> tuple[Any, TrainingState]:
     model = wrap(Layer(value, cache))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, TrainingState(model, optimizer, {}, Replicas(Environment(), torch.device("cpu")), 0)
+    return model, TrainingState(model, optimizer, {}, ReplicaGroup(Environment(), torch.device("cpu")), 0)
 
 
 class Compiled(nn.Module):

@@ -15,7 +15,7 @@ from pollux.agent.checkpoint import checkpointer
 from pollux.agent.checkpoint.folder import last_created
 from pollux.agent.checkpoint.manifest import created_at
 from pollux.agent.environment import Environment
-from pollux.agent.reporting.reporter import Teller
+from pollux.agent.reporting.reporter import ReportBuilder
 
 HOUR = 3600.0
 
@@ -33,7 +33,7 @@ class Reporter:
 def tells(monkeypatch):
     """Let every job have a teller."""
     made = classmethod(lambda cls, environment, gpu_type: cls(Reporter(), environment, gpu_type))
-    monkeypatch.setattr(Teller, "of", made)
+    monkeypatch.setattr(ReportBuilder, "of", made)
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent import initialize
-from pollux.agent.adaptation.batch_tuner import Change
-from pollux.agent.adaptation.progress import Progress, Schedule
-from pollux.agent.elastic.heartbeat import Heartbeat
-from pollux.agent.elastic.stray_collective import Astray
+from pollux.agent.adaptation.batch_tuner import BatchChange
+from pollux.agent.adaptation.progress import Schedule, TrainingProgress
+from pollux.agent.elastic.heartbeat import HeartbeatSource
+from pollux.agent.elastic.stray_collective import StrayCollectiveCheck
 from pollux.core.errors import NonFiniteValue, PolluxError
 from pollux.goodput import BatchChoice
 
@@ -100,7 +100,7 @@ def test_a_schedule_of_so_many_steps_ends_with_them():
     optimizer = torch.optim.SGD([weight], 0.1)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=13)
     schedule = Schedule(scheduler, "step", 8, exact=False)
-    progress = Progress(96)
+    progress = TrainingProgress(96)
     for samples in (40, 40, 40):
         optimizer.step()
         progress.add(samples, 1.0)
@@ -183,7 +183,7 @@ def test_after_a_roll_back_there_is_a_checkpoint_to_go_on_from(tmp_path):
                 job.backward(F.cross_entropy(job.model(x), y))
                 if job.step == 4 and not done:
                     done.append("changed")
-                    job._change(Change(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test"))
+                    job._change(BatchChange(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test"))
                 if job.step == 7 and len(done) == 1:
                     done.append("rolled back")
                     job.checkpoint()
@@ -198,9 +198,9 @@ class Beating:
     """What of a supervised replica the loop tells of itself."""
 
     def __init__(self) -> None:
-        self.beat: Any = Heartbeat()
+        self.beat: Any = HeartbeatSource()
         self.refusal = ""
-        self.astray = Astray(lambda why: None)
+        self.astray = StrayCollectiveCheck(lambda why: None)
 
     def rest(self, what: str) -> None:
         self.beat.busy = what

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import pollux
 from pollux.agent.checkpoint import folder
 from pollux.agent.job import persistence
-from pollux.agent.reporting.reporter import Teller
+from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.core.errors import InvalidInput
 from pollux.core.notice import FIRST_SECONDS, ahead_seconds
 
@@ -29,7 +29,7 @@ class Reporter:
 @pytest.fixture(autouse=True)
 def tells(monkeypatch):
     made = classmethod(lambda cls, environment, gpu_type: cls(Reporter(), environment, gpu_type))
-    monkeypatch.setattr(Teller, "of", made)
+    monkeypatch.setattr(ReportBuilder, "of", made)
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import socket
 
 import pytest
 
-from pollux.backends.dispatch.job_table import LocalJob
-from pollux.backends.dispatch.shim_client import ShimLink
+from pollux.backends.dispatch.job_table import DispatchedJob
+from pollux.backends.dispatch.shim_client import ShimClient
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.local import LocalBackend
-from pollux.backends.nodes.provider import PooledLender
+from pollux.backends.nodes.provider import PooledNodeProvider
 
 REPLICA = {"event": "alarm", "text": "replica 1 gave a sign of life", "replica": 1, "at": 1.0}
 NODE = {"event": "alarm", "text": "node 'n0' answers again", "at": 1.0}
@@ -18,8 +18,8 @@ NODE = {"event": "alarm", "text": "node 'n0' answers again", "at": 1.0}
 def say(tmp_path):
     """Have the shim of a job say something to a backend."""
     with socket.socket() as peer:
-        link = ShimLink("job", peer)
-        yield lambda backend, message: backend._work._take(LocalJob("job", tmp_path), link, message)
+        link = ShimClient("job", peer)
+        yield lambda backend, message: backend._work._take(DispatchedJob("job", tmp_path), link, message)
 
 
 def test_replicas_are_counted_on_one_machine(say, tmp_path, caplog):
@@ -31,7 +31,7 @@ def test_replicas_are_counted_on_one_machine(say, tmp_path, caplog):
 
 
 def test_replicas_and_nodes_are_counted_on_many_and_only_nodes_are_warned_of(say, tmp_path):
-    backend = FleetBackend(tmp_path, PooledLender(), head="127.0.0.1", warm=False)
+    backend = FleetBackend(tmp_path, PooledNodeProvider(), head="127.0.0.1", warm=False)
     say(backend, REPLICA)
     assert (backend.false_alarms, backend.warnings()) == (1, ())
     say(backend, NODE)

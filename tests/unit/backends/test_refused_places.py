@@ -5,10 +5,10 @@ import time
 import pytest
 
 from pollux.backends.dispatch import dispatcher
-from pollux.backends.dispatch.job_table import Held, LocalJob
+from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration
 from pollux.backends.fleet.backend import FleetBackend
-from pollux.backends.fleet.shared_folders import Verdict
-from pollux.backends.nodes.provider import HostedNode, PooledLender
+from pollux.backends.fleet.shared_folders import FolderCheck
+from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost
 from pollux.core import Node, Placement
 from pollux.testing.waiting import PATIENCE_SECONDS
@@ -34,12 +34,12 @@ def launch(generation=1, **counts):
 
 
 def offered(*names):
-    return [HostedNode(Node(name, 2, "cpu", num_cpus=4.0), ("127.0.0.1", 1)) for name in names]
+    return [LentNode(Node(name, 2, "cpu", num_cpus=4.0), ("127.0.0.1", 1)) for name in names]
 
 
 @pytest.fixture
 def lender():
-    made = PooledLender()
+    made = PooledNodeProvider()
     made.offer(offered("a", "b"))
     return made
 
@@ -54,8 +54,8 @@ def work(backend):
     """A backend that was not started: what its thread would do is done by hand. Job `job` runs at a/0."""
     work = backend._work
     places = work._ground.take("job", Placement.of({"a": 1}), (), ())
-    job = work._jobs["job"] = LocalJob("job", work._home / "run" / "job", newest=1, link=Link())
-    job.now = Held(1, launch(a=1), places=places, started=True, sent=True, live=True)
+    job = work._jobs["job"] = DispatchedJob("job", work._home / "run" / "job", newest=1, link=Link())
+    job.now = HeldGeneration(1, launch(a=1), places=places, started=True, sent=True, live=True)
     return work
 
 
@@ -112,7 +112,7 @@ def test_a_start_whose_places_are_refused_is_no_loss(tmp_path, lender):
 @pytest.fixture
 def shared(work, monkeypatch):
     """All nodes see the job's folders."""
-    monkeypatch.setattr(work, "_look_for_folders", lambda launch, places: Verdict())
+    monkeypatch.setattr(work, "_look_for_folders", lambda launch, places: FolderCheck())
 
 
 def test_a_change_that_keeps_no_place_is_sent_to_what_runs(backend, work, shared):

@@ -29,9 +29,9 @@ def test_inline_takes_one_replica_of_python_only(tmp_path):
 
     backend = backends.create("inline", slots=2)
     with pytest.raises(BackendFailed, match="one replica a job"):
-        backend.render(Launch("job", 1, Placement.of({"inline": 2}), ("python", "x.py"), "/"))
+        backend.submit(Launch("job", 1, Placement.of({"inline": 2}), ("python", "x.py"), "/"))
     with pytest.raises(BackendFailed, match="python SCRIPT"):
-        backend.render(Launch("job", 1, Placement.of({"inline": 1}), ("sh", "x.sh"), "/"))
+        backend.submit(Launch("job", 1, Placement.of({"inline": 1}), ("sh", "x.sh"), "/"))
 
 
 def test_a_home_that_cannot_be_used_is_named(tmp_path):

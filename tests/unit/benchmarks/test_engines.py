@@ -31,6 +31,6 @@ def test_ray_is_asked_for_its_nodes_and_at_most_once_for_all_groups(rounds):
 
 
 def test_an_adapter_that_loses_nodes_is_found_out(rounds, monkeypatch):
-    monkeypatch.setattr(rounds.SlurmLender, "hosts", lambda self: ())
+    monkeypatch.setattr(rounds.SlurmPilotProvider, "hosts", lambda self: ())
     with pytest.raises(AssertionError, match="two jobs run"):
         rounds.measured("slurm", 1000, 1)

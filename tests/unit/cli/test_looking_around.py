@@ -6,8 +6,8 @@ import pytest
 
 from pollux import backends
 from pollux.backends.process import devices
-from pollux.cli.commands.doctor import Finding, findings
-from pollux.cli.commands.whatif import node_counts
+from pollux.cli.commands.service.doctor import Finding, findings
+from pollux.cli.commands.simulation.whatif import node_counts
 from pollux.core.errors import InvalidInput
 from pollux.wire.environment import USER_VARIABLES
 

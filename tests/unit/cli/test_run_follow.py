@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pollux.backends.protocol import LogChunk
-from pollux.cli.commands import run as module
+from pollux.cli.commands.jobs import run as module
 
 REQUEST: Any = SimpleNamespace(name="flood", min_gpus=1)
 

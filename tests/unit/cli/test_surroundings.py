@@ -11,7 +11,7 @@ import pytest
 
 from pollux import backends, policies
 from pollux.backends.dispatch import shim_client
-from pollux.cli.commands import up
+from pollux.cli.commands.service import up
 from pollux.cli.display.tables import WIDE_COLUMNS
 from pollux.testing.surroundings import hearing, settle_variables
 

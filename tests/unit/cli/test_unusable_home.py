@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import pollux.cli.commands.up
+import pollux.cli.commands.service.up
 from pollux.core.errors import Conflict
 
 
@@ -46,7 +46,7 @@ def test_a_detached_failure_has_the_exit_code_of_the_foreground(run, tmp_path, m
         actions = [(os.POSIX_SPAWN_DUP2, output, 2)]
         return os.posix_spawn(sys.executable, [sys.executable, "-c", said], os.environ, file_actions=actions)
 
-    monkeypatch.setattr(pollux.cli.commands.up, "_spawn", spawn)
+    monkeypatch.setattr(pollux.cli.commands.service.up, "_spawn", spawn)
     result = run("up", "--home", tmp_path / "home", "--slots", 1, "--port", 0, "--detach")
     assert result.exit_code == seen
     assert result.stderr == "error: it cannot be\n"

@@ -29,8 +29,8 @@ from pollux.controller import (
     QueueChanged,
     TimerFired,
 )
-from pollux.controller.generations import MOST_LOSSES
-from pollux.controller.lifecycle import ENDED, HOLDING
+from pollux.controller.machine.generations import MOST_LOSSES
+from pollux.controller.state.lifecycle import ENDED, HOLDING
 from pollux.core import JobLimits, Node, PolluxError, Queue
 from pollux.policies import create
 from pollux.testing import cluster, goodput_model

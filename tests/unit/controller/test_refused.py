@@ -15,8 +15,8 @@ from pollux.controller import (
     StopJob,
     TimerFired,
 )
-from pollux.controller.explain import explain
-from pollux.controller.generations import refusal_seconds
+from pollux.controller.explanations.explain import explain
+from pollux.controller.machine.generations import refusal_seconds
 from pollux.core import NOWHERE
 from pollux.testing import place
 

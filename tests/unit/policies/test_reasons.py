@@ -4,7 +4,7 @@ import pytest
 
 from pollux.core import Cluster, Decision, Node, Queue, Reason
 from pollux.policies import create
-from pollux.policies._reasons import Holders, change_code, named
+from pollux.policies.reasons import Holders, change_code, named
 from pollux.testing import FakeOracle, SaturatingGoodput, cluster, job, place, snapshot
 
 KNEE = SaturatingGoodput(knee=4.0)

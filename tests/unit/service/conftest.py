@@ -41,11 +41,12 @@ class World:
     def at(self, time: float) -> None:
         """Move the clock and let everything happen that is due by then, in its order."""
         while (due := self.engine.next_due()) is not None and due <= time:
-            self.clock.time = max(due, self.clock.time)
-            self.engine.poke()
-            self.engine.settle()
-        self.clock.time = time
-        self.engine.poke()
+            self.move(max(due, self.clock.time))
+        self.move(time)
+
+    def move(self, time: float) -> None:
+        """Move the clock in one step, and let everything happen that is due then."""
+        self.clock.set(time, self.engine)
         self.engine.settle()
 
     def after(self, seconds: float) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from pollux import policies
 from pollux.controller import JobSubmitted
-from pollux.controller.events import JobSpec
+from pollux.controller.messages.events import JobSpec
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings
 from pollux.service.clock import SystemClock

@@ -11,7 +11,7 @@ from pollux import policies
 from pollux.agent.environment import read_environment
 from pollux.agent.reporting.reporter import Address, _trusting
 from pollux.backends.fleet.backend import FleetBackend
-from pollux.backends.nodes.provider import HostedNode, PooledLender
+from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.backends.protocol import Launch
 from pollux.core import Node, Placement
 from pollux.core.errors import InvalidInput
@@ -29,7 +29,7 @@ ELSEWHERE = (TLS / "elsewhere.pem", TLS / "elsewhere.key")
 
 @pytest.fixture
 def lender():
-    return PooledLender()
+    return PooledNodeProvider()
 
 
 @pytest.fixture
@@ -112,14 +112,14 @@ def test_replicas_get_them(tmp_path, make_world):
 
 
 def test_nodes_that_cannot_report_are_named(fleet, lender):
-    lender.offer([HostedNode(Node("n1", 1, "cpu"), ("10.0.0.7", 1)), HostedNode(Node("n2", 1, "cpu"), ("10.0.0.8", 1))])
+    lender.offer([LentNode(Node("n1", 1, "cpu"), ("10.0.0.7", 1)), LentNode(Node("n2", 1, "cpu"), ("10.0.0.8", 1))])
     fleet.reports_go_to("http://10.0.0.5:1")
     assert fleet.warnings() == ()
     fleet.reports_go_to("http://127.0.0.1:1")
     (said,) = fleet.warnings()
     for phrase in ("'n1' (10.0.0.7) and 1 more", "http://127.0.0.1:1", "--host 10.0.0.5", "--insecure-bind"):
         assert phrase in said
-    lender.offer([HostedNode(Node("n1", 1, "cpu"), ("127.0.0.1", 1)), HostedNode(Node("n2", 1), ("10.0.0.5", 1))])
+    lender.offer([LentNode(Node("n1", 1, "cpu"), ("127.0.0.1", 1)), LentNode(Node("n2", 1), ("10.0.0.5", 1))])
     assert fleet.warnings() == ()
 
 

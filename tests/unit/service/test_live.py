@@ -4,7 +4,7 @@ import pytest
 
 from pollux import policies
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted, Running
-from pollux.controller.explain import explain_cost
+from pollux.controller.explanations.explain import explain_cost
 from pollux.core import Decision, Node, Placement
 from pollux.core.errors import InvalidInput
 from pollux.testing.servers.service import sample_report

@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pollux.controller import ENDED, JobRecord, JobState
-from pollux.controller.events import JobSpec
+from pollux.controller.messages.events import JobSpec
 from pollux.core import JobLimits
 from pollux.service import create_app
 from pollux.service.views.job_board import Board, Card

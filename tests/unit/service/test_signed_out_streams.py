@@ -94,7 +94,7 @@ def test_a_session_that_is_over_hears_nothing_more(world, app):
         _, cookie = signed_in(app, world.tokens.viewer)
         stream = Open(app, cookie)
         await stream.says(b"hello")
-        world.clock.time += SESSION_SECONDS
+        await asyncio.to_thread(world.after, SESSION_SECONDS)
         await asyncio.to_thread(world.submit, "secret", max_gpus=1)
         await stream.ends()
         assert b"secret" not in stream.text
@@ -112,7 +112,7 @@ def test_a_session_that_is_over_is_found_where_nothing_happens(world, app, monke
         _, cookie = signed_in(app, world.tokens.viewer)
         stream = Open(app, cookie)
         await stream.says(b"still here")
-        world.clock.time += SESSION_SECONDS
+        await asyncio.to_thread(world.after, SESSION_SECONDS)
         await stream.ends()
 
     asyncio.run(scene())
@@ -125,7 +125,7 @@ def test_who_watches_a_session_is_told_once_it_is_ended_or_crowded_out():
     told = []
 
     def opened(name):
-        clock.time += 1.0
+        clock.set(clock.time + 1.0)
         session_id, _ = sessions.open(tokens.viewer)
         return session_id, sessions.watch(session_id, lambda: told.append(name))
 

@@ -118,21 +118,17 @@ def test_decisions_wait_longer_and_longer_for_a_full_disk(world, store):
     world.engine.settle()
     assert world.engine.job("b").state == "queued", "decisions are at least two seconds apart"
     store.full = True
-    world.clock.time += 5.0
-    pauses = []
+    due, pauses = world.clock.time + 5.0, []
     for _ in range(7):
-        before, began = store.attempts, world.clock.time
-        world.engine.poke()
-        world.engine.settle()
+        before, began = store.attempts, due
+        world.move(began)
         assert store.attempts == before + 1, "one attempt, then a pause"
         due = world.engine.next_due()
         pauses.append(due - began)
-        world.clock.time = due
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert world.engine.status().jobs_by_state == {"starting": 1, "queued": 1}
     store.full = False
-    world.engine.poke()
-    world.engine.settle()
+    world.move(due)
     assert world.engine.job("b").state == "starting"
 
 
@@ -144,7 +140,6 @@ def test_a_timer_waits_for_a_full_disk_as_well(world, store):
     world.after(5.0)
     attempts = store.attempts
     for _ in range(20):
-        world.engine.poke()
         world.engine.settle()
     assert store.attempts == attempts
     assert world.engine.next_due() > world.clock.time
@@ -189,13 +184,10 @@ def test_what_a_backend_said_meanwhile_is_not_lost(world, store):
     assert world.engine.status().jobs_by_state == {"starting": 2}
     attempts = store.attempts
     for _ in range(20):
-        world.engine.poke()
         world.engine.settle()
     assert store.attempts == attempts
     store.full = False
     world.after(60.0)
-    world.engine.poke()
-    world.engine.settle()
     assert world.engine.status().jobs_by_state == {"running": 1, "failed": 1}
 
 
@@ -266,10 +258,9 @@ def test_stumbling_over_and_over_is_slow(world, caplog, monkeypatch):
         return 1 / 0
 
     monkeypatch.setattr(world.engine.runner, "fire_timer", stumble)
-    world.engine.poke()
     deadline = time.monotonic() + PATIENCE_SECONDS
     while world.engine._stumbles < 3 and time.monotonic() < deadline:
-        world.engine.poke()
+        world.engine.begin_status()
         time.sleep(0.01)
     monkeypatch.undo()
     world.engine.settle()

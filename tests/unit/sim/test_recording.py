@@ -6,8 +6,8 @@ import pytest
 
 from pollux.controller import DecisionMade, JobFinished, JobReported, JobRunning, JobSubmitted, StartJob, StopJob
 from pollux.policies import create
-from pollux.sim.simulation import SimulationSettings, simulate
-from pollux.sim.workload import JobRequest, Workload
+from pollux.sim.simulation.simulation import SimulationSettings, simulate
+from pollux.sim.workloads.workload import JobRequest, Workload
 from pollux.testing import FakeApplication
 
 APPLICATIONS = {"fake": FakeApplication(progress=(9000.0, 18000.0, 27000.0), sync_seconds=0.1, grad_sqr=0.05)}

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from pollux.controller import Controller, JobPaused, JobReported, JobSpec, JobSubmitted, NodeAdded
-from pollux.controller.event_codec import encode
+from pollux.controller.codec.events import encode
 from pollux.core import Cluster, InvalidInput, Node
 from pollux.core.errors import Conflict
 from pollux.store import SavedState, TelemetryRow, open_store, open_telemetry

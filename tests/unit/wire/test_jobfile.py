@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pollux.controller.job_spec import limits_from
+from pollux.controller.messages.job_spec import limits_from
 from pollux.core.errors import InvalidInput, PolluxError, TooLarge
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.environment import JOB_VARIABLES, TORCHRUN_VARIABLES

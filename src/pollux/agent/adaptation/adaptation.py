@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import torch
 
 from pollux.agent.adaptation.background_fit import BackgroundFit
-from pollux.agent.adaptation.batch_tuner import Change, fitting_choice, is_clear, next_batch
+from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice, is_clear, next_batch
 from pollux.agent.adaptation.loss_guard import LossGuard, Spike
 from pollux.agent.adaptation.lr_rules import Rule
 from pollux.agent.adaptation.noise_scale import MIN_MEASURED, NoiseEstimate, NoiseTracker
 from pollux.agent.adaptation.second_moments import SecondMoments
 from pollux.agent.adaptation.step_profile import Profile, ProfileKey
 from pollux.agent.data.step_shape import StepShape
-from pollux.agent.distributed.process_group import Replicas
-from pollux.agent.step.gradient_norms import GradientMeter
+from pollux.agent.distributed.process_group import ReplicaGroup
+from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.agent.step.oom import MemoryLimits
 from pollux.agent.step.step_clock import StepClock, StepTime
 from pollux.goodput import BatchChoice, BatchLimits, Efficiency, GoodputModel, PublishedThroughput
@@ -83,7 +83,7 @@ class StepSource(Protocol):
     """Where steps are taken, as far as measuring them goes: our own engine, or a framework's loop."""
 
     @property
-    def meter(self) -> GradientMeter | None:
+    def meter(self) -> GradientNormMeter | None:
         """Measures gradient noise; None: nothing does."""
 
     @property
@@ -110,7 +110,7 @@ class Adaptation:
         allowed: BatchRange,
         rule: Rule,
         engine: StepSource,
-        replicas: Replicas,
+        replicas: ReplicaGroup,
         gpu_type: str,
         freeze_progress: float,
         measure_noise: bool,
@@ -292,7 +292,7 @@ class Adaptation:
             self.choice = self.fitted()
         return is_new
 
-    def take(self, change: Change) -> None:
+    def take(self, change: BatchChange) -> None:
         """Go over to another batch."""
         self.choice = change.choice
         self.total = change.choice.total
@@ -431,7 +431,7 @@ class Adaptation:
         else:
             self._every = min(max(self._every, least), most)
 
-    def next_change(self, progress: float) -> Change | None:
+    def next_change(self, progress: float) -> BatchChange | None:
         """The batch to go over to now, or None. Not while frozen, watched, or before losses are known well enough."""
         if not self.adapts or self.model is None or self.allowed.maximum is None:
             return None

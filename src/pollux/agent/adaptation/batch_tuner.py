@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.goodput import BatchChoice, BatchLimits, GoodputModel, ThroughputModel
 
-__all__ = ["LEAST_GAIN", "MAX_GROWTH", "MAX_RELATIVE_WIDTH", "Change", "fitting_choice", "is_clear", "next_batch"]
+__all__ = ["LEAST_GAIN", "MAX_GROWTH", "MAX_RELATIVE_WIDTH", "BatchChange", "fitting_choice", "is_clear", "next_batch"]
 
 MAX_GROWTH = 2.0
 LEAST_GAIN = 1.05
@@ -18,7 +18,7 @@ _TOTALS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class BatchChange:
     """Another batch, the goodput it promises relative to the present one, and why."""
 
     choice: BatchChoice
@@ -50,7 +50,7 @@ def next_batch(
     num_nodes: int,
     efficiency: Callable[[int], float] | None = None,
     accumulation: int = 0,
-) -> Change | None:
+) -> BatchChange | None:
     """The batch of highest goodput within reach, or None to stay.
 
     `efficiency` is the progress per sample at a total batch that will be counted, which the learning-rate rule may
@@ -81,7 +81,7 @@ def next_batch(
         f"noise scale {estimate.noise_scale:,.0f} ({estimate.low:,.0f} to {estimate.high:,.0f}): predicted goodput "
         f"{goodput:,.1f} against {present:,.1f} samples/s, efficiency {counted(best.total):.2f}"
     )
-    return Change(best, goodput / present, goodput, counted(best.total), reason)
+    return BatchChange(best, goodput / present, goodput, counted(best.total), reason)
 
 
 def _candidates(

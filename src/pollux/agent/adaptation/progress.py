@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pollux.core.errors import MisusedJob
 
-__all__ = ["SCHEDULE_UNITS", "Progress", "Schedule"]
+__all__ = ["SCHEDULE_UNITS", "Schedule", "TrainingProgress"]
 
 SCHEDULE_UNITS = ("step", "epoch")
 _SLACK = 1e-9
@@ -17,7 +17,7 @@ class _Scheduler(Protocol):
     def step(self) -> None: ...
 
 
-class Progress:
+class TrainingProgress:
     """Progress = Σ samples·efficiency over the steps that happened, in samples at the initial batch M0.
 
     An *epoch* is `epoch_size` of progress; at the initial batch, one pass over the data. `epoch_size` None: not
@@ -97,7 +97,7 @@ class Schedule:
     def taken(self, taken: int) -> None:
         self._taken, self._left_at = taken, None
 
-    def after_step(self, progress: Progress) -> None:
+    def after_step(self, progress: TrainingProgress) -> None:
         """Advance to where the progress is."""
         if self.unit != "step":
             return

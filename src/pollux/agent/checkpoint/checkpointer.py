@@ -39,7 +39,7 @@ from pollux.agent.checkpoint.manifest import (
     frozen_json,
     verify_files,
 )
-from pollux.agent.checkpoint.object_store import StoredFolder, fetch, last_stored, put
+from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch, last_stored, put
 from pollux.agent.checkpoint.reader import Loaded, Saved, load, parameter_signature, read_saved, saved_at, tensor_layout
 from pollux.core.errors import (
     InvalidInput,
@@ -250,7 +250,7 @@ class Checkpointer:
             if self._replica != 0:
                 return None
             disk = self._folder_here()
-            assert isinstance(disk, StoredFolder)
+            assert isinstance(disk, ObjectStoreFolder)
             found = disk.newest_whole()
             return None if found is None else [*found, disk.key_of(found[0])]
 
@@ -300,7 +300,9 @@ class Checkpointer:
             disk.release()
 
     def _open(self) -> None:
-        self._disk = CheckpointFolder(self.folder) if self._store is None else StoredFolder(self._store, self._holder)
+        self._disk = (
+            CheckpointFolder(self.folder) if self._store is None else ObjectStoreFolder(self._store, self._holder)
+        )
 
     def _take_hold_or_say(self) -> None:
         try:

@@ -27,7 +27,7 @@ from pollux.agent.checkpoint.manifest import MANIFEST_NAME, Manifest, created_at
 from pollux.core.errors import CheckpointDamaged, CheckpointMismatch, PolluxError
 from pollux.wire.objects import ObjectStore
 
-__all__ = ["StoredFolder", "fetch", "last_stored", "put"]
+__all__ = ["ObjectStoreFolder", "fetch", "last_stored", "put"]
 
 _DAMAGED_NAME = "damaged.json"
 _ENTRY = re.compile(r"(step-\d{10,}(?:-[1-9]\d*)?)~(\d{6,})-([0-9a-f]{8})")
@@ -100,7 +100,7 @@ def last_stored(store: ObjectStore) -> float | None:
         return None
 
 
-class StoredFolder(CheckpointFolder):
+class ObjectStoreFolder(CheckpointFolder):
     """The checkpoints under one address, held by a lease, with copies of the newest in a folder of this machine.
 
     Paths are those that copies have or would have; whether a checkpoint is there is known from the store alone.

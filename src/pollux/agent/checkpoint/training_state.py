@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pollux.agent.checkpoint.checkpointer import Loaded, Saved, tensor_layout
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.core.errors import CheckpointMismatch, InvalidInput
 
 __all__ = [
@@ -115,7 +115,7 @@ class TrainingState:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         stateful: Mapping[str, Stateful],
-        replicas: Replicas,
+        replicas: ReplicaGroup,
         seed: int,
     ) -> None:
         self._model = model

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Indices", "Ledger", "hash_indices"]
+__all__ = ["Indices", "SampleLedger", "hash_indices"]
 
 Indices = npt.NDArray[np.int64]
 """Sample indices, or running numbers of a stream's items."""
@@ -43,7 +43,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-class Ledger:
+class SampleLedger:
     """Count and hash of the samples of one pass: those merged over all replicas, and this replica's own since.
 
     With one replica nothing need be merged: `count` and `digest` cover both parts.
@@ -59,7 +59,7 @@ class Ledger:
         self._pending: list[Indices] = []
 
     @classmethod
-    def of_range(cls, size: int) -> Ledger:
+    def of_range(cls, size: int) -> SampleLedger:
         """What a pass over the samples 0 to `size` - 1 must leave."""
         ledger = cls()
         for first in range(0, size, _CHUNK):
@@ -68,7 +68,7 @@ class Ledger:
         return ledger
 
     @classmethod
-    def of(cls, indices: Indices) -> Ledger:
+    def of(cls, indices: Indices) -> SampleLedger:
         """What a pass over these samples must leave, repeated ones counted as often as they occur."""
         ledger = cls()
         ledger.add(indices)
@@ -126,21 +126,21 @@ class Ledger:
         return {"count": self._merged[0], "digest": _signed(self._merged[1])}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Ledger:
+    def from_state(cls, state: dict[str, Any]) -> SampleLedger:
         """The ledger whose `state_dict()` this is."""
         ledger = cls()
         ledger.merge(int(state["count"]), int(state["digest"]))
         return ledger
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Ledger):
+        if not isinstance(other, SampleLedger):
             return NotImplemented
         return (self.count, self.digest) == (other.count, other.digest)
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __repr__(self) -> str:
-        return f"Ledger(count={self.count}, digest={self.digest:#018x})"
+        return f"SampleLedger(count={self.count}, digest={self.digest:#018x})"
 
     def _settle(self) -> None:
         if self._pending:

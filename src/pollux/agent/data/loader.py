@@ -24,8 +24,8 @@ from torch.utils.data import (
     default_collate,
 )
 
-from pollux.agent.data.ledger import Indices, Ledger
-from pollux.agent.data.order import Order, ReadRequest, SampleReader, mix_seed
+from pollux.agent.data.ledger import Indices, SampleLedger
+from pollux.agent.data.order import PassOrder, ReadRequest, SampleReader, mix_seed
 from pollux.agent.data.step_shape import MicroBatch, StepShape, share
 from pollux.agent.data.stream import Item, Stream, StreamPosition, WorkerStart
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
@@ -224,12 +224,12 @@ class Loader:
         self.options = options
         self.pass_index = 0
         self.cursor = 0
-        self.ledger = Ledger()
+        self.ledger = SampleLedger()
         self._length = _length(dataset)
         self._steps: deque[_Step] = deque()
         self._yielded = 0
         self._run: weakref.ref[_Run] | None = None
-        self._order: Order | None = None
+        self._order: PassOrder | None = None
         self._torch_loader: DataLoader[Any] | None = None
         self._requests = _Requests()
         self._collate = options.collate_fn or default_collate
@@ -341,7 +341,7 @@ class Loader:
         if self._stream is not None:
             self._stream.close()
 
-    def expected_ledger(self) -> Ledger | None:
+    def expected_ledger(self) -> SampleLedger | None:
         """What the whole pass must leave in the ledger; None while its end is not known (streams, `drop_last`)."""
         if self._stream is not None:
             return self._position.ledger() if self.pass_done else None
@@ -354,7 +354,7 @@ class Loader:
         """Count what the committed places of this pass hold, after replicas were lost with parts of the ledger."""
         self.rewind()
         known = self._position.ledger() if self._stream is not None else self._current_order().ledger(self.cursor)
-        self.ledger = Ledger()
+        self.ledger = SampleLedger()
         self.ledger.merge(known.count, known.digest)
 
     @property
@@ -406,7 +406,7 @@ class Loader:
         self.check_state(state)
         self._start(state["pass"])
         self.cursor = state["cursor"]
-        self.ledger = Ledger.from_state(state["ledger"])
+        self.ledger = SampleLedger.from_state(state["ledger"])
         self._dropped_at = state["dropped_at"]
         if self._stream is not None:
             self._stream_size = state["size"]
@@ -416,7 +416,9 @@ class Loader:
             )
         elif state["order"] is not None:
             drawn = np.asarray(state["order"], dtype=np.int64).copy()
-            self._order = Order(self._dataset_size(), self.options.seed, self.pass_index, shuffle=False, drawn=drawn)
+            self._order = PassOrder(
+                self._dataset_size(), self.options.seed, self.pass_index, shuffle=False, drawn=drawn
+            )
 
     def _kind(self) -> str:
         if self._stream is not None:
@@ -442,7 +444,7 @@ class Loader:
         self.rewind()
         self.pass_index = pass_index
         self.cursor = 0
-        self.ledger = Ledger()
+        self.ledger = SampleLedger()
         self._order = None
         self._dropped_at = None
         self._stream_end = None
@@ -454,13 +456,13 @@ class Loader:
         assert self._length is not None, "checked for map-style datasets"
         return self._length
 
-    def _current_order(self) -> Order:
+    def _current_order(self) -> PassOrder:
         if self._order is None:
             size, seed = self._dataset_size(), self.options.seed
             if self.options.sampler is None:
-                self._order = Order(size, seed, self.pass_index, self.options.shuffle)
+                self._order = PassOrder(size, seed, self.pass_index, self.options.shuffle)
             else:
-                self._order = Order.from_sampler(self.options.sampler, size, seed, self.pass_index)
+                self._order = PassOrder.from_sampler(self.options.sampler, size, seed, self.pass_index)
         return self._order
 
     def _map_run(self, shape: _Shapes, first_step: int) -> _Run:

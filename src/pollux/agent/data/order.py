@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from pollux.agent.data.ledger import Indices, Ledger
+from pollux.agent.data.ledger import Indices, SampleLedger
 from pollux.core.errors import InvalidInput
 
 __all__ = [
-    "Order",
+    "PassOrder",
     "RandomState",
     "ReadRequest",
     "SampleReader",
@@ -158,7 +158,7 @@ def _seeded_generator(generator: object, seed: int) -> Iterator[None]:
         generator.set_state(state)
 
 
-class Order:
+class PassOrder:
     """The order of one pass over a dataset of `size` samples, made once and the same on every replica.
 
     `drawn` holds what a custom sampler gave (or gave before a restart), and is None otherwise.
@@ -177,7 +177,7 @@ class Order:
             _check_drawn(drawn, size)
 
     @classmethod
-    def from_sampler(cls, sampler: Iterable[Any], size: int, seed: int, pass_index: int) -> Order:
+    def from_sampler(cls, sampler: Iterable[Any], size: int, seed: int, pass_index: int) -> PassOrder:
         """Draw a pass from a custom sampler, with all generators seeded from (seed, pass) and put back afterwards.
 
         The pass is what the sampler gives: fewer, more or repeated indices of the `size` samples are right.
@@ -190,11 +190,11 @@ class Order:
             return np.arange(first, end, dtype=np.int64)
         return self._indices[first:end]
 
-    def ledger(self, end: int) -> Ledger:
+    def ledger(self, end: int) -> SampleLedger:
         """What committing the first `end` places must leave."""
         if self._indices is None or (self._whole and end == self.size):
-            return Ledger.of_range(end)
-        return Ledger.of(self._indices[:end])
+            return SampleLedger.of_range(end)
+        return SampleLedger.of(self._indices[:end])
 
 
 def _check_drawn(drawn: Indices, size: int) -> None:

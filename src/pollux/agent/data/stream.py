@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch.utils.data
 
-from pollux.agent.data.ledger import Indices, Ledger
+from pollux.agent.data.ledger import Indices, SampleLedger
 from pollux.agent.data.order import RandomState, isolated_random, mix_seed, seed_random
 
 __all__ = ["Item", "Stream", "StreamPosition", "Taken", "WorkerStart"]
@@ -52,9 +52,9 @@ class StreamPosition:
             return StreamPosition(tuple(shards), self.dataset_state, self.state_after)
         return StreamPosition(tuple(shards), mark, sum(shards))
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SampleLedger:
         """What committing all items before this place must leave."""
-        ledger = Ledger()
+        ledger = SampleLedger()
         for shard, count in enumerate(self.shards):
             ledger.add(np.arange(count, dtype=np.int64) * len(self.shards) + shard)
         return ledger

@@ -26,7 +26,7 @@ from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_bat
 from pollux.agent.environment import Environment
 from pollux.core.errors import InvalidInput
 
-__all__ = ["Replicas", "WrappedModel", "is_loss"]
+__all__ = ["ReplicaGroup", "WrappedModel", "is_loss"]
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _UNFINISHED = "Expected to have finished reduction"
@@ -111,7 +111,7 @@ class WrappedModel(DistributedDataParallel):
             return getattr(super().__getattr__("module"), name)
 
 
-class Replicas:
+class ReplicaGroup:
     """This process among `num_replicas`; alone, it opens no socket. With `meeting`, replicas may change while they run.
 
     Two groups: `data` (the default one: NCCL on GPUs, gloo elsewhere) carries gradients, `control` (always
@@ -212,7 +212,7 @@ class Replicas:
             if not (self.owns_group and dist.is_initialized() and dist.get_backend() == "nccl"):
                 return True
             if self._is_intact is None:
-                # From here on no step is taken: see `Engine`.
+                # From here on no step is taken: see `StepRunner`.
                 self.is_broken = True
                 self._is_intact = abort.watchdog_is_out() and abort.is_idle(self.device, _IDLE_SECONDS)
                 abort.abort(_data_group())

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 from pollux.agent.checkpoint.training_state import State
 
-__all__ = ["Movable"]
+__all__ = ["Resizable"]
 
 
-class Movable(Protocol):
+class Resizable(Protocol):
     """What a job does when its replicas change; see `pollux.agent.job.elastic_job.MovingJob`."""
 
     def position(self) -> tuple[int, ...]:

@@ -19,9 +19,9 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 
-__all__ = ["CHECKPOINT", "RESIZE", "STOP", "Mover", "Watch"]
+__all__ = ["CHECKPOINT", "RESIZE", "STOP", "ResizeSource", "StepRequests"]
 
 STOP = "stop"
 CHECKPOINT = "checkpoint"
@@ -32,8 +32,8 @@ _PATIENCE_SECONDS = 5.0
 _log = logging.getLogger("pollux")
 
 
-class Mover(Protocol):
-    """Knows of generations of the job to come; see `pollux.agent.elastic.member.Live`."""
+class ResizeSource(Protocol):
+    """Knows of generations of the job to come; see `pollux.agent.elastic.member.ElasticMember`."""
 
     def tell_beat(self) -> None:
         """Tell whoever supervises this replica that it lives."""
@@ -48,7 +48,7 @@ class Mover(Protocol):
         """Whether the job can go there while it runs; asked at a step boundary."""
 
 
-class Watch:
+class StepRequests:
     """What this replica has been asked to do at a step boundary, agreed with the others.
 
     `armed` is all that a step looks at. SIGTERM (and SIGUSR1, SIGUSR2 where `signals` says so) request a stop;
@@ -58,11 +58,11 @@ class Watch:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: ReplicaGroup,
         checkpoint_every: float | None,
         signals: tuple[int, ...] = (signal.SIGTERM,),
         clock: Callable[[], float] = time.monotonic,
-        mover: Mover | None = None,
+        mover: ResizeSource | None = None,
     ) -> None:
         self.armed = False
         self.target = -1

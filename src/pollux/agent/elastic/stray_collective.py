@@ -15,9 +15,10 @@ from pathlib import Path
 
 from torch.distributed import distributed_c10d
 
-__all__ = ["Astray", "own_collective"]
+from pollux.wire.live import exit_codes
 
-_EXIT_CODE = 75
+__all__ = ["StrayCollectiveCheck", "own_collective"]
+
 # The whole agent, and not only this package.
 _OURS = str(Path(__file__).parents[1])
 _THEIRS = distributed_c10d.__file__
@@ -66,7 +67,7 @@ def own_collective(thread: int) -> str:
     return name
 
 
-class Astray:
+class StrayCollectiveCheck:
     """Looks after the thread that joined, from another one, until it has come to its loop.
 
     `tell` is told why the job cannot change while it runs; the process then ends, which frees the others.
@@ -97,4 +98,4 @@ class Astray:
             self._tell(why)
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(_EXIT_CODE)
+            os._exit(exit_codes.RESTART)

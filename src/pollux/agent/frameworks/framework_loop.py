@@ -19,22 +19,22 @@ from torch import Tensor
 
 from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import Adaptation
-from pollux.agent.adaptation.batch_tuner import Change
+from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.adaptation.noise_scale import NoiseEstimate, NoiseTracker
-from pollux.agent.adaptation.progress import Progress
+from pollux.agent.adaptation.progress import TrainingProgress
 from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.member import refuse_all
 from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
 from pollux.agent.environment import Environment, gpu_type
 from pollux.agent.frameworks.framework_status import HostedReports, HostedStatus
-from pollux.agent.frameworks.framework_steps import HostedOptions, HostedSteps
+from pollux.agent.frameworks.framework_steps import FrameworkOptions, HostedSteps
 from pollux.agent.job.job import JobStopped
-from pollux.agent.step.loss_weighting import Averager
+from pollux.agent.step.loss_weighting import LossWeighting
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
-__all__ = ["HostedTraining"]
+__all__ = ["FrameworkTraining"]
 
 _log = logging.getLogger("pollux")
 _VERSION = 1
@@ -43,13 +43,13 @@ _VERSION = 1
 @dataclass(slots=True)
 class _Attached:
     steps: HostedSteps
-    replicas: Replicas
-    averager: Averager
+    replicas: ReplicaGroup
+    averager: LossWeighting
     adaptation: Adaptation
     reports: HostedReports
 
 
-class HostedTraining:
+class FrameworkTraining:
     """One job inside a framework's loop; the same on all replicas.
 
     In this order: `attach` once the optimiser exists; `epoch()` yields batches; for each batch `begin` before its
@@ -57,10 +57,10 @@ class HostedTraining:
     `before_step`, the optimiser, `after_step`. The framework may ask for batches ahead of running them.
     """
 
-    def __init__(self, dataset: Any, options: HostedOptions, loading: LoaderOptions) -> None:
+    def __init__(self, dataset: Any, options: FrameworkOptions, loading: LoaderOptions) -> None:
         self.options = options
         self.loader = Loader(dataset, loading, 0, 1)
-        self.progress = Progress(self._epoch_size())
+        self.progress = TrainingProgress(self._epoch_size())
         self.schedule_taken = 0
         self.micro: MicroBatch | None = None
         self.epochs_wanted: float | None = None
@@ -103,7 +103,7 @@ class HostedTraining:
             )
         rule = lr_rules.create(options.lr_rule or lr_rules.default_rule(optimizer), warmup=options.warmup_epochs)
         measures = options.measure_noise if options.measure_noise is not None else not allowed.is_exact
-        replicas = Replicas(environment, device)
+        replicas = ReplicaGroup(environment, device)
         if environment.store and replicas.is_first and not self._refuses:
             self._refuses = True
             store = connect(environment.store, STORE_SECONDS)
@@ -114,7 +114,7 @@ class HostedTraining:
         steps = HostedSteps(optimizer, device, measures)
         freeze = float(self.progress.epoch_size or 100 * options.batch_size)
         adaptation = Adaptation(allowed, rule, steps, replicas, replicas.one_name(gpu_type(device)), freeze, measures)
-        averager = Averager(replicas, options.batch_size, adaptive=not allowed.is_exact)
+        averager = LossWeighting(replicas, options.batch_size, adaptive=not allowed.is_exact)
         status = HostedStatus(adaptation, self.progress, replicas.num_replicas)
         reports = HostedReports(environment, status, gpu_type(device), self.epochs_wanted)
         self._finished = False
@@ -319,7 +319,7 @@ class HostedTraining:
         self._parts().steps.note_loss(share)
 
     def begin_backward(self, weight: float | Tensor | None = None, part: float | None = None) -> None:
-        """Set hooks where this step is measured; `part`: see `GradientMeter.begin`, None for that of `weight`."""
+        """Set hooks where this step is measured; `part`: see `GradientNormMeter.begin`, None for that of `weight`."""
         attached, micro = self._parts(), self._current()
         if attached.steps.meter is not None and micro.measured:
             if part is None:
@@ -396,7 +396,7 @@ class HostedTraining:
         if change is not None:
             self._change(adaptation, change)
 
-    def _change(self, adaptation: Adaptation, change: Change) -> None:
+    def _change(self, adaptation: Adaptation, change: BatchChange) -> None:
         self._before_change = adaptation.total
         adaptation.take(change)
         _log.info("batch %d to %d: %s", self._before_change, adaptation.total, change.reason)

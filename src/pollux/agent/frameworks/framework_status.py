@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 from pollux.agent.adaptation.adaptation import Adaptation, RoundReport
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
-from pollux.agent.adaptation.progress import Progress
-from pollux.agent.distributed.process_group import Replicas
-from pollux.agent.elastic.step_requests import STOP, Watch
+from pollux.agent.adaptation.progress import TrainingProgress
+from pollux.agent.distributed.process_group import ReplicaGroup
+from pollux.agent.elastic.step_requests import STOP, StepRequests
 from pollux.agent.environment import Environment
-from pollux.agent.reporting.reporter import Teller
+from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.goodput import GoodputModel
 
 __all__ = ["HostedReports", "HostedStatus"]
@@ -23,7 +23,7 @@ __all__ = ["HostedReports", "HostedStatus"]
 class HostedStatus:
     """Where a framework's training stands, in the words of a report; read by `reporting` as it reads a job."""
 
-    def __init__(self, adaptation: Adaptation, progress: Progress, num_replicas: int) -> None:
+    def __init__(self, adaptation: Adaptation, progress: TrainingProgress, num_replicas: int) -> None:
         self._adaptation = adaptation
         self._progress = progress
         self.num_replicas = num_replicas
@@ -104,15 +104,15 @@ class HostedReports:
     def __init__(self, environment: Environment, status: HostedStatus, gpu_type: str, epochs: float | None) -> None:
         self._status = status
         self._last = RoundReport(None, None)
-        self._teller = Teller.of(environment, gpu_type)
+        self._teller = ReportBuilder.of(environment, gpu_type)
         if self._teller is not None and epochs is not None:
             self._teller.wants_epochs(epochs)
-        self._watch: Watch | None = None
+        self._watch: StepRequests | None = None
 
-    def listen(self, replicas: Replicas) -> None:
+    def listen(self, replicas: ReplicaGroup) -> None:
         """From here on SIGTERM is a request to stop after a step, whatever it meant before."""
         if self._watch is None:
-            self._watch = Watch(replicas, None)
+            self._watch = StepRequests(replicas, None)
 
     def wants_stop(self) -> bool:
         """Whether all replicas are to save and stop now; asked after each step, on all of them."""

@@ -15,16 +15,16 @@ from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import BatchRange
 from pollux.agent.adaptation.lr_rules import OwnRule
 from pollux.agent.environment import Environment
-from pollux.agent.step.deferred_copy import Late
-from pollux.agent.step.gradient_norms import GradientMeter
+from pollux.agent.step.deferred_copy import DeferredCopy
+from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.agent.step.step_clock import StepClock
 from pollux.core.errors import InvalidInput
 
-__all__ = ["HostedOptions", "HostedSteps"]
+__all__ = ["FrameworkOptions", "HostedSteps"]
 
 
 @dataclass(frozen=True, slots=True)
-class HostedOptions:
+class FrameworkOptions:
     """What a user may choose about the batch; the same words and meanings as in `pollux.init`."""
 
     batch_size: int
@@ -51,7 +51,7 @@ class HostedOptions:
             )
         lr_rules.create(self.lr_rule if self.lr_rule is not None else "none", warmup=self.warmup_epochs)
 
-    def within(self, environment: Environment, may_grow: bool = True) -> HostedOptions:
+    def within(self, environment: Environment, may_grow: bool = True) -> FrameworkOptions:
         """With the limits of whoever started this process, as `pollux.init` takes them; see `Environment.batches`."""
         _, most, local = environment.batches(self.batch_size, self.max_batch_size, self.max_local_batch)
         return replace(self, max_batch_size=most if may_grow else None, max_local_batch=local)
@@ -72,14 +72,14 @@ class HostedSteps:
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, measures: bool) -> None:
         self.optimizer = optimizer
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.meter = GradientMeter(optimizer, device) if measures else None
+        self.meter = GradientNormMeter(optimizer, device) if measures else None
         self.clock = StepClock(device, self.parameters)
         self.factors: tuple[float, ...] = ()
         self._base: list[float] | None = None
         exact = torch.float32 if device.type != "cpu" else torch.float64
         self._losses = torch.zeros((), dtype=exact, device=device)
         self._num_losses = 0
-        self._late_losses: Late[int] = Late()
+        self._late_losses: DeferredCopy[int] = DeferredCopy()
         self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self._raise_rates),
             optimizer.register_step_post_hook(self._lower_rates),

@@ -22,8 +22,8 @@ from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.environment import read_environment
-from pollux.agent.frameworks.framework_loop import HostedTraining
-from pollux.agent.frameworks.framework_steps import HostedOptions
+from pollux.agent.frameworks.framework_loop import FrameworkTraining
+from pollux.agent.frameworks.framework_steps import FrameworkOptions
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class PolluxTrainerMixin(Trainer):
                 "batch that grows, neither for one that stays"
             )
         _check_trainer(self, adapt_accumulation)
-        asked = HostedOptions(
+        asked = FrameworkOptions(
             batch_size=batch_size,
             max_batch_size=max_batch_size,
             max_local_batch=self.args.per_device_train_batch_size,
@@ -79,7 +79,7 @@ class PolluxTrainerMixin(Trainer):
         )
         self._pollux_options = asked.within(read_environment(), may_grow=adapt_accumulation)
         self._pollux_stopping = False
-        self._pollux: HostedTraining | None = None
+        self._pollux: FrameworkTraining | None = None
         self._pollux_checkpoint: Path | None = None
         self._pollux_weighed = False
         self._micros_begun = 0
@@ -94,7 +94,7 @@ class PolluxTrainerMixin(Trainer):
         return None if self._pollux is None else self._pollux.noise
 
     @property
-    def hosted(self) -> HostedTraining:
+    def hosted(self) -> FrameworkTraining:
         """What Pollux knows of this training: batch, progress, place in the data."""
         if self._pollux is None:
             raise MisusedJob("this trainer has not begun to train: call train() first")
@@ -129,7 +129,7 @@ class PolluxTrainerMixin(Trainer):
             prefetch_factor=arguments.dataloader_prefetch_factor,
             persistent_workers=arguments.dataloader_persistent_workers,
         )
-        self._pollux = HostedTraining(dataset, self._pollux_options, loading)
+        self._pollux = FrameworkTraining(dataset, self._pollux_options, loading)
         if self._pollux_checkpoint is not None:
             state = torch.load(self._pollux_checkpoint / STATE_NAME, weights_only=True)
             self._pollux.load_state_dict(state)
@@ -267,7 +267,7 @@ class PolluxTrainerMixin(Trainer):
 class _TrainingBatches:
     """What the trainer takes for its training DataLoader."""
 
-    def __init__(self, trainer: PolluxTrainerMixin, training: HostedTraining, repeats: int) -> None:
+    def __init__(self, trainer: PolluxTrainerMixin, training: FrameworkTraining, repeats: int) -> None:
         self.dataset = training.loader.dataset
         self._trainer = trainer
         self._training = training

@@ -20,8 +20,8 @@ from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.environment import read_environment
-from pollux.agent.frameworks.framework_loop import HostedTraining
-from pollux.agent.frameworks.framework_steps import HostedOptions
+from pollux.agent.frameworks.framework_loop import FrameworkTraining
+from pollux.agent.frameworks.framework_steps import FrameworkOptions
 from pollux.core.errors import InvalidInput, MisusedJob
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class PolluxDataLoader:
         pin_memory: bool = False,
         drop_last: bool = False,
     ) -> None:
-        asked = HostedOptions(
+        asked = FrameworkOptions(
             batch_size=batch_size,
             max_batch_size=max_batch_size,
             max_local_batch=max_local_batch,
@@ -84,7 +84,7 @@ class PolluxDataLoader:
             pin_memory=pin_memory,
             drop_last=drop_last,
         )
-        self.training = HostedTraining(dataset, asked.within(read_environment()), loading)
+        self.training = FrameworkTraining(dataset, asked.within(read_environment()), loading)
 
     @property
     def dataset(self) -> Any:

@@ -17,10 +17,10 @@ from torch import Tensor
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.distributed.process_group import WrappedModel, is_loss
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, set_counted, synchronise_batchnorm
-from pollux.agent.elastic.member import Live
+from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.environment import gpu_type
 from pollux.agent.job.persistence import SavedJob
-from pollux.agent.reporting.reporter import Teller
+from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.core.errors import PolluxError
 
 __all__ = ["MovingJob"]
@@ -31,13 +31,13 @@ _LEAVE_SECONDS = 8.0
 
 
 class MovingJob(SavedJob):
-    """A job that can go on among other replicas; see `pollux.agent.elastic.resizable.Movable` for who calls what."""
+    """A job that can go on among other replicas; see `pollux.agent.elastic.resizable.Resizable` for who calls what."""
 
     _rng_texts: tuple[str, ...] = ()
     _epochs_wanted: int | None = None
     _left_loop: bool = False
 
-    def attend(self) -> Live | None:
+    def attend(self) -> ElasticMember | None:
         """This replica's way to other generations, from now on with this job; None where nobody supervises it."""
         live = self._parts.live
         if live is not None:
@@ -185,7 +185,7 @@ class MovingJob(SavedJob):
             parts.teller.moved(environment)
         elif replicas.is_first:
             # What this process may have paused for when it began has been told by whoever was the first replica then.
-            parts.teller = Teller.of(replace(environment, stopped_at=None), gpu_type(replicas.device))
+            parts.teller = ReportBuilder.of(replace(environment, stopped_at=None), gpu_type(replicas.device))
             if parts.teller is not None and self._epochs_wanted is not None:
                 parts.teller.wants_epochs(self._epochs_wanted)
         teller, checkpointer = parts.teller, parts.checkpointer

@@ -12,24 +12,24 @@ from torch import nn
 
 from pollux.agent.adaptation.adaptation import Adaptation, RoundReport
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
-from pollux.agent.adaptation.progress import Progress, Schedule
+from pollux.agent.adaptation.progress import Schedule, TrainingProgress
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.training_state import TrainingState
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.data.ledger import SampleLedger
 from pollux.agent.data.loader import Loader
-from pollux.agent.distributed.process_group import Replicas
-from pollux.agent.elastic.step_requests import Watch
+from pollux.agent.distributed.process_group import ReplicaGroup
+from pollux.agent.elastic.step_requests import StepRequests
 from pollux.agent.environment import Environment
-from pollux.agent.reporting.receipt import Receipt, Row
+from pollux.agent.reporting.receipt import Receipt, ReceiptRow
 from pollux.agent.reporting.tensorboard import Scalars
-from pollux.agent.step.optimizer_step import Engine
+from pollux.agent.step.optimizer_step import StepRunner
 from pollux.goodput import GoodputModel
 
 __all__ = ["JobStatus", "Parts", "PassLedger"]
 
 if TYPE_CHECKING:
-    from pollux.agent.elastic.member import Live
-    from pollux.agent.reporting.reporter import Teller
+    from pollux.agent.elastic.member import ElasticMember
+    from pollux.agent.reporting.reporter import ReportBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,21 @@ class PassLedger:
 class Parts:
     """What a job is put together from; made by `init`."""
 
-    replicas: Replicas
-    engine: Engine
+    replicas: ReplicaGroup
+    engine: StepRunner
     loader: Loader
     adaptation: Adaptation
-    progress: Progress
+    progress: TrainingProgress
     state: TrainingState
     receipt: Receipt
-    watch: Watch
+    watch: StepRequests
     schedule: Schedule | None = None
     checkpointer: Checkpointer | None = None
     scalars: Scalars | None = None
-    teller: Teller | None = None
+    teller: ReportBuilder | None = None
     output_dir: Path | None = None
     move_batches: bool = True
-    live: Live | None = None
+    live: ElasticMember | None = None
     environment: Environment = field(default_factory=Environment)
     sync_batchnorm: bool = True
     on_close: Callable[[], None] = field(default=lambda: None)
@@ -199,7 +199,7 @@ class JobStatus:
     def ledger(self) -> PassLedger:
         """The samples used in the current pass; with several replicas, call it on all of them."""
         self._merge_ledger()
-        expected: Ledger | None = self._loader.expected_ledger()
+        expected: SampleLedger | None = self._loader.expected_ledger()
         used = self._loader.ledger
         return PassLedger(
             self._loader.pass_index,
@@ -215,13 +215,13 @@ class JobStatus:
         count, digest = self._replicas.add_up(mine).tolist()
         ledger.absorb(count, digest)
 
-    def _row(self, report: RoundReport, seconds: float) -> Row:
+    def _row(self, report: RoundReport, seconds: float) -> ReceiptRow:
         """This moment of the run, for the receipt."""
         adaptation, progress = self._adaptation, self._progress
         estimate = adaptation.estimate()
         known = estimate.num_measured > 0
         model = self.goodput_model
-        return Row(
+        return ReceiptRow(
             step=progress.steps,
             progress=progress.progress,
             samples=progress.samples,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pollux.core.errors import CheckpointMismatch, InvalidInput, UnknownName
 
-__all__ = ["EVENT_KINDS", "Event", "Receipt", "Row"]
+__all__ = ["EVENT_KINDS", "Receipt", "ReceiptEvent", "ReceiptRow"]
 
 EVENT_KINDS = (
     "started",
@@ -62,7 +62,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReceiptRow:
     """One moment of a run. `progress`, `samples` and `seconds` count from the very beginning of the job.
 
     `progress` is Σ samples × efficiency in samples at the initial batch, `seconds` the time spent training,
@@ -98,7 +98,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ReceiptEvent:
     """Something that happened to the run, at a step and a progress; `time` in seconds since 1970, UTC."""
 
     kind: str
@@ -109,7 +109,7 @@ class Event:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-_COLUMNS = tuple(column.name for column in fields(Row))
+_COLUMNS = tuple(column.name for column in fields(ReceiptRow))
 _MAYBE_UNKNOWN = ("throughput", "goodput", "noise_scale", "noise_low", "noise_high", "loss")
 
 
@@ -145,19 +145,19 @@ class Receipt:
             "dataset_size": dataset_size,
         }
         self._clock = clock
-        self._rows: list[tuple[Row, bool]] = []
-        self._latest: Row | None = None
+        self._rows: list[tuple[ReceiptRow, bool]] = []
+        self._latest: ReceiptRow | None = None
         self._seen = 0
         self._stride = 1
         self._replica_seconds = 0.0
-        self._events: list[Event] = []
+        self._events: list[ReceiptEvent] = []
         self._counts: Counter[str] = Counter()
         self._not_exact: list[str] = []
         self._metrics: dict[str, list[tuple[int, float, float, float]]] = {}
         self._ledger: dict[int, tuple[int, str]] = {}
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ReceiptRow, ...]:
         """The rows kept, with the newest always among them."""
         kept = [row for row, _ in self._rows]
         if self._latest is not None and (not kept or kept[-1] is not self._latest):
@@ -165,7 +165,7 @@ class Receipt:
         return tuple(kept)
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[ReceiptEvent, ...]:
         """The events kept, in the order in which they happened."""
         return tuple(self._events)
 
@@ -174,7 +174,7 @@ class Receipt:
         """Whether the run trained exactly as the user's script would without us."""
         return self._head["mode"] == "exact" and not self._not_exact
 
-    def sample(self, row: Row) -> None:
+    def sample(self, row: ReceiptRow) -> None:
         """Record a moment of the run; cheap enough for every few steps."""
         known = {name: _finite(getattr(row, name)) for name in _MAYBE_UNKNOWN}
         if any(value != getattr(row, name) for name, value in known.items()):
@@ -198,7 +198,7 @@ class Receipt:
         if kind not in EVENT_KINDS:
             raise UnknownName("kind of event", kind, EVENT_KINDS)
         self._counts[kind] += 1
-        self._events.append(Event(kind, step, progress, text, self._clock(), dict(numbers)))
+        self._events.append(ReceiptEvent(kind, step, progress, text, self._clock(), dict(numbers)))
         if kind in _ROUTINE_KINDS:
             routine = [event for event in self._events if event.kind == kind]
             if len(routine) > _MAX_ROUTINE:
@@ -237,7 +237,7 @@ class Receipt:
 
         `job, mode, rule, initial_batch, max_batch, dataset_size, final_batch` say what ran; `exact` and
         `not_exact_because` whether it trained as plain PyTorch would. `configurations` has replicas, nodes and
-        batch from each change on; `rows` the moments of `Row`, a list per column, out of `rows_seen`; `events`;
+        batch from each change on; `rows` the moments of `ReceiptRow`, a list per column, out of `rows_seen`; `events`;
         `metrics` the user's own, by name; `ledger` the samples and hash of each pass; `totals`.
 
         `progress` sets prediction against what happened. `predicted` is Σ samples × efficiency, which is also
@@ -337,7 +337,7 @@ class Receipt:
             self._latest = rows[-1]
         self._seen, self._stride = int(state["seen"]), int(state["stride"])
         self._replica_seconds = float(state["replica_seconds"])
-        self._events = [Event(**event) for event in state["events"]]
+        self._events = [ReceiptEvent(**event) for event in state["events"]]
         self._counts = Counter(state["counts"])
         self._not_exact = list(state["not_exact"])
         self._metrics = {
@@ -353,7 +353,7 @@ class Receipt:
         self._rows = [entry for index, entry in enumerate(self._rows) if index not in dropped]
         self._stride *= 2
 
-    def _progress(self, rows: Sequence[Row], reference: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _progress(self, rows: Sequence[ReceiptRow], reference: Mapping[str, Any] | None) -> dict[str, Any]:
         predicted = rows[-1].progress if rows else 0.0
         samples = rows[-1].samples if rows else 0
         return {
@@ -386,12 +386,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _row(values: Mapping[str, Any]) -> Row:
+def _row(values: Mapping[str, Any]) -> ReceiptRow:
     rates = {name: tuple(values.get(name, ())) for name in ("lr_factors", "learning_rates")}
-    return Row(**{**values, **rates})
+    return ReceiptRow(**{**values, **rates})
 
 
-def _configurations(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _configurations(rows: Sequence[ReceiptRow]) -> list[dict[str, Any]]:
     """The configuration from each change on, with where it began."""
     starts = [row for index, row in enumerate(rows) if index == 0 or row.configuration != rows[index - 1].configuration]
     names = ("num_replicas", "num_nodes", "local_batch", "accumulation", "total_batch")
@@ -407,7 +407,7 @@ def _configurations(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def _realised_at_changes(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def _realised_at_changes(rows: Sequence[ReceiptRow]) -> Iterator[dict[str, Any]]:
     """What the loss says about each change of the total batch, the last 20 of them."""
     edges = [index for index in range(1, len(rows)) if rows[index].total_batch != rows[index - 1].total_batch]
     bounds = [0, *edges, len(rows)]
@@ -426,7 +426,9 @@ def _realised_at_changes(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _realised_ratio(before: Sequence[Row], after: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
+def _realised_ratio(
+    before: Sequence[ReceiptRow], after: Sequence[ReceiptRow]
+) -> tuple[float | None, float | None, float | None]:
     """The r with which loss = a + b·q + c·q² fits best, q being progress before the change and r·progress after it.
 
     The interval holds the r whose squared error is within the 95 % F bound of the least. Both are None where
@@ -463,7 +465,7 @@ def _quadratic_error(x: Floats, y: Floats) -> float:
     return float(residual @ residual)
 
 
-def _realised_against(rows: Sequence[Row], reference: Mapping[str, Any]) -> dict[str, Any]:
+def _realised_against(rows: Sequence[ReceiptRow], reference: Mapping[str, Any]) -> dict[str, Any]:
     """Where a reference run first had the losses of this one; `realised` null where it never did."""
     if reference.get("schema") != _SCHEMA or reference.get("version") != _VERSION:
         seen = f"schema '{reference.get('schema')}', version {reference.get('version')}"

@@ -24,7 +24,7 @@ from pollux.core.errors import InvalidInput
 from pollux.goodput import GoodputModel, PublishedThroughput
 from pollux.wire.report import ModelReport, NoiseReport, Report
 
-__all__ = ["Address", "Reported", "Reporter", "Teller", "model_report", "post_report", "report_of"]
+__all__ = ["Address", "ReportBuilder", "Reported", "Reporter", "model_report", "post_report", "report_of"]
 
 _log = logging.getLogger("pollux")
 _TIMEOUT_SECONDS = 10.0
@@ -265,7 +265,7 @@ class Reporter:
             self._next_at = self._due_at(report, self._newest or report)
 
 
-class Teller:
+class ReportBuilder:
     """Puts one job's reports together at its rounds, and knows the pause that came before its first step."""
 
     def __init__(self, reporter: Reporter, environment: Environment, gpu_type: str) -> None:
@@ -282,7 +282,7 @@ class Teller:
         self.checkpoint_seconds: float | None = None
 
     @classmethod
-    def of(cls, environment: Environment, gpu_type: str) -> Teller | None:
+    def of(cls, environment: Environment, gpu_type: str) -> ReportBuilder | None:
         """A teller where the scheduler that started this replica wants reports from it, else None."""
         if not environment.url or environment.replica != 0:
             return None

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pollux.agent.reporting.receipt import Row
+from pollux.agent.reporting.receipt import ReceiptRow
 from pollux.core.errors import InvalidInput
 
 __all__ = ["Scalars"]
@@ -31,7 +31,7 @@ class Scalars:
         if self._writes:
             _summary_writer()
 
-    def row(self, row: Row) -> None:
+    def row(self, row: ReceiptRow) -> None:
         """Write what is known of a moment of the run, under `pollux/`."""
         self._write(dict(_row_scalars(row)), row.samples, "pollux")
 
@@ -79,7 +79,7 @@ class Scalars:
             ) from None
 
 
-def _row_scalars(row: Row) -> Iterator[tuple[str, float]]:
+def _row_scalars(row: ReceiptRow) -> Iterator[tuple[str, float]]:
     names = ("progress", "num_replicas", "num_nodes", "local_batch", "accumulation", "total_batch", "efficiency")
     maybe = ("throughput", "goodput", "noise_scale", "noise_low", "noise_high", "loss")
     for name in (*names, *maybe):

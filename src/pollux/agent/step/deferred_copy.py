@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Late"]
+__all__ = ["DeferredCopy"]
 
 Beside = TypeVar("Beside")
 
 
-class Late(Generic[Beside]):
+class DeferredCopy(Generic[Beside]):
     """A tensor on its way to the host, with something that belongs to it.
 
     On a GPU `exchange` starts a copy and gives what the call before it sent, which has long arrived; elsewhere it

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from pollux.agent.step.deferred_copy import Late
+from pollux.agent.step.deferred_copy import DeferredCopy
 from pollux.agent.step.preconditioner import WARM_STEPS, Preconditioner
 from pollux.core.errors import MisusedJob
 
-__all__ = ["WARM_STEPS", "GradientMeter", "Rows"]
+__all__ = ["WARM_STEPS", "GradientNormMeter", "Rows"]
 
 _CHUNK_BYTES = 32 * 2**20
 _LARGE_BYTES = 4 * 2**20
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
     totals: Tensor
 
 
-class GradientMeter:
+class GradientNormMeter:
     """Measures steps without changing them and without waiting for the device.
 
     For a measured step: `begin(weight)` before each micro-step, `end()` after its backward, and after the last one
@@ -76,7 +76,7 @@ class GradientMeter:
         self.device = torch.device(device)
         self._set_aside = set_aside
         self._aside: dict[int, Tensor] | None = None
-        self._late: Late[tuple[int, list[tuple[int, int]]]] = Late()
+        self._late: DeferredCopy[tuple[int, list[tuple[int, int]]]] = DeferredCopy()
         self._num_drains = 0
         self._optimizer = optimizer
         self._preconditioner = Preconditioner(optimizer)

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pollux.agent.data.step_shape import MicroBatch
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.core.errors import InvalidInput, MisusedJob, UnknownName
 
-__all__ = ["REDUCTIONS", "Averager", "NoiseFactors", "check_weighting"]
+__all__ = ["REDUCTIONS", "LossWeighting", "NoiseFactors", "check_weighting"]
 
 REDUCTIONS = ("mean", "sum")
 _WEIGHT = "how many tokens (or other units) the loss is the mean of"
@@ -54,7 +54,7 @@ class NoiseFactors:
     whole: float
 
 
-class Averager:
+class LossWeighting:
     """Scales losses before their backward pass; the wrapper then takes the plain mean over K replicas.
 
     - mean over the samples: factor n·K/N, known in advance, exact;
@@ -65,7 +65,7 @@ class Averager:
       the same on all replicas; it only keeps numbers in range.
     """
 
-    def __init__(self, replicas: Replicas, initial_batch: int, adaptive: bool) -> None:
+    def __init__(self, replicas: ReplicaGroup, initial_batch: int, adaptive: bool) -> None:
         self._replicas = replicas
         self._initial = initial_batch
         self._adaptive = adaptive

@@ -15,12 +15,12 @@ from typing import Any, cast
 
 from torch import nn
 
-__all__ = ["stand_in"]
+__all__ = ["stable_handle"]
 
 _log = logging.getLogger("pollux")
 
 
-def stand_in(model: nn.Module, current: Callable[[], nn.Module]) -> nn.Module:
+def stable_handle(model: nn.Module, current: Callable[[], nn.Module]) -> nn.Module:
     """A second handle on `model`: of its class, with its very attributes; only a call goes to what `current` says.
 
     Copies and pickles of it are the model's own, as is what is made from its class. Where such a class cannot be made,

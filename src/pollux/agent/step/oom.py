@@ -18,7 +18,7 @@ from torch.utils import _pytree
 
 from pollux.core.errors import InvalidInput
 
-__all__ = ["MemoryLimits", "Trial", "free_memory", "is_out_of_memory"]
+__all__ = ["MemoryLimits", "OomTrial", "free_memory", "is_out_of_memory"]
 
 _log = logging.getLogger("pollux")
 _HEADROOM = 0.92
@@ -100,7 +100,7 @@ class MemoryLimits:
         self._burst = {str(key): int(value) for key, value in state["burst"].items()}
 
 
-class Trial:
+class OomTrial:
     """A step at a local batch that memory may not hold.
 
     While it lasts, a forward pass that runs out of memory gives its output without a graph, computed in smaller

@@ -15,17 +15,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pollux.agent.data.step_shape import MicroBatch
-from pollux.agent.distributed.process_group import Replicas, WrappedModel
+from pollux.agent.distributed.process_group import ReplicaGroup, WrappedModel
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, set_counted
-from pollux.agent.step.deferred_copy import Late
-from pollux.agent.step.gradient_norms import GradientMeter
-from pollux.agent.step.loss_weighting import Averager, check_weighting
-from pollux.agent.step.model_handle import stand_in
-from pollux.agent.step.oom import Trial, free_memory, is_out_of_memory
+from pollux.agent.step.deferred_copy import DeferredCopy
+from pollux.agent.step.gradient_norms import GradientNormMeter
+from pollux.agent.step.loss_weighting import LossWeighting, check_weighting
+from pollux.agent.step.model_handle import stable_handle
+from pollux.agent.step.oom import OomTrial, free_memory, is_out_of_memory
 from pollux.agent.step.step_clock import StepClock
 from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue
 
-__all__ = ["Engine", "StepOptions", "unwrapped"]
+__all__ = ["StepOptions", "StepRunner", "unwrapped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class StepOptions:
     wrapper_options: Mapping[str, object] | None = None
 
 
-class Engine:
+class StepRunner:
     """Runs the micro-batches of one step after another; `model` is what is called now, `given` what the script gets.
 
     Without a GPU, losses and gradients are checked as they come. On a GPU looking would mean waiting, so losses
@@ -49,9 +49,9 @@ class Engine:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        replicas: Replicas,
-        averager: Averager,
-        meter: GradientMeter | None,
+        replicas: ReplicaGroup,
+        averager: LossWeighting,
+        meter: GradientNormMeter | None,
         options: StepOptions,
     ) -> None:
         self.inner = model
@@ -74,11 +74,11 @@ class Engine:
         self._options = replace(options, scaler=None) if disabled else options
         self._micro: MicroBatch | None = None
         self._ran_backward = True
-        self._trial: Trial | None = None
+        self._trial: OomTrial | None = None
         self._on_gpu = replicas.device.type == "cuda"
         self._losses = torch.zeros((), dtype=torch.float32 if self._on_gpu else torch.float64, device=replicas.device)
         self._num_losses = 0
-        self._late_losses: Late[int] = Late()
+        self._late_losses: DeferredCopy[int] = DeferredCopy()
         self._weighted: Tensor | None = None
         self._whole_factor = 1.0
         self.model = self._wrap()
@@ -95,7 +95,7 @@ class Engine:
         if self.is_sharded or not self._replicas.can_change or isinstance(self.model, WrappedModel):
             return self.model
         if self._alone is None:
-            self._alone = stand_in(self.inner, lambda: self.model)
+            self._alone = stable_handle(self.inner, lambda: self.model)
         return self._alone
 
     @property
@@ -125,7 +125,7 @@ class Engine:
         self._ran_backward = False
         trying = trial_from is not None and self.can_try
         if micro.index == 0 and trying and trial_from is not None:
-            self._trial = Trial(self.inner, trial_from)
+            self._trial = OomTrial(self.inner, trial_from)
             self._trial.start()
         # A static graph must see a synchronised backward pass first; what is averaged already stays so in the next.
         learning = self._static_graph and self._num_finished == 0
@@ -253,7 +253,7 @@ class Engine:
     def _anywhere(self, failed: bool) -> bool:
         return bool(self._replicas.gather([float(failed)]).any())
 
-    def _measure(self, meter: GradientMeter, micro: MicroBatch, weights: Tensor | None) -> None:
+    def _measure(self, meter: GradientNormMeter, micro: MicroBatch, weights: Tensor | None) -> None:
         scale = None
         if self._options.scaler is not None:
             scale = self._options.scaler.scale(torch.ones((), device=self._replicas.device))

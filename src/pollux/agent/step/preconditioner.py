@@ -33,7 +33,7 @@ _MOMENT = {kind: "square_avg" if kind == "adadelta" else key for key, kind in _K
 
 
 class Preconditioner:
-    """P of one optimiser, read from its state; the table is in `meter.GradientMeter`."""
+    """P of one optimiser, read from its state; the table is in `gradient_norms.GradientNormMeter`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pollux.backends.dispatch.job_table import Held, LocalJob, loss_of, start_of
-from pollux.backends.dispatch.shim_client import Nursery, ShimLink, find_shim, start_shim
-from pollux.backends.dispatch.slots import Ground
-from pollux.backends.dispatch.worker_thread import Loop
+from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, loss_of, start_of
+from pollux.backends.dispatch.shim_client import ForkserverClient, ShimClient, find_shim, start_shim
+from pollux.backends.dispatch.slots import SlotAllocator
+from pollux.backends.dispatch.worker_thread import WorkerThread
 from pollux.backends.process import replica_env
 from pollux.backends.process.records import (
     ended_from,
@@ -44,10 +44,10 @@ from pollux.backends.protocol import (
     ReplicasStarted,
     Running,
 )
-from pollux.backends.shim.generation import Order
 from pollux.core.errors import BackendFailed, Conflict
+from pollux.wire.live.messages import LaunchOrder
 
-__all__ = ["Work"]
+__all__ = ["Dispatcher"]
 
 _log = logging.getLogger("pollux.backends")
 
@@ -62,13 +62,13 @@ _TANGLED_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 300.0
 
 
-class Work(Loop):
+class Dispatcher(WorkerThread):
     """Starts, follows and ends the generations of jobs at `home`; all methods may be called from any thread."""
 
     def __init__(
         self,
         home: Path,
-        ground: Ground,
+        ground: SlotAllocator,
         environ: Mapping[str, str],
         warm: bool,
         log_cap_bytes: int,
@@ -83,13 +83,13 @@ class Work(Loop):
         self._log_cap_bytes = log_cap_bytes
         self._hang_seconds = hang_seconds
         self._orphan_seconds = orphan_seconds
-        self._jobs: dict[str, LocalJob] = {}
+        self._jobs: dict[str, DispatchedJob] = {}
         self._nurseries = 0
         self._children: set[int] = set()
         self._orders = 0
         self._home_lock = -1
         self.false_alarms = 0
-        self.nursery: Nursery | None = None
+        self.nursery: ForkserverClient | None = None
 
     def start(self, listener: Listener) -> None:
         """Find what runs from before and tell how what ended meanwhile did; one object at a time works in a home."""
@@ -113,7 +113,7 @@ class Work(Loop):
         with self._lock:
             job = self._jobs.get(launch.job_id)
             if job is None:
-                job = self._jobs[launch.job_id] = LocalJob(launch.job_id, run_folder(self._home, launch.job_id))
+                job = self._jobs[launch.job_id] = DispatchedJob(launch.job_id, run_folder(self._home, launch.job_id))
             if job.to_forget and job.is_free:
                 self._begin_anew(job)
             if launch.generation <= job.newest:
@@ -121,7 +121,7 @@ class Work(Loop):
             if job.next is not None:
                 self._tell_end(job, job.next, "stopped", "a newer generation took its place before it was started")
             self._orders += 1
-            job.next = Held(launch.generation, launch, order=self._orders, live=launch.live)
+            job.next = HeldGeneration(launch.generation, launch, order=self._orders, live=launch.live)
             job.newest = launch.generation
             job.to_forget = False
         self._rouse()
@@ -198,7 +198,7 @@ class Work(Loop):
                     os.close(fd)
             self._wake, self._home_lock = (-1, -1), -1
 
-    def _begin_anew(self, job: LocalJob) -> None:
+    def _begin_anew(self, job: DispatchedJob) -> None:
         """The name is used again before the shim of the job that had it is gone."""
         job.now, job.newest = None, 0
         self._release(job)
@@ -222,7 +222,7 @@ class Work(Loop):
         """One job of a time before: still running, ended, or lost with its shim."""
         generation = newest_generation(folder)
         link = find_shim(folder.name, folder)
-        job = LocalJob(folder.name, folder, newest=generation or 0)
+        job = DispatchedJob(folder.name, folder, newest=generation or 0)
         if link is not None:
             self._follow(job, link)
         if generation is None:
@@ -234,7 +234,7 @@ class Work(Loop):
         self._jobs[job.id] = job
         record = read_record(record_path(folder, "generation", generation)) or {}
         ended = read_record(record_path(folder, "ended", generation))
-        job.now = Held(generation, started=True, sent=True, live=bool(record.get("live")))
+        job.now = HeldGeneration(generation, started=True, sent=True, live=bool(record.get("live")))
         if ended is not None:
             self._finish(job, ended_from(ended))
             return
@@ -259,7 +259,7 @@ class Work(Loop):
     def _start_nursery(self) -> None:
         self._nurseries += 1
         with contextlib.suppress(BackendFailed):
-            self.nursery = Nursery(self._home / "run", self._environ)
+            self.nursery = ForkserverClient(self._home / "run", self._environ)
             self._selector.register(self.nursery.control, selectors.EVENT_READ, self._hear_nursery)
 
     def _hear_nursery(self) -> None:
@@ -294,7 +294,7 @@ class Work(Loop):
                     continue
             self._children.discard(pid)
 
-    def _forward_stop(self, job: LocalJob) -> None:
+    def _forward_stop(self, job: DispatchedJob) -> None:
         held = job.now
         if held is None or held.ended is not None or held.stop_grace is None:
             return
@@ -304,7 +304,7 @@ class Work(Loop):
             held.stop_sent = held.stop_grace
             job.link.send(op="stop", generation=held.generation, grace_seconds=held.stop_grace)
 
-    def _give_places(self, job: LocalJob) -> None:
+    def _give_places(self, job: DispatchedJob) -> None:
         held = job.next
         if held is None or held.launch is None:
             return
@@ -316,7 +316,7 @@ class Work(Loop):
         if why:
             self._close(job, held, "refused", why)
 
-    def _change(self, job: LocalJob) -> None:
+    def _change(self, job: DispatchedJob) -> None:
         """Send the order to change, once there are places for those that join, or it is known that none will be."""
         now, held = job.now, job.next
         assert now is not None
@@ -354,7 +354,7 @@ class Work(Loop):
         job.now, job.next = held, None
         job.link.send(op="resize", order=asdict(self._order(held.launch, held.target)))
 
-    def _untangle(self, job: LocalJob, now: Held, held: Held, kept: tuple[str, ...]) -> None:
+    def _untangle(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, kept: tuple[str, ...]) -> None:
         """Changes that wait for places of one another would do so for ever: the first saves, ends and starts anew.
 
         So does one that is to go elsewhere, and to which nobody gives anything while it holds what it has.
@@ -371,7 +371,7 @@ class Work(Loop):
         if tangled or (waited >= _LONGEST_WAIT_SECONDS and elsewhere):
             self._restart(now, held)
 
-    def _restart(self, now: Held, held: Held) -> None:
+    def _restart(self, now: HeldGeneration, held: HeldGeneration) -> None:
         """What runs saves its state and ends, and what it was to become starts from there."""
         assert held.launch is not None
         held.changes = False
@@ -381,13 +381,13 @@ class Work(Loop):
     def _vet(
         self, launch: Launch, target: tuple[str, ...], kept: tuple[str, ...]
     ) -> tuple[str, tuple[str, ...]] | None:
-        """Why places that were taken must not be used, and which are left then, as `Ground.refused` has it.
+        """Why places that were taken must not be used, and which are left then, as `SlotAllocator.refused` has it.
 
         None: not known yet, and the thread is roused once it is.
         """
         return "", target
 
-    def _refuse_change(self, job: LocalJob, why: str, target: tuple[str, ...], kept: tuple[str, ...]) -> None:
+    def _refuse_change(self, job: DispatchedJob, why: str, target: tuple[str, ...], kept: tuple[str, ...]) -> None:
         """Those that were to join have no places: what runs goes on, and nobody in it hears of the change."""
         assert job.next is not None
         generation, job.next = job.next.generation, None
@@ -396,7 +396,7 @@ class Work(Loop):
         remaining = self._ground.placement([place for place in target if place in kept])
         self._events.append(ReplicasLost(time.time(), job.id, generation, lacking, remaining, why, refused=True))
 
-    def _launch(self, job: LocalJob) -> None:
+    def _launch(self, job: DispatchedJob) -> None:
         held = job.now
         if held is None or held.sent or held.ended is not None or held.launch is None:
             return
@@ -411,12 +411,12 @@ class Work(Loop):
         held.sent = True
         job.link.send(op="launch", order=asdict(self._order(held.launch, held.places)))
 
-    def _release(self, job: LocalJob) -> None:
+    def _release(self, job: DispatchedJob) -> None:
         if job.link is not None and not job.link.leaving:
             job.link.leaving = True
             job.link.send(op="release")
 
-    def _connect(self, job: LocalJob, held: Held) -> bool:
+    def _connect(self, job: DispatchedJob, held: HeldGeneration) -> bool:
         try:
             link, child = start_shim(job.id, job.folder, self.nursery, self._environ)
         except BlockingIOError:
@@ -431,9 +431,9 @@ class Work(Loop):
         self._follow(job, link)
         return True
 
-    def _order(self, launch: Launch, places: tuple[str, ...]) -> Order:
+    def _order(self, launch: Launch, places: tuple[str, ...]) -> LaunchOrder:
         identity = replica_env.run_id(self._home, launch.job_id, launch.generation)
-        return Order(
+        return LaunchOrder(
             job_id=launch.job_id,
             generation=launch.generation,
             argv=tuple(launch.argv),
@@ -450,11 +450,11 @@ class Work(Loop):
             **self._ground.details(launch, places, identity),
         )
 
-    def _follow(self, job: LocalJob, link: ShimLink) -> None:
+    def _follow(self, job: DispatchedJob, link: ShimClient) -> None:
         job.link = link
         self._selector.register(link.peer, selectors.EVENT_READ, lambda: self._hear(job))
 
-    def _hear(self, job: LocalJob) -> None:
+    def _hear(self, job: DispatchedJob) -> None:
         if job.link is None:
             return
         messages = job.link.receive()
@@ -467,7 +467,7 @@ class Work(Loop):
         for message in messages:
             self._take(job, job.link, message)
 
-    def _take(self, job: LocalJob, link: ShimLink, message: Mapping[str, Any]) -> None:
+    def _take(self, job: DispatchedJob, link: ShimClient, message: Mapping[str, Any]) -> None:
         held = job.now
         if self._take_aside(job, message):
             return
@@ -494,7 +494,7 @@ class Work(Loop):
         elif message.get("generation") == held.generation and not held.started and not message.get("moving"):
             self._take_start(job, held, message)
 
-    def _take_aside(self, job: LocalJob, message: Mapping[str, Any]) -> bool:
+    def _take_aside(self, job: DispatchedJob, message: Mapping[str, Any]) -> bool:
         """Whether a shim's word is about something else than how its job stands."""
         if message["event"] != "alarm":
             return False
@@ -502,13 +502,13 @@ class Work(Loop):
         _log.warning("false alarm %d: %s (job '%s')", self.false_alarms, message["text"], job.id)
         return True
 
-    def _take_start(self, job: LocalJob, held: Held, message: Mapping[str, Any]) -> None:
+    def _take_start(self, job: DispatchedJob, held: HeldGeneration, message: Mapping[str, Any]) -> None:
         target = tuple(str(place) for place in message.get("places") or held.target or held.places)
         held.started, held.places, held.kept = True, target, None
         self._keep_places(job)
         self._events.append(start_of(job.id, held.generation, message))
 
-    def _take_loss(self, job: LocalJob, held: Held, message: Mapping[str, Any]) -> None:
+    def _take_loss(self, job: DispatchedJob, held: HeldGeneration, message: Mapping[str, Any]) -> None:
         """Some replicas are gone: told once, and what is left is what an order may keep."""
         if message["generation"] != held.generation or held.stop_grace is not None:
             return
@@ -518,22 +518,22 @@ class Work(Loop):
         held.kept = kept
         self._events.append(loss_of(job.id, message, self._ground.placement(kept)))
 
-    def _learn(self, job: LocalJob, generation: int) -> None:
+    def _learn(self, job: DispatchedJob, generation: int) -> None:
         """A generation that reached its shim just before the service before this one ended."""
         record = read_record(record_path(job.folder, "generation", generation)) or {}
         job.newest = max(job.newest, generation)
         places, live = tuple(str(place) for place in record.get("places", ())), bool(record.get("live"))
-        job.now = Held(generation, started=True, sent=True, places=places, live=live)
+        job.now = HeldGeneration(generation, started=True, sent=True, places=places, live=live)
         self._ground.hold(job.id, places)
 
-    def _keep_places(self, job: LocalJob) -> None:
+    def _keep_places(self, job: DispatchedJob) -> None:
         """The job holds what it uses, and nothing else."""
         now = job.now
         self._ground.keep(job.id, () if now is None or now.ended is not None else now.places)
 
     # Ends
 
-    def _shim_ended(self, job: LocalJob) -> None:
+    def _shim_ended(self, job: DispatchedJob) -> None:
         held = job.now
         if held is None or held.ended is not None or not held.sent:
             return
@@ -556,7 +556,7 @@ class Work(Loop):
             why = f"its shim ended before it could start anything: see {job.folder}/shim.log"
             self._close(job, held, "crashed", why)
 
-    def _lose(self, job: LocalJob) -> None:
+    def _lose(self, job: DispatchedJob) -> None:
         """The shim is gone, and its replicas with it: make sure of that, then say so."""
         job.sweeping = True
         held = job.now
@@ -572,7 +572,7 @@ class Work(Loop):
             write_record(record_path(job.folder, "ended", held.generation), ended_to(ended))
         self._finish(job, ended)
 
-    def _finish(self, job: LocalJob, ended: ReplicasEnded) -> None:
+    def _finish(self, job: DispatchedJob, ended: ReplicasEnded) -> None:
         held = job.now
         if held is None or held.ended is not None or held.generation != ended.generation:
             return
@@ -580,15 +580,15 @@ class Work(Loop):
         self._keep_places(job)
         self._events.append(ended)
 
-    def _close(self, job: LocalJob, held: Held, outcome: Outcome, detail: str) -> None:
+    def _close(self, job: DispatchedJob, held: HeldGeneration, outcome: Outcome, detail: str) -> None:
         """An end without processes: only this object knows of it."""
         self._finish(job, ReplicasEnded(time.time(), job.id, held.generation, outcome, (), detail))
 
-    def _tell_end(self, job: LocalJob, held: Held, outcome: Outcome, detail: str) -> None:
+    def _tell_end(self, job: DispatchedJob, held: HeldGeneration, outcome: Outcome, detail: str) -> None:
         held.ended = ReplicasEnded(time.time(), job.id, held.generation, outcome, (), detail)
         self._events.append(held.ended)
 
-    def _drop(self, job: LocalJob) -> None:
+    def _drop(self, job: DispatchedJob) -> None:
         """Carry out `forget` once nothing of the job is left: first its shim goes, then its records."""
         if not job.to_forget or job.next is not None or not job.is_free or job.sweeping:
             return

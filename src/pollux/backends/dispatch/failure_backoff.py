@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-__all__ = ["Stumbles"]
+__all__ = ["FailureBackoff"]
 
 _UNHEALTHY_TURNS = 3
 _PAUSE_SECONDS = (0.1, 5.0)
@@ -13,7 +13,7 @@ _PAUSE_SECONDS = (0.1, 5.0)
 _log = logging.getLogger("pollux.backends")
 
 
-class Stumbles:
+class FailureBackoff:
     """Counts the turns in a row in which a step failed. One thread calls `turn` and `step`."""
 
     def __init__(self) -> None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pollux.backends.dispatch.shim_client import ShimLink
+from pollux.backends.dispatch.shim_client import ShimClient
 from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost, ReplicasStarted, Running
 from pollux.core import Placement
 
-__all__ = ["Held", "LocalJob", "loss_of", "start_of"]
+__all__ = ["DispatchedJob", "HeldGeneration", "loss_of", "start_of"]
 
 
 @dataclass(slots=True)
-class Held:
+class HeldGeneration:
     """One generation. `launch` is None for one found running; `sent`: its shim was told to start it.
 
     `stop_grace` is set once it was told to end, `stop_sent` is the last of it that the shim was told. `changes`: it is
@@ -56,15 +56,15 @@ class Held:
 
 
 @dataclass(slots=True)
-class LocalJob:
+class DispatchedJob:
     """One job: `now` has, or had, processes; `next` waits until that has ended and its places are free."""
 
     id: str
     folder: Path
     newest: int = 0
-    now: Held | None = None
-    next: Held | None = None
-    link: ShimLink | None = None
+    now: HeldGeneration | None = None
+    next: HeldGeneration | None = None
+    link: ShimClient | None = None
     to_forget: bool = False
     sweeping: bool = False
 

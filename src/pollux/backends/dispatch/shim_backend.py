@@ -7,23 +7,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from pollux.backends.dispatch.dispatcher import Work
+from pollux.backends.dispatch.dispatcher import Dispatcher
 from pollux.backends.process.log_file import read_log
 from pollux.backends.process.records import check_job_id, log_folder
-from pollux.backends.protocol import Launch, Listener, LogChunk, Running
+from pollux.backends.protocol import BackendCapabilities, Launch, Listener, LogChunk, Running
 from pollux.backends.shim.liveness import DEFAULT_HANG_SECONDS
 from pollux.core.errors import InvalidInput
 
 __all__ = ["ShimBackend", "hang_seconds", "seconds_from"]
 
 
-class ShimBackend(ABC):
-    """A backend over `Work`; several objects, one after another, may work in the same `home`."""
+class ShimBackend(BackendCapabilities, ABC):
+    """A backend over `Dispatcher`; several objects, one after another, may work in the same `home`."""
 
     restart_seconds = 5.0
     live_seconds = 1.0
 
-    def __init__(self, home: Path, work: Work) -> None:
+    def __init__(self, home: Path, work: Dispatcher) -> None:
         self._home = home
         self._work = work
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from pollux.core.errors import BackendFailed
 
-__all__ = ["Nursery", "ShimLink", "find_shim", "start_shim"]
+__all__ = ["ForkserverClient", "ShimClient", "find_shim", "start_shim"]
 
 _SEND_SECONDS = 10.0
 _BACKLOG = 16
 
 
-class ShimLink:
+class ShimClient:
     """A connection to one job's shim; `warm` None until it is known whether the shim came from the nursery.
 
     `hands_over`: it can have a job go to other places altogether, which older ones cannot; None until it has said so.
@@ -58,7 +58,7 @@ class ShimLink:
         self.peer.close()
 
 
-class Nursery:
+class ForkserverClient:
     """The process that forks warm shims; `is_ready` once it has imported everything."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
@@ -152,19 +152,21 @@ def _try_lock(folder: Path) -> int | None:
     return lock
 
 
-def find_shim(job_id: str, folder: Path) -> ShimLink | None:
+def find_shim(job_id: str, folder: Path) -> ShimClient | None:
     """A connection to the shim that lives there; None where none does. One that is just ending counts as none."""
     try:
         lock = _try_lock(folder)
         if lock is None:
-            return ShimLink(job_id, _connect(folder))
+            return ShimClient(job_id, _connect(folder))
         os.close(lock)
     except OSError:
         return None
     return None
 
 
-def start_shim(job_id: str, folder: Path, nursery: Nursery | None, environ: Mapping[str, str]) -> tuple[ShimLink, int]:
+def start_shim(
+    job_id: str, folder: Path, nursery: ForkserverClient | None, environ: Mapping[str, str]
+) -> tuple[ShimClient, int]:
     """A connection to the job's shim, which is started where none lives, and the number of a process started for it.
 
     The number is 0 where there is none to collect. Raises BlockingIOError where one is just ending: try again.
@@ -173,7 +175,7 @@ def start_shim(job_id: str, folder: Path, nursery: Nursery | None, environ: Mapp
     lock = _try_lock(folder)
     if lock is None:
         try:
-            return ShimLink(job_id, _connect(folder)), 0
+            return ShimClient(job_id, _connect(folder)), 0
         except OSError as error:
             raise BlockingIOError(*error.args) from error
     try:
@@ -181,7 +183,7 @@ def start_shim(job_id: str, folder: Path, nursery: Nursery | None, environ: Mapp
             (folder / "shim.sock").unlink(missing_ok=True)
             listener.bind(path)
             listener.listen(_BACKLOG)
-            link = ShimLink(job_id, _connect(folder))
+            link = ShimClient(job_id, _connect(folder))
             if nursery is not None and nursery.is_ready and nursery.fork_shim(folder, listener.fileno(), lock):
                 link.warm = True
                 return link, 0

@@ -5,28 +5,28 @@ Jobs and their processes are not known here.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from pollux.backends.nodes.provider import HostedNode, Lender
-from pollux.backends.nodes.slot_table import PlaceTable
+from pollux.backends.nodes.provider import LentNode, NodeProvider
+from pollux.backends.nodes.slot_table import SlotTable
 from pollux.backends.process import proc, replica_env
 from pollux.backends.process.devices import Devices
+from pollux.backends.process.network import is_loopback
 from pollux.backends.process.replica_env import node_of
 from pollux.backends.protocol import Launch
-from pollux.backends.shim.generation import Fleet
 from pollux.core import Node, Placement
+from pollux.wire.live.messages import FleetAccess
 
-__all__ = ["FleetGround", "Ground", "LocalGround", "is_loopback"]
+__all__ = ["FleetSlotAllocator", "LocalSlotAllocator", "SlotAllocator"]
 
 _GONE = "gone:"
 
 
-class Ground(Protocol):
+class SlotAllocator(Protocol):
     """The places that a backend hands out, by names: a number on this machine, `NODE/number` elsewhere."""
 
     def take(self, job_id: str, placement: Placement, kept: Sequence[str], busy: Sequence[str]) -> tuple[str, ...]:
@@ -54,13 +54,13 @@ class Ground(Protocol):
         """Whether nothing can run any more of a generation whose shim is gone; what is left is ended."""
 
 
-class LocalGround:
+class LocalSlotAllocator:
     """This machine; `environ` is what replicas inherit."""
 
     def __init__(self, devices: Devices, environ: Mapping[str, str]) -> None:
         self._devices = devices
         self._environ = environ
-        self._table = PlaceTable(devices.node.num_gpus)
+        self._table = SlotTable(devices.node.num_gpus)
         self._held: dict[str, set[str]] = {}
 
     def take(self, job_id: str, placement: Placement, kept: Sequence[str], busy: Sequence[str]) -> tuple[str, ...]:
@@ -136,24 +136,26 @@ class LocalGround:
         return not left
 
 
-class FleetGround:
+class FleetSlotAllocator:
     """Nodes that a lender has. `remembered`: those of a time before, which count as there while it looks for them."""
 
-    def __init__(self, lender: Lender, secret: bytes, head: str, lease_seconds: float, lost_seconds: float) -> None:
+    def __init__(
+        self, lender: NodeProvider, secret: bytes, head: str, lease_seconds: float, lost_seconds: float
+    ) -> None:
         self._lender = lender
         self.secret = secret
         self.head = head
-        self.remembered: dict[str, HostedNode] = {}
+        self.remembered: dict[str, LentNode] = {}
         self._merged = 0
         self._lease_seconds = lease_seconds
         self.lost_seconds = lost_seconds
         self._asked: dict[str, dict[str, int]] = {}
         self._ends: dict[str, float] = {}
-        self._listed: tuple[HostedNode, ...] = ()
-        self._by_id: dict[str, HostedNode] = {}
+        self._listed: tuple[LentNode, ...] = ()
+        self._by_id: dict[str, LentNode] = {}
 
     @property
-    def hosts(self) -> Mapping[str, HostedNode]:
+    def hosts(self) -> Mapping[str, LentNode]:
         """Nodes whose host is up, by name; the same object as long as nothing changed."""
         listed = self._lender.hosts()
         if listed is not self._listed or len(self.remembered) != self._merged:
@@ -253,7 +255,7 @@ class FleetGround:
         nodes = {hosted.node.id: hosted.address for hosted in there}
         loopback = is_loopback(self.head) and all(is_loopback(address) for address, _ in nodes.values())
         threads = None if gpus else min((_share(hosted.node) for hosted in there), default=1)
-        fleet = Fleet(self.secret.hex(), self.head, nodes, self._lease_seconds, self.lost_seconds)
+        fleet = FleetAccess(self.secret.hex(), self.head, nodes, self._lease_seconds, self.lost_seconds)
         return {
             "environ": replica_env.common_variables(launch, identity, self.head, threads, loopback),
             "replicas": replica_env.rank_variables(places, gpus),
@@ -275,11 +277,3 @@ class FleetGround:
 
 def _share(node: Node) -> int:
     return int(node.num_cpus // max(1, node.num_gpus)) if math.isfinite(node.num_cpus) else 1
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address is reached from its own machine only."""
-    try:
-        return ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return address == "localhost"

@@ -14,13 +14,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from pollux.backends.dispatch.failure_backoff import Stumbles
+from pollux.backends.dispatch.failure_backoff import FailureBackoff
 from pollux.backends.protocol import BackendEvent, Listener
 
-__all__ = ["Loop"]
+__all__ = ["WorkerThread"]
 
 
-class Loop(ABC):
+class WorkerThread(ABC):
     """Everything happens under `_lock`, but telling; what goes wrong is tried again, later and later."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Loop(ABC):
         self._thread: threading.Thread | None = None
         self._closing = False
         self._halt = threading.Event()
-        self._stumbles = Stumbles()
+        self._stumbles = FailureBackoff()
 
     @abstractmethod
     def _work(self) -> None:

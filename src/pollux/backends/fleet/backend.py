@@ -1,6 +1,6 @@
 """Jobs on nodes that an engine lends: shims beside the service, replicas on the nodes, whatever the engine is.
 
-An engine's backend is this one with its `Lender`. Hosts of nodes are in `daemon`; how losses are noticed is in
+An engine's backend is this one with its `NodeProvider`. Hosts of nodes are in `daemon`; how losses are noticed is in
 `docs/design/0008-fleet.md`.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import os
 import secrets
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,18 @@ from urllib.parse import urlsplit
 
 from pollux.backends.dispatch import shim_backend
 from pollux.backends.dispatch.shim_backend import ShimBackend, seconds_from
-from pollux.backends.dispatch.slots import FleetGround, is_loopback
-from pollux.backends.fleet.dispatcher import FleetWork
+from pollux.backends.dispatch.slots import FleetSlotAllocator
+from pollux.backends.fleet.dispatcher import FleetDispatcher
 from pollux.backends.fleet.shared_folders import SharedFolders
-from pollux.backends.nodes.provider import Lender
+from pollux.backends.nodes.provider import NodeProvider
 from pollux.backends.process import replica_env
 from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
+from pollux.backends.process.network import is_loopback, own_address
 from pollux.backends.protocol import Launch
 from pollux.core import Node
 from pollux.core.errors import BackendFailed, InvalidInput
 
-__all__ = ["LEASE_SECONDS", "LOST_SECONDS", "FleetBackend", "fleet_secret", "own_address"]
+__all__ = ["LEASE_SECONDS", "LOST_SECONDS", "FleetBackend", "fleet_secret"]
 
 LEASE_SECONDS = 10.0
 """After so long without a word from a job's shim, a host ends that job's replicas."""
@@ -47,11 +47,10 @@ class FleetBackend(ShimBackend):
     def __init__(
         self,
         home: Path,
-        lender: Lender,
+        lender: NodeProvider,
         name: str = "fleet",
         head: str | None = None,
         warm: bool = True,
-        log_cap_bytes: int = DEFAULT_CAP_BYTES,
         hang_seconds: float | None = None,
         lease_seconds: float | None = None,
         lost_seconds: float | None = None,
@@ -66,12 +65,14 @@ class FleetBackend(ShimBackend):
             )
         home = Path(home).absolute()
         self._lender = lender
-        self._ground = FleetGround(lender, fleet_secret(home), head or own_address(), lease, lost)
+        self._ground = FleetSlotAllocator(lender, fleet_secret(home), head or own_address(), lease, lost)
         self._shared = SharedFolders(self._ground.secret)
         can_warm = warm and importlib.util.find_spec("torch") is not None
         environ, hang = replica_env.inherited(os.environ), shim_backend.hang_seconds(hang_seconds)
         self._reports_to = ""
-        self._fleet = FleetWork(home, self._ground, lender, environ, can_warm, log_cap_bytes, hang, self._shared)
+        self._fleet = FleetDispatcher(
+            home, self._ground, lender, environ, can_warm, DEFAULT_CAP_BYTES, hang, self._shared
+        )
         super().__init__(home, self._fleet)
         self._fleet.log(self.warnings)
 
@@ -84,6 +85,11 @@ class FleetBackend(ShimBackend):
     def head(self) -> str:
         """The address by which nodes reach this machine."""
         return self._ground.head
+
+    @classmethod
+    def head_of(cls, options: Mapping[str, Any]) -> str:
+        """The address that was given, or the one of this machine that others would use."""
+        return str(options.get("head") or own_address())
 
     def reports_go_to(self, url: str) -> None:
         """What agents are told to report to; warned of where nodes there are cannot reach it."""
@@ -124,27 +130,6 @@ class FleetBackend(ShimBackend):
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """How many nodes would be used, for engines that scale, and whether a job that has none waits for them."""
         self._lender.desire(num_nodes, awaited)
-
-    def render(self, launch: Launch) -> Mapping[str, Any]:
-        """Command, folder, and each replica's variables beside its node's; which GPUs is seen at the start."""
-        self._check(launch)
-        places = [f"{node}/{number}" for node, count in launch.placement for number in range(count)]
-        identity = replica_env.run_id(self._home, launch.job_id, launch.generation)
-        details = self._ground.details(launch, places, identity)
-        unknown = {"MASTER_PORT": "chosen at the start"}
-        if details["gpus"]:
-            unknown["CUDA_VISIBLE_DEVICES"] = "chosen at the start"
-        if launch.live:
-            unknown |= {"POLLUX_STORE": "chosen at the start"}
-        return {
-            "backend": self.name,
-            "nodes": dict(launch.placement),
-            "argv": list(launch.argv),
-            "workdir": launch.workdir,
-            "grace_seconds": launch.grace_seconds,
-            "memory_bytes_per_gpu": launch.memory_bytes_per_gpu,
-            "replicas": [{**details["environ"], **replica, **unknown} for replica in details["replicas"]],
-        }
 
     def _check_change(self, launch: Launch) -> None:
         """A node that has just gone is no reason to leave what runs without a word: the change is told as refused."""
@@ -190,12 +175,3 @@ def fleet_secret(home: Path) -> bytes:
         raise BackendFailed(
             f"the fleet's secret at {path} cannot be used: {error}; remove it, or set POLLUX_HOME"
         ) from error
-
-
-def own_address() -> str:
-    """The address of this machine that others would use, as the kernel would choose it; the loopback where none is."""
-    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((far, 9))
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pollux.backends.dispatch.dispatcher import Work
-from pollux.backends.dispatch.job_table import LocalJob
-from pollux.backends.dispatch.slots import FleetGround
-from pollux.backends.fleet.shared_folders import SharedFolders, Verdict
-from pollux.backends.nodes.provider import HostedNode, Lender
+from pollux.backends.dispatch.dispatcher import Dispatcher
+from pollux.backends.dispatch.job_table import DispatchedJob
+from pollux.backends.dispatch.slots import FleetSlotAllocator
+from pollux.backends.fleet.shared_folders import FolderCheck, SharedFolders
+from pollux.backends.nodes.provider import LentNode, NodeProvider
 from pollux.backends.process.records import read_record, write_record
 from pollux.backends.process.replica_env import node_of
 from pollux.backends.protocol import Launch, NodeDown, NodeUp
@@ -26,7 +26,7 @@ from pollux.core import Node
 from pollux.core.errors import BackendFailed, PolluxError
 from pollux.wire.stores import is_address
 
-__all__ = ["FleetWork"]
+__all__ = ["FleetDispatcher"]
 
 _log = logging.getLogger("pollux.backends")
 # Texts that differ in numbers only, such as how long, are the same news.
@@ -42,14 +42,14 @@ _GIVE_UP_TIMES = 5.0
 _LOG_SECONDS = 5.0
 
 
-class FleetWork(Work):
+class FleetDispatcher(Dispatcher):
     """Work on the nodes of a `lender`; `node_alarms` are those of the `false_alarms` that are nodes."""
 
     def __init__(
         self,
         home: Path,
-        ground: FleetGround,
-        lender: Lender,
+        ground: FleetSlotAllocator,
+        lender: NodeProvider,
         environ: Mapping[str, str],
         warm: bool,
         log_cap_bytes: int,
@@ -61,12 +61,12 @@ class FleetWork(Work):
         self.node_alarms = 0
         self._fleet = ground
         self._lender = lender
-        self._told: dict[str, HostedNode] = {}
-        self._listed: Mapping[str, HostedNode] = {}
+        self._told: dict[str, LentNode] = {}
+        self._listed: Mapping[str, LentNode] = {}
         # Until when jobs may say what they lost with a node that is gone.
         self._ending: dict[str, float] = {}
         # Nodes that their engine takes back: nobody is placed there, while jobs save what they have there.
-        self._left: dict[str, HostedNode] = {}
+        self._left: dict[str, LentNode] = {}
         self._taken_back: Mapping[str, str] = {}
         self._suspects: dict[str, str] = {}
         # When it was first asked in vain, and where.
@@ -131,7 +131,7 @@ class FleetWork(Work):
         self._stumbles.step(self._follow_nodes)
         super()._work()
 
-    def _usable(self) -> dict[str, HostedNode]:
+    def _usable(self) -> dict[str, LentNode]:
         unusable = {*self._suspects, *self._lender.leaving()}
         return {node: hosted for node, hosted in self._fleet.hosts.items() if node not in unusable}
 
@@ -165,7 +165,7 @@ class FleetWork(Work):
             if job.link is not None and self._counts_on(job, node):
                 job.link.send(op="gone", node=node, why=why)
 
-    def _counts_on(self, job: LocalJob, node: str) -> bool:
+    def _counts_on(self, job: DispatchedJob, node: str) -> bool:
         """Whether the job has replicas there, as far as it has told."""
         now = job.now
         if now is None or now.ended is not None or not now.sent:
@@ -196,7 +196,7 @@ class FleetWork(Work):
 
     # Folders
 
-    def _launch(self, job: LocalJob) -> None:
+    def _launch(self, job: DispatchedJob) -> None:
         """Only where the nodes see the job's folders: some were not there yet when it was submitted."""
         held = job.now
         if held is not None and held.launch is not None and not held.sent and held.ended is None:
@@ -219,7 +219,7 @@ class FleetWork(Work):
             return "", target
         return found.why, tuple(place if place in kept else self._fleet.gone(place) for place in target)
 
-    def _look_for_folders(self, launch: Launch, places: Sequence[str]) -> Verdict | None:
+    def _look_for_folders(self, launch: Launch, places: Sequence[str]) -> FolderCheck | None:
         """Whether the nodes of these places share the job's folders with this machine; None: not known yet."""
         hosts = self._fleet.hosts
         nodes = [hosts[node] for node in dict.fromkeys(map(node_of, places)) if node in hosts]
@@ -245,7 +245,7 @@ class FleetWork(Work):
 
     # Silent nodes
 
-    def _take_aside(self, job: LocalJob, message: Mapping[str, Any]) -> bool:
+    def _take_aside(self, job: DispatchedJob, message: Mapping[str, Any]) -> bool:
         if message["event"] == "silent":
             self._suspect(str(message["node"]), str(message["why"]))
             return True
@@ -293,7 +293,7 @@ class FleetWork(Work):
                 self._rouse()
             self._give_up(left)
 
-    def _give_up(self, asked: Mapping[str, HostedNode]) -> None:
+    def _give_up(self, asked: Mapping[str, LentNode]) -> None:
         """Tell the lender which of these have been silent for long, all of them each time: who answers is not."""
         now, hosts = time.monotonic(), self._fleet.hosts
         with self._lock:
@@ -307,11 +307,11 @@ class FleetWork(Work):
         self._lender.give_up([silent[node] for node, (_, at) in self._silent_since.items() if now - at >= most])
 
 
-def _hosted(row: Any) -> HostedNode | None:
+def _hosted(row: Any) -> LentNode | None:
     """A node as it was noted; None for what is none, or is one of another version."""
     try:
         address, port = row["address"]
-        return HostedNode(Node(**row["node"]), (str(address), int(port)), tuple(map(int, row["gpus"])))
+        return LentNode(Node(**row["node"]), (str(address), int(port)), tuple(map(int, row["gpus"])))
     except (TypeError, ValueError, KeyError, AttributeError, PolluxError):
         return None
 

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pollux.backends.nodes.provider import HostedNode
+from pollux.backends.nodes.provider import LentNode
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed
 
-__all__ = ["SharedFolders", "Verdict"]
+__all__ = ["FolderCheck", "SharedFolders"]
 
 _KNOWN_SECONDS = 600.0
 _AT_ONCE = 16
@@ -25,7 +25,7 @@ _PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FolderCheck:
     """Why folders cannot be used on some nodes, empty where they can.
 
     `silent`: a node that did not answer, so that it is not known. `elsewhere`: other nodes share them.
@@ -47,15 +47,15 @@ class SharedFolders:
         self._known: dict[tuple[str, tuple[str, int]], float] = {}
         self._lock = threading.Lock()
         self._asking: set[tuple[object, ...]] = set()
-        self._answers: dict[tuple[object, ...], Verdict] = {}
+        self._answers: dict[tuple[object, ...], FolderCheck] = {}
 
-    def refuses(self, folders: Sequence[str], hosts: Iterable[HostedNode]) -> str:
+    def refuses(self, folders: Sequence[str], hosts: Iterable[LentNode]) -> str:
         """Why a job with these folders cannot run on these nodes; empty where it can, or nobody answers."""
         return self._compare(folders, tuple(hosts)).why
 
     def verdict(
-        self, folders: Sequence[str], hosts: Iterable[HostedNode], changed: Callable[[], None]
-    ) -> Verdict | None:
+        self, folders: Sequence[str], hosts: Iterable[LentNode], changed: Callable[[], None]
+    ) -> FolderCheck | None:
         """The same without waiting, where a node that does not answer is no node that shares; None: not known yet.
 
         `changed` is called, from another thread, once it is worth asking again.
@@ -66,13 +66,13 @@ class SharedFolders:
             if key in self._answers:
                 return self._answers.pop(key)
             if all(not self._unknown(_nearest(Path(folder)), there) for folder in folders):
-                return Verdict()
+                return FolderCheck()
             if key in self._asking:
                 return None
             self._asking.add(key)
 
         def find_out() -> None:
-            found = Verdict(f"whether the folders of the job are shared could not be found out on {_names(there)}")
+            found = FolderCheck(f"whether the folders of the job are shared could not be found out on {_names(there)}")
             try:
                 found = self._insist(folders, there)
             finally:
@@ -85,7 +85,7 @@ class SharedFolders:
         threading.Thread(target=find_out, name="pollux-shared-folders", daemon=True).start()
         return None
 
-    def _insist(self, folders: Sequence[str], hosts: Sequence[HostedNode]) -> Verdict:
+    def _insist(self, folders: Sequence[str], hosts: Sequence[LentNode]) -> FolderCheck:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_PAUSE_SECONDS)
@@ -95,9 +95,9 @@ class SharedFolders:
         if found.why or not found.silent:
             return found
         why = f"node '{found.silent}' does not say whether it shares folder '{folders[0]}' with this machine"
-        return Verdict(why, found.silent, True)
+        return FolderCheck(why, found.silent, True)
 
-    def _compare(self, folders: Sequence[str], hosts: Sequence[HostedNode]) -> Verdict:
+    def _compare(self, folders: Sequence[str], hosts: Sequence[LentNode]) -> FolderCheck:
         silent = ""
         for number, folder in enumerate(folders):
             nearest = _nearest(Path(folder))
@@ -106,7 +106,7 @@ class SharedFolders:
                 continue
             with _marker(nearest) as marker:
                 if marker is None and (number or nearest != Path(folder)):
-                    return Verdict(
+                    return FolderCheck(
                         f"folder '{folder}' cannot be written to here, so whether nodes share it cannot be told: make "
                         "it on a file system that all nodes share, and name it in 'checkpoint: dir'"
                     )
@@ -114,19 +114,19 @@ class SharedFolders:
             silent = silent or unheard
             if missing:
                 elsewhere = any(known == str(nearest) for known, _ in [*self._known])
-                return Verdict(
+                return FolderCheck(
                     f"folder '{folder}' is not the same on node '{missing}' as here: a file written here is not seen "
                     "there; put it on a file system that all nodes share, and name it in 'workdir' or 'checkpoint: "
                     "dir'",
                     elsewhere=elsewhere,
                 )
-        return Verdict("", silent)
+        return FolderCheck("", silent)
 
-    def _unknown(self, folder: Path, hosts: Sequence[HostedNode]) -> list[HostedNode]:
+    def _unknown(self, folder: Path, hosts: Sequence[LentNode]) -> list[LentNode]:
         now = time.monotonic()
         return [host for host in hosts if self._known.get((str(folder), host.address), 0.0) < now]
 
-    def _ask(self, folder: Path, path: str, hosts: Sequence[HostedNode]) -> tuple[str, str]:
+    def _ask(self, folder: Path, path: str, hosts: Sequence[LentNode]) -> tuple[str, str]:
         """A node that does not see it, and one that does not answer; empty for none."""
         silent = ""
         with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
@@ -140,14 +140,14 @@ class SharedFolders:
                     silent = silent or host.node.id
         return "", silent
 
-    def _sees(self, host: HostedNode, path: str) -> bool | None:
+    def _sees(self, host: LentNode, path: str) -> bool | None:
         try:
             return bool(ask_host(host.address, self._secret, {"see": [path]})["seen"][0])
         except (BackendFailed, KeyError, IndexError):
             return None
 
 
-def _names(hosts: Sequence[HostedNode]) -> str:
+def _names(hosts: Sequence[LentNode]) -> str:
     return ", ".join(f"'{host.node.id}'" for host in hosts[:8])
 
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from pollux.backends.nodes.slot_table import PlaceTable
+from pollux.backends.nodes.slot_table import SlotTable
 from pollux.core import Node
 
-__all__ = ["HostedNode", "Lender", "PooledLender"]
+__all__ = ["LentNode", "NodeProvider", "PooledNodeProvider"]
 
 
 @dataclass(frozen=True, slots=True)
-class HostedNode:
+class LentNode:
     """A node whose host is up. `address`: where the host listens; `gpus`: the device index behind each of its places.
 
     `gpus` is empty where places are CPU slots.
@@ -28,7 +28,7 @@ class HostedNode:
     gpus: tuple[int, ...] = ()
 
 
-class Lender(Protocol):
+class NodeProvider(Protocol):
     """An engine that lends nodes. All methods may be called from any thread and return at once.
 
     Whatever takes time is done in the lender's own thread. A place is a number from 0 to the node's GPUs less one.
@@ -40,7 +40,7 @@ class Lender(Protocol):
         `secret` is what hosts are given, `head` the address by which nodes reach the service's machine.
         """
 
-    def hosts(self) -> tuple[HostedNode, ...]:
+    def hosts(self) -> tuple[LentNode, ...]:
         """Nodes whose host is up, also those that are being left. Cached: asked often."""
 
     def leaving(self) -> Mapping[str, str]:
@@ -64,7 +64,7 @@ class Lender(Protocol):
     def look_at(self, node: str) -> None:
         """A job has heard that this node is taken back: look soon."""
 
-    def give_up(self, silent: Collection[HostedNode]) -> None:
+    def give_up(self, silent: Collection[LentNode]) -> None:
         """These have not answered for long, and all others do: what is held there without work may go back."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
@@ -77,7 +77,7 @@ class Lender(Protocol):
         """Let go; what was lent stays where a new object can find it."""
 
 
-class PooledLender:
+class PooledNodeProvider:
     """Books for an engine whose nodes are wholly ours: places are given from a table for each node.
 
     A subclass calls `offer` with all its nodes whenever they may have changed, and fills in `start` and `close`.
@@ -85,9 +85,9 @@ class PooledLender:
 
     def __init__(self) -> None:
         self._books = threading.RLock()
-        self._hosts: tuple[HostedNode, ...] = ()
+        self._hosts: tuple[LentNode, ...] = ()
         self._sizes: dict[str, int] = {}
-        self._tables: dict[str, PlaceTable] = {}
+        self._tables: dict[str, SlotTable] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
         self._wanted: dict[str, dict[str, int]] = {}
         self._changed: Callable[[], None] = _nothing
@@ -98,7 +98,7 @@ class PooledLender:
         """Keep what hosts are to be told; a subclass then looks for its nodes."""
         self.secret, self.head, self._changed = secret, head, changed
 
-    def offer(self, hosts: Iterable[HostedNode]) -> None:
+    def offer(self, hosts: Iterable[LentNode]) -> None:
         """These are all nodes now. What a job holds on a node that is gone stays noted until the job drops it."""
         with self._books:
             new = tuple(hosts)
@@ -107,13 +107,13 @@ class PooledLender:
             self._hosts = new
             self._sizes = {hosted.node.id: hosted.node.num_gpus for hosted in new}
             for hosted in new:
-                table = self._tables.setdefault(hosted.node.id, PlaceTable(hosted.node.num_gpus))
+                table = self._tables.setdefault(hosted.node.id, SlotTable(hosted.node.num_gpus))
                 table.count = hosted.node.num_gpus
             for job_id in [*self._wanted]:
                 self._serve(job_id)
         self._changed()
 
-    def hosts(self) -> tuple[HostedNode, ...]:
+    def hosts(self) -> tuple[LentNode, ...]:
         """The nodes that were offered."""
         return self._hosts
 
@@ -138,7 +138,7 @@ class PooledLender:
             held = self._held.setdefault(job_id, {})
             for node, numbers in places.items():
                 new = tuple(number for number in numbers if number not in held.get(node, ()))
-                self._tables.setdefault(node, PlaceTable(0)).hold(new)
+                self._tables.setdefault(node, SlotTable(0)).hold(new)
                 held[node] = (*held.get(node, ()), *new)
 
     def held(self, job_id: str) -> Mapping[str, tuple[int, ...]]:
@@ -181,7 +181,7 @@ class PooledLender:
     def look_at(self, node: str) -> None:
         """Nothing: nobody takes them back."""
 
-    def give_up(self, silent: Collection[HostedNode]) -> None:
+    def give_up(self, silent: Collection[LentNode]) -> None:
         """Nothing: there is nobody to give it to."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:

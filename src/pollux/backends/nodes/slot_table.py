@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-__all__ = ["PlaceTable"]
+__all__ = ["SlotTable"]
 
 
-class PlaceTable:
+class SlotTable:
     """Places 0 to `count` − 1; those given out lie together where they can."""
 
     def __init__(self, count: int) -> None:

@@ -1,17 +1,35 @@
-"""Which network interface has an address: what PyTorch must be told where a machine's name leads to the loopback."""
+"""Addresses of this machine, and the network interface that replicas on it are told to meet at."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
 import socket
 import struct
 from collections.abc import Mapping
 
-__all__ = ["interface_of", "meeting_variables"]
+__all__ = ["interface_of", "is_loopback", "meeting_variables", "own_address"]
 
 _SIOCGIFADDR = 0x8915
 _GLOO = "GLOO_SOCKET_IFNAME"
+
+
+def own_address() -> str:
+    """The address of this machine that others would use, as the kernel would choose it; the loopback where none is."""
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is reached from its own machine only."""
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def interface_of(address: str) -> str:

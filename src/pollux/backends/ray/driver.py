@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pollux.backends.ray.node_actor import NodeHost, found_gpus, secret_digest
-from pollux.backends.ray.nodes import SeenNode, seen_nodes
+from pollux.backends.ray.nodes import RayNode, lending_nodes
 from pollux.core.errors import BackendFailed
 
 __all__ = ["Driver", "main"]
@@ -51,7 +51,7 @@ class _Seat:
     `asked_at`: since when its actor has been on its way, None once it is there.
     """
 
-    node: SeenNode
+    node: RayNode
     actor: Any = None
     again_at: float | None = 0.0
     asked_at: float | None = None
@@ -91,7 +91,7 @@ class Driver:
         # Nodes beyond those that were wished for, and since when; those that were given up, so that Ray may end them.
         self._spare_since: dict[str, float] = {}
         self._given_up: set[str] = set()
-        self._by_name: dict[str, SeenNode] = {}
+        self._by_name: dict[str, RayNode] = {}
         self._told: tuple[list[dict[str, Any]], dict[str, str]] | None = None
         self.events: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
         # Which GPU it is matters only where there are any, and costs a process on its node to find out.
@@ -152,7 +152,7 @@ class Driver:
     def _look(self) -> None:
         """See which nodes there are; say so where that changed, and in any case that all is well."""
         now = time.monotonic()
-        every = {node.ray_id: node for node in seen_nodes(self._ray.nodes(), self._slots, self._with_gpus)}
+        every = {node.ray_id: node for node in lending_nodes(self._ray.nodes(), self._slots, self._with_gpus)}
         seen = self._needed(every, now)
         for ray_id in [*self._seats]:
             if ray_id not in seen:
@@ -179,7 +179,7 @@ class Driver:
             self._tell("nodes", nodes=described, leaving=leaving)
         self._wish()
 
-    def _drained(self, seen: Mapping[str, SeenNode]) -> dict[str, str]:
+    def _drained(self, seen: Mapping[str, RayNode]) -> dict[str, str]:
         """Nodes that Ray drains, by name, with why. Its interface for that is not public: without it none is known."""
         try:
             ends: Mapping[str, int] = self._ray._private.state.state.get_draining_nodes()
@@ -191,7 +191,7 @@ class Driver:
             if ray_id in seen
         }
 
-    def _needed(self, every: Mapping[str, SeenNode], now: float) -> dict[str, SeenNode]:
+    def _needed(self, every: Mapping[str, RayNode], now: float) -> dict[str, RayNode]:
         """The nodes that are used: all, or as many as are wished for and all with claims, from the autoscaler.
 
         Of the others the host is ended once it has no work; who is needed again gets another. While somebody waits, all
@@ -253,7 +253,7 @@ class Driver:
         )
         self._then(seat.actor.report.remote(), self._seated, node.ray_id, seat.actor)
 
-    def _options(self, node: SeenNode) -> dict[str, Any]:
+    def _options(self, node: RayNode) -> dict[str, Any]:
         """What a host is started with, and must have been started with to be used."""
         with_gpus = self._with_gpus and self._slots is None
         return {"places": node.places, "with_gpus": with_gpus, "warm": self._warm}

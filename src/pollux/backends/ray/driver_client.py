@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DRIVER", "DriverLink"]
+__all__ = ["DRIVER", "DriverClient"]
 
 DRIVER = (sys.executable, "-P", "-m", "pollux.backends.ray.driver")
 """The command of the process that speaks to Ray."""
@@ -40,7 +40,7 @@ _TOKEN_REMEDY = (
 )
 
 
-class DriverLink:
+class DriverClient:
     """Keeps a driver running from `start` to `close`; `hear` gets each of its lines, in the link's own thread.
 
     `order` makes the first line for a new driver. Lines sent while there is none are lost: the order holds all.

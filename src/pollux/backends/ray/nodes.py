@@ -10,13 +10,13 @@ from typing import Any
 
 from pollux.core import Node
 
-__all__ = ["SeenNode", "node_from", "seen_nodes"]
+__all__ = ["RayNode", "lending_nodes", "node_from"]
 
 _TYPE = "accelerator_type:"
 
 
 @dataclass(frozen=True, slots=True)
-class SeenNode:
+class RayNode:
     """One living node of a Ray cluster. `name` is made of its host's and of Ray's id, which a restart changes."""
 
     ray_id: str
@@ -52,7 +52,7 @@ def node_from(described: Mapping[str, Any]) -> Node:
     )
 
 
-def seen_nodes(rows: Iterable[Mapping[str, Any]], slots: int | None, with_gpus: bool) -> list[SeenNode]:
+def lending_nodes(rows: Iterable[Mapping[str, Any]], slots: int | None, with_gpus: bool) -> list[RayNode]:
     """The nodes that can lend something, in the order of their names.
 
     `slots`: so many CPU slots of each, at most as many as Ray has CPUs there, instead of its GPUs. `with_gpus` False:
@@ -62,14 +62,14 @@ def seen_nodes(rows: Iterable[Mapping[str, Any]], slots: int | None, with_gpus: 
     return sorted((node for node in found if node.places > 0), key=lambda node: node.name)
 
 
-def _seen(row: Mapping[str, Any], slots: int | None, with_gpus: bool) -> SeenNode:
+def _seen(row: Mapping[str, Any], slots: int | None, with_gpus: bool) -> RayNode:
     resources: Mapping[str, float] = row.get("Resources") or {}
     labels: Mapping[str, str] = row.get("Labels") or {}
     cpus = float(resources.get("CPU", 0.0))
     types = sorted(name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE))
     no_type = "gpu" if with_gpus and slots is None else "cpu"
     host = re.sub(r"[^A-Za-z0-9-]+", "-", str(row.get("NodeManagerHostname", ""))).strip("-")[:48] or "node"
-    return SeenNode(
+    return RayNode(
         ray_id=str(row["NodeID"]),
         name=f"{host}-{str(row['NodeID'])[-6:]}",
         address=str(row["NodeManagerAddress"]),

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pollux.backends.nodes.provider import HostedNode
+from pollux.backends.nodes.provider import LentNode
 from pollux.backends.process.records import read_record, write_record
 from pollux.backends.ray.claims import Claim, ClaimBook
-from pollux.backends.ray.driver_client import DRIVER, DriverLink
+from pollux.backends.ray.driver_client import DRIVER, DriverClient
 from pollux.backends.ray.nodes import node_from
 from pollux.core import Node
-from pollux.core.errors import BackendFailed
+from pollux.core.errors import BackendFailed, InvalidInput
 
-__all__ = ["RayLender"]
+__all__ = ["RayNodeProvider", "RayOptions"]
 
 _log = logging.getLogger("pollux.backends")
 
@@ -46,27 +46,50 @@ class _Report:
     gpus: tuple[int, ...]
 
 
-class RayLender:
-    """Lends the nodes of the Ray cluster at `address`; `home` keeps the name of this service and its claims.
+@dataclass(frozen=True, slots=True)
+class RayOptions:
+    """Which Ray cluster lends what.
 
-    `slots`: so many CPU slots of each node instead of its GPUs. `with_gpus` False: what Ray calls GPUs are names only.
-    `autoscale`: tell Ray's autoscaler how many nodes would be used. `warm`: hosts import everything beforehand.
-    `command` starts the process that speaks to Ray.
+    `address`: of the cluster's head, HOST:PORT; `auto` for the one this machine belongs to. `slots`: so many CPU slots
+    of each node instead of its GPUs. `cpu_places`: what Ray calls GPUs are CPU slots, for clusters with made-up GPUs.
+    `autoscale`: ask Ray's autoscaler for as many nodes as could be used.
+    """
+
+    address: str = "auto"
+    slots: int | None = None
+    cpu_places: bool = False
+    autoscale: bool = False
+
+    def __post_init__(self) -> None:
+        if self.slots is not None and (isinstance(self.slots, bool) or self.slots < 1):
+            raise InvalidInput(f"slots is {self.slots}: give 1 or more CPU slots for each node, or leave it out")
+        if self.address.startswith("ray://"):
+            raise InvalidInput(
+                f"address is '{self.address}', which is for Ray's client: run the service on a node of the cluster, "
+                "and give HOST:PORT of its head, or auto"
+            )
+        host, colon, port = self.address.rpartition(":")
+        if self.address != "auto" and not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            raise InvalidInput(
+                f"address is '{self.address}': give HOST:PORT of the head, such as 10.0.0.1:6379, or auto"
+            )
+
+
+class RayNodeProvider:
+    """Lends the nodes of a Ray cluster; `home` keeps the name of this service and its claims.
+
+    `warm`: hosts import everything beforehand. `command` starts the process that speaks to Ray.
     """
 
     def __init__(
         self,
         home: Path,
-        address: str = "auto",
-        slots: int | None = None,
-        with_gpus: bool = True,
-        autoscale: bool = False,
+        options: RayOptions,
         warm: bool = True,
         command: tuple[str, ...] = DRIVER,
     ) -> None:
         self._file = Path(home).absolute() / "ray.json"
-        self._address, self._slots, self._with_gpus, self._autoscale = address, slots, with_gpus, autoscale
-        self._warm = warm
+        self._options, self._warm = options, warm
         self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._described: dict[str, dict[str, Any]] = {}
@@ -83,7 +106,7 @@ class RayLender:
         self._wrong: dict[str, list[str]] = {}
         self._limits: dict[str, int] = {}
         self._feelers: dict[str, str] = {}
-        self._hosts: tuple[HostedNode, ...] = ()
+        self._hosts: tuple[LentNode, ...] = ()
         self._stale = False
         self._is_first_look = self._is_new_head = False
         self._desired: int | None = None
@@ -94,7 +117,7 @@ class RayLender:
         self._unsaved = threading.Event()
         self._closing = False
         self._writer = threading.Thread(target=self._keep_written, daemon=True, name="pollux-ray-books")
-        self._link = DriverLink(self._order, self._hear, Path(home).absolute() / "ray-driver.log", command)
+        self._link = DriverClient(self._order, self._hear, Path(home).absolute() / "ray-driver.log", command)
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
         """Read the claims of before and connect; nodes arrive as Ray and their hosts report."""
@@ -123,7 +146,7 @@ class RayLender:
                     self._nodes[node.id], self._reports[node.id] = node, report
         self._stale = True
 
-    def hosts(self) -> tuple[HostedNode, ...]:
+    def hosts(self) -> tuple[LentNode, ...]:
         """Nodes whose host is up; fewer places than Ray has where other Ray jobs hold some."""
         with self._lock:
             for node_id in [node_id for node_id, until in self._barred.items() if time.monotonic() >= until]:
@@ -187,7 +210,7 @@ class RayLender:
     def look_at(self, node: str) -> None:
         """Nothing: Ray tells by itself."""
 
-    def give_up(self, silent: Collection[HostedNode]) -> None:
+    def give_up(self, silent: Collection[LentNode]) -> None:
         """Nothing: Ray sees its end within a minute or so, and what is held there goes with it."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
@@ -195,14 +218,14 @@ class RayLender:
         with self._lock:
             # Of such nodes are so many: the largest that are up, by which they were counted.
             size = max((self._nodes[name].num_gpus for name in self._reports if name in self._nodes), default=0)
-            if self._autoscale and (num_nodes, awaited, size) != (self._desired, self._awaited, self._size):
+            if self._options.autoscale and (num_nodes, awaited, size) != (self._desired, self._awaited, self._size):
                 self._desired, self._awaited, self._size = num_nodes, awaited, size
                 self._link.send({"do": "desire", "nodes": num_nodes, "awaited": awaited, "size": size})
 
     def _without_nodes(self) -> list[str]:
         """What there is to say of a cluster without a node for us; nothing where none is needed and one can be had."""
-        what = "CPUs" if self._slots is not None else "GPUs"
-        if not self._autoscale:
+        what = "CPUs" if self._options.slots is not None else "GPUs"
+        if not self._options.autoscale:
             return [f"the Ray cluster has no node with {what}: add one, or give --slots for CPU slots"]
         if not self._desired:
             return []
@@ -247,12 +270,12 @@ class RayLender:
             self._wrong.clear()
             wanted = {claim.name: claim.node_id for claim in self._book.claims.values()}
             return {
-                "address": self._address,
+                "address": self._options.address,
                 "namespace": f"pollux-{self._service}",
                 "prefix": self._book.prefix,
                 "secret": self._secret,
-                "slots": self._slots,
-                "with_gpus": self._with_gpus,
+                "slots": self._options.slots,
+                "with_gpus": not self._options.cpu_places,
                 "warm": self._warm,
                 "desired": self._desired,
                 "awaited": self._awaited,
@@ -432,7 +455,7 @@ class RayLender:
         if names:
             self._link.send({"do": "free", "names": names})
 
-    def _offered(self) -> tuple[HostedNode, ...]:
+    def _offered(self) -> tuple[LentNode, ...]:
         found = []
         for node_id, report in sorted(self._reports.items()):
             node = self._nodes.get(node_id)
@@ -440,7 +463,7 @@ class RayLender:
                 is_shut = node_id in self._barred or node_id in self._odd
                 most = 0 if is_shut else self._limits.get(node_id, node.num_gpus)
                 limit = max(most, self._book.granted_on(node_id))
-                found.append(HostedNode(replace(node, num_gpus=limit), report.address, report.gpus))
+                found.append(LentNode(replace(node, num_gpus=limit), report.address, report.gpus))
         return tuple(found)
 
     def _save(self) -> None:

@@ -11,17 +11,16 @@ import hashlib
 import os
 import re
 import shutil
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from pollux.backends.fleet.backend import FleetBackend, own_address
-from pollux.backends.slurm.commands import SlurmCalls
-from pollux.backends.slurm.job_provider import SlurmJobLender, job_script
-from pollux.backends.slurm.pilot_provider import SlurmLender
-from pollux.backends.slurm.script import JOB_MODE, PilotOptions, array_words, batch_script
+from pollux.backends.fleet.backend import FleetBackend
+from pollux.backends.slurm.commands import SlurmCommands
+from pollux.backends.slurm.job_provider import SlurmJobProvider, job_script
+from pollux.backends.slurm.pilot_provider import SlurmPilotProvider
+from pollux.backends.slurm.script import JOB_MODE, SlurmOptions, array_words, batch_script
 from pollux.core.errors import BackendFailed
 
 __all__ = ["SlurmBackend", "missing"]
@@ -49,65 +48,38 @@ def missing() -> str:
         )
     # One that cannot tell its version may work all the same: what is wrong with it shows in the first round.
     with contextlib.suppress(BackendFailed):
-        found = re.search(r"\b(\d+)\.(\d+)\S*", SlurmCalls(os.environ, _VERSION_SECONDS).run(["sbatch", "--version"]))
+        found = re.search(
+            r"\b(\d+)\.(\d+)\S*", SlurmCommands(os.environ, _VERSION_SECONDS).run(["sbatch", "--version"])
+        )
         if found is not None and (int(found.group(1)), int(found.group(2))) < _OLDEST:
             return f"Slurm {found.group()} is here, and 20.11 or newer is needed: have an administrator update it"
     return ""
 
 
 class SlurmBackend(FleetBackend):
-    """Runs jobs on nodes of a Slurm cluster.
+    """Runs jobs on nodes of a Slurm cluster; `asked` are the fields of `SlurmOptions`.
 
     `pool`: a folder that this machine and the nodes share; None: one below the user's own folder, for this `home`.
-    `nodes`: how many to hold, a number or a range such as `1..8`. `gpus_per_node` GPUs are asked for on each, or `gres`
-    word by word; `slots`: so many CPU slots on each node instead of GPUs. `mode` `job`: no pilots, each generation of a
-    job asks for the nodes it lacks. `words` are further options for sbatch, `setup` is a line of shell before Python on
-    a node, `python` the interpreter there. For `margin_seconds`, `ahead_seconds`, `idle_seconds`, `orphan_seconds` and
-    `wait_seconds` see `docs/slurm.md`; the others as for sbatch or the fleet.
+    `head`, `lease_seconds` and `lost_seconds` as for every fleet.
     """
+
+    options_class: ClassVar[type | None] = SlurmOptions
 
     def __init__(
         self,
         home: Path,
-        nodes: str = "1",
-        partition: str = "",
-        account: str = "",
-        qos: str = "",
-        time_limit: str = "",
-        gpus_per_node: int = 0,
-        gres: str = "",
-        slots: int = 0,
-        cpus_per_node: int = 0,
-        memory: str = "",
-        words: str = "",
-        setup: str = "",
-        python: str = sys.executable,
-        mode: str = "pilot",
-        preemptible: bool = False,
-        margin_seconds: float = 180.0,
-        ahead_seconds: float = 600.0,
-        idle_seconds: float = 300.0,
-        orphan_seconds: float = 900.0,
-        wait_seconds: float = 60.0,
-        poll_seconds: float = 5.0,
-        command_seconds: float = 20.0,
-        head: str | None = None,
         pool: Path | None = None,
-        warm: bool = True,
+        head: str | None = None,
         lease_seconds: float | None = None,
         lost_seconds: float | None = None,
+        **asked: Any,
     ) -> None:
-        options = _options(
-            nodes=str(nodes), partition=partition, account=account, qos=qos, time_limit=time_limit,
-            gpus_per_node=gpus_per_node, gres=gres, slots=slots, cpus_per_node=cpus_per_node, memory=memory,
-            words=words, setup=setup, python=python, mode=mode, preemptible=preemptible, warm=warm,
-            margin_seconds=margin_seconds,
-            ahead_seconds=ahead_seconds, idle_seconds=idle_seconds, orphan_seconds=orphan_seconds,
-            wait_seconds=wait_seconds, poll_seconds=poll_seconds, command_seconds=command_seconds,
-        )  # fmt: skip
-        lender = SlurmJobLender if mode == JOB_MODE else SlurmLender
-        self._slurm = lender(_pool(home, pool), options)
-        super().__init__(home, self._slurm, "slurm", head, warm, lease_seconds=lease_seconds, lost_seconds=lost_seconds)
+        options = _options(asked)
+        provider = SlurmJobProvider if options.mode == JOB_MODE else SlurmPilotProvider
+        self._slurm = provider(_pool(home, pool), options)
+        super().__init__(
+            home, self._slurm, "slurm", head, options.warm, lease_seconds=lease_seconds, lost_seconds=lost_seconds
+        )
 
     @property
     def notice_seconds(self) -> float:
@@ -130,9 +102,9 @@ class SlurmBackend(FleetBackend):
 
         Without pilots: what a decision to run a job named JOB on a node named NODE would send.
         """
-        known = {field.name for field in fields(PilotOptions)}
-        options = _options(**{name: value for name, value in given.items() if name in known})
-        pool, head = _pool(home, given.get("pool")), given.get("head") or own_address()
+        known = {field.name for field in fields(SlurmOptions)}
+        options = _options({name: value for name, value in given.items() if name in known})
+        pool, head = _pool(home, given.get("pool")), cls.head_of(given)
         if options.mode == JOB_MODE:
             words = " ".join(array_words(1))
             script = job_script(options, pool, head, "JOB", ["NODE"])
@@ -142,10 +114,11 @@ class SlurmBackend(FleetBackend):
         return f"{words} <<'END'\n{script}END\n"
 
 
-def _options(**given: Any) -> PilotOptions:
+def _options(given: Mapping[str, Any]) -> SlurmOptions:
     """What is not given is as the user's shell has it for sbatch, which does not see that: the script says it."""
     shell = {name: os.environ.get(variable, "") for name, variable in _OF_THE_SHELL.items()}
-    return PilotOptions(**{**given, **{name: value for name, value in shell.items() if value and not given.get(name)}})
+    missing = {name: value for name, value in shell.items() if value and not given.get(name)}
+    return SlurmOptions(**{**given, **missing, **({"nodes": str(given["nodes"])} if "nodes" in given else {})})
 
 
 def _pool(home: Path, pool: Path | None) -> Path:

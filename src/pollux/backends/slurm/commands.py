@@ -15,7 +15,7 @@ from pollux.backends.slurm.parse import ALL_NODES_FORMAT, SINFO_FORMAT, SQUEUE_F
 from pollux.backends.slurm.script import array_words
 from pollux.core.errors import BackendFailed
 
-__all__ = ["SlurmCalls"]
+__all__ = ["SlurmCommands"]
 
 _MOST_WORDS = 200
 _AUTHENTICATION = "authentication is refused: is munge running here, with the cluster's key and a right clock?"
@@ -53,7 +53,7 @@ _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/
 _MUNGE_SOCKET = "/run/munge/munge.socket.2"
 
 
-class SlurmCalls:
+class SlurmCommands:
     """The commands that are needed. `seconds`: how long one may take before it is ended."""
 
     def __init__(self, environ: Mapping[str, str], seconds: float) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pollux.backends.nodes.provider import HostedNode
+from pollux.backends.nodes.provider import LentNode
 from pollux.backends.slurm.parse import (
     NOT_RESPONDING,
     NodeRow,
@@ -24,13 +24,13 @@ from pollux.backends.slurm.parse import (
     gres_type,
     read_nodes,
 )
-from pollux.backends.slurm.pilot_provider import SlurmLender
+from pollux.backends.slurm.pilot_provider import SlurmPilotProvider
 from pollux.backends.slurm.pool_plan import look
-from pollux.backends.slurm.script import PilotOptions, batch_script
+from pollux.backends.slurm.script import SlurmOptions, batch_script
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
 
-__all__ = ["SlurmJobLender", "host_port", "job_script"]
+__all__ = ["SlurmJobProvider", "host_port", "job_script"]
 
 _log = logging.getLogger("pollux.backends")
 
@@ -56,7 +56,7 @@ def host_port(pool: str, node: str) -> int:
 
 
 def job_script(
-    options: PilotOptions,
+    options: SlurmOptions,
     folder: Path,
     head: str,
     job_id: str,
@@ -70,12 +70,12 @@ def job_script(
     return batch_script(options, folder, head, f"{job_id}@{listed}", listed, len(nodes), ports)
 
 
-class SlurmJobLender(SlurmLender):
+class SlurmJobProvider(SlurmPilotProvider):
     """Offers all nodes of the partition that Slurm could lend, and asks for those that jobs want."""
 
     def __init__(self, *given: object, **more: object) -> None:
         super().__init__(*given, **more)  # type: ignore[arg-type]
-        self._up: Mapping[str, HostedNode] = {}
+        self._up: Mapping[str, LentNode] = {}
         self._resting: dict[str, float] = {}
         self._refused: dict[str, str] = {}
         self._idle_since: dict[str, float] = {}
@@ -105,7 +105,7 @@ class SlurmJobLender(SlurmLender):
         """Whether its host is there: others are offered that Slurm would have to lend first."""
         return node in self._up
 
-    def give_up(self, silent: Collection[HostedNode]) -> None:
+    def give_up(self, silent: Collection[LentNode]) -> None:
         """Nothing: what no job uses is given back in any case."""
 
     def _giving(self) -> Container[str]:
@@ -144,7 +144,7 @@ class SlurmJobLender(SlurmLender):
             if any(served):
                 self._changed()
 
-    def _offered(self, rows: list[PilotRow], now: float) -> tuple[HostedNode, ...]:
+    def _offered(self, rows: list[PilotRow], now: float) -> tuple[LentNode, ...]:
         lent = {name for row in rows for name in row.nodes}
         asked = {name for row in rows if row.is_waiting for name in _nodes_of(row)}
         # What Slurm would not lend now is not to be placed on: jobs wait for it without being sent there in vain.
@@ -172,17 +172,17 @@ class SlurmJobLender(SlurmLender):
             and (not row.cpus or cpus >= max(1, self.options.cpus))
         )
 
-    def _host(self, row: NodeRow) -> HostedNode:
+    def _host(self, row: NodeRow) -> LentNode:
         """The node as it is or would be lent; its address is the same, whether the host is there or not."""
         address = (row.address or row.name, host_port(str(self._folder.path), row.name))
         # By Slurm's name for it, since that is known before: a node must not be of another type once its host is up.
         kind = "cpu" if self.options.slots else gres_type(row.gres) or "gpu"
         known = self._up.get(row.name)
         if known is not None:
-            return HostedNode(replace(known.node, gpu_type=kind), address, known.gpus)
+            return LentNode(replace(known.node, gpu_type=kind), address, known.gpus)
         places = self.options.slots or self.options.gpus_per_node
         node = Node(row.name, places, kind, row.cpus or math.inf, preemptible=self.options.preemptible)
-        return HostedNode(node, address)
+        return LentNode(node, address)
 
     # Acting
 

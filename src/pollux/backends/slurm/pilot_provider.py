@@ -14,16 +14,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pollux.backends.nodes.provider import HostedNode, PooledLender
-from pollux.backends.slurm.commands import SlurmCalls
+from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
+from pollux.backends.slurm.commands import SlurmCommands
 from pollux.backends.slurm.node_main import CLOSED
 from pollux.backends.slurm.parse import NodeRow, PilotRow, read_grace, read_nodes, read_pilots, unknown_states
 from pollux.backends.slurm.pool_folder import PoolFolder
-from pollux.backends.slurm.pool_plan import ANNOUNCE_SECONDS, GIVE_UP_SECONDS, Picture, look, plan
-from pollux.backends.slurm.script import PILOT_COMMENT, PilotOptions, batch_script, pool_name
+from pollux.backends.slurm.pool_plan import ANNOUNCE_SECONDS, GIVE_UP_SECONDS, PoolView, look, plan
+from pollux.backends.slurm.script import PILOT_COMMENT, SlurmOptions, batch_script, pool_name
 from pollux.core.errors import BackendFailed, PolluxError
 
-__all__ = ["SlurmLender"]
+__all__ = ["SlurmPilotProvider"]
 
 _log = logging.getLogger("pollux.backends")
 
@@ -39,7 +39,7 @@ _GRACE_SECONDS = 600.0
 _LONGEST_PATIENCE_SECONDS = 7200.0
 
 
-class SlurmLender(PooledLender):
+class SlurmPilotProvider(PooledNodeProvider):
     """Pilots in the folder `path`, which nodes must share; several objects, one after another, may work there.
 
     `grace_seconds`: what Slurm gives between SIGTERM and SIGKILL, None where that is not known (yet). `calls` and
@@ -49,14 +49,14 @@ class SlurmLender(PooledLender):
     def __init__(
         self,
         path: Path,
-        options: PilotOptions,
-        calls: SlurmCalls | None = None,
+        options: SlurmOptions,
+        calls: SlurmCommands | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self.options = options
         self._folder = PoolFolder(path)
-        self._calls = calls or SlurmCalls(os.environ, options.command_seconds)
+        self._calls = calls or SlurmCommands(os.environ, options.command_seconds)
         self._clock = clock
         self._rows: dict[str, PilotRow] = {}
         self._rows_at = 0.0
@@ -68,7 +68,7 @@ class SlurmLender(PooledLender):
         self._silent: set[str] = set()
         self._bad_nodes: dict[str, float] = {}
         self._trouble: dict[str, str] = {}
-        self._picture = Picture()
+        self._picture = PoolView()
         self.grace_seconds: float | None = None
         self._grace_after = 0.0
         self._desired = 0
@@ -118,7 +118,7 @@ class SlurmLender(PooledLender):
         self._alert_until = self._clock() + _ALERT_SECONDS
         self._wake.set()
 
-    def give_up(self, silent: Collection[HostedNode]) -> None:
+    def give_up(self, silent: Collection[LentNode]) -> None:
         """Their pilots go: Slurm may take minutes to see that a node is dead, and lends no other meanwhile."""
         picture = self._picture
         here = {(hosted.node.id, hosted.address) for hosted in picture.hosts}
@@ -298,7 +298,7 @@ class SlurmLender(PooledLender):
         passed = self._clock() - self._rows_at
         return [_later(row, passed) for row in self._rows.values()]
 
-    def _publish(self, picture: Picture) -> None:
+    def _publish(self, picture: PoolView) -> None:
         before, self._picture = self._picture, picture
         for name in picture.bad_nodes:
             self._bad_nodes[name] = self._clock()

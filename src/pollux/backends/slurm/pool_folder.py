@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.backends.slurm.parse import NodeRow, PilotRow
-from pollux.backends.slurm.pool_plan import Note
+from pollux.backends.slurm.pool_plan import NodeNote
 from pollux.core.errors import BackendFailed, InvalidInput
 
 __all__ = ["PoolFolder"]
@@ -27,7 +27,7 @@ class PoolFolder:
             raise InvalidInput(f"the folder '{path}' cannot be named in a batch script: choose a home of plain letters")
         self.path = path
         self.pilots = path / "pilots"
-        self._notes: dict[tuple[str, str], Note] = {}
+        self._notes: dict[tuple[str, str], NodeNote] = {}
         self._whole: set[tuple[str, str]] = set()
         self._beats = 0
 
@@ -53,12 +53,12 @@ class PoolFolder:
 
     # What nodes said
 
-    def notes(self) -> tuple[Mapping[tuple[str, str], Note], list[str]]:
+    def notes(self) -> tuple[Mapping[tuple[str, str], NodeNote], list[str]]:
         """By pilot and node, with what could not be read. One look at the folder; files are read once."""
         odd: list[str] = []
         for pilot, node, what, path in self._files():
             key = (pilot, node)
-            known = self._notes.get(key, Note())
+            known = self._notes.get(key, NodeNote())
             if what == "leaving" and not known.is_leaving:
                 self._notes[key] = _with(known, is_leaving=True)
             elif what == "problem" and not known.problem:
@@ -81,7 +81,7 @@ class PoolFolder:
                 found.append((pilot, node, what, self.pilots / name))
         return found
 
-    def _announced(self, key: tuple[str, str], known: Note, path: Path, odd: list[str]) -> None:
+    def _announced(self, key: tuple[str, str], known: NodeNote, path: Path, odd: list[str]) -> None:
         try:
             host = json.loads(path.read_text())
             facts = json.loads(path.with_suffix(".facts").read_text())
@@ -176,16 +176,16 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def _with(note: Note, problem: str = "", is_leaving: bool = False) -> Note:
-    return Note(
+def _with(note: NodeNote, problem: str = "", is_leaving: bool = False) -> NodeNote:
+    return NodeNote(
         note.id, note.address, note.places, note.gpus, note.gpu_type, note.cpus, note.memory_bytes,
         problem or note.problem, is_leaving or note.is_leaving,
     )  # fmt: skip
 
 
-def _note(host: Mapping[str, Any], facts: Mapping[str, Any]) -> Note:
+def _note(host: Mapping[str, Any], facts: Mapping[str, Any]) -> NodeNote:
     """What a host and its node say; ValueError for what cannot be."""
-    note = Note(
+    note = NodeNote(
         str(host["node"]),
         (str(facts.get("address") or host["address"]), int(host["port"])),
         int(host["places"]),

@@ -7,12 +7,12 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from pollux.backends.nodes.provider import HostedNode
+from pollux.backends.nodes.provider import LentNode
 from pollux.backends.slurm.parse import NodeRow, PilotRow, gres_type
-from pollux.backends.slurm.script import PilotOptions
+from pollux.backends.slurm.script import SlurmOptions
 from pollux.core import Node
 
-__all__ = ["ANNOUNCE_SECONDS", "GIVE_UP_SECONDS", "Note", "Picture", "Plan", "look", "plan"]
+__all__ = ["ANNOUNCE_SECONDS", "GIVE_UP_SECONDS", "NodeNote", "PoolPlan", "PoolView", "look", "plan"]
 
 ANNOUNCE_SECONDS = 90.0
 """A host that has not announced itself so long after its pilot began is not likely to."""
@@ -28,7 +28,7 @@ _LARGEST_AHEAD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class NodeNote:
     """What a node of a pilot has said in the shared folder; `id` is empty until its host is up.
 
     `problem`: why the node cannot be used; `is_leaving`: Slurm told it that its end is near.
@@ -45,18 +45,18 @@ class Note:
     is_leaving: bool = False
 
 
-_NOTHING = Note()
+_NOTHING = NodeNote()
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PoolView:
     """The pool at one moment: hosts that are up, those of them to be left (by id, with why), and warnings for people.
 
     `steady` are the pilots that count for what is wanted; `of` names the pilot of each host. `faulty` are to go, and
     those of them that are `given_up` since their hosts never came.
     """
 
-    hosts: tuple[HostedNode, ...] = ()
+    hosts: tuple[LentNode, ...] = ()
     leaving: Mapping[str, str] = field(default_factory=dict)
     of: Mapping[str, str] = field(default_factory=dict)
     steady: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PoolPlan:
     """So many new pilots, and these to be cancelled."""
 
     submit: int = 0
@@ -76,13 +76,13 @@ class Plan:
 
 
 def look(
-    options: PilotOptions,
+    options: SlurmOptions,
     rows: Collection[PilotRow],
     states: Mapping[str, NodeRow],
-    notes: Mapping[tuple[str, str], Note],
+    notes: Mapping[tuple[str, str], NodeNote],
     running_seconds: Mapping[str, float],
     give_up_seconds: float = GIVE_UP_SECONDS,
-) -> Picture:
+) -> PoolView:
     """The pool as the queue, the nodes' states and the nodes' own notes show it.
 
     `seconds_left` of the rows is that of now. `running_seconds`: for how long each pilot has been seen running; one
@@ -98,12 +98,12 @@ class _Looking:
     """A picture in the making, a row at a time."""
 
     def __init__(
-        self, options: PilotOptions, states: Mapping[str, NodeRow], notes: Mapping[tuple[str, str], Note]
+        self, options: SlurmOptions, states: Mapping[str, NodeRow], notes: Mapping[tuple[str, str], NodeNote]
     ) -> None:
         self._options = options
         self._states = states
         self._notes = notes
-        self._hosts: list[HostedNode] = []
+        self._hosts: list[LentNode] = []
         self._leaving: dict[str, str] = {}
         self._of: dict[str, str] = {}
         self._steady: list[str] = []
@@ -123,7 +123,7 @@ class _Looking:
             if not any(self._note(row.id, name).id for name in row.nodes) and row.id not in self._faulty:
                 self._silent.append(row)
 
-    def _note(self, pilot: str, name: str) -> Note:
+    def _note(self, pilot: str, name: str) -> NodeNote:
         return self._notes.get((pilot, name), _NOTHING)
 
     def _node(self, row: PilotRow, name: str) -> bool:
@@ -141,14 +141,14 @@ class _Looking:
                 self._leaving[note.id] = why
         return not why
 
-    def picture(self, running_seconds: Mapping[str, float], give_up_seconds: float) -> Picture:
+    def picture(self, running_seconds: Mapping[str, float], give_up_seconds: float) -> PoolView:
         """All of it."""
         silent = [row for row in self._silent if running_seconds.get(row.id, 0.0) > ANNOUNCE_SECONDS]
         # One that nobody can use is held for nothing, and stands for a node that is lacking.
         given_up = {row.id for row in silent if running_seconds[row.id] > give_up_seconds}
         silences = _silences(silent, running_seconds, give_up_seconds)
         said = [*self._faulty.values(), *silences, *_queue(self._waiting)]
-        return Picture(
+        return PoolView(
             tuple(sorted(self._hosts, key=lambda hosted: _natural(hosted.node.id))),
             self._leaving,
             self._of,
@@ -161,7 +161,7 @@ class _Looking:
         )
 
 
-def _row_leaves(options: PilotOptions, row: PilotRow) -> str:
+def _row_leaves(options: SlurmOptions, row: PilotRow) -> str:
     if row.state in _FROZEN:
         return "Slurm suspended its pilot"
     if not row.is_held:
@@ -171,7 +171,7 @@ def _row_leaves(options: PilotOptions, row: PilotRow) -> str:
     return ""
 
 
-def _expires(options: PilotOptions, row: PilotRow) -> bool:
+def _expires(options: SlurmOptions, row: PilotRow) -> bool:
     """Whether the next pilot is to be asked for already."""
     if row.seconds_left is None:
         return False
@@ -180,12 +180,12 @@ def _expires(options: PilotOptions, row: PilotRow) -> bool:
     return row.seconds_left <= margin + min(options.ahead_seconds, _LARGEST_AHEAD * rest)
 
 
-def _margin(options: PilotOptions, row: PilotRow) -> float:
+def _margin(options: SlurmOptions, row: PilotRow) -> float:
     limit = math.inf if row.limit_seconds is None else row.limit_seconds
     return min(options.margin_seconds, _LARGEST_MARGIN * limit)
 
 
-def _node_leaves(state: NodeRow | None, note: Note, batch: Note) -> str:
+def _node_leaves(state: NodeRow | None, note: NodeNote, batch: NodeNote) -> str:
     if note.is_leaving or batch.is_leaving:
         return "Slurm announced the end of its pilot"
     if state is not None and state.stand == "leaving":
@@ -193,7 +193,7 @@ def _node_leaves(state: NodeRow | None, note: Note, batch: Note) -> str:
     return ""
 
 
-def _hosted(options: PilotOptions, note: Note, state: NodeRow | None) -> HostedNode:
+def _hosted(options: SlurmOptions, note: NodeNote, state: NodeRow | None) -> LentNode:
     gpu_type = note.gpu_type or (gres_type(state.gres) if state is not None else "") or "gpu"
     node = Node(
         note.id,
@@ -203,7 +203,7 @@ def _hosted(options: PilotOptions, note: Note, state: NodeRow | None) -> HostedN
         note.memory_bytes or math.inf,
         preemptible=options.preemptible,
     )
-    return HostedNode(node, note.address, note.gpus)
+    return LentNode(node, note.address, note.gpus)
 
 
 def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
@@ -234,8 +234,8 @@ def _goings(leaving: Mapping[str, str]) -> list[str]:
 
 
 def plan(
-    options: PilotOptions, picture: Picture, wanted: int, in_use: Collection[str], may_submit: bool, may_shrink: bool
-) -> Plan:
+    options: SlurmOptions, picture: PoolView, wanted: int, in_use: Collection[str], may_submit: bool, may_shrink: bool
+) -> PoolPlan:
     """Pilots to ask for, and to give back: those to be left once nothing runs there, and what is too much.
 
     `in_use`: ids of hosts that hold work; `may_shrink`: for long enough, more was held than wanted.
@@ -245,7 +245,7 @@ def plan(
     cancel = [*sorted(left), *(pilot for pilot in picture.faulty if pilot not in left and pilot not in busy)]
     lacking = wanted - len(picture.steady) - len(picture.waiting)
     if lacking > 0:
-        return Plan(min(lacking, _MOST_AT_ONCE) if may_submit else 0, tuple(cancel))
+        return PoolPlan(min(lacking, _MOST_AT_ONCE) if may_submit else 0, tuple(cancel))
     idle = [pilot for pilot in reversed(picture.steady) if pilot not in busy]
     surplus = [*picture.waiting, *idle] if may_shrink else []
-    return Plan(0, (*cancel, *surplus[: -lacking if lacking else 0]))
+    return PoolPlan(0, (*cancel, *surplus[: -lacking if lacking else 0]))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pollux.backends.slurm.parse import gres_count, read_seconds
 from pollux.core.errors import InvalidInput, UnknownName
 
-__all__ = ["JOB_MODE", "PILOT_COMMENT", "PilotOptions", "array_words", "batch_script", "node_range", "pool_name"]
+__all__ = ["JOB_MODE", "PILOT_COMMENT", "SlurmOptions", "array_words", "batch_script", "node_range", "pool_name"]
 
 PILOT_COMMENT = "pilot"
 """The comment of a pilot's Slurm job; in the mode without pilots it names Pollux's job instead."""
@@ -42,15 +44,48 @@ def node_range(text: str) -> tuple[int, int]:
     return least, most
 
 
-@dataclass(frozen=True, slots=True)
-class PilotOptions:
-    """How Slurm is asked for nodes; empty strings leave a choice to the cluster.
+_Rule = tuple[tuple[str, ...], Callable[[Any], object], str]
+_RULES: tuple[_Rule, ...] = (
+    (
+        ("partition", "account", "qos", "gres", "memory"),
+        lambda value: not value or _WORD.fullmatch(value),
+        "Slurm takes no such word; give letters, digits and .,:_-",
+    ),
+    (
+        ("time_limit",),
+        lambda value: not value or _TIME.fullmatch(value),
+        "give it as sbatch takes it, such as 4:00:00 or 2-0",
+    ),
+    (
+        ("gpus_per_node", "slots", "cpus_per_node"),
+        lambda value: not isinstance(value, bool) and 0 <= value <= 4096,
+        "give a whole number from 1 to 4096, or leave it out",
+    ),
+    (
+        ("margin_seconds", "poll_seconds", "command_seconds", "orphan_seconds", "wait_seconds"),
+        lambda value: 0 < value < math.inf,
+        "give a finite number of seconds above 0",
+    ),
+    (
+        ("ahead_seconds", "idle_seconds"),
+        lambda value: 0 <= value < math.inf,
+        "give a finite number of seconds, 0 or more",
+    ),
+)
+"""Options that are checked alike: what must hold of each, and the remedy where it does not."""
 
-    `gpus_per_node` GPUs are asked for on each node (or `gres`, word by word). `slots`: so many CPU slots on each node
-    instead of GPUs. `margin_seconds` before a pilot's time limit its nodes are left, and `ahead_seconds` before that
-    the next one is asked for. `wait_seconds`: without pilots, how long a job waits for nodes while others are free.
-    `setup` is a line of shell run before Python on the node. `idle_seconds`: how long a node
-    more than wanted is kept; `orphan_seconds`: how long a node without work waits for a service that does not come.
+
+@dataclass(frozen=True, slots=True)
+class SlurmOptions:
+    """How Slurm is asked for nodes; empty strings leave a choice to the cluster. `docs/slurm.md` explains each.
+
+    `nodes`: how many to hold, a number or a range such as `1..8`. Each node is asked for `gpus_per_node` GPUs, or for
+    `gres` word by word, or lends `slots` CPU slots instead of GPUs. `mode` is `pilot`, or `job`: no pilots, and each
+    generation of a job asks for the nodes that it lacks; it waits `wait_seconds` for them while others are free.
+    `words` are more options for sbatch, `setup` is a line of shell before Python on the node, `python` the interpreter
+    there. A node is left `margin_seconds` before its pilot's time limit; the next pilot is asked for `ahead_seconds`
+    before that. A node more than wanted is kept for `idle_seconds`; a node without work ends `orphan_seconds` after the
+    service's last sign.
     """
 
     nodes: str = _ONE_NODE
@@ -78,61 +113,8 @@ class PilotOptions:
     command_seconds: float = 20.0
 
     def __post_init__(self) -> None:
-        node_range(self.nodes)
-        if self.mode not in _MODES:
-            raise UnknownName("mode", self.mode, _MODES)
-        for name in ("partition", "account", "qos", "gres", "memory"):
-            value = getattr(self, name)
-            if value and not _WORD.fullmatch(value):
-                raise InvalidInput(f"{name} is '{value}': Slurm takes no such word; give letters, digits and .,:_-")
-        if self.time_limit and not _TIME.fullmatch(self.time_limit):
-            raise InvalidInput(f"time_limit is '{self.time_limit}': give it as sbatch takes it, such as 4:00:00 or 2-0")
-        for name in ("gpus_per_node", "slots", "cpus_per_node"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not 0 <= value <= 4096:
-                raise InvalidInput(f"{name} is {value}: give a whole number from 1 to 4096, or leave it out")
-        for name in ("margin_seconds", "poll_seconds", "command_seconds", "orphan_seconds", "wait_seconds"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InvalidInput(f"{name} is {getattr(self, name)}: give a finite number of seconds above 0")
-        for name in ("ahead_seconds", "idle_seconds"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InvalidInput(f"{name} is {getattr(self, name)}: give a finite number of seconds, 0 or more")
-        limit = read_seconds(self.time_limit) if re.fullmatch(r"[\d-]*\d+:\d+:\d+", self.time_limit) else None
-        if limit is not None and limit <= self.margin_seconds:
-            raise InvalidInput(
-                f"time_limit is {self.time_limit}, and nodes are left {self.margin_seconds:g} s before it: give a "
-                "longer time_limit, or a smaller margin_seconds"
-            )
-        if not (self.gpus_per_node or self.slots):
-            beside = f" beside gres={self.gres}" if self.gres else ""
-            raise InvalidInput(
-                f"Slurm must be asked for something: give --option gpus_per_node=N{beside}, or --slots N for CPU slots"
-            )
-        asked = gres_count(self.gres)
-        if self.gres and self.gpus_per_node and asked and asked != self.gpus_per_node:
-            raise InvalidInput(
-                f"gres is '{self.gres}' and gpus_per_node {self.gpus_per_node}: both say how many GPUs a node gives, "
-                "and not the same; give one number"
-            )
-        if self.mode == JOB_MODE and self.nodes != _ONE_NODE:
-            raise InvalidInput(
-                f"nodes is '{self.nodes}', which is for pilots: with mode=job Slurm is asked for what jobs need; leave "
-                "it out, or limit jobs by the quotas of their queues"
-            )
-        self._check_words()
-
-    def _check_words(self) -> None:
-        try:
-            words = shlex.split(self.words)
-        except ValueError as error:
-            raise InvalidInput(f"words is '{self.words}', which cannot be split into words: {error}") from None
-        for word in words:
-            if "\n" in word or not word.startswith("-"):
-                raise InvalidInput(f"words holds '{word}': give sbatch options as --name=value, such as --nice=100")
-            if _is_ours(word):
-                raise InvalidInput(f"words holds '{word}', which Pollux sets itself; leave it out")
-        if "\n" in self.setup:
-            raise InvalidInput("setup holds a line break: join commands with ';'")
+        for check in _CHECKS:
+            check(self)
 
     @property
     def least_nodes(self) -> int:
@@ -160,6 +142,68 @@ class PilotOptions:
         return self.gres or (f"gpu:{self.gpus_per_node}" if self.gpus_per_node else "")
 
 
+def _check_values(options: SlurmOptions) -> None:
+    """Each value by itself."""
+    node_range(options.nodes)
+    if options.mode not in _MODES:
+        raise UnknownName("mode", options.mode, _MODES)
+    for names, is_good, remedy in _RULES:
+        for name in names:
+            value = getattr(options, name)
+            if not is_good(value):
+                shown = f"'{value}'" if isinstance(value, str) else value
+                raise InvalidInput(f"{name} is {shown}: {remedy}")
+
+
+def _check_time_limit(options: SlurmOptions) -> None:
+    is_exact = re.fullmatch(r"[\d-]*\d+:\d+:\d+", options.time_limit)
+    limit = read_seconds(options.time_limit) if is_exact else None
+    if limit is not None and limit <= options.margin_seconds:
+        raise InvalidInput(
+            f"time_limit is {options.time_limit}, and nodes are left {options.margin_seconds:g} s before it: give a "
+            "longer time_limit, or a smaller margin_seconds"
+        )
+
+
+def _check_resources(options: SlurmOptions) -> None:
+    if not (options.gpus_per_node or options.slots):
+        beside = f" beside gres={options.gres}" if options.gres else ""
+        raise InvalidInput(
+            f"Slurm must be asked for something: give --option gpus_per_node=N{beside}, or --slots N for CPU slots"
+        )
+    asked = gres_count(options.gres)
+    if options.gpus_per_node and asked and asked != options.gpus_per_node:
+        raise InvalidInput(
+            f"gres is '{options.gres}' and gpus_per_node {options.gpus_per_node}: both say how many GPUs a node gives, "
+            "and not the same; give one number"
+        )
+
+
+def _check_mode(options: SlurmOptions) -> None:
+    if options.mode == JOB_MODE and options.nodes != _ONE_NODE:
+        raise InvalidInput(
+            f"nodes is '{options.nodes}', which is for pilots: with mode=job Slurm is asked for what jobs need; leave "
+            "it out, or limit jobs by the quotas of their queues"
+        )
+
+
+def _check_words(options: SlurmOptions) -> None:
+    try:
+        words = shlex.split(options.words)
+    except ValueError as error:
+        raise InvalidInput(f"words is '{options.words}', which cannot be split into words: {error}") from None
+    for word in words:
+        if "\n" in word or not word.startswith("-"):
+            raise InvalidInput(f"words holds '{word}': give sbatch options as --name=value, such as --nice=100")
+        if _is_ours(word):
+            raise InvalidInput(f"words holds '{word}', which Pollux sets itself; leave it out")
+    if "\n" in options.setup:
+        raise InvalidInput("setup holds a line break: join commands with ';'")
+
+
+_CHECKS = (_check_values, _check_time_limit, _check_resources, _check_mode, _check_words)
+
+
 def _is_ours(word: str) -> bool:
     """Whether an option of sbatch is one that we set, also by one letter or cut short, as sbatch takes it, too."""
     if word.startswith("--"):
@@ -180,7 +224,7 @@ def array_words(count: int, exclude: str = "") -> list[str]:
 
 
 def batch_script(
-    options: PilotOptions,
+    options: SlurmOptions,
     folder: Path,
     head: str,
     comment: str = PILOT_COMMENT,
@@ -219,7 +263,7 @@ def batch_script(
     return f"#!/bin/bash\n{header}\n{_body(options, folder, head, nodes, ports or {})}"
 
 
-def _body(options: PilotOptions, folder: Path, head: str, nodes: int, ports: Mapping[str, int]) -> str:
+def _body(options: SlurmOptions, folder: Path, head: str, nodes: int, ports: Mapping[str, int]) -> str:
     gres = f" --gres={options.request}" if options.request else ""
     kind = f"--slots {options.slots}" if options.slots else f"--gpus-per-node {options.gpus_per_node}"
     cold = "" if options.warm else " --cold"

@@ -71,7 +71,5 @@ def preview(backend: str, home: Path, options: Mapping[str, Any]) -> str:
     """Exactly what a backend would ask its engine for, as text; nothing is asked."""
     from pollux import backends
 
-    show = getattr(backends.load(backend), "preview", None)
-    if show is None:
-        return f"backend '{backend}' asks no engine for anything\n"
-    return str(show(home, **options))
+    shown = str(backends.load(backend).preview(home, **options))
+    return shown or f"backend '{backend}' asks no engine for anything\n"

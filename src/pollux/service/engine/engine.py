@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from pollux._version import __version__
-from pollux.backends.protocol import ChecksFolders, LogChunk, Running, Warns
+from pollux.backends.protocol import LogChunk, Running
 from pollux.controller import (
     ENDED,
     JobCancelled,
@@ -26,8 +26,8 @@ from pollux.controller import (
     JobSubmitted,
     QueueChanged,
 )
-from pollux.controller.events import Event, JobSpec
-from pollux.controller.job_spec import spec_from
+from pollux.controller.messages.events import Event, JobSpec
+from pollux.controller.messages.job_spec import spec_from
 from pollux.core import Queue
 from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, UnknownName, Unreachable, WorkdirMissing
 from pollux.service.engine.decision_thread import STOPPING, pass_on
@@ -36,7 +36,7 @@ from pollux.service.engine.executor import waits_to_leave
 from pollux.service.engine.forecast import Forecast
 from pollux.service.engine.launch import folders_of, store_of
 from pollux.service.engine.loop import EngineLoop
-from pollux.service.engine.notices import note_on_notice, notice_of
+from pollux.service.engine.notices import note_on_notice
 from pollux.service.engine.report_events import check_report, fact_of, row_of
 from pollux.service.engine.storage_check import note_on_store, require_store
 from pollux.service.views.fairness import Fairness
@@ -300,7 +300,7 @@ class Engine(EngineLoop):
             queues=queues_of(controller), jobs_by_state=states, last_decision_at=self.runner.last_decision_at,
             decision_seconds=self.runner.decision_seconds, interval_seconds=self.settings.interval_seconds,
             at_stop=self.settings.at_stop,
-            warnings=self.backend.warnings() if isinstance(self.backend, Warns) else (),
+            warnings=self.backend.warnings(),
         )  # fmt: skip
 
     def begin_nodes(self) -> Future[tuple[NodeStatus, ...]]:
@@ -381,13 +381,13 @@ class Engine(EngineLoop):
         address = store_of(request)
         notes = (
             self._note_on_grace(request),
-            note_on_notice(request.name, notice_of(self.backend), self.telemetry.latest("report")),
+            note_on_notice(request.name, self.backend.taken_back_seconds, self.telemetry.latest("report")),
             note_on_store(address) if address else "",
         )
         return "; ".join(note for note in notes if note)
 
     def _note_on_grace(self, request: JobRequest) -> str:
-        notice: float | None = getattr(self.backend, "notice_seconds", None)
+        notice = self.backend.notice_seconds
         if notice is None or request.grace_seconds <= notice:
             return ""
         return (
@@ -398,18 +398,17 @@ class Engine(EngineLoop):
     def check(self, request: JobRequest) -> None:
         """Refuse a job whose folder or command is not on this machine, or whose checkpoints would have no place."""
         faults = check_paths(request)
-        backend = self.backend if isinstance(self.backend, ChecksFolders) else None
         if faults:
-            raise self._refusal(faults[0], backend, is_elsewhere(request))
+            raise self._refusal(faults[0], is_elsewhere(request))
         folders = folders_of(request, self.settings.home)
-        why = "" if backend is None else backend.refuses(folders)
-        if backend is not None and why:
-            raise self._refusal(why, backend, bool(backend.refuses(folders[:1])))
+        why = self.backend.refuses(folders)
+        if why:
+            raise self._refusal(why, bool(self.backend.refuses(folders[:1])))
         self.check_store(request)
 
-    def _refusal(self, why: str, backend: ChecksFolders | None, lacks_folder: bool) -> InvalidInput:
+    def _refusal(self, why: str, lacks_folder: bool) -> InvalidInput:
         """What is sent along lies in the home: it helps where that is the same on all nodes."""
-        if lacks_folder and (backend is None or not backend.refuses((str(self.settings.home),))):
+        if lacks_folder and not self.backend.refuses((str(self.settings.home),)):
             return WorkdirMissing(f"{why}; {_SHIP}")
         return InvalidInput(why)
 

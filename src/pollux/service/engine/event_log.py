@@ -39,7 +39,7 @@ from pollux.controller import (
     StopJob,
     TimerFired,
 )
-from pollux.controller.costs import LIVE_KINDS
+from pollux.controller.state.costs import LIVE_KINDS
 from pollux.core import Cluster, Decision, Policy, Snapshot
 from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service.auth.tokens import Tokens
@@ -404,11 +404,9 @@ class Runner:
         elif not isinstance(failed, StoreFailed):
             _log.error("policy '%s' gave a decision that cannot be: %s", self.policy.name, failed)
             self.take([self._decision(snapshot.revision, Decision({}))])
-        desire = getattr(self.backend, "desire", None)
-        if desire is not None:
-            desired = None if decision is None or failed is not None else decision.desired_nodes
-            jobs = self.controller.active.values()
-            desire(nodes_wanted(jobs, self.controller.cluster, desired), somebody_waits(jobs))
+        desired = None if decision is None or failed is not None else decision.desired_nodes
+        jobs = self.controller.active.values()
+        self.backend.desire(nodes_wanted(jobs, self.controller.cluster, desired), somebody_waits(jobs))
 
     def _decision(self, revision: int, decision: Decision) -> Ask:
         return Ask(lambda at: Facts(DecisionMade(at, revision, decision, partial=True)), lambda: None)

@@ -12,7 +12,6 @@ from pollux.core import BatchMode, Placement
 from pollux.core.errors import PolluxError
 from pollux.service.auth.tokens import Tokens
 from pollux.service.engine.launch import environment, launch_for, request_of
-from pollux.service.engine.notices import notice_of
 from pollux.service.settings import ServiceSettings
 
 __all__ = ["Executor", "Reconciliation", "Refused", "reconcile", "stopped_at", "waits_to_leave"]
@@ -82,7 +81,7 @@ class Executor:
             url = self._settings.agents_url or self._settings.url
             variables = environment(
                 record, self._settings.home, self._batch, url, self._tokens.for_job(job_id), generation, stopped_at,
-                self._settings.agents_ca, notice_of(self._backend),
+                self._settings.agents_ca, self._backend.taken_back_seconds,
             )  # fmt: skip
             launch = launch_for(record, generation, placement, variables)
             if live:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pollux.controller import Controller, JobRecord, JobSpec
-from pollux.controller.explain import explain_plan
-from pollux.controller.forecast import plan_from
+from pollux.controller.explanations.explain import explain_plan
+from pollux.controller.explanations.forecast import plan_from
 from pollux.core import Decision, Snapshot
 from pollux.service.views.estimates import times_of
 from pollux.service.views.job_board import frozen

@@ -32,7 +32,6 @@ __all__ = ["EngineLoop"]
 _log = logging.getLogger("pollux.service")
 
 _BATCH = 512
-_LONGEST_WAIT_SECONDS = 3600.0
 _ANSWER_SECONDS = 120.0
 # How long running jobs may take to end beyond their grace.
 _BEYOND_GRACE_SECONDS = 15.0
@@ -55,11 +54,19 @@ class _Stop:
     future: Future[None]
 
 
-class _Poke:
-    """Look at the clock again."""
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Somebody moves the clock."""
+
+    action: Callable[[], None]
+    future: Future[None]
 
 
-_Item = Ask | Thought | _Settled | _Stop | _Poke
+class _Wake:
+    """Look again at what is to be done."""
+
+
+_Item = Ask | Thought | _Settled | _Stop | _Move | _Wake
 
 
 class EngineLoop:
@@ -75,7 +82,7 @@ class EngineLoop:
         clock: Clock | None = None,
         tokens: Tokens | None = None,
     ) -> None:
-        require(policy, {"goodput", "remaining"})
+        require(policy, {"goodput", "remaining", "prior"})
         self.settings = settings
         self.store = store
         self.telemetry = telemetry
@@ -176,9 +183,14 @@ class EngineLoop:
         """The service's clock."""
         return self._clock.now()
 
-    def poke(self) -> None:
-        """Look at the clock again: somebody has moved it."""
-        self._queue.put(_Poke())
+    def move_clock(self, action: Callable[[], None]) -> None:
+        """Call `action`, which moves the clock, in the engine's thread between two requests; for clocks moved by hand.
+
+        Moved by another thread, the time would change while the engine still works at what was due before.
+        """
+        done: Future[None] = Future()
+        self._put(_Move(action, done))
+        done.result(_ANSWER_SECONDS)
 
     def settle(self, timeout: float = 60.0) -> None:
         """Wait until nothing is left to do at the present time: no ask, no decision, no timer."""
@@ -202,7 +214,13 @@ class EngineLoop:
 
     def next_due(self) -> float | None:
         """When the engine will do something by itself, if ever; for clocks that are moved by hand."""
-        return self._look(lambda: self.runner.next_due(deciding=False)).result(_ANSWER_SECONDS)
+        return self._look(lambda: self._next_due(deciding=False)).result(_ANSWER_SECONDS)
+
+    def _next_due(self, deciding: bool) -> float | None:
+        due = self.runner.next_due(deciding)
+        if self.runner.doubtful or self._unheard:
+            due = min(self._again_at(), math.inf if due is None else due)
+        return due
 
     def _look(self, reply: Callable[[], T]) -> Future[T]:
         """Ask without a fact: the answer is made in the engine's thread, from what is durable."""
@@ -213,7 +231,7 @@ class EngineLoop:
         self._put(ask)
         return ask.future
 
-    def _put(self, item: Ask | _Settled) -> None:
+    def _put(self, item: Ask | _Settled | _Move) -> None:
         if not self._stopped.is_set():
             self._queue.put(item)
         # Asked again: the loop may have emptied the queue for the last time just before.
@@ -262,6 +280,7 @@ class EngineLoop:
                     self._finish(stop)
                     return
                 self._reconcile_if_doubtful()
+                self._tell_settlers()
                 self._stumbles = 0
             except Exception:
                 _log.exception("the engine stumbled; it goes on with what the log has")
@@ -298,6 +317,11 @@ class EngineLoop:
                 self._take(asks)
                 asks = []
                 self._decided(item)
+            elif isinstance(item, _Move):
+                self._take(asks)
+                asks = []
+                item.action()
+                item.future.set_result(None)
         self._take(asks)
         if stop is not None:
             return stop
@@ -306,7 +330,6 @@ class EngineLoop:
         self._think_if_due()
         if self._writing is None:
             self.runner.save_if_due(self._elsewhere)
-        self._tell_settlers()
         return None
 
     def _take(self, asks: list[Ask]) -> None:
@@ -331,10 +354,8 @@ class EngineLoop:
             self.runner.doubtful = True
 
     def _next_items(self) -> list[_Item]:
-        due = self.runner.next_due(self._thinking is not None)
-        if self.runner.doubtful or self._unheard:
-            due = min(self._again_at(), math.inf if due is None else due)
-        wait = _LONGEST_WAIT_SECONDS if due is None else min(max(due - self._clock.now(), 0.0), _LONGEST_WAIT_SECONDS)
+        due = self._next_due(self._thinking is not None)
+        wait = None if due is None else self._clock.seconds_until(due)
         items: list[_Item] = []
         try:
             items.append(self._queue.get(timeout=wait))
@@ -353,7 +374,7 @@ class EngineLoop:
 
         def done(future: Future[None]) -> None:
             self._writing = None
-            self._queue.put(_Poke())
+            self._queue.put(_Wake())
 
         self._writing = self._writer.submit(work)
         self._writing.add_done_callback(done)
@@ -371,7 +392,7 @@ class EngineLoop:
         busy = self._thinking is not None or self._writing is not None or not self._queue.empty()
         if busy or not self._settlers:
             return
-        due = self.runner.next_due(deciding=False)
+        due = self._next_due(deciding=False)
         if due is None or due > self._clock.now():
             for future in self._settlers:
                 future.set_result(None)
@@ -389,7 +410,7 @@ class EngineLoop:
                 item = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(item, Ask | _Settled):
+            if isinstance(item, Ask | _Settled | _Move):
                 _refuse(item.future)
         for future in self._settlers:
             _refuse(future)

@@ -5,16 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from pollux.backends.protocol import Backend, TakesBack
 from pollux.core.notice import needed_seconds
 from pollux.store.protocol import TelemetryRow
 
-__all__ = ["measured_seconds", "note_on_notice", "notice_of"]
-
-
-def notice_of(backend: Backend) -> float | None:
-    """Seconds of notice; None where nodes are not taken back, or where that is not known (yet)."""
-    return backend.taken_back_seconds if isinstance(backend, TakesBack) else None
+__all__ = ["measured_seconds", "note_on_notice"]
 
 
 def measured_seconds(name: str, reports: Mapping[str, TelemetryRow]) -> float | None:

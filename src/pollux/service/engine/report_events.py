@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from pollux.controller import JobRecord, JobReported
-from pollux.controller.costs import LIVE_KINDS, RESTART
-from pollux.controller.reports import model_from
+from pollux.controller.machine.reports import model_from
+from pollux.controller.state.costs import LIVE_KINDS, RESTART
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec

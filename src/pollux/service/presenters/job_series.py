@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pollux.controller.explain import explain
+from pollux.controller.explanations.explain import explain
 from pollux.core.errors import InvalidInput
 from pollux.service.engine.engine import Engine
 from pollux.service.views.timeline import Reallocation

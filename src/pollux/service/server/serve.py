@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from pollux import backends, policies
 from pollux._version import __version__
-from pollux.backends.protocol import Backend, HasFarNodes
+from pollux.backends.protocol import Backend
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.service.auth.tokens import Tokens
 from pollux.service.engine.engine import Engine
@@ -275,13 +275,13 @@ def _for_nodes(settings: ServiceSettings, backend: Backend) -> ServiceSettings:
 
     A service that listens at one address is reached there; one that listens at all, at the backend's `head`.
     """
-    url = settings.url
-    if url is None or not isinstance(backend, HasFarNodes):
+    url, head = settings.url, backend.head
+    if url is None or head is None:
         return settings
     if settings.tls_cert is not None and settings.tls_key is not None:
         settings = replace(settings, agents_ca=trusted_text(settings.tls_cert))
     if settings.host.strip("[]") in ANY_ADDRESS:
-        host = backend.head.strip("[]")
+        host = head.strip("[]")
         if settings.tls_cert is not None and settings.tls_key is not None:
             host = host_for_nodes(settings.tls_cert, settings.tls_key, host)
         url = _url(settings, host, urlsplit(url).port or settings.port)

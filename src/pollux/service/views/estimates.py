@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pollux.controller import JobRecord
-from pollux.controller.eta import EtaSeconds, eta
-from pollux.controller.explain import explain
+from pollux.controller.explanations.eta import EtaSeconds, eta
+from pollux.controller.explanations.explain import explain
 from pollux.core import Snapshot
 from pollux.wire.status import Eta, ReasonStatus
 

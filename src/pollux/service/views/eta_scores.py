@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pollux.controller import ENDED, JobRecord, JobState
-from pollux.controller.eta import EtaScore, Interval, widening
+from pollux.controller.explanations.eta import EtaScore, Interval, widening
 from pollux.store.protocol import Telemetry, TelemetryRow
 from pollux.wire.status import Eta
 

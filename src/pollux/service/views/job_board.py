@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.controller import ENDED, HOLDING, JobRecord, JobState
-from pollux.controller.costs import medians
-from pollux.controller.explain import explain_cost
+from pollux.controller.explanations.explain import explain_cost
+from pollux.controller.state.costs import medians
 from pollux.core import Snapshot
 from pollux.core.errors import UnknownName
 from pollux.service.views.estimates import estimate, explained

@@ -28,7 +28,7 @@ from pollux.controller import (
     QueueChanged,
     TimerFired,
 )
-from pollux.controller.explain import explain, gpus
+from pollux.controller.explanations.explain import explain, gpus
 from pollux.core import JobLimits, Placement, Reason
 
 __all__ = ["Feed", "Line", "Story", "kind_of", "lines_of", "message"]

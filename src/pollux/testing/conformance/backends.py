@@ -15,7 +15,7 @@ import textwrap
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ _UNTIL_TOLD = """
     me = os.environ["POLLUX_JOB"]
     def told(number, frame):
         Path(f"{me}.told").write_text("SIGTERM\\n")
-        sys.exit(143)
+        sys.exit(128 + number)
     signal.signal(signal.SIGTERM, told)
     Path(f"{me}.up").write_text("yes\\n")
     time.sleep(600)
@@ -202,14 +202,13 @@ class BackendConformance(ABC):
         assert len({node.id for node in nodes}) == len(nodes)
         assert sum(node.num_gpus for node in nodes) >= 3
 
-    def test_rendering_starts_nothing(self, bench: Bench) -> None:
-        """What would be started is plain values, and holds command and folder."""
-        launch = bench.launch("rendered", "raise SystemExit", **_named("rendered"))
-        rendered: Mapping[str, Any] = bench.backend.render(launch)
-        assert list(rendered["argv"]) == list(launch.argv)
-        assert rendered["workdir"] == launch.workdir
-        assert json.loads(json.dumps(rendered)) == rendered
-        assert bench.running("rendered") is None
+    def test_it_declares_what_it_can(self, bench: Bench) -> None:
+        """Whatever a backend can be asked has an answer, by its own words or by the defaults."""
+        backend = bench.backend
+        assert all(isinstance(said, str) for said in backend.warnings())
+        assert backend.head is None or backend.head == type(backend).head_of({"head": backend.head})
+        for number in (backend.notice_seconds, backend.taken_back_seconds, backend.false_alarms):
+            assert number is None or number >= 0
 
     # One job
 

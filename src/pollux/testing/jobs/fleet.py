@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pollux.backends.nodes.provider import HostedNode, PooledLender
+from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.backends.process import proc
 from pollux.core import Node
 
@@ -21,7 +21,7 @@ __all__ = ["ProcessFleet"]
 _LOOK_SECONDS = 0.02
 
 
-class ProcessFleet(PooledLender):
+class ProcessFleet(PooledNodeProvider):
     """`num_nodes` hosts with `slots` places each, at a `folder`; what another object left running there is found.
 
     `watch`: whether it says by itself that a host has ended, as an engine that notices would. Hosts outlive `close`,
@@ -78,7 +78,7 @@ class ProcessFleet(PooledLender):
     def _file(self, node: str) -> Path:
         return self.folder / f"{node}.json"
 
-    def _announced(self, node: str) -> HostedNode | None:
+    def _announced(self, node: str) -> LentNode | None:
         try:
             told = json.loads(self._file(node).read_text())
         except (OSError, ValueError):
@@ -87,7 +87,7 @@ class ProcessFleet(PooledLender):
         if began is None or not proc.is_alive(told["pid"], began):
             return None
         cores = float(len(os.sched_getaffinity(0)))
-        return HostedNode(Node(node, told["places"], "cpu", num_cpus=cores), (told["address"], told["port"]))
+        return LentNode(Node(node, told["places"], "cpu", num_cpus=cores), (told["address"], told["port"]))
 
     def _run(self) -> None:
         while not self._halt.wait(_LOOK_SECONDS):

@@ -25,8 +25,8 @@ from pollux.controller import (
     JobSubmitted,
     NodeAdded,
 )
-from pollux.controller.job_spec import spec_from
-from pollux.controller.reports import model_from
+from pollux.controller.machine.reports import model_from
+from pollux.controller.messages.job_spec import spec_from
 from pollux.core import Cluster, Decision, Node, Placement, Reason
 from pollux.store import SavedState, TelemetryRow, open_store, open_telemetry
 from pollux.wire.codec import encode

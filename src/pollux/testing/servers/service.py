@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from pollux.backends.protocol import (
+    BackendCapabilities,
     BackendEvent,
     Launch,
     Listener,
@@ -22,6 +23,7 @@ from pollux.backends.protocol import (
 )
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed
+from pollux.service.engine.engine import Engine
 from pollux.wire.report import ModelReport, Report
 
 __all__ = ["SAMPLE_MODEL", "FakeBackend", "ManualClock", "sample_report"]
@@ -40,17 +42,37 @@ def sample_report(generation: int, progress: float = 100.0, **fields: Any) -> Re
 
 
 class ManualClock:
-    """Shows the time it was last set to."""
+    """Shows the time it was last set to. An engine that waits for another waits until the clock is moved."""
 
     def __init__(self, start: float = 0.0) -> None:
-        self.time = start
+        self._time = start
+
+    @property
+    def time(self) -> float:
+        """Seconds on this clock."""
+        return self._time
 
     def now(self) -> float:
         """Seconds on this clock."""
-        return self.time
+        return self._time
+
+    def seconds_until(self, at: float) -> float | None:
+        """0 where that time has come; None: no waiting brings it about."""
+        return 0.0 if at <= self._time else None
+
+    def set(self, time: float, engine: Engine | None = None) -> None:
+        """Show another time. The engine that goes by this clock sees it between two requests, never within one.
+
+        What is then due happens next: whatever it shall meet is to be arranged before.
+        """
+
+        def move() -> None:
+            self._time = time
+
+        move() if engine is None else engine.move_clock(move)
 
 
-class FakeBackend:
+class FakeBackend(BackendCapabilities):
     """Keeps what it is told; replicas start and end when a test says so, or (`by_itself`) at once.
 
     Everything that it was asked to do is in `launches`, `resizes` and `stops`, in order. `refuse` is raised at the next
@@ -61,6 +83,11 @@ class FakeBackend:
     healthy = True
     restart_seconds = 30.0
     live_seconds = 30.0
+    # Declared as values, so that a test may set them.
+    head: str | None = None
+    false_alarms: int | None = None
+    notice_seconds: float | None = None
+    taken_back_seconds: float | None = None
 
     def __init__(self, nodes: Iterable[Node], clock: ManualClock | None = None, by_itself: bool = False) -> None:
         self.nodes = {node.id: node for node in nodes}
@@ -83,10 +110,6 @@ class FakeBackend:
     def inventory(self) -> tuple[Node, ...]:
         """The nodes there are."""
         return tuple(self.nodes.values())
-
-    def render(self, launch: Launch) -> Mapping[str, Any]:
-        """The command and where it would run."""
-        return {"argv": list(launch.argv), "placement": dict(launch.placement.shares)}
 
     def submit(self, launch: Launch) -> None:
         """Keep a launch, once for each job and generation."""

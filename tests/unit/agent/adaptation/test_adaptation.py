@@ -10,12 +10,12 @@ from torch import nn
 
 from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import Adaptation, BatchRange
-from pollux.agent.adaptation.batch_tuner import Change
+from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.adaptation.second_moments import SecondMoments
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.environment import Environment
-from pollux.agent.step.gradient_norms import GradientMeter
+from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.agent.step.step_clock import StepClock
 from pollux.goodput import BatchChoice, PublishedThroughput
 
@@ -30,7 +30,7 @@ class Steps:
         model = nn.Linear(2, 1)
         groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias]}]
         self.optimizer = optimizer(groups, lr=0.1)  # type: ignore[call-arg]
-        self.meter = GradientMeter(self.optimizer, CPU) if measures else None
+        self.meter = GradientNormMeter(self.optimizer, CPU) if measures else None
         self.clock = StepClock(CPU, list(model.parameters()))
         self.sums = (0.0, 0)
 
@@ -61,7 +61,7 @@ def made():
         num_replicas: int = 1,
         optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     ) -> Adaptation:
-        replicas = Replicas(Environment(), CPU)
+        replicas = ReplicaGroup(Environment(), CPU)
         replicas.num_replicas = num_replicas
         result = Adaptation(
             allowed, lr_rules.create(rule), Steps(measures, optimizer), replicas, "cpu", 1000.0, measures
@@ -170,7 +170,7 @@ def test_the_ceiling_and_memory_bound_it(made):
 
 
 def grow(adaptation: Adaptation, total: int) -> None:
-    adaptation.take(Change(BatchChoice(total, 0, 1), 1.5, 1.0, 0.9, "as told"))
+    adaptation.take(BatchChange(BatchChoice(total, 0, 1), 1.5, 1.0, 0.9, "as told"))
 
 
 def test_taking_a_change_and_going_back(made):

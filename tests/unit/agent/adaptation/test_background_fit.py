@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -227,7 +226,6 @@ rows = [Observation(1, 1, 16.0, 0.1, 0.1), Observation(1, 1, 32.0, 0.15, 0.15)]
 
 
 def test_a_fit_that_never_ends_does_not_keep_the_interpreter_alive():
-    began = time.monotonic()
     result = run_script(
         """
 background = BackgroundFit(fitter=lambda rows, previous: time.sleep(3600))
@@ -236,7 +234,6 @@ print("end")
 """
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")
-    assert time.monotonic() - began < 60
 
 
 def test_a_forked_child_fits_by_itself():

@@ -17,7 +17,7 @@ from scipy import stats
 
 from pollux.agent.adaptation import noise_scale
 from pollux.agent.adaptation.noise_scale import NoiseTracker, estimates, fieller
-from pollux.agent.step.gradient_norms import GradientMeter
+from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.core.errors import CheckpointMismatch, InvalidInput
 
 DIMENSIONS = 20
@@ -175,7 +175,7 @@ def test_the_meter_gives_what_the_simulation_computes(adam):
     descent = Descent(generator.normal(size=(1, DIMENSIONS)), 0.01, adam)
     weight = torch.nn.Parameter(torch.from_numpy(descent.error[0].copy()))
     optimizer = (torch.optim.Adam if adam else torch.optim.SGD)([weight], lr=0.01)
-    meter, sizes, expected = GradientMeter(optimizer, "cpu"), sizes_of(3), []
+    meter, sizes, expected = GradientNormMeter(optimizer, "cpu"), sizes_of(3), []
     for _ in range(60):
         x, noises = generator.normal(size=(BATCH, DIMENSIONS)), generator.normal(size=BATCH)
         each = (x @ descent.error[0] - noises)[:, None] * x

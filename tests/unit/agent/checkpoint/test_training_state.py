@@ -19,7 +19,7 @@ from pollux.agent.checkpoint.training_state import (
     require_stateful,
     write_rng,
 )
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.environment import Environment
 from pollux.core.errors import CheckpointMismatch, InvalidInput, NonFiniteValue
 
@@ -49,7 +49,7 @@ def made(kind="adam", seed=0, objects=None):
         "sgd": lambda: torch.optim.SGD(groups, lr=0.01, momentum=0.9),
         "adagrad": lambda: torch.optim.Adagrad(groups, lr=0.01),
     }[kind]()
-    replicas = Replicas(Environment(), CPU)
+    replicas = ReplicaGroup(Environment(), CPU)
     return model, optimizer, TrainingState(model, optimizer, objects or {}, replicas, 5)
 
 
@@ -111,7 +111,7 @@ def test_an_optimiser_with_other_groups_is_refused():
     steps(model, optimizer)
     kept = state.copied(state.capture())
     plain = torch.optim.Adam(model.parameters())
-    other = TrainingState(model, plain, {}, Replicas(Environment(), CPU), 5)
+    other = TrainingState(model, plain, {}, ReplicaGroup(Environment(), CPU), 5)
     with pytest.raises(CheckpointMismatch, match="2 parameter groups, this one has 1"):
         other.restore(kept)
 
@@ -184,7 +184,7 @@ def remembering(note, amax=0.0, wrap=nn.Sequential):
     model = wrap(Remembering(note, amax))
     inner = next(module for module in model.modules() if isinstance(module, Remembering))
     optimizer = torch.optim.SGD([inner.weight], 0.1)
-    return inner, model, TrainingState(model, optimizer, {}, Replicas(Environment(), CPU), 0)
+    return inner, model, TrainingState(model, optimizer, {}, ReplicaGroup(Environment(), CPU), 0)
 
 
 @pytest.mark.parametrize("wrap", [nn.Sequential, lambda inner: Compiled(nn.Sequential(inner))])
@@ -248,7 +248,7 @@ def test_what_a_models_own_hooks_add_is_given_back_to_them():
     seen = []
     model.register_state_dict_post_hook(lambda module, state, prefix, metadata: state.update({"version": 3}))
     model.register_load_state_dict_pre_hook(lambda module, state, prefix, *rest: seen.append(state.get("version")))
-    state = TrainingState(model, torch.optim.SGD(model.parameters(), 0.1), {}, Replicas(Environment(), CPU), 0)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), 0.1), {}, ReplicaGroup(Environment(), CPU), 0)
     kept = state.copied(state.capture())
     kept.objects["model.version"] = 2
     before = model.weight.detach().clone()
@@ -262,7 +262,7 @@ def test_trainable_parameters_are_told_from_buffers():
         assert remembering(None, wrap=wrap)[2].parameter_names() == {"model.0.weight"}
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight
-    state = TrainingState(tied, torch.optim.SGD(tied.parameters(), 0.1), {}, Replicas(Environment(), CPU), 0)
+    state = TrainingState(tied, torch.optim.SGD(tied.parameters(), 0.1), {}, ReplicaGroup(Environment(), CPU), 0)
     assert state.parameter_names() == {"model.0.weight", "model.0.bias", "model.1.weight", "model.1.bias"}
 
 
@@ -300,6 +300,6 @@ def test_seeds_differ():
 def test_a_compiled_model_has_the_same_names():
     inner = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(inner.parameters(), 0.1)
-    replicas = Replicas(Environment(), CPU)
+    replicas = ReplicaGroup(Environment(), CPU)
     plain = TrainingState(inner, optimizer, {}, replicas, 0).signature()
     assert TrainingState(Compiled(inner), optimizer, {}, replicas, 0).signature() == plain

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils import data
 
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.data.ledger import SampleLedger
 from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.data.order import RandomState, pass_order
 from pollux.agent.data.step_shape import StepShape
@@ -431,7 +431,7 @@ def test_steps_commit_in_order_after_running_ahead():
     next(run)
     next(run)
     loader.commit()
-    assert loader.ledger == Ledger.of_range(3)
+    assert loader.ledger == SampleLedger.of_range(3)
     loader.rewind()
     assert list(run) == []
     assert [batch.tolist() for _, batch in loader.micro_batches(lambda step: StepShape(4, 1), 1)] == [

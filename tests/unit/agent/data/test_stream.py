@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pollux.agent.data import stream as stream_module
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.data.ledger import SampleLedger
 from pollux.agent.data.order import RandomState, seed_random
 from pollux.agent.data.stream import Stream, StreamPosition, WorkerStart
 
@@ -99,7 +99,7 @@ def test_shards_take_turns_and_any_place_is_found_again(lists, taken):
     numbers = np.array([number for number, _ in expected[:taken]], dtype=np.int64)
     position = stream.origin().advanced(numbers, None)
     assert sum(position.shards) == len(numbers)
-    assert position.ledger() == Ledger.of(numbers)
+    assert position.ledger() == SampleLedger.of(numbers)
     assert all_of(opened(Shards(*lists), len(lists), position)) == expected[taken:]
 
 

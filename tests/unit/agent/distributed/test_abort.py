@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from pollux.agent.distributed import abort as abort_module
 from pollux.agent.distributed import process_group
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as regroup_module
-from pollux.agent.elastic.member import Live
+from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import Membership
 from pollux.agent.environment import Environment
 
@@ -51,7 +51,7 @@ def clean(monkeypatch):
 def made(monkeypatch, clean):
     """Replicas in a group on NCCL, as far as they can tell; `calls` are what was done to it."""
     calls: list[str] = []
-    one: Any = Replicas(Environment(), torch.device("cpu"), meeting=dist.HashStore())
+    one: Any = ReplicaGroup(Environment(), torch.device("cpu"), meeting=dist.HashStore())
     one.owns_group, one.calls, one.idle = True, calls, True
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
@@ -146,7 +146,7 @@ class Job:
 def test_after_a_loss_only_what_can_be_trusted_is_saved(made, monkeypatch, idle):
     monkeypatch.setattr(regroup_module, "_PATIENCE_SECONDS", 0.05)
     made.idle = idle
-    live = Live(Membership(dist.HashStore(), 0, 0), made, joins=False)
+    live = ElasticMember(Membership(dist.HashStore(), 0, 0), made, joins=False)
     with pytest.raises(regroup_module.JobLost):
         live.recover(Job(made), "gone")  # type: ignore[arg-type]
     assert made.calls == ["look", "abort", "destroy", "drop", *(["save"] if idle else [])]
@@ -155,7 +155,7 @@ def test_after_a_loss_only_what_can_be_trusted_is_saved(made, monkeypatch, idle)
 def test_who_is_stuck_is_freed_by_the_thread_that_watches(made, monkeypatch):
     monkeypatch.setattr(regroup_module, "_FREE_SECONDS", 0.0)
     store = dist.HashStore()
-    live = Live(Membership(store, 0, 0), made, joins=False)
+    live = ElasticMember(Membership(store, 0, 0), made, joins=False)
     live._told_ends = 0, 2
     monkeypatch.setattr(live.membership, "lost", lambda generation: frozenset({1}))
     monkeypatch.setattr(live.membership, "ends", lambda generation, count: frozenset())

@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pollux.agent.distributed.process_group import Replicas, WrappedModel
+from pollux.agent.distributed.process_group import ReplicaGroup, WrappedModel
 from pollux.agent.environment import Environment, read_environment
 from pollux.core.errors import InvalidInput
 
 HERE = str(Path(__file__))
 
 
-def alone() -> Replicas:
-    return Replicas(Environment(), torch.device("cpu"))
+def alone() -> ReplicaGroup:
+    return ReplicaGroup(Environment(), torch.device("cpu"))
 
 
 def test_alone_it_opens_nothing():
@@ -38,7 +38,7 @@ def test_alone_it_opens_nothing():
 
 
 def together() -> dict[str, Any]:
-    replicas = Replicas(read_environment(), torch.device("cpu"), 30.0)
+    replicas = ReplicaGroup(read_environment(), torch.device("cpu"), 30.0)
     mine = replicas.replica
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False).double(), nn.Linear(1, 1))
     for number, parameter in enumerate(model.parameters()):
@@ -101,7 +101,7 @@ class Model(nn.Module):
 
 
 def wrapped() -> dict[str, Any]:
-    replicas = Replicas(read_environment(), torch.device("cpu"), 30.0)
+    replicas = ReplicaGroup(read_environment(), torch.device("cpu"), 30.0)
     model = Model()
     made = replicas.wrap(model)
     assert isinstance(made, WrappedModel)
@@ -131,7 +131,7 @@ class Spare(Model):
 
 
 def unused(layers: int) -> str:
-    replicas = Replicas(read_environment(), torch.device("cpu"), 30.0)
+    replicas = ReplicaGroup(read_environment(), torch.device("cpu"), 30.0)
     made = replicas.wrap(Spare(layers))
     said = ""
     try:
@@ -163,7 +163,7 @@ def test_other_errors_of_a_model_stay_what_they_are(replica_server):
 
 
 def failing() -> str:
-    replicas = Replicas(read_environment(), torch.device("cpu"), 30.0)
+    replicas = ReplicaGroup(read_environment(), torch.device("cpu"), 30.0)
     made = replicas.wrap(Model())
     said = ""
     try:

@@ -9,14 +9,16 @@ from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.data.step_shape import StepShape
-from pollux.agent.distributed.process_group import Replicas, is_loss
+from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic import member as module
-from pollux.agent.elastic.member import JobLost, Live, NotNeeded, refuse_all
-from pollux.agent.elastic.membership import Member, Membership, Plan
-from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP, Watch
+from pollux.agent.elastic.member import ElasticMember, JobLost, NotNeeded, refuse_all
+from pollux.agent.elastic.membership import Membership
+from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP, StepRequests
 from pollux.agent.environment import Environment
 from pollux.core.errors import CheckpointMismatch
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire.live.keys import PREFIX
+from pollux.wire.live.plan import GenerationPlan, PlanDeadlines, PlanMember
 
 
 class Job:
@@ -47,16 +49,18 @@ class Job:
 def live(monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.05)
     store = dist.HashStore()
-    return Live(Membership(store, 0, 0), Replicas(Environment(), torch.device("cpu")), joins=False)
+    return ElasticMember(Membership(store, 0, 0), ReplicaGroup(Environment(), torch.device("cpu")), joins=False)
 
 
-def keys(live: Live) -> Any:
-    return dist.PrefixStore("pollux/live", live.membership.store)
+def keys(live: ElasticMember) -> Any:
+    return dist.PrefixStore(PREFIX, live.membership.store)
 
 
-def publish(live: Live, generation: int, *was: int | None, before: int = 0) -> None:
-    members = tuple(Member(rank, old) for rank, old in enumerate(was))
-    keys(live).set(f"plan/{generation}", Plan(generation, before, members, deadlines={"join": 0.05}).text())
+def publish(live: ElasticMember, generation: int, *was: int | None, before: int = 0) -> None:
+    members = tuple(PlanMember(rank, old) for rank, old in enumerate(was))
+    keys(live).set(
+        f"plan/{generation}", GenerationPlan(generation, before, members, deadlines=PlanDeadlines(join=0.05)).encode()
+    )
     keys(live).set("committed", str(generation))
 
 
@@ -114,7 +118,7 @@ def test_a_newer_plan_is_followed_from_the_door(live):
     assert job.calls[-1] == "settle 1"
 
 
-def withdraw_at(live: Live, phase: str, generation: int = 1) -> Any:
+def withdraw_at(live: ElasticMember, phase: str, generation: int = 1) -> Any:
     def happens(now: str, rank: int) -> None:
         if now == phase:
             keys(live).set(f"withdrawn/{generation}", "nobody came")
@@ -163,10 +167,10 @@ def test_who_was_to_leave_stays_where_the_change_is_withdrawn(live, monkeypatch)
     assert job.calls == ["part_in_peace"]
 
 
-def hand_over(live: Live) -> None:
+def hand_over(live: ElasticMember) -> None:
     """Have replica 0 send what it holds to one that joins, and leave."""
-    plan = Plan(1, 0, (Member(0, None),), deadlines={"join": 0.05, "transfer": 0.05}, senders=(0,))
-    keys(live).set("plan/1", plan.text())
+    plan = GenerationPlan(1, 0, (PlanMember(0, None),), deadlines=PlanDeadlines(join=0.05, transfer=0.05), senders=(0,))
+    keys(live).set("plan/1", plan.encode())
     keys(live).set("committed", "1")
 
 
@@ -219,14 +223,14 @@ def test_who_hands_over_and_is_asked_to_stop_saves(live, alone, come):
 
 
 def test_who_joins_counts_the_pause_of_those_that_trained(live, monkeypatch):
-    class Two(Replicas):
+    class Two(ReplicaGroup):
         def gather(self, numbers):
             return [list(numbers), [3.0, 0.0, 0.0, 36.0]]
 
     live._replicas, live.joins, live._has_state = Two(Environment(), torch.device("cpu")), True, False
     state = State(values={"num_replicas": 1, "paused_seconds": 0.25})
     monkeypatch.setattr(module, "exchange", lambda *arguments: (state, 7))
-    plan = Plan(1, 0, (Member(0, None),), senders=(0,))
+    plan = GenerationPlan(1, 0, (PlanMember(0, None),), senders=(0,))
     # It has waited for long until the others came to a boundary.
     began = module.time.perf_counter() - 100.0
     pause = module._Pause(plan, "grow", began, last=began)
@@ -251,7 +255,7 @@ def test_who_has_lost_others_on_the_way_out_cannot_stay(live, monkeypatch):
 
 
 def test_a_joiner_whose_change_is_withdrawn_at_the_door_ends_well(live, monkeypatch):
-    joiner = Live(Membership(live.membership.store, 1, 1), live._replicas, joins=True)
+    joiner = ElasticMember(Membership(live.membership.store, 1, 1), live._replicas, joins=True)
     publish(live, 1, 0, None)
     monkeypatch.setattr(module, "at_phase", withdraw_at(live, "door"))
     with pytest.raises(NotNeeded):
@@ -267,7 +271,9 @@ def test_the_others_hear_that_replica_0_leaves(was, leaves):
             asked.append((same_size, first_leaves))
             raise ValueError("enough")
 
-    live = Live(Membership(dist.HashStore(), 0, 1), Replicas(Environment(), torch.device("cpu")), joins=False)
+    live = ElasticMember(
+        Membership(dist.HashStore(), 0, 1), ReplicaGroup(Environment(), torch.device("cpu")), joins=False
+    )
     publish(live, 1, *was)
     with pytest.raises(ValueError, match="enough"):
         live.resize(Leaving(), 1)
@@ -277,7 +283,7 @@ def test_the_others_hear_that_replica_0_leaves(was, leaves):
 class Ends:
     """What is cut, noted."""
 
-    def __init__(self, monkeypatch, live: Live, count: int = 1):
+    def __init__(self, monkeypatch, live: ElasticMember, count: int = 1):
         self.cuts: list[frozenset[str]] = []
         self.live = live
         self.count = count
@@ -328,12 +334,12 @@ def test_without_a_plan_after_a_loss_the_job_is_saved_and_restarted(live):
         live.recover(job, "gone")
     assert ended.value.code == 75
     assert job.calls == ["disconnect", "drop_unfinished", "save_alone"]
-    assert keys(live).get("failed/0") == b'"gone"'
+    assert keys(live).get("failed/0") == b"gone"
 
 
 def test_a_request_to_stop_ends_the_wait_for_a_plan(live):
     job = Job()
-    watch = Watch(live._replicas, None, ())
+    watch = StepRequests(live._replicas, None, ())
     watch.request(STOP)
     live.attend(job, watch)
     with pytest.raises(JobLost) as ended:
@@ -346,7 +352,9 @@ def test_a_request_to_stop_ends_the_wait_for_a_plan(live):
 def test_only_the_first_that_is_left_saves(monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.0)
     for lost, saves in (([], False), ([0], True)):
-        live = Live(Membership(dist.HashStore(), 0, 1), Replicas(Environment(), torch.device("cpu")), joins=False)
+        live = ElasticMember(
+            Membership(dist.HashStore(), 0, 1), ReplicaGroup(Environment(), torch.device("cpu")), joins=False
+        )
         keys(live).set("lost/0", str(lost))
         job = Job()
         with pytest.raises(JobLost):
@@ -355,10 +363,10 @@ def test_only_the_first_that_is_left_saves(monkeypatch):
 
 
 def test_a_request_to_stop_is_heard_at_the_door(live):
-    job, watch = Job(), Watch(live._replicas, None, ())
+    job, watch = Job(), StepRequests(live._replicas, None, ())
     live.attend(job, watch)
-    members = (Member(0, 0), Member(1, None))
-    keys(live).set("plan/1", Plan(1, 0, members, deadlines={"join": 300.0}).text())
+    members = (PlanMember(0, 0), PlanMember(1, None))
+    keys(live).set("plan/1", GenerationPlan(1, 0, members, deadlines=PlanDeadlines(join=300.0)).encode())
     keys(live).set("committed", "1")
     module.at_phase = lambda phase, rank: watch.request(STOP) if phase == "door" else None
     try:
@@ -383,7 +391,7 @@ def test_a_pause_ends_where_no_step_follows_but_code_of_the_users_own(live):
 def test_that_the_job_is_through_is_told_at_once(live):
     live.tell_beat()
     live.finish()
-    assert __import__("json").loads(keys(live).get("beat/0/0"))["busy"] == "finished"
+    assert __import__("json").loads(keys(live).get("beat/0/0"))["activity"] == "finished"
 
 
 def test_without_its_store_a_job_stays_where_it_is(live, monkeypatch):
@@ -401,7 +409,7 @@ def test_beats_tell_why_a_job_cannot_move(live):
 
 @pytest.mark.parametrize("how", ["withdrawn", "overtaken"])
 def test_a_joiner_that_is_not_needed_ends_well(live, how):
-    joiner = Live(Membership(live.membership.store, 5, 1), live._replicas, joins=True)
+    joiner = ElasticMember(Membership(live.membership.store, 5, 1), live._replicas, joins=True)
     if how == "withdrawn":
         keys(live).set("withdrawn/5", "late")
     else:
@@ -413,7 +421,7 @@ def test_a_joiner_that_is_not_needed_ends_well(live, how):
 
 
 def test_state_that_cannot_travel_is_refused_once(live, caplog):
-    live.attend(Job({"object.mine": object()}), Watch(live._replicas, None, ()))
+    live.attend(Job({"object.mine": object()}), StepRequests(live._replicas, None, ()))
     publish(live, 1, 0, None)
     assert not live.agrees(1)
     assert b"object.mine is a object" in keys(live).get("failed/1")
@@ -427,7 +435,7 @@ def test_jobs_of_frameworks_answer_every_generation(live):
     thread = refuse_all(live.membership, "not here")
     publish(live, 3, 0)
     keys(live).wait(["failed/3"])
-    assert keys(live).get("failed/3") == b'"not here"'
+    assert keys(live).get("failed/3") == b"not here"
     assert thread.daemon
 
 
@@ -438,7 +446,7 @@ def test_losses_are_told_from_errors_of_the_script():
     assert not is_loss(ValueError("/gloo/"))
 
 
-class Mover:
+class ResizeSource:
     def __init__(self, target: int | None = 7, agrees: bool = True):
         self.target, self.can, self.asked = target, agrees, 0
 
@@ -456,8 +464,8 @@ class Mover:
         return self.can
 
 
-def watched(mover: Mover) -> Any:
-    watch = Watch(Replicas(Environment(), torch.device("cpu")), None, (), mover=mover)
+def watched(mover: ResizeSource) -> Any:
+    watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None, (), mover=mover)
     watch._closed.set()
     return watch
 
@@ -465,11 +473,11 @@ def watched(mover: Mover) -> Any:
 @pytest.mark.parametrize(
     ("requested", "mover", "served"),
     [
-        ({RESIZE}, Mover(), {RESIZE}),
-        ({RESIZE, CHECKPOINT}, Mover(), {RESIZE, CHECKPOINT}),
-        ({RESIZE, STOP}, Mover(), {STOP}),
-        ({RESIZE}, Mover(agrees=False), set()),
-        ({RESIZE}, Mover(target=None), set()),
+        ({RESIZE}, ResizeSource(), {RESIZE}),
+        ({RESIZE, CHECKPOINT}, ResizeSource(), {RESIZE, CHECKPOINT}),
+        ({RESIZE, STOP}, ResizeSource(), {STOP}),
+        ({RESIZE}, ResizeSource(agrees=False), set()),
+        ({RESIZE}, ResizeSource(target=None), set()),
     ],
 )
 def test_a_resize_is_served_unless_something_speaks_against_it(requested, mover, served):
@@ -482,7 +490,7 @@ def test_a_resize_is_served_unless_something_speaks_against_it(requested, mover,
 
 
 def test_a_lone_replica_whose_store_is_gone_trains_on(monkeypatch):
-    mover = Mover()
+    mover = ResizeSource()
     watch = watched(mover)
     monkeypatch.setattr(mover, "wanted", lambda: (_ for _ in ()).throw(RuntimeError("reset")))
     watch.request(RESIZE)
@@ -491,7 +499,7 @@ def test_a_lone_replica_whose_store_is_gone_trains_on(monkeypatch):
 
 
 def test_several_replicas_without_a_store_stop_as_after_a_loss(monkeypatch):
-    watch = watched(Mover())
+    watch = watched(ResizeSource())
     monkeypatch.setattr(watch._replicas, "num_replicas", 2)
     monkeypatch.setattr(watch, "_agreed", lambda step: (_ for _ in ()).throw(RuntimeError("reset")))
     watch.request(CHECKPOINT)
@@ -502,7 +510,7 @@ def test_several_replicas_without_a_store_stop_as_after_a_loss(monkeypatch):
 
 
 def test_an_ordinary_step_asks_nobody():
-    mover = Mover()
+    mover = ResizeSource()
     watch = watched(mover)
     watch._thread.join(PATIENCE_SECONDS)
     before = mover.asked
@@ -513,7 +521,7 @@ def test_an_ordinary_step_asks_nobody():
 
 
 def test_requests_outlive_a_regroup_but_for_the_resize():
-    watch = watched(Mover())
+    watch = watched(ResizeSource())
     watch._thread.join(PATIENCE_SECONDS)
     watch.request(RESIZE)
     watch.request(STOP)

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import step_requests as module
-from pollux.agent.elastic.step_requests import CHECKPOINT, STOP, Watch
+from pollux.agent.elastic.step_requests import CHECKPOINT, STOP, StepRequests
 from pollux.agent.environment import Environment
 
 
@@ -48,7 +48,7 @@ class Place:
 
 
 def place(replica: int, num_replicas: int, store: Any) -> Any:
-    """For a part that is given less than all of what `Replicas` is."""
+    """For a part that is given less than all of what `ReplicaGroup` is."""
     return Place(replica, num_replicas, store)
 
 
@@ -64,7 +64,7 @@ def watches(num_replicas, every=None, clock=None):
     store = Store()
     made = []
     for replica in range(num_replicas):
-        one = Watch(place(replica, num_replicas, store), every, (), clock or Clock())
+        one = StepRequests(place(replica, num_replicas, store), every, (), clock or Clock())
         one._closed.set()
         if one._thread is not None:
             one._thread.join()
@@ -160,7 +160,7 @@ def test_a_store_that_is_gone_is_no_error_of_ours():
 
 def test_a_signal_requests_a_stop_and_the_handler_comes_back():
     before = signal.getsignal(signal.SIGUSR1)
-    one = Watch(place(0, 1, None), None, (signal.SIGUSR1,))
+    one = StepRequests(place(0, 1, None), None, (signal.SIGUSR1,))
     os.kill(os.getpid(), signal.SIGUSR1)
     assert one.at_boundary(1) == {STOP}
     one.close()
@@ -169,7 +169,7 @@ def test_a_signal_requests_a_stop_and_the_handler_comes_back():
 
 def test_outside_of_the_main_thread_no_signal_is_taken():
     before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=lambda: Watch(place(0, 1, None), None).close())
+    thread = threading.Thread(target=lambda: StepRequests(place(0, 1, None), None).close())
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGTERM) == before
@@ -178,7 +178,7 @@ def test_outside_of_the_main_thread_no_signal_is_taken():
 def test_the_thread_looks_and_ends(monkeypatch):
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.001)
     store = Store()
-    one = Watch(place(1, 2, store), None, ())
+    one = StepRequests(place(1, 2, store), None, ())
     store.set("watch/0/request", "1")
     deadline = threading.Event()
     for _ in range(2000):
@@ -196,7 +196,7 @@ def test_a_second_signal_after_a_while_is_for_the_process_itself():
     received = []
     before = signal.signal(signal.SIGTERM, lambda *_: received.append(now[0]))
     try:
-        watch = Watch(Replicas(Environment(), torch.device("cpu")), None, clock=lambda: now[0])
+        watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None, clock=lambda: now[0])
         os.kill(os.getpid(), signal.SIGTERM)
         now[0] = 3.0
         os.kill(os.getpid(), signal.SIGTERM)
@@ -212,7 +212,7 @@ def test_a_second_signal_after_a_while_is_for_the_process_itself():
 def test_a_second_signal_while_it_saves_changes_nothing():
     """A save may take minutes; launchers repeat themselves."""
     clock = Clock()
-    watch = Watch(Replicas(Environment(), torch.device("cpu")), None, clock=clock)
+    watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None, clock=clock)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         assert watch.at_boundary(1) == {STOP}
@@ -225,7 +225,7 @@ def test_a_second_signal_while_it_saves_changes_nothing():
 
 def test_a_stop_is_wanted_until_the_process_ends():
     """What it is served by may fail midway, with a replica that dies."""
-    watch = Watch(Replicas(Environment(), torch.device("cpu")), None)
+    watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None)
     try:
         assert not watch.wants(STOP)
         watch.request(STOP)
@@ -239,7 +239,7 @@ def test_a_stop_is_wanted_until_the_process_ends():
 
 def test_one_that_saves_alone_is_not_ended_by_being_asked_again():
     clock = Clock()
-    watch = Watch(Replicas(Environment(), torch.device("cpu")), None, clock=clock)
+    watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None, clock=clock)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         watch.ends()
@@ -260,14 +260,14 @@ def test_a_sign_of_life_is_given_before_the_script_goes_on(monkeypatch):
     # Who hangs before the thread first looks is known all the same.
     monkeypatch.setattr(module, "_LIVE_POLL_SECONDS", 3600.0)
     mover: Any = Beating()
-    watch = Watch(place(0, 1, None), None, (), mover=mover)
+    watch = StepRequests(place(0, 1, None), None, (), mover=mover)
     assert mover.told == 1
     watch._closed.set()
 
 
 def test_what_is_saved_ahead_counts_from_the_last_checkpoint_and_never_makes_them_rarer():
     clock = Clock()
-    watch = Watch(place(0, 1, None), 600.0, (), clock)
+    watch = StepRequests(place(0, 1, None), 600.0, (), clock)
     watch.save_ahead(60.0)
     clock.now = 60.0
     assert watch.at_boundary(1) == {CHECKPOINT}
@@ -286,7 +286,7 @@ def test_what_is_saved_ahead_counts_from_the_last_checkpoint_and_never_makes_the
 
 def test_without_checkpoints_nothing_is_saved_ahead():
     clock = Clock()
-    watch = Watch(place(0, 1, None), None, (), clock)
+    watch = StepRequests(place(0, 1, None), None, (), clock)
     watch.save_ahead(1.0)
     clock.now = 100.0
     assert watch.at_boundary(1) == set()

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from pollux.agent.elastic import stray_collective
-from pollux.agent.elastic.stray_collective import Astray, own_collective
+from pollux.agent.elastic.stray_collective import StrayCollectiveCheck, own_collective
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 
@@ -57,7 +57,7 @@ def looked(monkeypatch):
 
     def look(thread: int | None) -> str | None:
         told: list[str] = []
-        one = Astray(told.append)
+        one = StrayCollectiveCheck(told.append)
         one._thread = thread
         code = 0
         try:
@@ -90,7 +90,7 @@ def test_a_thread_that_does_something_else_is_left_in_peace(looked):
 
 
 def test_it_is_the_thread_that_began():
-    one = Astray(lambda why: None)
+    one = StrayCollectiveCheck(lambda why: None)
     one.begin()
     assert one._thread == threading.get_ident()
     one.end()

@@ -15,13 +15,13 @@ from torch.utils.data import TensorDataset
 
 from pollux.agent import pass_order
 from pollux.agent.adaptation.adaptation import Adaptation
-from pollux.agent.adaptation.batch_tuner import Change, fitting_choice
-from pollux.agent.data.ledger import Ledger
+from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice
+from pollux.agent.data.ledger import SampleLedger
 from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.environment import Environment
-from pollux.agent.frameworks.framework_loop import HostedTraining
-from pollux.agent.frameworks.framework_steps import HostedOptions
+from pollux.agent.frameworks.framework_loop import FrameworkTraining
+from pollux.agent.frameworks.framework_steps import FrameworkOptions
 from pollux.agent.frameworks.huggingface import PolluxTrainerMixin
 from pollux.agent.frameworks.lightning import PolluxCallback, PolluxDataLoader
 from pollux.agent.job.job import JobStopped
@@ -40,11 +40,11 @@ def data(samples: int = SAMPLES) -> TensorDataset:
 class Host:
     """A training loop like a framework's, which may ask for batches ahead of running them."""
 
-    def __init__(self, options: HostedOptions, ahead: int = 0, **loading: Any) -> None:
+    def __init__(self, options: FrameworkOptions, ahead: int = 0, **loading: Any) -> None:
         torch.manual_seed(0)
         self.model = nn.Linear(3, 1).double()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.training = HostedTraining(data(), options, LoaderOptions(seed=5, **loading))
+        self.training = FrameworkTraining(data(), options, LoaderOptions(seed=5, **loading))
         self.training.attach(self.optimizer, Environment(), torch.device("cpu"))
         self.ahead = ahead
         self.used: list[list[int]] = []
@@ -96,12 +96,12 @@ class Host:
 def change(host: Host, total: int) -> None:
     assert host.training._attached is not None
     choice = fitting_choice(total, 1, host.training.options.max_local_batch)
-    host.training._attached.adaptation.take(Change(choice, 1.0, 1.0, 1.0, "test"))
+    host.training._attached.adaptation.take(BatchChange(choice, 1.0, 1.0, 1.0, "test"))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_exact_epochs_are_passes(ahead):
-    host = Host(HostedOptions(4, max_local_batch=3), ahead)
+    host = Host(FrameworkOptions(4, max_local_batch=3), ahead)
     for _ in range(2):
         host.epoch()
     expected = [part.tolist() for number in range(2) for part in pass_order(SAMPLES, 5, number).split(4)]
@@ -111,7 +111,7 @@ def test_exact_epochs_are_passes(ahead):
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_epochs_by_progress_go_over_the_end_of_a_pass(ahead, monkeypatch):
-    host = Host(HostedOptions(4, max_batch_size=8), ahead)
+    host = Host(FrameworkOptions(4, max_batch_size=8), ahead)
     monkeypatch.setattr(
         "pollux.agent.adaptation.adaptation.Adaptation.efficiency", lambda self, total: 0.5 if total > 4 else 1.0
     )
@@ -125,21 +125,24 @@ def test_epochs_by_progress_go_over_the_end_of_a_pass(ahead, monkeypatch):
     assert 2 * SAMPLES <= host.training.progress.progress < 2 * SAMPLES + 8
     assert host.training.epochs_done == 2
     loader = host.training.loader
-    assert loader.ledger.digest == Ledger.of(pass_order(SAMPLES, 5, loader.pass_index)[: loader.cursor].numpy()).digest
+    assert (
+        loader.ledger.digest
+        == SampleLedger.of(pass_order(SAMPLES, 5, loader.pass_index)[: loader.cursor].numpy()).digest
+    )
 
 
 @pytest.mark.parametrize("steps", range(1, 12))
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("loading", [{}, {"drop_last": True}], ids=["all", "drop_last"])
 def test_resumed_anywhere_it_goes_on_as_if_nothing_had_happened(steps, ahead, loading):
-    whole = Host(HostedOptions(4), 1, **loading)
-    first = Host(HostedOptions(4), ahead, **loading)
+    whole = Host(FrameworkOptions(4), 1, **loading)
+    first = Host(FrameworkOptions(4), ahead, **loading)
     for _ in range(3):
         whole.epoch()
     per_epoch = 5 if loading else 6
     while len(first.used) < steps:
         first.epoch(min(per_epoch, steps - len(first.used)))
-    second = Host(HostedOptions(4), 0, **loading)
+    second = Host(FrameworkOptions(4), 0, **loading)
     second.training.load_state_dict(first.training.state_dict())
     assert second.training.epochs_done == steps // per_epoch
     while second.training.epochs_done < 3:
@@ -148,7 +151,7 @@ def test_resumed_anywhere_it_goes_on_as_if_nothing_had_happened(steps, ahead, lo
 
 
 def test_an_epoch_that_was_issued_whole_is_over_though_a_little_progress_is_missing(monkeypatch):
-    host = Host(HostedOptions(4, max_batch_size=8), 1)
+    host = Host(FrameworkOptions(4, max_batch_size=8), 1)
     efficiency = {"now": 0.5}
     monkeypatch.setattr(
         "pollux.agent.adaptation.adaptation.Adaptation.efficiency", lambda self, total: efficiency["now"]
@@ -160,7 +163,7 @@ def test_an_epoch_that_was_issued_whole_is_over_though_a_little_progress_is_miss
     for batch in batches:
         host.run(batch)
     assert host.training.progress.progress < SAMPLES
-    again = Host(HostedOptions(4, max_batch_size=8))
+    again = Host(FrameworkOptions(4, max_batch_size=8))
     again.training.load_state_dict(host.training.state_dict())
     assert again.training.epochs_done == 1
 
@@ -174,7 +177,7 @@ def gradient(model: nn.Linear, part: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("loss_scale", "unscales"), [(None, False), (1024.0, False), (1024.0, True)])
 @pytest.mark.parametrize("by_weight", [False, True])
 def test_average_and_noise_of_uneven_parts_are_what_the_formulas_say(loss_scale, unscales, by_weight):
-    host = Host(HostedOptions(5, max_local_batch=3, measure_noise=True))
+    host = Host(FrameworkOptions(5, max_local_batch=3, measure_noise=True))
     assert host.training._attached is not None
     meter = host.training._attached.steps.meter
     assert meter is not None
@@ -197,7 +200,7 @@ def test_average_and_noise_of_uneven_parts_are_what_the_formulas_say(loss_scale,
 
 
 def test_learning_rates_are_raised_for_the_step_alone():
-    host = Host(HostedOptions(4, max_batch_size=8, lr_rule="linear"))
+    host = Host(FrameworkOptions(4, max_batch_size=8, lr_rule="linear"))
     change(host, 8)
     seen: list[float] = []
     handle = host.optimizer.register_step_pre_hook(lambda *_: seen.append(host.optimizer.param_groups[0]["lr"]))
@@ -211,11 +214,11 @@ def test_learning_rates_are_raised_for_the_step_alone():
 
 
 def test_a_spike_brings_the_old_batch_back(monkeypatch, caplog):
-    host = Host(HostedOptions(4, max_batch_size=16))
+    host = Host(FrameworkOptions(4, max_batch_size=16))
     assert host.training._attached is not None
     adaptation = host.training._attached.adaptation
     monkeypatch.setattr(adaptation, "is_round", lambda step: True)
-    bigger = Change(fitting_choice(8, 1, None), 1.5, 1.0, 1.0, "test")
+    bigger = BatchChange(fitting_choice(8, 1, None), 1.5, 1.0, 1.0, "test")
     monkeypatch.setattr(adaptation, "next_change", lambda progress: bigger if adaptation.total == 4 else None)
     host.epoch(1)
     assert host.training.batch_size == 8
@@ -228,11 +231,11 @@ def test_a_spike_brings_the_old_batch_back(monkeypatch, caplog):
 
 
 def test_state_of_another_batch_is_refused():
-    state = Host(HostedOptions(4)).training.state_dict()
+    state = Host(FrameworkOptions(4)).training.state_dict()
     with pytest.raises(CheckpointMismatch, match="batch_size 4, this run has 8"):
-        Host(HostedOptions(8)).training.load_state_dict(state)
+        Host(FrameworkOptions(8)).training.load_state_dict(state)
     with pytest.raises(CheckpointMismatch, match="version 99"):
-        Host(HostedOptions(4)).training.load_state_dict({**state, "version": 99})
+        Host(FrameworkOptions(4)).training.load_state_dict({**state, "version": 99})
 
 
 @pytest.mark.parametrize(
@@ -252,17 +255,17 @@ def test_bad_options_are_refused_at_once(options, message):
 
 
 def test_batch_below_the_replicas_is_refused():
-    training = HostedTraining(data(), HostedOptions(4), LoaderOptions())
+    training = FrameworkTraining(data(), FrameworkOptions(4), LoaderOptions())
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     with pytest.raises(InvalidInput, match="below the 8 replicas"):
         training.attach(optimizer, Environment(num_replicas=8), torch.device("cpu"))
 
 
 def test_calls_out_of_order_are_refused():
-    training = HostedTraining(data(), HostedOptions(4), LoaderOptions())
+    training = FrameworkTraining(data(), FrameworkOptions(4), LoaderOptions())
     with pytest.raises(MisusedJob, match="before the training began"):
         next(training.epoch())
-    host = Host(HostedOptions(4))
+    host = Host(FrameworkOptions(4))
     with pytest.raises(MisusedJob, match="not from Pollux's loader"):
         host.training.begin()
     with pytest.raises(MisusedJob, match="without a batch"):
@@ -290,13 +293,13 @@ def test_noise_by_tokens_counts_the_tokens_that_are_learned():
 
 
 def test_the_limits_of_whoever_started_it_hold():
-    asked = HostedOptions(batch_size=8, max_batch_size=64, max_local_batch=16)
+    asked = FrameworkOptions(batch_size=8, max_batch_size=64, max_local_batch=16)
     assert asked.within(Environment()) == asked
     assert asked.within(Environment(max_local_batch=4)).max_local_batch == 4
     assert asked.within(Environment(max_local_batch=32)).max_local_batch == 16
     assert asked.within(Environment(adapts=False)).allowed.is_exact
-    assert HostedOptions(batch_size=8).within(Environment(max_batch_size=32)).max_batch_size == 32
-    assert HostedOptions(batch_size=8).within(Environment(max_batch_size=32), may_grow=False).max_batch_size is None
+    assert FrameworkOptions(batch_size=8).within(Environment(max_batch_size=32)).max_batch_size == 32
+    assert FrameworkOptions(batch_size=8).within(Environment(max_batch_size=32), may_grow=False).max_batch_size is None
 
 
 def test_a_loader_of_lightning_takes_them(monkeypatch):
@@ -317,7 +320,7 @@ def test_it_reports_and_stops_as_a_job_does(monkeypatch, ends):
 
     monkeypatch.setattr(reporter, "post_report", post)
     monkeypatch.setattr(Adaptation, "is_round", lambda self, step: step % 2 == 0)
-    host = Host(HostedOptions(batch_size=4))
+    host = Host(FrameworkOptions(batch_size=4))
     host.training.epochs_wanted = 3.0
     there = Environment(job="job", url="http://scheduler", job_token="token", generation=5)
     host.training.attach(host.optimizer, there, torch.device("cpu"))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pollux.agent.reporting.receipt import EVENT_KINDS, Receipt, Row
+from pollux.agent.reporting.receipt import EVENT_KINDS, Receipt, ReceiptRow
 from pollux.agent.reporting.receipt_plot import draw, png
 from pollux.core.errors import CheckpointMismatch, InvalidInput, UnknownName
 
@@ -19,7 +19,7 @@ SIZE = 10_000
 def row(step=0, *, batch=100, replicas=1, efficiency=1.0, **values):
     """A moment of a run in which every step took 0.1 s at the given batch."""
     known = {"progress": step * batch * efficiency, "samples": step * batch, "seconds": 0.1 * step}
-    return Row(
+    return ReceiptRow(
         step=step,
         num_replicas=replicas,
         num_nodes=1,

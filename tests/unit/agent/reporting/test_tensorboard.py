@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pollux.agent.reporting.receipt import Row
+from pollux.agent.reporting.receipt import ReceiptRow
 from pollux.agent.reporting.tensorboard import Scalars
 from pollux.core.errors import InvalidInput
 
@@ -15,7 +15,7 @@ from pollux.core.errors import InvalidInput
 def row(samples, **values):
     known = {"progress": 0.8 * samples, "seconds": 1.0, "num_replicas": 2, "num_nodes": 1, "local_batch": 8}
     more = {"accumulation": 0, "total_batch": 16, "lr_factors": (1.5,), "efficiency": 0.8}
-    return Row(step=samples // 16, samples=samples, **{**known, **more, **values})
+    return ReceiptRow(step=samples // 16, samples=samples, **{**known, **more, **values})
 
 
 def read(folder):

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from pollux.agent.step.deferred_copy import Late
+from pollux.agent.step.deferred_copy import DeferredCopy
 
 
 def test_on_the_host_values_come_at_once_and_are_a_copy():
-    late: Late[int] = Late()
+    late: DeferredCopy[int] = DeferredCopy()
     values = torch.ones(3)
     arrived = late.exchange(values, 7)
     values.zero_()
@@ -19,7 +19,7 @@ def test_on_the_host_values_come_at_once_and_are_a_copy():
 
 @pytest.mark.gpu
 def test_on_a_gpu_values_come_one_exchange_later():
-    late: Late[int] = Late()
+    late: DeferredCopy[int] = DeferredCopy()
     values = torch.ones(3, device="cuda")
     assert late.exchange(values, 1) is None
     values.fill_(5.0)

@@ -10,7 +10,7 @@ from torch import nn
 
 from pollux.agent.step import gradient_norms as meter_module
 from pollux.agent.step import preconditioner as preconditioner_module
-from pollux.agent.step.gradient_norms import WARM_STEPS, GradientMeter
+from pollux.agent.step.gradient_norms import WARM_STEPS, GradientNormMeter
 from pollux.core.errors import MisusedJob
 
 
@@ -87,7 +87,7 @@ def close(a, b, tolerance=1e-10):
 def test_uneven_parts_are_those_of_separate_runs(replicas):
     model = network()
     optimizer = two_groups(model)
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     parts = batch(37).split([10, 9, 9, 9])
     run_step(model, optimizer, meter, parts, replicas=replicas)
     rows = meter.drain()
@@ -102,7 +102,7 @@ def test_uneven_parts_are_those_of_separate_runs(replicas):
 def test_rows_wait_in_order_and_the_oldest_gives_way():
     model = network()
     optimizer = two_groups(model)
-    meter = GradientMeter(optimizer, "cpu", capacity=3)
+    meter = GradientNormMeter(optimizer, "cpu", capacity=3)
     expected = []
     for step in range(5):
         parts = batch(8 + step, seed=step).split(4 + step)
@@ -120,7 +120,7 @@ def test_measuring_changes_no_bit_and_leaves_no_hook(set_aside):
     x = batch(16, torch.float32)
     first = loss_of(plain, x)
     first.backward()
-    meter = GradientMeter(two_groups(measured), "cpu", set_aside=set_aside)
+    meter = GradientNormMeter(two_groups(measured), "cpu", set_aside=set_aside)
     meter.begin(1.0)
     assert meter.is_measuring
     second = loss_of(measured, x)
@@ -139,7 +139,7 @@ def test_measuring_changes_no_bit_and_leaves_no_hook(set_aside):
 def test_tied_frozen_unused_and_foreign_parameters():
     model = Tied()
     optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.frozen, model.unused]}], lr=0.1)
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     outside = nn.Parameter(torch.ones(6, dtype=torch.float64))
     parts = batch(12).split(6)
     optimizer.zero_grad()
@@ -192,7 +192,7 @@ def test_preconditioned_by_the_state_before_the_step(name):
     kind, options, denominator = OPTIMIZERS[name]
     model = network()
     optimizer = two_groups(model, kind, **options)
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     for step in range(25):
         optimizer.zero_grad()
         loss_of(model, batch(8, seed=step)).backward()
@@ -217,7 +217,7 @@ def test_coordinates_never_seen_do_not_count():
         optimizer.zero_grad()
         model(torch.tensor([[1, 2, 3]])).square().sum().backward()
         optimizer.step()
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     lengths = []
     for tokens in ([[1, 2]], [[1, 2, 7]]):
         optimizer.zero_grad()
@@ -236,7 +236,7 @@ def test_sparse_gradients_count_by_their_values():
         torch.manual_seed(0)
         model = nn.Embedding(10, 4, sparse=sparse, dtype=torch.float64)
         optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
-        meter = GradientMeter(optimizer, "cpu")
+        meter = GradientNormMeter(optimizer, "cpu")
         tokens = torch.tensor([1, 2, 2, 7])
         for _ in range(WARM_STEPS + 1):
             optimizer.zero_grad()
@@ -259,7 +259,7 @@ def test_narrow_parameters_have_wide_lengths(dtype, kind):
         for _ in range(2):
             model.weight.grad = torch.rand(300, 300).to(dtype) + 1
             optimizer.step()
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     optimizer.zero_grad()
     gradient = (torch.randn(300, 300) * 30).to(dtype)
     meter.begin(0.5)
@@ -277,7 +277,7 @@ def test_narrow_parameters_have_wide_lengths(dtype, kind):
 
 def test_long_sums_in_float32_do_not_drift():
     weight = nn.Parameter(torch.zeros(3_000_001))
-    meter = GradientMeter(torch.optim.SGD([weight], lr=0.1), "cpu")
+    meter = GradientNormMeter(torch.optim.SGD([weight], lr=0.1), "cpu")
     weight.grad = torch.randn(3_000_001, generator=torch.Generator().manual_seed(1))
     meter.finish(2, 2)
     close(meter.drain().whole[0, 0], weight.grad.double().square().sum(), 1e-6)
@@ -286,7 +286,7 @@ def test_long_sums_in_float32_do_not_drift():
 def test_autocast_gives_the_gradients_that_the_optimiser_sees():
     model = network(torch.float32)
     optimizer = two_groups(model)
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     with torch.autocast("cpu", torch.bfloat16):
         run_step(model, optimizer, meter, [batch(16, torch.float32)])
     rows = meter.drain()
@@ -301,7 +301,7 @@ def test_a_scaler_is_divided_out_and_clipping_comes_after():
     parts = batch(20).split([7, 13])
     for model, scaler in ((plain, None), (scaled, torch.amp.GradScaler("cpu", init_scale=2.0**12))):
         optimizer = two_groups(model)
-        meter = GradientMeter(optimizer, "cpu")
+        meter = GradientNormMeter(optimizer, "cpu")
         scale = None if scaler is None else scaler.scale(torch.ones(()))
         run_step(model, optimizer, meter, parts, scale=scale)
         if scaler is not None:
@@ -316,7 +316,7 @@ def test_a_scaler_is_divided_out_and_clipping_comes_after():
 def test_a_step_that_overflowed_gives_a_row_that_is_not_finite():
     model = network()
     optimizer = two_groups(model)
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     run_step(model, optimizer, meter, [batch(4), batch(4) * torch.inf])
     assert not meter.drain().parts.isfinite().all()
 
@@ -324,7 +324,7 @@ def test_a_step_that_overflowed_gives_a_row_that_is_not_finite():
 def test_a_gradient_in_pieces_spoils_the_row():
     model = network()
     optimizer = two_groups(model)
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     meter.begin(1.0)
     loss_of(model, batch(4)).backward()
     loss_of(model, batch(4)).backward()
@@ -339,7 +339,7 @@ def test_a_gradient_in_pieces_spoils_the_row():
 def test_an_abandoned_step_leaves_nothing():
     model = network()
     optimizer = two_groups(model)
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     meter.begin(1.0)
     loss_of(model, batch(4)).backward()
     meter.abandon()
@@ -354,7 +354,7 @@ def test_a_group_added_later_and_a_parameter_thawed():
     parameters = list(model.parameters())
     parameters[0].requires_grad_(False)
     optimizer = torch.optim.SGD(parameters[:4], lr=0.1)
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     run_step(model, optimizer, meter, batch(8).split(4))
     optimizer.add_param_group({"params": parameters[4:], "lr": 0.2})
     parameters[0].requires_grad_(True)
@@ -369,7 +369,7 @@ def test_a_group_added_later_and_a_parameter_thawed():
 def test_warm_after_enough_steps_or_with_a_restored_state():
     model = network()
     optimizer = two_groups(model, torch.optim.AdamW)
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     assert (meter.kind, meter.is_warm) == ("cold", False)
     for step in range(WARM_STEPS):
         assert not meter.is_warm
@@ -377,16 +377,16 @@ def test_warm_after_enough_steps_or_with_a_restored_state():
         optimizer.step()
     assert (meter.kind, meter.is_warm) == ("adam", True)
     other = two_groups(network(), torch.optim.AdamW)
-    restored = GradientMeter(other, "cpu")
+    restored = GradientNormMeter(other, "cpu")
     other.load_state_dict(optimizer.state_dict())
     assert restored.is_warm
-    assert GradientMeter(two_groups(network()), "cpu").is_warm
+    assert GradientNormMeter(two_groups(network()), "cpu").is_warm
 
 
 def test_an_optimiser_without_a_count_of_its_own_is_counted():
     model = network()
     optimizer = torch.optim.RMSprop(model.parameters())
-    meter = GradientMeter(optimizer, "cpu")
+    meter = GradientNormMeter(optimizer, "cpu")
     for step in range(WARM_STEPS):
         loss_of(model, batch(4, seed=step)).backward()
         optimizer.step()
@@ -405,7 +405,7 @@ def test_nothing_is_read_back_in_a_step(kind):
     model = network().to("meta")
     optimizer = two_groups(model, kind)
     optimizer.state.clear()
-    meter = GradientMeter(optimizer, "meta")
+    meter = GradientNormMeter(optimizer, "meta")
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             moment = {torch.optim.Adam: "exp_avg_sq", torch.optim.Adagrad: "sum"}.get(kind)
@@ -421,7 +421,7 @@ def test_nothing_is_read_back_in_a_step(kind):
 
 
 def test_calls_out_of_order_are_refused():
-    meter = GradientMeter(two_groups(network()), "cpu")
+    meter = GradientNormMeter(two_groups(network()), "cpu")
     meter.begin(1.0)
     with pytest.raises(MisusedJob, match="before the one before it ended"):
         meter.begin(1.0)
@@ -439,7 +439,7 @@ def test_chunks_change_nothing(monkeypatch, kind, chunk, large, tensors):
                 monkeypatch.setattr(meter_module, name, value)
         model = network()
         optimizer = two_groups(model, kind)
-        meter = GradientMeter(optimizer, "cpu")
+        meter = GradientNormMeter(optimizer, "cpu")
         for step in range(4):
             run_step(model, optimizer, meter, batch(9, seed=step).split([4, 5]))
             optimizer.step()
@@ -459,7 +459,7 @@ def test_no_chunk_holds_more_than_its_bound(monkeypatch):
 
 def test_several_parameters_fire_in_one_backward_only_once():
     model = network()
-    meter = GradientMeter(two_groups(model), "cpu")
+    meter = GradientNormMeter(two_groups(model), "cpu")
     for _ in itertools.repeat(None, 3):
         meter.begin(1.0)
         loss_of(model, batch(4)).backward()
@@ -479,7 +479,7 @@ def test_set_aside_gives_the_same_rows_and_gradients_as_hooks(optimizer_class, r
             loss_of(model, batch(8, torch.float32, seed=step)).backward()
             optimizer.step()
             optimizer.zero_grad()
-        meter = GradientMeter(optimizer, "cpu", set_aside=set_aside)
+        meter = GradientNormMeter(optimizer, "cpu", set_aside=set_aside)
         for part in batch(20, torch.float32, seed=99).chunk(repeats):
             meter.begin(1.0)
             (loss_of(model, part) / repeats).backward()
@@ -495,7 +495,7 @@ def test_set_aside_gives_the_same_rows_and_gradients_as_hooks(optimizer_class, r
 
 def test_set_aside_keeps_a_gradient_that_the_backward_pass_does_not_touch():
     weight, other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
-    meter = GradientMeter(torch.optim.SGD([weight, other], lr=0.1), "cpu", set_aside=True)
+    meter = GradientNormMeter(torch.optim.SGD([weight, other], lr=0.1), "cpu", set_aside=True)
     meter.begin(1.0)
     (weight.sum() + 2 * other.sum()).backward()
     meter.end()
@@ -510,7 +510,7 @@ def test_set_aside_keeps_a_gradient_that_the_backward_pass_does_not_touch():
 
 def test_what_was_laid_aside_is_forgotten_with_the_step():
     weight = nn.Parameter(torch.ones(3))
-    meter = GradientMeter(torch.optim.SGD([weight], lr=0.1), "cpu", set_aside=True)
+    meter = GradientNormMeter(torch.optim.SGD([weight], lr=0.1), "cpu", set_aside=True)
     weight.sum().backward()
     meter.begin(1.0)
     meter.abandon()
@@ -520,7 +520,7 @@ def test_what_was_laid_aside_is_forgotten_with_the_step():
 
 def test_a_part_without_weight_does_not_count_as_one():
     model = network()
-    meter = GradientMeter(two_groups(model), "cpu")
+    meter = GradientNormMeter(two_groups(model), "cpu")
     for weight in (1.0, 0.0, 2.0):
         meter.begin(weight)
         loss_of(model, batch(4)).backward()

@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pollux.agent.data.step_shape import MicroBatch, share
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.environment import Environment
-from pollux.agent.step.loss_weighting import Averager, check_weighting
+from pollux.agent.step.loss_weighting import LossWeighting, check_weighting
 from pollux.core.errors import InvalidInput, MisusedJob, UnknownName
 
 
-def averager(initial: int = 4, adaptive: bool = False, num_replicas: int = 1) -> Averager:
-    replicas = Replicas(Environment(), torch.device("cpu"))
+def averager(initial: int = 4, adaptive: bool = False, num_replicas: int = 1) -> LossWeighting:
+    replicas = ReplicaGroup(Environment(), torch.device("cpu"))
     # Only the number counts here; no collective runs but for weights.
     replicas.num_replicas = num_replicas
-    return Averager(replicas, initial, adaptive)
+    return LossWeighting(replicas, initial, adaptive)
 
 
 def micro(samples: int, total: int, index: int = 0, repeats: int = 1) -> MicroBatch:
     return MicroBatch(0, index, repeats, samples, total, False, (samples,))
 
 
-def scaled(made: Averager, part: MicroBatch, reduction: str = "mean", weight=None) -> float:
+def scaled(made: LossWeighting, part: MicroBatch, reduction: str = "mean", weight=None) -> float:
     return float(made.scale(torch.tensor(1.0, dtype=torch.float64), part, reduction, weight))
 
 

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrize
 
-from pollux.agent.distributed.process_group import Replicas, WrappedModel
+from pollux.agent.distributed.process_group import ReplicaGroup, WrappedModel
 from pollux.agent.environment import Environment
-from pollux.agent.step.loss_weighting import Averager
-from pollux.agent.step.model_handle import stand_in
-from pollux.agent.step.optimizer_step import Engine, StepOptions
+from pollux.agent.step.loss_weighting import LossWeighting
+from pollux.agent.step.model_handle import stable_handle
+from pollux.agent.step.optimizer_step import StepOptions, StepRunner
 
 
 class Model(nn.Module):
@@ -40,13 +40,13 @@ class Unlike(Model):
         super().__init_subclass__()
 
 
-class Sizes(Replicas):
+class Sizes(ReplicaGroup):
     """Replicas of any size, as far as the wrapper goes: its group has this process alone."""
 
     def __init__(self) -> None:
         super().__init__(Environment(), torch.device("cpu"), meeting=dist.HashStore())
 
-    def regroup(self, engine: Engine, size: int) -> None:
+    def regroup(self, engine: StepRunner, size: int) -> None:
         if self._wrapped is not None:
             self._wrapped.let_go()
             self._wrapped = None
@@ -65,7 +65,9 @@ def engine(size: int) -> tuple[Any, Sizes]:
     model, replicas = Model(), Sizes()
     replicas.num_replicas = size
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Engine(model, optimizer, replicas, Averager(replicas, 4, adaptive=False), None, StepOptions()), replicas
+    return StepRunner(
+        model, optimizer, replicas, LossWeighting(replicas, 4, adaptive=False), None, StepOptions()
+    ), replicas
 
 
 X = torch.ones(2, 3)
@@ -104,9 +106,9 @@ def test_thousands_of_changes_leave_neither_a_chain_nor_wrappers(group):
 
 def test_a_job_that_cannot_change_gets_its_own_model():
     model = Model()
-    replicas = Replicas(Environment(), torch.device("cpu"))
+    replicas = ReplicaGroup(Environment(), torch.device("cpu"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = Engine(model, optimizer, replicas, Averager(replicas, 4, adaptive=False), None, StepOptions())
+    made = StepRunner(model, optimizer, replicas, LossWeighting(replicas, 4, adaptive=False), None, StepOptions())
     assert made.given is model
 
 
@@ -118,7 +120,7 @@ def test_a_stand_in_is_the_model_but_for_its_calls():
         calls.append("other")
         return model(*inputs, **kwargs)
 
-    made: Any = stand_in(model, lambda: other)  # type: ignore[arg-type, return-value]
+    made: Any = stable_handle(model, lambda: other)  # type: ignore[arg-type, return-value]
     assert isinstance(made, Model)
     assert repr(made) == repr(model)
     assert [*made.state_dict()] == ["layer.weight", "layer.bias"]
@@ -138,7 +140,7 @@ def test_a_stand_in_is_the_model_but_for_its_calls():
 
 def test_a_model_that_cannot_have_one_stands_for_itself():
     model = Unlike()
-    assert stand_in(model, lambda: model) is model
+    assert stable_handle(model, lambda: model) is model
 
 
 class Hooked(Model):
@@ -181,7 +183,7 @@ def through_torch(model: Any) -> Any:
 @pytest.mark.parametrize("way", [copy.deepcopy, through_torch, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_is_a_model_of_its_own(kind, way):
     model = kind()
-    copied = way(stand_in(model, elsewhere))
+    copied = way(stable_handle(model, elsewhere))
     assert type(copied) is kind
     with torch.no_grad():
         copied.layer.weight.zero_()
@@ -191,7 +193,7 @@ def test_a_copy_is_a_model_of_its_own(kind, way):
 
 
 def test_what_is_made_from_its_class_is_a_model_of_its_own():
-    handle = stand_in(Model(), elsewhere)
+    handle = stable_handle(Model(), elsewhere)
     assert handle.__class__ is Model
     for kind in (type(handle), handle.__class__):
         other = kind()
@@ -199,12 +201,12 @@ def test_what_is_made_from_its_class_is_a_model_of_its_own():
         assert torch.equal(copy.deepcopy(other)(X), other(X))
         assert type(pickle.loads(pickle.dumps(other))) is Model
     chain = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
-    assert torch.equal(stand_in(chain, elsewhere)[:1](X), chain[0](X))
+    assert torch.equal(stable_handle(chain, elsewhere)[:1](X), chain[0](X))
 
 
 def test_a_parametrization_of_the_model_itself_reaches_it():
     model = nn.Linear(3, 1)
-    handle = stand_in(model, lambda: model)
+    handle = stable_handle(model, lambda: model)
     parametrize.register_parametrization(handle, "weight", nn.Tanh())
     assert torch.equal(handle(X), nn.functional.linear(X, model.weight, model.bias))
     assert torch.equal(handle.weight, model.weight)
@@ -221,5 +223,5 @@ class Listed(Model):
 
 def test_a_class_that_knows_who_derives_from_it_is_left_alone():
     model = Listed()
-    assert stand_in(model, elsewhere) is model
+    assert stable_handle(model, elsewhere) is model
     assert Listed.known == []

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pollux.agent.step.oom import MemoryLimits, Trial, is_out_of_memory
+from pollux.agent.step.oom import MemoryLimits, OomTrial, is_out_of_memory
 from pollux.core.errors import InvalidInput
 
 
@@ -84,7 +84,7 @@ class Hungry(nn.Module):
 
 def test_a_forward_pass_that_fails_still_gives_values():
     model = Hungry(4)
-    trial = Trial(model, 3)
+    trial = OomTrial(model, 3)
     x = torch.randn(10, 2)
     with trial.watching():
         out = model(x, scale=2.0, extra=torch.arange(10))
@@ -98,7 +98,7 @@ def test_a_forward_pass_that_fails_still_gives_values():
 
 def test_one_that_fits_is_left_alone():
     model = Hungry(10)
-    trial = Trial(model, 3)
+    trial = OomTrial(model, 3)
     with trial.watching():
         out = model(torch.randn(10, 2))
     assert not trial.failed
@@ -110,14 +110,14 @@ def test_a_forward_of_the_instances_own_comes_back():
     model: Any = Hungry(10)
     own = lambda x: x  # noqa: E731
     model.forward = own
-    with Trial(model, 3).watching():
+    with OomTrial(model, 3).watching():
         assert model.forward is not own
     assert model.forward is own
 
 
 def test_other_errors_and_evaluation_pass_through():
     model = Hungry(4)
-    trial = Trial(model, 3)
+    trial = OomTrial(model, 3)
     with trial.watching():
         with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
             model(torch.randn(10, 2))
@@ -128,5 +128,5 @@ def test_other_errors_and_evaluation_pass_through():
 
 def test_what_does_not_fit_in_pieces_either_is_refused():
     model = Hungry(0)
-    with Trial(model, 1).watching(), pytest.raises(InvalidInput, match="memory does not hold 1 sample even without"):
+    with OomTrial(model, 1).watching(), pytest.raises(InvalidInput, match="memory does not hold 1 sample even without"):
         model(torch.randn(4, 2))

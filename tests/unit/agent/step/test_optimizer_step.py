@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import nn
 
 from pollux.agent.data.step_shape import MicroBatch, share
-from pollux.agent.distributed.process_group import Replicas
+from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.environment import Environment
-from pollux.agent.step.gradient_norms import GradientMeter
-from pollux.agent.step.loss_weighting import Averager
-from pollux.agent.step.optimizer_step import Engine, StepOptions, unwrapped
+from pollux.agent.step.gradient_norms import GradientNormMeter
+from pollux.agent.step.loss_weighting import LossWeighting
+from pollux.agent.step.optimizer_step import StepOptions, StepRunner, unwrapped
 from pollux.core.errors import MisusedJob, NonFiniteValue
 
 
@@ -35,8 +35,10 @@ X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0], [1.0, 3.0], [0.5, 0.5]], d
 def engine(model=None, **options) -> Any:
     model = model or Model()
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr": 0.1}])
-    replicas = Replicas(Environment(), torch.device("cpu"))
-    return Engine(model, optimizer, replicas, Averager(replicas, len(X), adaptive=False), None, StepOptions(**options))
+    replicas = ReplicaGroup(Environment(), torch.device("cpu"))
+    return StepRunner(
+        model, optimizer, replicas, LossWeighting(replicas, len(X), adaptive=False), None, StepOptions(**options)
+    )
 
 
 def run(made: Any, repeats: int = 1, trial_from: int | None = None, factors=(1.0,), times: float = 1.0) -> Any:
@@ -149,7 +151,7 @@ def test_alone_any_step_may_be_tried_and_the_model_is_not_wrapped():
 @pytest.mark.parametrize(("weights", "count"), [((2.0, 1.0, 2.0), 3), ((2.0, 0.0, 3.0), 2)])
 def test_parts_of_no_weight_do_not_count_in_a_measured_step(weights, count):
     made = engine()
-    made.meter = GradientMeter(made.optimizer, "cpu")
+    made.meter = GradientNormMeter(made.optimizer, "cpu")
     for index, (((first, end),), weight) in enumerate(zip(share(len(X), 1, 3), weights, strict=True)):
         made.begin(MicroBatch(0, index, 3, end - first, len(X), True, (end - first,)), None)
         made.backward(made.model(X[first:end]).mean(), "mean", weight)

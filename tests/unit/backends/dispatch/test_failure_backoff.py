@@ -1,6 +1,6 @@
 """Work that goes on whatever a step of it does."""
 
-from pollux.backends.dispatch.failure_backoff import Stumbles
+from pollux.backends.dispatch.failure_backoff import FailureBackoff
 
 
 def fail():
@@ -8,7 +8,7 @@ def fail():
 
 
 def test_one_mistake_holds_nothing_up_and_does_not_count_for_long(caplog):
-    stumbles, done = Stumbles(), []
+    stumbles, done = FailureBackoff(), []
 
     def turn():
         stumbles.step(fail)
@@ -22,7 +22,7 @@ def test_one_mistake_holds_nothing_up_and_does_not_count_for_long(caplog):
 
 
 def test_mistakes_turn_after_turn_are_too_many_until_one_goes_well(caplog):
-    stumbles = Stumbles()
+    stumbles = FailureBackoff()
     pauses = [stumbles.turn(fail) for _ in range(20)]
     assert not stumbles.are_few
     assert pauses == sorted(pauses)

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from pollux.backends.dispatch.slots import FleetGround
-from pollux.backends.fleet.backend import FleetBackend, fleet_secret, own_address
-from pollux.backends.nodes.provider import HostedNode, PooledLender
+from pollux.backends.dispatch.slots import FleetSlotAllocator
+from pollux.backends.fleet.backend import FleetBackend, fleet_secret
+from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
+from pollux.backends.process.network import own_address
 from pollux.backends.protocol import Launch, NodeDown, NodeUp
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed, InvalidInput
@@ -14,7 +15,7 @@ from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 def node(name, places=2, port=1, gpus=()):
-    return HostedNode(Node(name, places, "cpu", num_cpus=4.0), ("127.0.0.1", port), gpus)
+    return LentNode(Node(name, places, "cpu", num_cpus=4.0), ("127.0.0.1", port), gpus)
 
 
 def launch(**counts):
@@ -23,7 +24,7 @@ def launch(**counts):
 
 @pytest.fixture
 def lender():
-    return PooledLender()
+    return PooledNodeProvider()
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_a_new_host_of_a_node_is_a_new_node(backend, lender):
     wait(lambda: [type(event) for event in backend.told][-2:] == [NodeDown, NodeUp] or len(backend.told) == 1)
 
 
-class TakingBack(PooledLender):
+class TakingBack(PooledNodeProvider):
     """One whose engine takes nodes back: `goes` are those, with why."""
 
     def __init__(self):
@@ -115,14 +116,14 @@ def test_a_node_that_has_left_is_told_once_and_not_up_while_it_goes(taking):
 
 
 def test_nodes_from_before_count_until_the_lender_has_found_them(tmp_path):
-    first = PooledLender()
+    first = PooledNodeProvider()
     backend = FleetBackend(tmp_path, first, head="127.0.0.1", warm=False)
     told: list[object] = []
     backend.start(told.append)
     first.offer([node("a"), node("b")])
     wait(lambda: len(told) == 2)
     backend.close()
-    second, told = PooledLender(), []
+    second, told = PooledNodeProvider(), []
     backend = FleetBackend(tmp_path, second, head="127.0.0.1", warm=False)
     backend.start(told.append)
     assert [each.id for each in backend.inventory()] == ["a", "b"]
@@ -145,7 +146,7 @@ def test_what_was_noted_by_another_version_is_left_out(tmp_path, caplog):
     ]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "fleet-nodes.json").write_text(json.dumps({"nodes": rows}))
-    backend = FleetBackend(tmp_path, PooledLender(), head="127.0.0.1", warm=False)
+    backend = FleetBackend(tmp_path, PooledNodeProvider(), head="127.0.0.1", warm=False)
     with caplog.at_level("WARNING", "pollux.backends"):
         backend.start(lambda event: None)
     try:
@@ -160,7 +161,7 @@ def test_what_was_noted_by_another_version_is_left_out(tmp_path, caplog):
 def test_notes_that_are_none_are_as_if_there_were_none(tmp_path, text):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "fleet-nodes.json").write_text(text)
-    backend = FleetBackend(tmp_path, PooledLender(), head="127.0.0.1", warm=False)
+    backend = FleetBackend(tmp_path, PooledNodeProvider(), head="127.0.0.1", warm=False)
     backend.start(lambda event: None)
     backend.close()
     assert backend.inventory() == ()
@@ -177,16 +178,12 @@ def test_what_cannot_be_placed_is_refused(backend, lender):
     assert backend.running() == ()
 
 
-def test_rendering_shows_every_replica(backend, lender):
+def test_every_replica_knows_its_ranks(backend, lender):
     lender.offer([node("a", gpus=(4, 6)), node("b", gpus=(0, 1))])
-    rendered = backend.render(launch(a=2, b=1))
-    assert rendered["nodes"] == {"a": 2, "b": 1}
-    assert [each["RANK"] + each["LOCAL_RANK"] + each["NODE_RANK"] for each in rendered["replicas"]] == [
-        "000",
-        "110",
-        "201",
-    ]
-    assert {each["MASTER_ADDR"] for each in rendered["replicas"]} == {"127.0.0.1"}
+    details = backend._ground.details(launch(a=2, b=1), ["a/0", "a/1", "b/0"], "run")
+    ranks = [each["RANK"] + each["LOCAL_RANK"] + each["NODE_RANK"] for each in details["replicas"]]
+    assert ranks == ["000", "110", "201"]
+    assert {**details["environ"], **details["replicas"][0]}["MASTER_ADDR"] == "127.0.0.1"
 
 
 def test_the_lease_is_shorter_than_patience(tmp_path, lender, monkeypatch):
@@ -216,7 +213,7 @@ def test_there_is_always_an_address():
 @pytest.fixture
 def ground(lender):
     lender.offer([node("a", gpus=(4, 6)), node("b")])
-    return FleetGround(lender, b"x" * 16, "10.0.0.1", 10.0, 12.0)
+    return FleetSlotAllocator(lender, b"x" * 16, "10.0.0.1", 10.0, 12.0)
 
 
 def test_places_that_stay_come_first(ground, lender):
@@ -285,7 +282,7 @@ def test_what_is_degraded_is_in_the_log_once(backend, caplog):
 def test_what_an_overtaken_order_asked_for_is_left_to_others(lender):
     """Growth that waits for another job's place is called off: that place must not come to it all the same."""
     lender.offer([node("a", 1), node("b", 1)])
-    ground = FleetGround(lender, b"secret", "127.0.0.1", 10.0, 12.0)
+    ground = FleetSlotAllocator(lender, b"secret", "127.0.0.1", 10.0, 12.0)
     assert ground.take("leaving", Placement.of({"b": 1}), (), ()) == ("b/0",)
     assert ground.take("grows", Placement.of({"a": 1}), (), ()) == ("a/0",)
     assert ground.take("grows", Placement.of({"a": 1, "b": 1}), ("a/0",), ("a/0",)) == ()

@@ -8,8 +8,8 @@ import pytest
 
 from pollux.backends.fleet import dispatcher, shared_folders
 from pollux.backends.fleet.backend import FleetBackend
-from pollux.backends.fleet.shared_folders import SharedFolders, Verdict
-from pollux.backends.nodes.provider import HostedNode, PooledLender
+from pollux.backends.fleet.shared_folders import FolderCheck, SharedFolders
+from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.backends.protocol import Launch, NodeDown, ReplicasEnded
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed
@@ -17,7 +17,7 @@ from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 def host(number):
-    return HostedNode(Node(f"n{number}", 2, "cpu", num_cpus=4.0), ("10.0.0.1", number))
+    return LentNode(Node(f"n{number}", 2, "cpu", num_cpus=4.0), ("10.0.0.1", number))
 
 
 class Hosts:
@@ -59,11 +59,11 @@ def found(shared, folders, nodes):
 
 
 def test_a_node_is_asked_once(shared, hosts, tmp_path):
-    assert found(shared, [str(tmp_path)], [host(1)]) == Verdict()
-    assert found(shared, [str(tmp_path)], [host(1)]) == Verdict()
+    assert found(shared, [str(tmp_path)], [host(1)]) == FolderCheck()
+    assert found(shared, [str(tmp_path)], [host(1)]) == FolderCheck()
     assert len(hosts.asked) == 1
     assert list(tmp_path.iterdir()) == []
-    assert found(shared, [str(tmp_path)], [host(1), host(2)]) == Verdict()
+    assert found(shared, [str(tmp_path)], [host(1), host(2)]) == FolderCheck()
     assert [port for port, *_ in hosts.asked] == [1, 2]
 
 
@@ -76,7 +76,7 @@ def test_a_node_that_came_later_is_compared_too(shared, hosts, tmp_path):
     assert not found(SharedFolders(b"x" * 32), [str(tmp_path)], [host(2)]).elsewhere
     # Put right, it may be used.
     hosts.blind.clear()
-    assert found(shared, [str(tmp_path)], [host(2)]) == Verdict()
+    assert found(shared, [str(tmp_path)], [host(2)]) == FolderCheck()
 
 
 def test_silence_is_no_yes(shared, hosts, tmp_path):
@@ -86,7 +86,7 @@ def test_silence_is_no_yes(shared, hosts, tmp_path):
     assert said.silent == "n3"
     assert "'n3' does not say" in said.why
     hosts.silent.clear()
-    assert found(shared, [str(tmp_path)], [host(3)]) == Verdict()
+    assert found(shared, [str(tmp_path)], [host(3)]) == FolderCheck()
 
 
 def test_a_folder_that_nobody_can_write_to_is_not_taken_for_shared(shared, hosts, tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_folder_that_nobody_can_write_to_is_not_taken_for_shared(shared, hosts
 
 @pytest.fixture
 def backend(tmp_path, hosts):
-    lender = PooledLender()
+    lender = PooledNodeProvider()
     made = FleetBackend(tmp_path / "home", lender, "test", head="127.0.0.1", warm=False)
     made.lender, made.told = lender, []
     made.start(made.told.append)

@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pollux.backends.nodes.provider import HostedNode, PooledLender
+from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.core import Node
 
 
 def node(name, places=2):
-    return HostedNode(Node(name, places, "cpu"), ("127.0.0.1", 1))
+    return LentNode(Node(name, places, "cpu"), ("127.0.0.1", 1))
 
 
 def lender(*nodes):
-    made = PooledLender()
+    made = PooledNodeProvider()
     changes = []
     made.start(b"secret", "127.0.0.1", lambda: changes.append(1))
     made.offer(nodes)

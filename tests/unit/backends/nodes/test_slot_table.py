@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pollux.backends.nodes.slot_table import PlaceTable
+from pollux.backends.nodes.slot_table import SlotTable
 
 
 def test_neighbours_are_preferred():
-    table = PlaceTable(6)
+    table = SlotTable(6)
     table.hold([1])
     assert table.take(2) == (2, 3)
     assert table.take(2) == (4, 5)
@@ -19,7 +19,7 @@ def test_neighbours_are_preferred():
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=40))
 def test_no_place_is_given_twice(steps):
-    table = PlaceTable(8)
+    table = SlotTable(8)
     held: list[tuple[int, ...]] = []
     for give, number in steps:
         if give:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pollux.backends.dispatch.slots import LocalGround
+from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.process import proc
 from pollux.backends.process.devices import Devices
 from pollux.core import Node
@@ -69,7 +69,7 @@ def test_lack_of_memory_is_counted_in_our_own_group_where_there_is_one(tmp_path,
 
 def test_a_session_whose_number_a_stranger_has_now_is_left_alone():
     """After a crash: the record has the numbers of replicas, and when they began."""
-    ground = LocalGround(Devices(Node("n", 2, "cpu"), (), (0, 1)), {})
+    ground = LocalSlotAllocator(Devices(Node("n", 2, "cpu"), (), (0, 1)), {})
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
         try:
             begun = proc.start_time(stranger.pid)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pollux.backends.dispatch.slots import LocalGround
+from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.process.devices import Devices
 from pollux.backends.process.replica_env import common_variables, inherited, rank_variables, run_id
 from pollux.backends.protocol import Launch
@@ -22,14 +22,14 @@ def test_what_is_the_services_own_is_not_inherited():
 
 
 def test_gpus_are_those_of_the_placement_in_order():
-    details = LocalGround(CARDS, {}).details(launch(), ("1", "2"), "id")
+    details = LocalSlotAllocator(CARDS, {}).details(launch(), ("1", "2"), "id")
     assert [each["CUDA_VISIBLE_DEVICES"] for each in details["replicas"]] == ["2,7", "2,7"]
     assert details["environ"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "OMP_NUM_THREADS" not in details["environ"]
 
 
 def test_slots_show_no_gpu_and_share_the_cores():
-    details = LocalGround(SLOTS, {"HOME": "/h"}).details(launch(), ("0", "1"), "id")
+    details = LocalSlotAllocator(SLOTS, {"HOME": "/h"}).details(launch(), ("0", "1"), "id")
     assert [each["CUDA_VISIBLE_DEVICES"] for each in details["replicas"]] == ["", ""]
     assert details["environ"]["OMP_NUM_THREADS"] == "2"
     assert details["environ"]["TORCHELASTIC_RESTART_COUNT"] == "2"
@@ -38,7 +38,7 @@ def test_slots_show_no_gpu_and_share_the_cores():
 
 def test_the_job_may_set_defaults_but_not_its_place():
     given = launch(OMP_NUM_THREADS="1", WORLD_SIZE="9", CUDA_VISIBLE_DEVICES="5")
-    details = LocalGround(SLOTS, {}).details(given, ("0", "1"), "i")
+    details = LocalSlotAllocator(SLOTS, {}).details(given, ("0", "1"), "i")
     variables = {**details["environ"], **details["replicas"][1]}
     assert (variables["OMP_NUM_THREADS"], variables["WORLD_SIZE"]) == ("1", "2")
     assert variables["CUDA_VISIBLE_DEVICES"] == ""

@@ -13,12 +13,12 @@ from pollux.core.errors import InvalidInput
 )
 def test_an_address_that_cannot_be_is_refused(tmp_path, address):
     with pytest.raises(InvalidInput, match="address is"):
-        RayBackend(tmp_path, address)
+        RayBackend(tmp_path, address=address)
 
 
 @pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:6379", "[::1]:6379"])
 def test_making_one_asks_ray_for_nothing(tmp_path, address):
-    backend = RayBackend(tmp_path, address)
+    backend = RayBackend(tmp_path, address=address)
     assert (backend.name, backend.inventory(), backend.warnings()) == ("ray", (), ())
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pollux.backends.ray import driver_client
-from pollux.backends.ray.provider import RayLender
+from pollux.backends.ray.provider import RayNodeProvider, RayOptions
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 PLAYED = """
@@ -48,7 +48,7 @@ class Stage:
         self.lender = self.begin()
 
     def begin(self):
-        lender = RayLender(self.folder / "home", "auto", command=self.command, **self.options)
+        lender = RayNodeProvider(self.folder / "home", RayOptions(**self.options), command=self.command)
         lender.start(b"s" * 16, "127.0.0.1", self.changed.set)
         return lender
 

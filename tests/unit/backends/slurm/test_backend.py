@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from pollux import backends
-from pollux.backends.nodes.provider import HostedNode
+from pollux.backends.nodes.provider import LentNode
 from pollux.backends.slurm.backend import SlurmBackend
-from pollux.backends.slurm.job_provider import SlurmJobLender, host_port
-from pollux.backends.slurm.script import PilotOptions, array_words
+from pollux.backends.slurm.job_provider import SlurmJobProvider, host_port
+from pollux.backends.slurm.script import SlurmOptions, array_words
 from pollux.core import Node
 from pollux.core.errors import InvalidInput
 
 
 def hosted(name):
-    return HostedNode(Node(name, 4), ("127.0.0.1", 4000))
+    return LentNode(Node(name, 4), ("127.0.0.1", 4000))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_preview_without_pilots_is_what_a_decision_would_send(tmp_path):
             sent.append((script, count))
             return "1"
 
-    lender = SlurmJobLender(tmp_path / "pool", PilotOptions(gpus_per_node=4, mode="job"), PlayedSlurm())
+    lender = SlurmJobProvider(tmp_path / "pool", SlurmOptions(gpus_per_node=4, mode="job"), PlayedSlurm())
     lender.head = "10.0.0.1"
     lender._submit_for("JOB", {"NODE"})
     assert [text] == [f"{' '.join(array_words(count))} <<'END'\n{script}END\n" for script, count in sent]

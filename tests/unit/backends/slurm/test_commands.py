@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends.slurm.commands import SlurmCalls
+from pollux.backends.slurm.commands import SlurmCommands
 from pollux.core.errors import BackendFailed
 
 
@@ -27,7 +27,7 @@ def commands(tmp_path):
 def calls(commands, monkeypatch):
     path = f"{commands.folder}:{os.environ['PATH']}"
     monkeypatch.setenv("PATH", path)
-    return SlurmCalls({"PATH": path, "SLURM_CONF": "here", "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x"}, 60.0)
+    return SlurmCommands({"PATH": path, "SLURM_CONF": "here", "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x"}, 60.0)
 
 
 def test_output_is_handed_on(commands, calls):
@@ -52,7 +52,7 @@ def test_nodes_are_asked_for_in_one_short_word(commands, calls):
 
 def test_a_command_that_hangs_is_ended_with_all_it_started(commands, calls):
     commands("squeue", f"sleep 600 & echo $! > {commands.quoted}/pid; wait")
-    quick = SlurmCalls({"PATH": os.environ["PATH"]}, 1.0)
+    quick = SlurmCommands({"PATH": os.environ["PATH"]}, 1.0)
     with pytest.raises(BackendFailed, match="did not answer within 1 s"):
         quick.jobs("any")
     stat_file = Path(f"/proc/{(commands.folder / 'pid').read_text().strip()}/stat")
@@ -80,7 +80,7 @@ def test_a_command_that_waits_for_a_munge_that_died_says_so(commands, configured
     if configured is not None:
         (commands.folder / "conf").write_text(configured.format(socket=path))
     commands("squeue", "sleep 600")
-    waiting = SlurmCalls(
+    waiting = SlurmCommands(
         {"PATH": f"{commands.folder}:{os.environ['PATH']}", "SLURM_CONF": f"{commands.folder}/conf"}, 0.2
     )
     with pytest.raises(BackendFailed) as refused:
@@ -93,7 +93,7 @@ def test_a_command_that_waits_for_a_munge_that_died_says_so(commands, configured
 
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(BackendFailed, match="'scancel' cannot be run"):
-        SlurmCalls({"PATH": str(tmp_path)}, 60.0).cancel(["1"])
+        SlurmCommands({"PATH": str(tmp_path)}, 60.0).cancel(["1"])
 
 
 @pytest.mark.parametrize(

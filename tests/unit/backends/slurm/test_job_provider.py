@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pollux.backends.nodes.slot_table import PlaceTable
-from pollux.backends.slurm.job_provider import SlurmJobLender, host_port
-from pollux.backends.slurm.script import PilotOptions
+from pollux.backends.nodes.slot_table import SlotTable
+from pollux.backends.slurm.job_provider import SlurmJobProvider, host_port
+from pollux.backends.slurm.script import SlurmOptions
 from pollux.core.errors import BackendFailed
 
 
@@ -66,8 +66,8 @@ class Bench:
         self.slurm = PlayedSlurm()
         self.folder = folder / "pool"
         self.changes = 0
-        options = PilotOptions(gpus_per_node=4, mode="job")
-        self.lender = SlurmJobLender(self.folder, options, self.slurm, lambda: self.now)
+        options = SlurmOptions(gpus_per_node=4, mode="job")
+        self.lender = SlurmJobProvider(self.folder, options, self.slurm, lambda: self.now)
         self.lender._folder.prepare(b"secret")
         self.lender._changed = self.changed
 
@@ -258,7 +258,7 @@ def test_a_node_with_less_than_is_asked_for_is_not_offered(tmp_path, monkeypatch
         "node3|idle|(null)|h3|8|(null)|0/8/0/8|none",
     ]
     monkeypatch.setattr(slurm, "all_nodes", lambda partition: "\n".join(rows) + "\n")
-    lender = SlurmJobLender(tmp_path / "pool", PilotOptions(mode="job", **asked), slurm, lambda: 1000.0)
+    lender = SlurmJobProvider(tmp_path / "pool", SlurmOptions(mode="job", **asked), slurm, lambda: 1000.0)
     lender._folder.prepare(b"secret")
     lender.turn()
     assert [hosted.node.id for hosted in lender.hosts()] == names
@@ -267,13 +267,13 @@ def test_a_node_with_less_than_is_asked_for_is_not_offered(tmp_path, monkeypatch
 
 def test_who_looks_while_places_are_given_sees_all_nodes(bench, monkeypatch):
     seen: list[list[str]] = []
-    take = PlaceTable.take
+    take = SlotTable.take
 
     def looked_at(table, number):
         seen.append(bench.nodes)
         return take(table, number)
 
-    monkeypatch.setattr(PlaceTable, "take", looked_at)
+    monkeypatch.setattr(SlotTable, "take", looked_at)
     bench.lender.ask("train", {"node1": 1})
     bench.turn()
     bench.grant("1_0", "node1", ["node1"], "train@node1")
@@ -342,7 +342,7 @@ def test_one_that_could_not_start_gives_nothing_back_on_which_jobs_may_run(bench
     bench.turn()
     bench.lender.ask("other", {"node2": 1})
     bench.turn()
-    later = SlurmJobLender(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
+    later = SlurmJobProvider(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
     later._folder.prepare(b"secret")
     later._read_queue()
     later._leave()
@@ -358,7 +358,7 @@ def test_a_new_object_offers_what_ran_before_though_no_state_is_known(bench, odd
     bench.grant("1_0", "node1", ["node1"], "train@node1", {"address": "0.0.0.0"}, {"address": "10.0.0.1"})
     bench.turn()
     (before,) = [hosted for hosted in bench.lender.hosts() if hosted.node.id == "node1"]
-    later = SlurmJobLender(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
+    later = SlurmJobProvider(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
     if odd:
         bench.slurm.odd, bench.slurm.states = odd, {"node2": "mixed"}
     else:
@@ -389,8 +389,8 @@ def test_a_new_object_offers_what_ran_before_though_no_state_is_known(bench, odd
 def test_only_what_is_left_of_a_node_can_be_lent(tmp_path, monkeypatch, row, is_offered):
     slurm = PlayedSlurm()
     monkeypatch.setattr(slurm, "all_nodes", lambda partition: f"node9|{row}\n")
-    options = PilotOptions(mode="job", gpus_per_node=4, cpus_per_node=4)
-    lender = SlurmJobLender(tmp_path / "pool", options, slurm, lambda: 1000.0)
+    options = SlurmOptions(mode="job", gpus_per_node=4, cpus_per_node=4)
+    lender = SlurmJobProvider(tmp_path / "pool", options, slurm, lambda: 1000.0)
     lender._folder.prepare(b"secret")
     lender.turn()
     assert [hosted.node.id for hosted in lender.hosts()] == ["node9"] * is_offered
@@ -399,8 +399,8 @@ def test_only_what_is_left_of_a_node_can_be_lent(tmp_path, monkeypatch, row, is_
 def test_who_asks_for_a_reservation_is_lent_its_nodes(tmp_path, monkeypatch):
     slurm = PlayedSlurm()
     slurm.states = {"node1": "reserved"}
-    options = PilotOptions(mode="job", gpus_per_node=4, words="--reservation=course")
-    lender = SlurmJobLender(tmp_path / "pool", options, slurm, lambda: 1000.0)
+    options = SlurmOptions(mode="job", gpus_per_node=4, words="--reservation=course")
+    lender = SlurmJobProvider(tmp_path / "pool", options, slurm, lambda: 1000.0)
     lender._folder.prepare(b"secret")
     lender.turn()
     assert [hosted.node.id for hosted in lender.hosts()] == ["node1"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends.slurm.pilot_provider import SlurmLender
-from pollux.backends.slurm.script import PilotOptions
+from pollux.backends.slurm.pilot_provider import SlurmPilotProvider
+from pollux.backends.slurm.script import SlurmOptions
 from pollux.core.errors import BackendFailed
 
 
@@ -65,7 +65,7 @@ class Bench:
         self.slurm = PlayedSlurm()
         self.folder = folder / "slurm"
         options = {"nodes": "2", "gpus_per_node": 4, "poll_seconds": 1000.0, **given}
-        self.lender = SlurmLender(self.folder, PilotOptions(**options), self.slurm, lambda: self.now)
+        self.lender = SlurmPilotProvider(self.folder, SlurmOptions(**options), self.slurm, lambda: self.now)
         self.changes = 0
         self.lender._folder.prepare(b"secret")
         self.lender._changed = self.changed
@@ -467,7 +467,7 @@ def test_a_new_object_offers_at_once_what_ran_before(bench, tmp_path):
     bench.turn()
     bench.lend("1_0", "node1")
     bench.turn()
-    again = SlurmLender(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
+    again = SlurmPilotProvider(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
     bench.slurm.failing = "slurmctld is down"
     again.start(b"secret", "127.0.0.1", lambda: None)
     try:
@@ -485,7 +485,7 @@ def test_a_node_whose_type_only_slurm_knows_keeps_it_under_a_new_object(bench, m
     facts.write_text(facts.read_text().replace("A100", ""))
     bench.turn()
     assert [hosted.node.gpu_type for hosted in bench.lender.hosts()] == ["v100"]
-    again = SlurmLender(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
+    again = SlurmPilotProvider(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
     bench.slurm.failing = "slurmctld is down"
     again.start(b"secret", "127.0.0.1", lambda: None)
     try:

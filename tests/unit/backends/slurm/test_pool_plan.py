@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pollux.backends.slurm.parse import JOB_STATES, PilotRow, read_nodes
-from pollux.backends.slurm.pool_plan import Note, look, plan
-from pollux.backends.slurm.script import PilotOptions
+from pollux.backends.slurm.pool_plan import NodeNote, look, plan
+from pollux.backends.slurm.script import SlurmOptions
 
-OPTIONS = PilotOptions(nodes="1..4", gpus_per_node=4, margin_seconds=100.0, ahead_seconds=200.0)
+OPTIONS = SlurmOptions(nodes="1..4", gpus_per_node=4, margin_seconds=100.0, ahead_seconds=200.0)
 
 
 def running(number, left=None, limit=None, state="RUNNING"):
@@ -20,7 +20,7 @@ def waiting(number, reason="Resources"):
 
 
 def note(number, **more):
-    return Note(f"node{number}", ("10.0.0.1", 5000 + number), 4, (0, 1, 2, 3), "A100", 16.0, 1e9, **more)
+    return NodeNote(f"node{number}", ("10.0.0.1", 5000 + number), 4, (0, 1, 2, 3), "A100", 16.0, 1e9, **more)
 
 
 def notes(*numbers):
@@ -74,7 +74,7 @@ def test_drained_preempted_and_suspended_nodes_are_left():
     assert drained.leaving == {"node1": "Slurm has it as draining"}
     told = seen([running(1)], {("7_1", "node1"): note(1, is_leaving=True)})
     assert told.leaving == {"node1": "Slurm announced the end of its pilot"}
-    batch = seen([running(1)], {**notes(1), ("7_1", "-"): Note(is_leaving=True)})
+    batch = seen([running(1)], {**notes(1), ("7_1", "-"): NodeNote(is_leaving=True)})
     assert batch.leaving == {"node1": "Slurm announced the end of its pilot"}
     assert seen([running(1, state="SUSPENDED")], notes(1)).leaving == {"node1": "Slurm suspended its pilot"}
 
@@ -110,7 +110,7 @@ def test_a_pilot_that_has_ended_or_waits_lends_nothing(state):
 
 
 def test_a_node_that_lies_is_not_lent_and_not_asked_for_again():
-    picture = seen([running(1)], {("7_1", "node1"): Note(problem="2 GPUs are missing")})
+    picture = seen([running(1)], {("7_1", "node1"): NodeNote(problem="2 GPUs are missing")})
     assert (picture.hosts, picture.faulty, picture.bad_nodes) == ((), ("7_1",), ("node1",))
     assert picture.warnings == ("node 'node1' cannot be used: 2 GPUs are missing",)
     assert plan(OPTIONS, picture, 1, (), may_submit=True, may_shrink=False).cancel == ("7_1",)

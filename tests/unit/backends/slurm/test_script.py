@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends.slurm.script import PilotOptions, array_words, batch_script, node_range, pool_name
+from pollux.backends.slurm.script import SlurmOptions, array_words, batch_script, node_range, pool_name
 from pollux.core.errors import InvalidInput
 from pollux.testing.waiting import PATIENCE_SECONDS
 
@@ -13,7 +13,7 @@ FOLDER = Path("/shared/someone/slurm")
 
 
 def script(**given):
-    return batch_script(PilotOptions(**{"gpus_per_node": 4, **given}), FOLDER, "10.0.0.1")
+    return batch_script(SlurmOptions(**{"gpus_per_node": 4, **given}), FOLDER, "10.0.0.1")
 
 
 def test_every_option_is_in_the_script():
@@ -46,7 +46,7 @@ def test_what_is_not_given_is_left_to_the_cluster():
 
 
 def test_slots_ask_for_no_gpu_unless_told_to():
-    text = batch_script(PilotOptions(slots=2), FOLDER, "10.0.0.1")
+    text = batch_script(SlurmOptions(slots=2), FOLDER, "10.0.0.1")
     assert "--gres" not in text
     assert "--slots 2" in text
 
@@ -108,5 +108,5 @@ def test_a_range_of_nodes():
 )
 def test_what_cannot_be_asked_is_refused(given, words):
     with pytest.raises(InvalidInput) as refused:
-        PilotOptions(**{"gpus_per_node": 4, **given})
+        SlurmOptions(**{"gpus_per_node": 4, **given})
     assert words in str(refused.value)

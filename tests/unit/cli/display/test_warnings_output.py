@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from pollux.cli.client.client import connect
-from pollux.cli.commands import up
+from pollux.cli.commands.service import up
 from pollux.cli.display.top_view import draw, fetch
 from pollux.cli.display.warnings_output import warning_lines
 from pollux.service.settings import ServiceSettings

@@ -64,19 +64,18 @@ class Wishing:
         return replace(self.real.allocate(snapshot), desired_nodes=self.desired)
 
 
-def test_the_backend_hears_what_is_wanted_after_each_decision(tmp_path):
+def test_the_backend_hears_what_is_wanted_after_each_decision(tmp_path, monkeypatch):
     clock, policy = ManualClock(100.0), Wishing()
     backend = FakeBackend([Node("n", 4)], clock)
-    backend.wishes = []
-    backend.desire = lambda nodes, awaited: backend.wishes.append(nodes)
+    wishes = []
+    monkeypatch.setattr(backend, "desire", lambda nodes, awaited: wishes.append(nodes))
     engine = Engine(policy, backend, MemoryStore(), MemoryTelemetry(), ServiceSettings(home=tmp_path), clock)
     engine.start()
 
     def decide():
-        clock.time += 1000.0
-        engine.poke()
+        clock.set(clock.time + 1000.0, engine)
         engine.settle()
-        return backend.wishes[-1]
+        return wishes[-1]
 
     try:
         engine.submit(JobRequest("job", ("x",), 1, 9, workdir="/"))

@@ -80,13 +80,13 @@ def busy_with_a_plan(engine, policy):
 def test_a_decision_overtakes_plans_that_wait(engine, policy, clock):
     first = busy_with_a_plan(engine, policy)
     drafts = [engine.begin_plan(request(f"draft-{index}")) for index in range(5)]
-    clock.time = 200.0
+    clock.set(200.0, engine)
     submitted = engine.begin_submit(request("a"))
     deadline = time.monotonic() + PATIENCE_SECONDS
     while engine._thinking is None and time.monotonic() < deadline:
         time.sleep(0.005)
     assert engine.runner.latest_decision_delay == 0.0
-    clock.time = 203.0
+    clock.set(203.0, engine)
     policy.gate.release()
     assert first.result(PATIENCE_SECONDS).starts_now
     assert policy.asked.acquire(timeout=PATIENCE_SECONDS)
@@ -103,7 +103,7 @@ def test_a_decision_overtakes_plans_that_wait(engine, policy, clock):
 
 
 def test_plans_of_submitted_jobs_share_one_answer(engine, policy, clock):
-    clock.time = 200.0
+    clock.set(200.0, engine)
     engine.submit(request("seed"))
     engine.settle()
     first = busy_with_a_plan(engine, policy)
@@ -121,7 +121,7 @@ def test_plans_of_submitted_jobs_share_one_answer(engine, policy, clock):
 
 
 def test_a_job_that_is_gone_meanwhile_still_gets_a_plan(engine, policy, clock):
-    clock.time = 200.0
+    clock.set(200.0, engine)
     engine.submit(request("seed"))
     engine.settle()
     first = busy_with_a_plan(engine, policy)

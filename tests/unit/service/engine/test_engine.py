@@ -311,11 +311,13 @@ def test_a_policy_that_fails_holds_nobody_up(tmp_path, caplog):
     engine.start()
     engine.settle()
     assert "failed" in caplog.text
-    clock.time, policy.broken = 10.0, False
+    policy.broken = False
+    clock.set(10.0, engine)
     engine.submit(JobRequest("a", ("x",), workdir="/"))
     engine.settle()
     assert engine.job("a").state == "starting"
-    clock.time, policy.broken = 20.0, True
+    policy.broken = True
+    clock.set(20.0, engine)
     caplog.clear()
     engine.begin_set_queue(Queue("q")).result(PATIENCE_SECONDS)
     engine.settle()

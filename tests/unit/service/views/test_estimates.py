@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pollux.controller.explain import explain_cost
+from pollux.controller.explanations.explain import explain_cost
 from pollux.core import Node, Queue
 from pollux.service.views.estimates import explained
 from pollux.wire.job import JobRequest, Resources

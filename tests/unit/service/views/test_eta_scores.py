@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-import pollux.sim.simulation as simulation
+import pollux.sim.simulation.simulation as simulation
 from pollux.controller import Controller, JobFinished, JobReported, JobSpec, JobState, JobSubmitted
-from pollux.controller.eta import NOMINAL, Interval, eta, widening
+from pollux.controller.explanations.eta import NOMINAL, Interval, eta, widening
 from pollux.goodput import BatchLimits, FabricThroughput, GoodputModel
 from pollux.policies import create
 from pollux.service.views.estimates import times_of
 from pollux.service.views.eta_scores import EtaBook
 from pollux.sim import SimulationSettings, simulate
-from pollux.sim.modelled import ModelledApplication, NoiseSchedule
-from pollux.sim.workload import JobRequest, Workload
+from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule
+from pollux.sim.workloads.workload import JobRequest, Workload
 from pollux.store import TelemetryRow, open_telemetry
 from pollux.testing import cluster
 from pollux.wire.status import Eta

@@ -74,7 +74,7 @@ def test_it_grows_with_the_time_that_passes_without_any_event(world, client):
     trained(world, "a", min_gpus=1, max_gpus=1)
     before = listed(client)["a"]
     rendered = world.engine.board.get("a").rendered
-    world.clock.time += 3600.0
+    world.move(world.clock.time + 3600.0)
     assert listed(client)["a"] > before
     assert world.engine.board.get("a").rendered is rendered, "the rest of the row is not made anew"
     check_all_agree(world, client, "a")
@@ -85,7 +85,7 @@ def test_many_watchers_see_it_move_as_well(world, client):
     before = listed(client)["a"]
     feed = world.engine.runner.feed
     numbers = [feed.subscribe(lambda text: None, None)[0] for _ in range(9)]
-    world.clock.time += 3600.0
+    world.move(world.clock.time + 3600.0)
     assert listed(client)["a"] > before
     for number in numbers:
         feed.unsubscribe(number)

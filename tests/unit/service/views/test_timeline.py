@@ -18,7 +18,7 @@ from pollux.controller import (
     NodeAdded,
     NodeRemoved,
 )
-from pollux.controller.events import JobSpec
+from pollux.controller.messages.events import JobSpec
 from pollux.core import NOWHERE, Decision, Node, Placement, Reason
 from pollux.service.presenters.timeline import MOST_INTERVALS, view_of
 from pollux.service.views import timeline as module

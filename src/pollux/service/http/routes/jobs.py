@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from fastapi import Response
 
 from pollux.controller import JobRecord, JobState
-from pollux.controller.explain import explain_lack
-from pollux.controller.forecast import lack_of
+from pollux.controller.explanations.explain import explain_lack
+from pollux.controller.explanations.forecast import lack_of
 from pollux.core.errors import InvalidInput, Unreachable, choices
 from pollux.service.http.operations import Call, Operation, Param, json_response
 from pollux.service.http.routes.pages import Views

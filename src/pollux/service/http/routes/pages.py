@@ -78,7 +78,7 @@ class Views:
             if self._summed is None or time.monotonic() - self._summed[0] > _KEPT_SECONDS:
                 engine = self._engine
                 desk, cluster = engine.runner.desk, engine.runner.controller.cluster
-                alarms = getattr(engine.backend, "false_alarms", None)
+                alarms = engine.backend.false_alarms
                 found = summary_of(desk.board, desk.timeline, cluster, engine.now(), alarms)
                 found["watchers"] = engine.runner.feed.num_listeners
                 self._summed = time.monotonic(), found

@@ -1,0 +1,8 @@
+"""The backend of this machine: a replica per GPU, or per CPU slot where there is no GPU.
+
+Runs in the service. Imports `dispatch` and what is below it.
+"""
+
+from pollux.backends.local.backend import LocalBackend
+
+__all__ = ["LocalBackend"]

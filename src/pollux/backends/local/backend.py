@@ -1,0 +1,78 @@
+"""This machine as a cluster of one node: a replica per GPU, or per CPU slot where there is no GPU.
+
+Here is what may be asked of it. The thread in `dispatch` does the work, and so do the jobs' shims, which go on when
+the service ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from pollux.backends.dispatch import shim_backend
+from pollux.backends.dispatch.dispatcher import Dispatcher
+from pollux.backends.dispatch.shim_backend import ShimBackend
+from pollux.backends.dispatch.slots import LocalSlotAllocator
+from pollux.backends.process import replica_env
+from pollux.backends.process.devices import find_devices
+from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
+from pollux.backends.protocol import Launch
+from pollux.core import Node
+from pollux.core.errors import BackendFailed
+
+__all__ = ["LocalBackend"]
+
+
+class LocalBackend(ShimBackend):
+    """Runs jobs on this machine; several objects, one after another, may work in the same `home`.
+
+    `slots`: so many CPU slots instead of GPUs; None for the GPUs, or one slot per core without any. `warm`: keep a
+    process that has imported PyTorch (some 300 MB), from which `python SCRIPT` jobs start in milliseconds.
+    `hang_seconds`: silence after which a replica of a live job is ended as hung; None for POLLUX_HANG_SECONDS, or 30.
+    `orphan_seconds`: jobs are stopped, with their grace, once nobody has looked after them for so long, as after a
+    `kill -9`; None: they go on, and the next object finds them.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        home: Path,
+        slots: int | None = None,
+        warm: bool = True,
+        log_cap_bytes: int = DEFAULT_CAP_BYTES,
+        hang_seconds: float | None = None,
+        orphan_seconds: float | None = None,
+    ) -> None:
+        self._devices = find_devices(slots, os.environ)
+        can_warm = warm and importlib.util.find_spec("torch") is not None
+        environ = replica_env.inherited(os.environ)
+        self._ground = LocalSlotAllocator(self._devices, environ)
+        home = Path(home).absolute()
+        hang = shim_backend.hang_seconds(hang_seconds)
+        super().__init__(home, Dispatcher(home, self._ground, environ, can_warm, log_cap_bytes, hang, orphan_seconds))
+
+    def inventory(self) -> tuple[Node, ...]:
+        """One node; where it has no GPU, its type is `cpu` and its "GPUs" are CPU slots."""
+        return (self._devices.node,)
+
+    @property
+    def no_gpus(self) -> tuple[str, str]:
+        """Why no GPU was found, and what to do; empty where some were, or CPU slots were asked for."""
+        return self._devices.why_none, self._devices.remedy
+
+    def warnings(self) -> tuple[str, ...]:
+        """That jobs get CPU slots on a machine that has a driver for GPUs."""
+        why, remedy = self.no_gpus
+        return (f"jobs get CPU slots instead of GPUs ({why}): {remedy}",) if why and self._devices.has_driver else ()
+
+    def _check_placement(self, launch: Launch) -> None:
+        node = self._devices.node
+        held = launch.placement.on(node.id)
+        if launch.placement.num_gpus != held or not 1 <= held <= node.num_gpus:
+            what = "CPU slots" if self._devices.is_cpu else "GPUs"
+            raise BackendFailed(
+                f"job '{launch.job_id}' cannot be placed at '{launch.placement}': there is only '{node.id}' here, with "
+                f"{node.num_gpus} {what}"
+            )

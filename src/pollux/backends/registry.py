@@ -1,0 +1,88 @@
+"""Backends by name; each is imported on use."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+from pollux.backends.protocol import Backend
+from pollux.core.errors import InvalidInput, UnknownName, choices
+
+__all__ = ["available", "create", "head_of", "load", "names", "option_kinds", "options", "summary"]
+
+_REGISTRY: Mapping[str, str] = {
+    "local": "pollux.backends.local.backend:LocalBackend",
+    "inline": "pollux.backends.inline.backend:InlineBackend",
+    "ray": "pollux.backends.ray.backend:RayBackend",
+    "slurm": "pollux.backends.slurm.backend:SlurmBackend",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every registered name, in the order of the registry."""
+    return tuple(_REGISTRY)
+
+
+def load(name: str) -> type[Any]:
+    """The class of a backend; UnknownName for a name that is not registered."""
+    target = _REGISTRY.get(name)
+    if target is None:
+        raise UnknownName("backend", name, _REGISTRY)
+    module, _, attribute = target.partition(":")
+    return cast(type[Any], getattr(importlib.import_module(module), attribute))
+
+
+def options(name: str) -> frozenset[str]:
+    """The options that a backend takes."""
+    return frozenset(option_kinds(name))
+
+
+def option_kinds(name: str) -> Mapping[str, str]:
+    """The options that a backend takes, each with its type as the class has it."""
+    backend = load(name)
+    named = [each for each in inspect.signature(backend).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    more = fields(backend.options_class) if backend.options_class else ()
+    return {**{each.name: str(each.annotation) for each in named}, **{each.name: str(each.type) for each in more}}
+
+
+def create(name: str, **given: object) -> Backend:
+    """A backend by name, with the options its class takes; InvalidInput for others, or where it cannot work here."""
+    missing = available(name)
+    if missing is not None:
+        raise InvalidInput(f"backend '{name}' cannot be used here: {missing}")
+    for option in given:
+        if option not in options(name):
+            raise InvalidInput(f"backend '{name}' has no option '{option}': {choices(option, options(name))}")
+    return cast(Backend, load(name)(**given))
+
+
+def head_of(name: str, given: Mapping[str, object]) -> str | None:
+    """The address by which nodes of a backend with these options reach this machine; None: its nodes are this one."""
+    return cast(str | None, load(name).head_of(given))
+
+
+def summary(name: str) -> str:
+    """The first line of what a backend's module says of itself."""
+    _check(name)
+    module = importlib.import_module(_REGISTRY[name].partition(":")[0])
+    return (module.__doc__ or "").strip().splitlines()[0]
+
+
+def available(name: str) -> str | None:
+    """What is missing for a backend on this machine, and how to get it; None where it can be used."""
+    _check(name)
+    if name == "local" and not sys.platform.startswith("linux"):
+        return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"
+    if name in ("ray", "slurm"):
+        module = importlib.import_module(_REGISTRY[name].partition(":")[0])
+        return str(said) if (said := module.missing()) else None
+    return None
+
+
+def _check(name: str) -> None:
+    if name not in _REGISTRY:
+        raise UnknownName("backend", name, _REGISTRY)

@@ -1,0 +1,236 @@
+"""`pollux submit`: job files or commands, with what options change in them, and the plan for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from pollux.cli.arguments.options import PARTIAL, Json, complete_jobs, complete_queues, print_json
+from pollux.core.errors import InvalidInput, WorkdirMissing
+
+if TYPE_CHECKING:
+    from pollux.cli.client.client import Client
+    from pollux.wire.job import JobRequest
+
+__all__ = ["app", "requests_from", "submit", "variables_from"]
+
+_COMMAND = "pollux.command"
+
+
+class _AfterDashes(TyperCommand):
+    """Takes everything after `--` as the command to run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_COMMAND] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS]", "[FILE... | -- COMMAND...]"]
+
+
+app = typer.Typer()
+
+
+@app.command(cls=_AfterDashes)
+def submit(
+    ctx: typer.Context,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Job files.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The job's name.")] = None,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="RANGE", help="From least to most GPUs, such as 1..4, or one number.")
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="NAME", autocompletion=complete_queues, help="The queue to put it in.")
+    ] = None,
+    priority: Annotated[str | None, typer.Option(metavar="low|normal|high", help="How much it counts.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="A variable; may be repeated.")
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JOB", autocompletion=complete_jobs, help="Start after that job; may be repeated."),
+    ] = None,
+    ship: Annotated[
+        bool | None,
+        typer.Option(
+            "--ship/--no-ship",
+            help="Send the working folder along, or never. Unless said, where the service does not have it.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the request; submit nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the jobs have ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the job's output until it has ended.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit jobs and print the plan for each: when it starts, on how many GPUs, and when it should end.
+
+    Options replace what is in the file. Example: pollux submit job.yaml --gpus 2..8
+    """
+    from pollux.cli.client.client import connect
+
+    given = {"name": name, "gpus": gpus, "queue": queue, "priority": priority, "after": after}
+    changes = {key: value for key, value in given.items() if value}
+    command = ctx.meta.get(_COMMAND)
+    requests = requests_from(files or [], command, changes, variables_from(env or []))
+    if follow and (len(requests) > 1 or as_json or dry_run):
+        raise InvalidInput("--follow prints the output of one job: give one file, without --json and --dry-run")
+    client = connect()
+    if ship and not dry_run:
+        requests = [_shipped(client, request, True, as_json) for request in requests]
+    answers: list[dict[str, Any]] = []
+    for request in requests:
+        answers.append((_planned if dry_run else _submitted)(client, request, ship, as_json))
+        # Where a later one is refused, these are there all the same.
+        ctx.meta[PARTIAL] = {"planned" if dry_run else "submitted": answers}
+    if as_json and not wait:
+        print_json(ctx.meta[PARTIAL])
+    if dry_run or not (wait or follow):
+        return
+    _finish(client, [str(answer["job"]["id"]) for answer in answers], follow, answers if as_json else None)
+
+
+def requests_from(
+    files: Sequence[Path],
+    command: Sequence[str] | None,
+    changes: Mapping[str, Any],
+    variables: Mapping[str, str],
+) -> list[JobRequest]:
+    """The jobs to submit, read and checked, all of them before any is sent."""
+    from pollux.wire.jobfile import check_paths, job_to_mapping, parse_job, read_job_file
+
+    if bool(files) == bool(command):
+        raise InvalidInput("give job files, or a command after '--': pollux submit --gpus 1..4 -- python train.py")
+    if len(files) > 1 and "name" in changes:
+        raise InvalidInput(f"--name is '{changes['name']}' for {len(files)} files; give one file")
+    requests = []
+    for file in files or (None,):
+        if file is None:
+            mapping: dict[str, Any] = {"run": list(command or ()), "workdir": os.getcwd()}
+            where = "command line"
+        else:
+            mapping, where = dict(job_to_mapping(read_job_file(file))), str(file)
+        mapping.update(changes)
+        if variables:
+            mapping["env"] = {**mapping.get("env", {}), **variables}
+        requests.append(parse_job(mapping, workdir=os.getcwd(), where=where))
+    missing = [line for request in requests for line in check_paths(request)]
+    if missing:
+        raise InvalidInput("; ".join(missing))
+    return requests
+
+
+def variables_from(pairs: Sequence[str]) -> dict[str, str]:
+    """Variables given as KEY=VALUE, or as the name of one that is set here."""
+    variables = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator:
+            if key not in os.environ:
+                raise InvalidInput(f"--env is '{pair}': give KEY=VALUE, or the name of a variable that is set here")
+            value = os.environ[key]
+        variables[key] = value
+    return variables
+
+
+def _submitted(client: Client, request: JobRequest, ship: bool | None, as_json: bool) -> dict[str, Any]:
+    try:
+        return _send(client, request, False, as_json)
+    except WorkdirMissing:
+        if ship is not None:
+            raise
+    return _send(client, _shipped(client, request, False, as_json), False, as_json)
+
+
+def _planned(client: Client, request: JobRequest, ship: bool | None, as_json: bool) -> dict[str, Any]:
+    if not ship:
+        try:
+            return _send(client, request, True, as_json)
+        except WorkdirMissing:
+            if ship is not None:
+                raise
+    return _would_ship(client, request, bool(ship), as_json)
+
+
+def _shipped(client: Client, request: JobRequest, is_asked_for: bool, as_json: bool) -> JobRequest:
+    """The job with its folder sent along, and a line on that."""
+    from pollux.cli.client.folder_upload import ship
+
+    request, said = ship(client, request, is_asked_for)
+    typer.echo(said, err=as_json)
+    return request
+
+
+def _send(client: Client, request: JobRequest, dry_run: bool, as_json: bool) -> dict[str, Any]:
+    from pollux.cli.display.plan_text import plan_lines
+    from pollux.wire.jobfile import job_to_mapping
+
+    body = job_to_mapping(request)
+    if dry_run:
+        plan = client.post("/v1/plan", body)
+        answer = {"request": body, "plan": plan}
+    else:
+        answer = client.submit(body)
+        plan = answer["plan"]
+    if not as_json:
+        for line in plan_lines(plan, client.now, planned=dry_run):
+            typer.echo(line)
+        if dry_run:
+            _echo(body)
+    return answer
+
+
+def _would_ship(client: Client, request: JobRequest, is_asked_for: bool, as_json: bool) -> dict[str, Any]:
+    """A dry run of a job whose folder is to be sent along: nothing is, so the plan is known only where it is there."""
+    from pollux.cli.client.folder_upload import would_ship
+    from pollux.wire.jobfile import job_to_mapping
+
+    request, missing = would_ship(client, request, is_asked_for)
+    if not missing:
+        return _send(client, request, dry_run=True, as_json=as_json)
+    body = job_to_mapping(request)
+    if not as_json:
+        typer.echo(missing)
+        _echo(body)
+    return {"request": body, "plan": None}
+
+
+def _echo(body: Mapping[str, Any]) -> None:
+    import json
+
+    typer.echo(json.dumps(body, indent=2, ensure_ascii=False))
+
+
+def _finish(client: Client, jobs: Sequence[str], follow: bool, answers: list[dict[str, Any]] | None) -> None:
+    from pollux.cli.commands.jobs.logs import follow_log, write_log
+
+    try:
+        for job in jobs:
+            follow_log(client, job, 0, 0, write_log if follow else lambda _: None)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"not waiting any more; {', '.join(jobs)} goes on. To end it: pollux cancel {' '.join(jobs)}", err=True
+        )
+        raise typer.Exit(130) from None
+    _report(client, jobs, answers)
+
+
+def _report(client: Client, jobs: Sequence[str], answers: list[dict[str, Any]] | None) -> None:
+    from pollux.cli.client.client import job_path
+
+    ended = [client.get(job_path(job))["job"] for job in jobs]
+    if answers is not None:
+        print_json({"submitted": [{**answer, "job": job} for answer, job in zip(answers, ended, strict=True)]})
+    for job in ended:
+        if answers is None:
+            typer.echo(f"{job['id']}: {job['state']}{job.get('detail') and ': ' + job['detail']}", err=True)
+    if any(job["state"] != "succeeded" for job in ended):
+        raise typer.Exit(1)

@@ -1,0 +1,42 @@
+"""`pollux policies`: which schedulers there are, and where each runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["policies"]
+
+# What a service knows of its jobs; the controller refuses policies that need more.
+_KNOWN_TO_A_SERVICE = frozenset({"goodput", "remaining", "prior"})
+
+
+def policies(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the scheduling policies, and where each of them runs: name, batch, what it must know, what it is.
+
+    Example: pollux policies --json
+    """
+    from pollux import policies as registry
+    from pollux.cli.display.render import policies_table, print_table, standard_output
+
+    entries: list[dict[str, Any]] = []
+    for name in registry.names():
+        policy = registry.create(name)
+        entries.append(
+            {
+                "name": name,
+                "summary": registry.summary(name),
+                "batch": policy.batch,
+                "needs": sorted(policy.needs),
+                "options": sorted(registry.options(name)),
+                "runs_in": ["service", "simulator"] if policy.needs <= _KNOWN_TO_A_SERVICE else ["simulator"],
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps({"policies": entries}, indent=2))
+    else:
+        print_table(standard_output(), policies_table(entries))

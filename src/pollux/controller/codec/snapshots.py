@@ -1,0 +1,109 @@
+"""The books as plain JSON values and back: what a snapshot in a store holds. `codec.events` writes values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pollux.controller.messages.events import JobSpec
+from pollux.controller.state.cluster_state import Books
+from pollux.controller.state.lifecycle import JobState
+from pollux.controller.state.records import JobRecord
+from pollux.core import Cluster, Node, Placement, Queue, Reason
+from pollux.core.errors import StoreFailed
+
+__all__ = ["decode_books", "encode_books"]
+
+_FORMAT = 1
+
+_PLAIN = (
+    "submitted_at", "generation", "held_since", "held_seconds", "attained_gpu_seconds", "num_starts", "largest_gpus",
+    "started_at", "ended_at", "detail", "remaining", "resize_cost_seconds", "decided_goodput", "crashes", "streak",
+    "losses", "remaining_at_loss", "eligible_at", "local_batch", "local_batch_max", "reason_at",
+)  # fmt: skip
+"""Fields of a record that are numbers, text or None."""
+
+_NEWER = {
+    "live": None, "failed_moves": 0, "failed_move_at": None, "running_since": None, "refusals": 0, "capped_until": None,
+    "progress": None, "progress_at_loss": None,
+}  # fmt: skip
+"""Such fields that older states do not have, and what they are there."""
+
+
+def encode_books(books: Books) -> dict[str, Any]:
+    """Nodes, queues and every job; parts of it are kept for the next time, so it is to be read, not changed."""
+    # Imported here because it brings numpy, which those who only read events do without.
+    from pollux.controller.codec.events import encode_value
+
+    return {
+        "format": _FORMAT,
+        "nodes": [encode_value(node) for node in books.cluster.nodes],
+        "queues": [encode_value(queue) for queue in books.queues.values()],
+        "jobs": [_encode_record(record) for record in books.jobs.values()],
+    }
+
+
+def _encode_record(record: JobRecord) -> dict[str, Any]:
+    encoded = {name: getattr(record, name) for name in (*_PLAIN, *_NEWER)}
+    encoded["costs"] = {kind: list(pauses) for kind, pauses in record.costs.items()}
+    encoded["last_pause"] = None if record.last_pause is None else list(record.last_pause)
+    encoded["state"] = str(record.state)
+    encoded["placement"] = [[node, count] for node, count in record.placement.shares]
+    encoded["waiting_for"] = list(record.waiting_for)
+    for name in ("spec", "goodput", "reason"):
+        encoded[name] = _kept(record, name)
+    return encoded
+
+
+def _kept(record: JobRecord, name: str) -> Any:
+    """The written form of a field that seldom changes; the last one again while it is the same object."""
+    from pollux.controller.codec.events import encode_model, encode_value
+
+    value = getattr(record, name)
+    if value is None:
+        return None
+    last = record.written.get(name)
+    if last is None or last[0] is not value:
+        last = record.written[name] = (value, encode_model(value) if name == "goodput" else encode_value(value))
+    return last[1]
+
+
+def decode_books(saved: Mapping[str, Any]) -> Books:
+    """The books that `encode_books` wrote."""
+    from pollux.controller.codec.events import decode_value
+
+    if saved.get("format") != _FORMAT:
+        raise StoreFailed(
+            f"a saved state has format {saved.get('format')!r}, this version of Pollux reads {_FORMAT}; "
+            "use the version that wrote it, or replay the whole log"
+        )
+    try:
+        nodes = [decode_value(Node, node, "nodes") for node in saved["nodes"]]
+        queues = [decode_value(Queue, queue, "queues") for queue in saved["queues"]]
+        books = Books(Cluster.of(nodes), queues)
+        for job in saved["jobs"]:
+            books.add(_decode_record(job))
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreFailed(f"a saved state is damaged ({error!r}); replay the whole log") from error
+    return books
+
+
+def _decode_record(job: Mapping[str, Any]) -> JobRecord:
+    from pollux.controller.codec.events import decode_model, decode_value
+
+    record = JobRecord(decode_value(JobSpec, job["spec"], "spec"), job["submitted_at"])
+    for name in _PLAIN:
+        setattr(record, name, job[name])
+    for name, value in _NEWER.items():
+        setattr(record, name, job.get(name, value))
+    record.costs = {kind: tuple(pauses) for kind, pauses in job.get("costs", {}).items()}
+    pause = job.get("last_pause")
+    record.last_pause = None if pause is None else (pause[0], pause[1])
+    record.state = JobState(job["state"])
+    if "running_since" not in job and record.state is JobState.RUNNING:
+        record.running_since = record.held_since
+    record.placement = Placement(tuple((node, count) for node, count in job["placement"]))
+    record.waiting_for = tuple(job["waiting_for"])
+    record.goodput = None if job["goodput"] is None else decode_model(job["goodput"])
+    record.reason = None if job["reason"] is None else decode_value(Reason, job["reason"], "reason")
+    return record

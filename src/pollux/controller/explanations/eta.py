@@ -1,0 +1,247 @@
+"""When a job will end: an interval from its model and what it may get, and how good such intervals were.
+
+Pure: from a record and a snapshot. Who asks, and when, is the service's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from pollux.controller.state.lifecycle import ENDED, JobState
+from pollux.controller.state.records import JobRecord
+from pollux.core import GoodputFunction, JobLimits, JobView, Placement, Snapshot
+from pollux.policies.packing.empty_cluster import Whole
+
+__all__ = ["NOMINAL", "EtaScore", "EtaSeconds", "Interval", "Uncertainty", "eta", "fair_gpus", "most_gpus", "widening"]
+
+NOMINAL = 0.9
+"""The share of intervals that should hold the true end."""
+
+
+# Of a chain of jobs that wait for each other, how many are followed: beyond that nobody could tell anyway.
+_MOST_LINKS = 16
+
+
+# Times below this are taken as this: whether a job ends in 10 or 20 ms is nobody's question.
+_LEAST_SECONDS = 1.0
+# An interval ten times as wide on both sides says that nobody knows; wider ones say no more.
+_MOST_WIDENING = 10.0
+
+
+class EtaSeconds(NamedTuple):
+    """Seconds from now: on the GPUs it holds (None: holds none), and from best to worst of what it may get."""
+
+    current: float | None
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """Relative error that a prediction is given: `least`, and `first` at the start, halved per `half_life_seconds`."""
+
+    least: float = 0.1
+    first: float = 0.5
+    half_life_seconds: float = 300.0
+
+    def after(self, seconds: float) -> float:
+        """The relative error once a job has trained for `seconds`."""
+        return float(self.least + self.first * 0.5 ** (max(seconds, 0.0) / self.half_life_seconds))
+
+
+def fair_gpus(snapshot: Snapshot, record: JobRecord) -> int:
+    """GPUs for each job if all got as many, rounded up, at least 1, as in Eq. (G23); a job not yet shown counts too."""
+    num_jobs = len(snapshot.jobs) + (not record.is_ready)
+    return max(math.ceil(snapshot.cluster.num_gpus / max(num_jobs, 1)), 1)
+
+
+def most_gpus(snapshot: Snapshot, limits: JobLimits, queue: str = "") -> int:
+    """The most that a job could get were it alone: by its limits, open nodes that suit it, and its queue's quota."""
+    found = Whole(snapshot.cluster).most(limits)
+    known = snapshot.queues.get(queue)
+    quota = math.inf if known is None or known.gpu_quota is None else known.gpu_quota
+    most = int(min(found, limits.max_gpus, quota))
+    return most if most >= limits.min_gpus else 0
+
+
+def eta(
+    record: JobRecord,
+    snapshot: Snapshot,
+    jobs: Mapping[str, JobRecord] | None = None,
+    uncertainty: Uncertainty | None = None,
+) -> EtaSeconds | None:
+    """When the job ends, in seconds from the snapshot; None where it has ended, is paused, or nobody can tell.
+
+    The work left, at the goodput of the best that it could have alone (`low`), and of the smaller of its fair share and
+    what it holds (`high`), widened by the uncertainty. Who holds nothing waits first: for the first to end of those
+    that its reason names, or for the last of those that it is to follow, for which all `jobs` must be given.
+    """
+    model, left = record.goodput, record.remaining
+    if record.state in ENDED or record.state is JobState.PAUSED or model is None or left is None:
+        return None
+    wait = _waiting_seconds(record, snapshot, jobs or {})
+    best, worst = _rates(record, model, snapshot)
+    if wait is None or best <= 0.0 or worst <= 0.0:
+        return None
+    error = (uncertainty or Uncertainty()).after(record.held(snapshot.now))
+    low, high = (wait + left / best) * (1.0 - min(error, 1.0)), (wait + left / worst) * (1.0 + error)
+    if not record.placement:
+        return EtaSeconds(None, low, high + record.resize_cost_seconds)
+    now = _rate(model, record.placement, snapshot)
+    if now <= 0.0:
+        return EtaSeconds(None, low, high)
+    return EtaSeconds(left / now, min(low, left / now), max(high, left / now))
+
+
+def _rates(record: JobRecord, model: GoodputFunction, snapshot: Snapshot) -> tuple[float, float]:
+    """Goodput of the best it could get alone, and of the smaller of fair share and what it holds."""
+    limits, held = record.spec.limits, record.placement.num_gpus
+    most = max(most_gpus(snapshot, limits, record.spec.queue), held)
+    counts = {limits.min_gpus, most} | {2**i for i in range(most.bit_length()) if limits.min_gpus <= 2**i <= most}
+    small = min(max(fair_gpus(snapshot, record), limits.min_gpus), max(most, 1))
+    small = min(small, held) if held else small
+    largest = _largest_nodes(snapshot, limits)
+    best = max(_packed(model, count, largest) for count in counts)
+    return best, min(_packed(model, small, largest), best)
+
+
+@lru_cache(maxsize=100_000)
+def _known_goodput(model: GoodputFunction, num_nodes: int, num_gpus: int, gpu_type: str) -> float:
+    return model.goodput(num_nodes, num_gpus, gpu_type)
+
+
+def _goodput(model: GoodputFunction, num_nodes: int, num_gpus: int, gpu_type: str) -> float:
+    """Remembered, since people look far more often than models change; asked anew if a model has no hash."""
+    try:
+        return _known_goodput(model, num_nodes, num_gpus, gpu_type)  # type: ignore[arg-type]
+    except TypeError:
+        return model.goodput(num_nodes, num_gpus, gpu_type)
+
+
+def _largest_nodes(snapshot: Snapshot, limits: JobLimits) -> dict[str, int]:
+    """GPUs of the largest node of each type that suits."""
+    largest: dict[str, int] = {}
+    for node in snapshot.cluster.nodes:
+        if node.num_gpus > largest.get(node.gpu_type, 0):
+            largest[node.gpu_type] = node.num_gpus
+    return {kind: gpus for kind, gpus in largest.items() if limits.takes_type(kind)}
+
+
+def _packed(model: GoodputFunction, count: int, largest: Mapping[str, int]) -> float:
+    """Goodput on as few nodes as can hold `count` GPUs, on the best type."""
+    found = (_goodput(model, math.ceil(count / gpus), count, gpu_type) for gpu_type, gpus in largest.items())
+    return max(found, default=0.0)
+
+
+def _rate(model: GoodputFunction, placement: Placement, snapshot: Snapshot) -> float:
+    node = snapshot.cluster.by_id.get(placement.shares[0][0])
+    return _goodput(model, placement.num_nodes, placement.num_gpus, "" if node is None else node.gpu_type)
+
+
+def _waiting_seconds(
+    record: JobRecord, snapshot: Snapshot, jobs: Mapping[str, JobRecord], links: int = _MOST_LINKS
+) -> float | None:
+    """How long a job that holds nothing is expected to go on so; None where that depends on what nobody knows."""
+    if record.placement:
+        return 0.0
+    if record.waiting_for:
+        ends = [_follows(jobs.get(job_id), snapshot, jobs, links - 1) for job_id in record.waiting_for]
+        known = [end for end in ends if end is not None]
+        return max(known) if len(known) == len(ends) else None
+    in_the_way = () if record.reason is None else record.reason.jobs
+    found: Iterable[JobRecord | JobView] = (jobs[job_id] for job_id in in_the_way if job_id in jobs)
+    if not jobs and in_the_way:
+        found = (view for view in snapshot.jobs if view.id in in_the_way)
+    ends = [_ends_in(other, snapshot) for other in found]
+    pause = 0.0 if record.eligible_at is None else max(record.eligible_at - snapshot.now, 0.0)
+    return pause + min((end for end in ends if end is not None), default=0.0)
+
+
+def _follows(record: JobRecord | None, snapshot: Snapshot, jobs: Mapping[str, JobRecord], links: int) -> float | None:
+    """When a job that another waits for ends, at its fair share where it holds nothing."""
+    if record is None or not links or record.goodput is None or record.remaining is None:
+        return None
+    wait, worst = _waiting_seconds(record, snapshot, jobs, links), _rates(record, record.goodput, snapshot)[1]
+    return None if wait is None or worst <= 0.0 else wait + record.remaining / worst
+
+
+def _ends_in(other: JobRecord | JobView, snapshot: Snapshot) -> float | None:
+    """When a job ends if it keeps what it holds."""
+    placement = other.placement if isinstance(other, JobRecord) else snapshot.placement(other.id)
+    if not placement or other.goodput is None or other.remaining is None:
+        return None
+    rate = _rate(other.goodput, placement, snapshot)
+    return other.remaining / rate if rate > 0.0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A prediction that was given: when, and between which times the job was to end; all on one clock."""
+
+    issued_at: float
+    low: float
+    high: float
+
+    def miss(self, ended_at: float) -> float:
+        """By what factor the interval, in seconds from its issue, was too narrow for that end, as a logarithm.
+
+        max(log(low/t), log(t/high)), t being the time that was left: below 0 where the end lies inside.
+        """
+        left = max(ended_at - self.issued_at, _LEAST_SECONDS)
+        low = max(self.low - self.issued_at, _LEAST_SECONDS)
+        high = max(self.high - self.issued_at, _LEAST_SECONDS)
+        return max(math.log(low / left), math.log(left / high))
+
+    def widened(self, factor: float) -> Interval:
+        """With `low` nearer by that factor and `high` as much farther, both counted from the issue."""
+        at = self.issued_at
+        return Interval(at, at + (self.low - at) / factor, at + (self.high - at) * factor)
+
+
+def widening(misses: Iterable[float]) -> float:
+    """The factor, at least 1, with which `NOMINAL` of past intervals would have held their ends.
+
+    exp of the ⌈(n+1)·NOMINAL⌉-th smallest of n misses, of the largest where that is beyond them: what split conformal
+    prediction promises for the next interval if it errs like those before.
+    """
+    found = sorted(misses)
+    if not found:
+        return 1.0
+    rank = min(math.ceil((len(found) + 1) * NOMINAL), len(found))
+    return min(math.exp(max(found[rank - 1], 0.0)), _MOST_WIDENING)
+
+
+@dataclass(frozen=True, slots=True)
+class EtaScore:
+    """How good intervals were: how many, the share that held the true end, and their mean width.
+
+    The width is relative to the time that was really left when they were given.
+    """
+
+    count: int
+    coverage: float
+    relative_width: float
+
+    @classmethod
+    def of(cls, intervals: Iterable[Interval], ended_at: float) -> EtaScore | None:
+        """The score of one job's intervals; None if none was given before its end."""
+        judged = [interval for interval in intervals if interval.issued_at < ended_at]
+        if not judged:
+            return None
+        hits = sum(interval.low <= ended_at <= interval.high for interval in judged)
+        widths = [(interval.high - interval.low) / (ended_at - interval.issued_at) for interval in judged]
+        return cls(len(judged), hits / len(judged), sum(widths) / len(judged))
+
+    @classmethod
+    def together(cls, scores: Iterable[EtaScore]) -> EtaScore | None:
+        """The score of several jobs' intervals as one; None for no scores."""
+        found = list(scores)
+        count = sum(score.count for score in found)
+        if not count:
+            return None
+        coverage = sum(score.count * score.coverage for score in found) / count
+        return cls(count, coverage, sum(score.count * score.relative_width for score in found) / count)

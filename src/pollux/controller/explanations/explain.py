@@ -1,0 +1,470 @@
+"""Sentences from a reason: its word, its numbers and the jobs it names, and one next step. Nothing is recomputed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from pollux.controller.explanations.forecast import PlanNumbers
+from pollux.controller.state.costs import RESTART, medians
+from pollux.controller.state.records import JobRecord
+from pollux.core import Reason
+from pollux.policies.packing.empty_cluster import OTHER_TYPE, WANTED_TYPE
+
+__all__ = ["CODES", "explain", "explain_cost", "explain_lack", "explain_plan", "gpus"]
+
+
+class _Story:
+    """A reason being told; remembers which numbers have been mentioned."""
+
+    def __init__(self, reason: Reason, job_id: str) -> None:
+        self.numbers, self.jobs, self.job_id = reason.numbers, reason.jobs, job_id
+        self.told: set[str] = set()
+
+    def has(self, *names: str) -> bool:
+        return all(name in self.numbers for name in names)
+
+    def say(self, name: str) -> str:
+        self.told.add(name)
+        return _number(self.numbers[name]) if name in self.numbers else "?"
+
+    def get(self, name: str, default: float = 0.0) -> float:
+        """The number, for a command or a comparison; this does not tell it."""
+        return self.numbers.get(name, default)
+
+    def implied(self, value: float, *names: str) -> None:
+        """Leave these out where they are what anybody would think; any other value is told with the rest."""
+        self.told |= {name for name in names if self.numbers.get(name) == value}
+
+    def size(self, name: str) -> str:
+        """As a number of bytes, in a unit that people read."""
+        self.told.add(name)
+        return _size(self.numbers[name])
+
+    def gpus(self, name: str) -> str:
+        """As a number of GPUs, with the word."""
+        return f"{self.say(name)} {'GPU' if self.numbers.get(name) == 1 else 'GPUs'}"
+
+    def ratio(self, upper: str, lower: str) -> str:
+        """One speed-up over another; both as they are where one is 0."""
+        over, under = self.numbers[upper], self.numbers[lower]
+        self.told |= {upper, lower}
+        return f"{over / under:.4g}×" if under > 0 else f"{_number(over)} (from {_number(under)})"
+
+    def taken(self, measured: str, assumed: str, name: str) -> str:
+        """One of two ways to tell a speed-up: of who reported a model, and of who did not yet."""
+        self.implied(1.0, name)
+        return assumed if self.get(name) else measured
+
+    def names(self) -> str:
+        return ", ".join(self.jobs)
+
+    def resize(self, least: float, most: float) -> str:
+        return f"pollux resize {self.job_id} --gpus {_number(least)}..{_number(max(least, most))}"
+
+    def share(self) -> str:
+        """The fair share beside what the job holds."""
+        text = ""
+        if self.has("fair_gpus", "gpus_after"):
+            text = f"; fair share {self.gpus('fair_gpus')}, you hold {self.say('gpus_after')}"
+        return text + self.limits()
+
+    def limits(self) -> str:
+        """What its user allows."""
+        if not self.has("min_gpus", "max_gpus"):
+            return ""
+        return f"; limits {self.say('min_gpus')}..{self.say('max_gpus')}"
+
+    def rest(self) -> str:
+        """Numbers that no sentence has mentioned, by name: what a decision says is never left out."""
+        left = [
+            f"{name.replace('_', ' ')} {_number(self.numbers[name])}" for name in self.numbers if name not in self.told
+        ]
+        return f" ({', '.join(left)})" if left else ""
+
+
+_Teller = Callable[[_Story], tuple[str, str]]
+
+# Reasons whose cause is a sentence of somebody else's, which the job's detail has.
+_WITH_DETAIL = ("refused", "fell-back", "left-node")
+
+
+def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
+    """What happened to the job and why, and the command that helps next; None: nobody has decided about it yet."""
+    job_id = job if isinstance(job, str) else job.spec.id
+    if reason is None:
+        return "waits for the next decision", f"pollux show {job_id}"
+    story = _Story(reason, job_id)
+    text, next_step = CODES.get(reason.code, _unknown(reason.code))(story)
+    told = job.detail if isinstance(job, JobRecord) and reason is job.reason and reason.code in _WITH_DETAIL else ""
+    return text + story.rest() + (f": {told}" if told else ""), next_step
+
+
+def explain_cost(job: JobRecord) -> str:
+    """What a change of its GPUs would cost now, where that was measured, else ''; no part of any past decision."""
+    if not job.costs or not job.placement:
+        return ""
+    how = "in its living processes" if job.moves_live else "by a restart"
+    text = f"as of now, a change of its GPUs costs it about {job.resize_cost_seconds:.2g} s, {how}"
+    if job.moves_live and (restart := medians(job.costs).get(RESTART)) is not None:
+        text += f"; one that became a restart cost {restart:.2g} s"
+    return text
+
+
+def explain_plan(plan: PlanNumbers) -> str:
+    """What will become of a job that is submitted now, in one sentence."""
+    if plan.lack is not None:
+        return explain_lack(plan.lack)
+    if plan.reason is not None and plan.reason.code == "fits-nowhere":
+        return explain_lack(plan.reason)
+    span = gpus(plan.high_gpus)
+    if plan.low_gpus < plan.high_gpus:
+        span = f"{plan.low_gpus} to {span}"
+    if plan.starts_now:
+        return f"starts now on {gpus(plan.gpus)}; expected to hold {span} while it runs"
+    behind = f" behind {', '.join(plan.behind)}" if plan.behind else ""
+    return f"waits{behind}; expected to hold {span} once it runs"
+
+
+def explain_lack(lack: Reason) -> str:
+    """What a job needs that is not there, in one sentence; `lack` is a reason of the word `fits-nowhere`."""
+    return explain(lack, "")[0]
+
+
+def gpus(count: float) -> str:
+    """A number of GPUs, with the word."""
+    return f"{_number(count)} {'GPU' if count == 1 else 'GPUs'}"
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _size(value: float) -> str:
+    """A number of bytes, in the largest unit of which there is one."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{_number(value)} {unit}"
+
+
+# What policies say
+
+
+def _started(story: _Story) -> tuple[str, str]:
+    story.implied(0.0, "gpus_before", "speedup_before")
+    return f"started on {story.gpus('gpus_after')}{story.share()}", f"pollux logs -f {story.job_id}"
+
+
+def _speedup(story: _Story) -> str:
+    """By how much the larger of two numbers of GPUs is the faster."""
+    if not story.has("speedup_before", "speedup_after", "gpus_before", "gpus_after"):
+        return ""
+    after, before = story.say("gpus_after"), story.say("gpus_before")
+    told = story.taken("is {}", "is taken as {} until it reports", "speedup_assumed")
+    if story.get("gpus_after") > story.get("gpus_before"):
+        ratio = story.ratio("speedup_after", "speedup_before")
+        return f": your speed-up from {before} to {after} GPUs {told.format(ratio)}"
+    ratio = story.ratio("speedup_before", "speedup_after")
+    return f": your speed-up from {after} to {before} GPUs {told.format(ratio)}"
+
+
+def _grew(story: _Story) -> tuple[str, str]:
+    text = f"grew {story.say('gpus_before')}→{story.say('gpus_after')}{_speedup(story)}{story.share()}"
+    return text, story.resize(story.get("min_gpus", 1.0), story.get("gpus_before"))
+
+
+def _winner(story: _Story) -> str:
+    """Who gained most, and what it gained by it."""
+    if not story.jobs:
+        return ""
+    first, others = story.jobs[0], story.jobs[1:]
+    text = f"; {first} gained"
+    if story.has("other_gpus_before", "other_gpus_after"):
+        text = f"; {first} went {story.say('other_gpus_before')}→{story.say('other_gpus_after')}"
+    if story.has("other_speedup_before", "other_speedup_after"):
+        if story.get("other_speedup_before") > 0:
+            told = story.taken("makes it {}", "is taken to make it {}", "other_speedup_assumed")
+            ratio = story.ratio("other_speedup_after", "other_speedup_before")
+            text += f", which {told.format(ratio)} as fast"
+        else:
+            story.implied(0.0, "other_speedup_before")
+            told = story.taken("{}×", "taken as {}×", "other_speedup_assumed")
+            text += f", {told.format(story.say('other_speedup_after'))} what its fair share gives"
+    return f"{text} (also {', '.join(others)})" if others else text
+
+
+def _shrank(story: _Story) -> tuple[str, str]:
+    text = (
+        f"shrunk {story.say('gpus_before')}→{story.say('gpus_after')}{_speedup(story)}{_winner(story)}{story.share()}"
+    )
+    return text, story.resize(max(story.get("gpus_before"), 1.0), story.get("max_gpus"))
+
+
+def _moved(story: _Story) -> tuple[str, str]:
+    story.implied(story.get("gpus_after"), "gpus_before")
+    speed = ""
+    if story.has("speedup_before", "speedup_after"):
+        told = story.taken(", {}", ", taken as {}", "speedup_assumed")
+        speed = f"{told.format(story.ratio('speedup_after', 'speedup_before'))} as fast as where it was"
+    return (
+        f"moved to other nodes, on {story.gpus('gpus_after')} as before{speed}{story.share()}",
+        f"pollux show {story.job_id}",
+    )
+
+
+def _preempted(story: _Story) -> tuple[str, str]:
+    story.implied(0.0, "gpus_after")
+    text = f"stopped for others: gave up {story.gpus('gpus_before')}, keeps what it has saved and waits{_winner(story)}"
+    if story.has("fair_gpus"):
+        text += f"; fair share {story.gpus('fair_gpus')}"
+    text += "; a script that saves nothing begins anew"
+    return text + story.limits(), _smaller(story)
+
+
+def _smaller(story: _Story) -> str:
+    """The next step of who would run sooner on fewer GPUs, or can only look."""
+    least = story.get("gpus", story.get("min_gpus", 1.0))
+    if least > 1:
+        return story.resize(1.0, story.get("max_gpus", least))
+    return f"pollux show {story.jobs[0]}" if story.jobs else "pollux top"
+
+
+def _holders(story: _Story) -> str:
+    held = f"; most are held by {story.names()}" if story.jobs else ""
+    fair = f"; fair share {story.gpus('fair_gpus')}" if story.has("fair_gpus") else ""
+    return held + fair + story.limits()
+
+
+def _waits_for_gpus(story: _Story) -> tuple[str, str]:
+    story.implied(0.0, "gpus_before", "gpus_after", "speedup_before")
+    needs = (
+        f"needs at least {story.gpus('gpus')}, {story.say('free_gpus')} free" if story.has("gpus") else "no GPUs free"
+    )
+    return f"waits for GPUs: {needs}{_holders(story)}", _smaller(story)
+
+
+def _no_room(story: _Story) -> tuple[str, str]:
+    story.implied(0.0, "gpus_before", "gpus_after", "speedup_before")
+    text = f"waits for a place: {story.gpus('free_gpus')} free, but not the {story.say('gpus')} that suit it together"
+    return f"{text} (type, CPUs, memory, nodes){_holders(story)}", _smaller(story)
+
+
+def _waits_for_quota(story: _Story) -> tuple[str, str]:
+    story.implied(0.0, "gpus_before", "gpus_after", "speedup_before")
+    left = story.get("quota_left", 0.0)
+    text = (
+        f"waits for its queue's quota: needs at least {story.gpus('gpus')}, the quota leaves {story.say('quota_left')}"
+    )
+    return text + _holders(story), story.resize(1.0, left) if left >= 1 else "pollux ls"
+
+
+def _behind_another(story: _Story) -> tuple[str, str]:
+    other = story.names() or "an earlier job"
+    step = f"pollux explain {story.jobs[0]}" if story.jobs else "pollux ls"
+    return f"waits behind {other}, which came first and waits itself; needs {story.gpus('gpus')}", step
+
+
+def _fits_nowhere(story: _Story) -> tuple[str, str]:
+    story.implied(0.0, "gpus_before", "gpus_after", "speedup_before")
+    least, most = story.get("gpus", 1.0), story.get("queue_quota", story.get("suitable_gpus"))
+    step = story.resize(1.0, min(most, least - 1.0)) if least > 1 and most >= 1 else f"pollux cancel {story.job_id}"
+    if not (story.has("suitable_gpus") or story.has("queue_quota")):
+        text = f"cannot start: {story.gpus('gpus')} that suit it would not be there even if the cluster were empty"
+        return text, story.resize(1.0, least - 1.0) if least > 1 else step
+    return f"cannot start here now: it needs {_lacking(story)}", step
+
+
+def _lacking(story: _Story) -> str:
+    """What is needed and what there is of it, by the first of type, CPUs, memory, nodes and quota that is named."""
+    if story.has("cpus_per_gpu"):
+        largest = story.say("largest_node_cpus") if story.has("largest_node_cpus") else "fewer"
+        return f"{story.say('cpus_per_gpu')} CPUs per GPU, and the largest node has {largest}{_room_for(story)}"
+    if story.has("memory_bytes_per_gpu"):
+        largest = story.size("largest_node_memory_bytes") if story.has("largest_node_memory_bytes") else "less"
+        need = story.size("memory_bytes_per_gpu")
+        return f"{need} of memory per GPU, and the largest node has {largest}{_room_for(story)}"
+    if story.has("queue_quota"):
+        return f"{story.gpus('gpus')}, and the quota of its queue is {story.say('queue_quota')}"
+    there = f"there {'is' if story.get('suitable_gpus') == 1 else 'are'} {story.say('suitable_gpus')}"
+    if not story.get("suitable_gpus"):
+        there = "there are none"
+    if story.has("max_nodes"):
+        nodes = "1 node" if story.get("max_nodes") == 1 else f"{story.say('max_nodes')} nodes"
+        story.implied(1.0, "max_nodes")
+        return f"{story.gpus('gpus')} on at most {nodes}, and {there} so"
+    return f"{story.gpus('gpus')}{_types(story, there)}"
+
+
+def _room_for(story: _Story) -> str:
+    """How many GPUs there are with that much beside them, where that is not simply none for one."""
+    if story.get("gpus") == 1 and not story.get("suitable_gpus"):
+        story.implied(1.0, "gpus")
+        story.implied(0.0, "suitable_gpus")
+        return ""
+    return f": room for {story.say('suitable_gpus')} of the {story.gpus('gpus')} that it needs"
+
+
+def _types(story: _Story, there: str) -> str:
+    wanted = [name for name in story.numbers if name.startswith(WANTED_TYPE)]
+    others = [name for name in story.numbers if name.startswith(OTHER_TYPE)]
+    if not wanted:
+        return f", and {there}"
+    for name in wanted:
+        # Of a single type, as many as suit is what anybody would think.
+        story.implied(story.get("suitable_gpus"), name)
+    found = ", ".join(f"{story.say(name)} of type {name.removeprefix(OTHER_TYPE)}" for name in others)
+    kinds = " or ".join(name.removeprefix(WANTED_TYPE) for name in wanted)
+    return f" of type {kinds}, and {there}" + (f" (here: {found})" if found else "")
+
+
+# What the controller says
+
+
+def _crashes(story: _Story) -> str:
+    return f"crash {story.say('crashes')}, {story.say('retries')} are forgiven"
+
+
+def _backoff(story: _Story) -> tuple[str, str]:
+    text = f"crashed ({_crashes(story)}); starts again after a pause of {story.say('backoff_seconds')} s"
+    return text, f"pollux logs {story.job_id}"
+
+
+def _batch_limit(story: _Story) -> str:
+    if not story.has("local_batch_max"):
+        return ""
+    return f"; from now on at most {story.say('local_batch_max')} samples for one GPU at once"
+
+
+def _backoff_memory(story: _Story) -> tuple[str, str]:
+    text, step = _backoff(story)
+    return f"ran out of memory and {text}{_batch_limit(story)}", step
+
+
+def _crashed(story: _Story) -> tuple[str, str]:
+    return f"failed: {_crashes(story)}", f"pollux logs {story.job_id}"
+
+
+def _out_of_memory(story: _Story) -> tuple[str, str]:
+    return f"failed for lack of memory: {_crashes(story)}{_batch_limit(story)}", f"pollux logs {story.job_id}"
+
+
+def _lost(story: _Story) -> tuple[str, str]:
+    text = (
+        f"its replicas were lost {story.say('losses')} times without progress; given up at {story.say('most_losses')}"
+    )
+    return text, "pollux doctor"
+
+
+def _replicas_lost(story: _Story) -> tuple[str, str]:
+    text = f"lost replicas, {story.say('gpus_before')}→{story.say('gpus_after')}, and goes on from memory"
+    return text, f"pollux logs {story.job_id}"
+
+
+def _refused(story: _Story) -> tuple[str, str]:
+    times = f"{story.say('refusals')} {'time' if story.get('refusals') == 1 else 'times'} in a row"
+    again = f"after a pause of {story.say('backoff_seconds')} s"
+    if story.has("gpus_before", "gpus_after"):
+        kept = f"goes on with {story.say('gpus_after')} of the {story.gpus('gpus_before')} that it was given"
+        return f"{kept}: the others could not be had ({times}); more is tried {again}", "pollux top"
+    return f"waits: the GPUs that it was given could not be had ({times}); tried again {again}", "pollux top"
+
+
+def _fell_back(story: _Story) -> tuple[str, str]:
+    text = f"could not change in its living processes; started anew from its checkpoint on {story.gpus('gpus_before')}"
+    return text, f"pollux logs {story.job_id}"
+
+
+def _left_node(story: _Story) -> tuple[str, str]:
+    text = f"left a node that goes, {story.say('gpus_before')}→{story.say('gpus_after')}, and goes on from memory"
+    return text, "pollux top"
+
+
+def _gave_up(story: _Story, text: str, step: str) -> tuple[str, str]:
+    held = story.get("gpus_before", 0.0)
+    story.implied(0.0, "gpus_before")
+    return (f"{text}; it held {story.gpus('gpus_before')}" if held else text), step
+
+
+def _stopped(story: _Story) -> tuple[str, str]:
+    return _gave_up(story, "its replicas were stopped from outside; starts again", f"pollux logs {story.job_id}")
+
+
+def _node_lost(story: _Story) -> tuple[str, str]:
+    return _gave_up(story, "a node it ran on is gone; starts again from its last checkpoint", "pollux doctor")
+
+
+def _paused(story: _Story) -> tuple[str, str]:
+    return _gave_up(story, "paused by its user", f"pollux resume {story.job_id}")
+
+
+def _cancelled(story: _Story) -> tuple[str, str]:
+    return _gave_up(story, "cancelled by its user", f"pollux logs {story.job_id}")
+
+
+def _time_limit(story: _Story) -> tuple[str, str]:
+    text = f"reached its time limit of {story.say('limit_seconds')} s, having run for {story.say('held_seconds')} s"
+    return text, f"pollux logs {story.job_id}"
+
+
+def _waits_for_job(story: _Story) -> tuple[str, str]:
+    step = f"pollux show {story.jobs[0]}" if story.jobs else "pollux ls"
+    return f"runs after {story.names()}", step
+
+
+def _dependency_failed(story: _Story) -> tuple[str, str]:
+    step = f"pollux logs {story.jobs[0]}" if story.jobs else "pollux ls"
+    return f"failed: it was to run after {story.names()}, which did not succeed", step
+
+
+def _resumed(story: _Story) -> tuple[str, str]:
+    return "resumed; waits for the next decision", f"pollux show {story.job_id}"
+
+
+def _succeeded(story: _Story) -> tuple[str, str]:
+    return "done", f"pollux show {story.job_id}"
+
+
+def _failed(story: _Story) -> tuple[str, str]:
+    return "failed", f"pollux logs {story.job_id}"
+
+
+def _unknown(code: str) -> _Teller:
+    return lambda story: (code + (f", with {story.names()}" if story.jobs else ""), f"pollux show {story.job_id}")
+
+
+CODES: Mapping[str, _Teller] = {
+    "started": _started,
+    "grew": _grew,
+    "shrank": _shrank,
+    "moved": _moved,
+    "preempted": _preempted,
+    "waits-for-gpus": _waits_for_gpus,
+    "waits-for-quota": _waits_for_quota,
+    "no-room": _no_room,
+    "behind-another": _behind_another,
+    "fits-nowhere": _fits_nowhere,
+    "backoff": _backoff,
+    "backoff-memory": _backoff_memory,
+    "crashed": _crashed,
+    "out-of-memory": _out_of_memory,
+    "lost": _lost,
+    "replicas-lost": _replicas_lost,
+    "refused": _refused,
+    "fell-back": _fell_back,
+    "left-node": _left_node,
+    "stopped": _stopped,
+    "node-lost": _node_lost,
+    "paused": _paused,
+    "resumed": _resumed,
+    "cancelled": _cancelled,
+    "time-limit": _time_limit,
+    "waits-for-job": _waits_for_job,
+    "dependency-failed": _dependency_failed,
+    "succeeded": _succeeded,
+    "failed": _failed,
+}
+"""Every code that our policies and the controller give; one of somebody else's policy is told by its name."""

@@ -1,0 +1,107 @@
+"""What would become of a job if it were submitted now: the policy's own answer, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pollux.controller.explanations.eta import EtaSeconds, eta, fair_gpus, most_gpus
+from pollux.controller.machine.controller import Controller
+from pollux.controller.messages.events import JobSpec
+from pollux.controller.state.records import JobRecord
+from pollux.core import NOWHERE, Decision, Policy, Reason, Snapshot
+from pollux.policies.packing.empty_cluster import Whole
+
+__all__ = ["PlanNumbers", "lack_of", "plan_for", "plan_from"]
+
+
+# More names than that say no more to anybody.
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNumbers:
+    """The plan of one job.
+
+    `gpus` are those it gets at once, 0 if it waits; then `behind` are the jobs in its way. While it runs it is expected
+    to hold `low_gpus` to `high_gpus`; 0 to 0 where it cannot run on this cluster as it is, and `lack`, a reason as
+    policies give it, says why. `eta` is None where no model is known, and `reason` where the policy gives none.
+    """
+
+    job_id: str
+    gpus: int
+    low_gpus: int
+    high_gpus: int
+    behind: tuple[str, ...] = ()
+    reason: Reason | None = None
+    eta: EtaSeconds | None = None
+    lack: Reason | None = None
+
+    @property
+    def starts_now(self) -> bool:
+        """Whether it gets GPUs at once."""
+        return self.gpus > 0
+
+
+def plan_for(controller: Controller, policy: Policy, spec: JobSpec, now: float) -> PlanNumbers:
+    """The policy asked on a snapshot with the new job in it; refuses what a submission would be refused for."""
+    record = controller.draft(spec, now)
+    snapshot = controller.snapshot(now, record)
+    decision = policy.allocate(snapshot) if record.is_ready else Decision({})
+    return plan_from(record, snapshot, decision, controller.jobs)
+
+
+def plan_from(
+    record: JobRecord,
+    snapshot: Snapshot,
+    decision: Decision,
+    jobs: Mapping[str, JobRecord] | None = None,
+    undecided: Sequence[str] = (),
+) -> PlanNumbers:
+    """The plan of a job that is new in the snapshot, from what a policy answered to it; `jobs` are all that are known.
+
+    A draft, or a job that was submitted and holds nothing yet. For one that is not ready no policy need be asked.
+    Where one of the `undecided`, which came before it, gets nothing in this answer though it could run, nobody can
+    promise that the next answer does not turn that round: then the job is said to wait behind it.
+    """
+    spec, limits = record.spec, record.spec.limits
+    placement = decision.allocation.get(spec.id, NOWHERE)
+    earlier = _contenders(spec, snapshot, decision, undecided) if placement else ()
+    if earlier:
+        placement = NOWHERE
+    gpus = placement.num_gpus
+    reason = None if earlier else decision.reasons.get(spec.id, record.reason)
+    high = most_gpus(snapshot, limits, spec.queue)
+    low = min(max(min(gpus or limits.min_gpus, fair_gpus(snapshot, record)), limits.min_gpus), high)
+    behind: tuple[str, ...] = ()
+    if not gpus:
+        behind = earlier[:_MOST_NAMES] or record.waiting_for or (reason.jobs if reason is not None else ())
+    expected = replace(record, placement=placement, reason=reason)
+    lack = lack_of(record, snapshot)
+    return PlanNumbers(spec.id, gpus, low, high, behind, reason, eta(expected, snapshot, jobs), lack)
+
+
+def _contenders(spec: JobSpec, snapshot: Snapshot, decision: Decision, undecided: Sequence[str]) -> tuple[str, ...]:
+    """Those of the `undecided` that got nothing and may yet take what the job got.
+
+    Neither who cannot run on this cluster at all, nor who waits for the quota of another queue, can.
+    """
+    views, whole = {job.id: job for job in snapshot.jobs}, Whole(snapshot.cluster)
+    found = []
+    for job_id in undecided:
+        view, reason = views.get(job_id), decision.reasons.get(job_id)
+        if decision.allocation.get(job_id, NOWHERE):
+            continue
+        if view is not None and whole.lacks(view.limits, snapshot.queues.get(view.queue)):
+            continue
+        code = "" if reason is None else reason.code
+        elsewhere = view is not None and view.queue != spec.queue
+        if code != "fits-nowhere" and not (code == "waits-for-quota" and elsewhere):
+            found.append(job_id)
+    return tuple(found)
+
+
+def lack_of(record: JobRecord, snapshot: Snapshot) -> Reason | None:
+    """What is there for a job beside what it needs, as policies say it, where that is too little; else None."""
+    lacks = Whole(snapshot.cluster).lacks(record.spec.limits, snapshot.queues.get(record.spec.queue))
+    return Reason("fits-nowhere", lacks) if lacks else None

@@ -1,0 +1,198 @@
+"""Jobs, nodes and queues as they are, the changes that keep them consistent, and what is due when.
+
+Which event changes what is in `controller`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+from pollux.controller.messages.events import JobSpec
+from pollux.controller.state.lifecycle import ENDED, JobState, step
+from pollux.controller.state.records import JobRecord
+from pollux.core import NOWHERE, Cluster, Node, Placement, Queue, Reason, UnknownName
+from pollux.core.errors import Conflict
+
+__all__ = ["Books", "time_up"]
+
+_MOST_NAMES = 50
+
+
+def time_up(record: JobRecord) -> float | None:
+    """When a job that runs has reached its time limit; None for one that has none, or does not run."""
+    limit = record.spec.time_limit_seconds
+    if limit is None or record.running_since is None:
+        return None
+    return record.running_since + max(limit - record.held_seconds, 0.0)
+
+
+class Books:
+    """All records; `active` are the jobs that have not ended, in the order in which they became known."""
+
+    def __init__(self, cluster: Cluster, queues: Iterable[Queue] = ()) -> None:
+        self.cluster = cluster
+        self.queues: Mapping[str, Queue] = {queue.name: queue for queue in queues}
+        self.jobs: dict[str, JobRecord] = {}
+        self.active: dict[str, JobRecord] = {}
+        self._due: dict[str, float] = {}
+
+    def record(self, job_id: str) -> JobRecord:
+        """A job that must be there."""
+        found = self.jobs.get(job_id)
+        if found is None:
+            raise self._unknown("job", job_id)
+        return found
+
+    def _unknown(self, what: str, job_id: str) -> UnknownName:
+        """With the names of the newest jobs: nobody reads a list of thousands, and comparing them takes long."""
+        return UnknownName(what, job_id, islice(reversed(self.jobs), _MOST_NAMES))
+
+    def draft(self, spec: JobSpec, at: float) -> JobRecord:
+        """The record that a new job would get; refuses what could not be added, and changes nothing."""
+        if spec.id in self.jobs:
+            raise Conflict(f"job '{spec.id}' is known already; give the new one another name")
+        for other in spec.after:
+            if other not in self.jobs:
+                raise self._unknown("job to run after", other)
+        waiting_for = tuple(other for other in spec.after if self.jobs[other].state is not JobState.SUCCEEDED)
+        record = JobRecord(spec, at, resize_cost_seconds=spec.resize_cost_seconds, waiting_for=waiting_for)
+        record.view(at)  # refuses what no snapshot could hold, while its user is still there
+        hopeless = tuple(other for other in waiting_for if self.jobs[other].state in ENDED)
+        if waiting_for:
+            record.because(
+                at, Reason("dependency-failed" if hopeless else "waits-for-job", jobs=hopeless or waiting_for)
+            )
+        return record
+
+    def add(self, record: JobRecord) -> None:
+        """Take a new or a restored job in."""
+        self.jobs[record.spec.id] = record
+        if record.state not in ENDED:
+            self.active[record.spec.id] = record
+            self.retime(record)
+
+    def fail_if_orphaned(self, record: JobRecord, at: float) -> None:
+        """End a new job at once if one that it waits for can no longer succeed."""
+        for other in record.waiting_for:
+            if self.jobs[other].state in ENDED:
+                self._orphan(record, self.jobs[other], at)
+                return
+
+    def place(self, record: JobRecord, placement: Placement, at: float) -> None:
+        """Hold `placement` from `at` on; a new generation unless nothing changes."""
+        if placement == record.placement:
+            return
+        record.attained_gpu_seconds = record.attained(at)
+        self._halt(record, at)
+        record.held_since = at
+        record.placement = placement
+        record.generation += 1
+        if not placement:
+            record.capped_until = None
+        else:
+            record.num_starts += 1
+            record.largest_gpus = max(record.largest_gpus, placement.num_gpus)
+            if record.started_at is None:
+                record.started_at = at
+        record.forget_view()
+        self.retime(record)
+
+    def run(self, record: JobRecord, at: float) -> None:
+        """The replicas of a job's generation are all there."""
+        record.running_since = at
+        if record.capped_until is None:
+            record.refusals = 0
+        self.retime(record)
+
+    def _halt(self, record: JobRecord, at: float) -> None:
+        record.held_seconds, record.running_since = record.held(at), None
+
+    def renew(self, record: JobRecord, at: float) -> None:
+        """A job keeps what it holds, for replicas that start anew."""
+        self._halt(record, at)
+        self.retime(record)
+        record.generation += 1
+        record.num_starts += 1
+        record.forget_view()
+
+    def requeue(self, record: JobRecord, at: float, reason: Reason) -> Placement:
+        """A job loses what it holds, which comes back, and waits again."""
+        before, after = record.placement, step(record.spec.id, record.state, JobState.QUEUED)
+        self.place(record, NOWHERE, at)
+        record.state = after
+        record.because(at, reason)
+        return before
+
+    def end(self, record: JobRecord, state: JobState, at: float, detail: str, reason: Reason) -> None:
+        """A job's life is over; jobs that wait for it may go on, or are over as well."""
+        self._end(record, state, at, detail, reason)
+        ended = [record]
+        while ended:
+            last = ended.pop()
+            for follower in [other for other in self.active.values() if last.spec.id in other.waiting_for]:
+                if last.state is JobState.SUCCEEDED:
+                    left = tuple(job_id for job_id in follower.waiting_for if job_id != last.spec.id)
+                    follower.waiting_for = left
+                    follower.because(at, Reason("waits-for-job", jobs=left) if left else None)
+                else:
+                    self._orphan(follower, last, at)
+                    ended.append(follower)
+
+    def _orphan(self, record: JobRecord, other: JobRecord, at: float) -> None:
+        detail = f"it was to run after job '{other.spec.id}', which is {other.state}"
+        self._end(record, JobState.FAILED, at, detail, Reason("dependency-failed", jobs=(other.spec.id,)))
+
+    def _end(self, record: JobRecord, state: JobState, at: float, detail: str, reason: Reason) -> None:
+        after = step(record.spec.id, record.state, state, record.detail)
+        self.place(record, NOWHERE, at)
+        record.state, record.ended_at, record.detail = after, at, detail
+        record.eligible_at, record.capped_until, record.waiting_for = None, None, ()
+        record.because(at, reason)
+        del self.active[record.spec.id]
+        self._due.pop(record.spec.id, None)
+
+    def forget(self, ended_before: float) -> None:
+        """Drop jobs that ended before that; nobody waits for one that has ended."""
+        self.jobs = {job_id: record for job_id, record in self.jobs.items() if not record.is_over(ended_before)}
+
+    # Nodes and queues
+
+    def add_node(self, node: Node) -> None:
+        """A node arrived, or is another than it was."""
+        nodes = [node if other.id == node.id else other for other in self.cluster.nodes]
+        if node.id not in self.cluster.by_id:
+            nodes.append(node)
+        self.cluster = Cluster(tuple(nodes))
+
+    def remove_node(self, node_id: str) -> list[JobRecord]:
+        """A node is gone; the jobs that held GPUs there, which still do in these books."""
+        self.cluster = Cluster(tuple(node for node in self.cluster.nodes if node.id != node_id))
+        return [record for record in self.active.values() if record.placement.on(node_id)]
+
+    def set_queue(self, queue: Queue) -> None:
+        """A queue is new, or is another than it was."""
+        # A new mapping: the last one may be in a snapshot.
+        self.queues = {**self.queues, queue.name: queue}
+
+    # What is due
+
+    def retime(self, record: JobRecord) -> None:
+        """Note when the job's pause after a crash, its cap after a refusal, or its time limit, is over."""
+        times = (record.eligible_at, record.capped_until, time_up(record))
+        due = min((at for at in times if at is not None), default=None)
+        if due is None:
+            self._due.pop(record.spec.id, None)
+        else:
+            self._due[record.spec.id] = due
+
+    @property
+    def next_due(self) -> float | None:
+        """The earliest of these times."""
+        return min(self._due.values(), default=None)
+
+    def due(self, at: float) -> list[JobRecord]:
+        """Jobs whose time has come, in the order in which they became known."""
+        if not any(due <= at for due in self._due.values()):
+            return []
+        return [record for job_id, record in self.active.items() if self._due.get(job_id, at + 1.0) <= at]

@@ -1,0 +1,193 @@
+"""What is known of one job. How jobs are kept together is in `cluster_state`, what changes them in `controller`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pollux.controller.messages.events import JobSpec
+from pollux.controller.state.costs import RESTART, Costs, likely_seconds, noted
+from pollux.controller.state.lifecycle import JobState
+from pollux.core import NOWHERE, GoodputFunction, JobLimits, JobView, Placement, Prior, Reason
+
+__all__ = ["FORGIVEN_AFTER_SECONDS", "MOST_FAILED_MOVES", "JobRecord"]
+
+MOST_FAILED_MOVES = 3
+"""After so many changes in living processes that did not come about, a job is moved by restarts."""
+
+FORGIVEN_AFTER_SECONDS = 3600.0
+"""So long after the last of them, a change in living processes is tried again."""
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """All the controller knows of one job.
+
+    Times are in seconds on the driver's clock, None for what has not happened. `held_since` is when it got, or lost,
+    its present placement; `attained_gpu_seconds` are what it held up to then. `running_since` is when the replicas of
+    its generation were all there, None while they are not; `held_seconds` how long they ran before. `crashes` count
+    against `spec.retries`; `streak` are those since it last ran well, and `losses` the times that its replicas vanished
+    without progress in between, by what was known at the last of them (`remaining_at_loss`, `progress_at_loss`). Until
+    `eligible_at`, or while jobs of `waiting_for` have not succeeded, no policy is shown it. `refusals` are the times in
+    a row that places given to it could not be had; until `capped_until`, policies are shown that it may hold no more
+    than it does. `local_batch` is the last one reported, `local_batch_max` what running out of memory has taught.
+    `live`: whether its agent can follow a change in living processes, None while nobody has said; `failed_moves` are
+    those that did not come about since the last that did, the newest at `failed_move_at`. `costs` are its pauses by
+    kind, `last_pause` the newest. `reason` says why it has what it has, since `reason_at`. `seen` and `written` are the
+    last view and parts of the last state.
+    """
+
+    spec: JobSpec
+    submitted_at: float
+    state: JobState = JobState.QUEUED
+    placement: Placement = NOWHERE
+    generation: int = 0
+    held_since: float = 0.0
+    held_seconds: float = 0.0
+    running_since: float | None = None
+    attained_gpu_seconds: float = 0.0
+    num_starts: int = 0
+    largest_gpus: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    detail: str = ""
+    goodput: GoodputFunction | None = None
+    remaining: float | None = None
+    progress: float | None = None
+    resize_cost_seconds: float = 30.0
+    decided_goodput: float | None = None
+    crashes: int = 0
+    streak: int = 0
+    losses: int = 0
+    remaining_at_loss: float | None = None
+    progress_at_loss: float | None = None
+    eligible_at: float | None = None
+    refusals: int = 0
+    capped_until: float | None = None
+    local_batch: int | None = None
+    local_batch_max: int | None = None
+    waiting_for: tuple[str, ...] = ()
+    live: bool | None = None
+    failed_moves: int = 0
+    failed_move_at: float | None = None
+    costs: Costs = field(default_factory=dict)
+    last_pause: tuple[str, float] | None = None
+    reason: Reason | None = None
+    reason_at: float | None = None
+    seen: JobView | None = field(default=None, repr=False, compare=False)
+    written: dict[str, tuple[object, Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def num_restarts(self) -> int:
+        """Times it was placed anew after its first start."""
+        return max(self.num_starts - 1, 0)
+
+    def is_over(self, before: float) -> bool:
+        """Whether it ended before that time."""
+        return self.ended_at is not None and self.ended_at < before
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a policy may place it, or leave it where it is."""
+        return self.eligible_at is None and not self.waiting_for and self.state is not JobState.PAUSED
+
+    @property
+    def moves_live(self) -> bool:
+        """Whether its next change is tried in living processes: it may, it can, and that has not failed too often.
+
+        Who has not said yet whether it can is taken to: its supervisor finds out, and restarts it where it cannot.
+        """
+        request = self.spec.request
+        able = bool(self.live) if request is None else request.is_live and self.live is not False
+        return able and self.failed_moves < MOST_FAILED_MOVES
+
+    @property
+    def likely_kind(self) -> str:
+        """How its next change will come about: `live` or `restart`."""
+        return "live" if self.moves_live else RESTART
+
+    def is_beyond_loss(self, remaining: float | None, progress: float | None) -> bool:
+        """Whether these are those of a job that got further than what was known of it at its last loss."""
+        less = remaining is not None and self.remaining_at_loss is not None and remaining < self.remaining_at_loss
+        more = progress is not None and self.progress_at_loss is not None and progress > self.progress_at_loss
+        return less or more
+
+    def note_loss(self, losses: int) -> None:
+        """Its replicas, or some of them, are lost; `losses` is what that makes."""
+        self.losses, self.remaining_at_loss = losses, self.remaining
+        known = [progress for progress in (self.progress, self.progress_at_loss) if progress is not None]
+        # The farthest: the way from one checkpoint to the same place, again and again, leads nowhere.
+        self.progress_at_loss = max(known, default=None)
+
+    def note_pause(self, kind: str, seconds: float) -> None:
+        """Its last change cost it that; told again, the same one counts once."""
+        if not kind:
+            self.resize_cost_seconds = seconds
+            return
+        if self.last_pause != (kind, seconds):
+            self.last_pause = kind, seconds
+            self.costs = noted(self.costs, kind, seconds)
+            if kind != RESTART:
+                self.live, self.failed_moves = True, 0
+        self.estimate_cost()
+
+    def note_failed_move(self, at: float) -> None:
+        """A change in living processes did not come about. Who never said that it can, cannot."""
+        self.failed_moves, self.failed_move_at = self.failed_moves + 1, at
+        self.live = bool(self.live)
+        self.estimate_cost()
+
+    def forgive_moves(self, at: float) -> None:
+        """Try changes in living processes again where the last that failed is long ago."""
+        since = self.failed_move_at
+        if self.failed_moves >= MOST_FAILED_MOVES and (since is None or at - since >= FORGIVEN_AFTER_SECONDS):
+            self.failed_moves = 0
+            self.estimate_cost()
+
+    def estimate_cost(self) -> None:
+        """What the next change will cost, by what is known now."""
+        failed = self.failed_moves / MOST_FAILED_MOVES
+        self.resize_cost_seconds = likely_seconds(self.costs, self.moves_live, self.spec.resize_cost_seconds, failed)
+        self.forget_view()
+
+    def attained(self, now: float) -> float:
+        """GPU-seconds held up to `now`."""
+        return self.attained_gpu_seconds + self.placement.num_gpus * max(now - self.held_since, 0.0)
+
+    def held(self, now: float) -> float:
+        """Seconds up to `now` in which its replicas ran, not those in which they waited: what a time limit counts."""
+        return self.held_seconds + (0.0 if self.running_since is None else max(now - self.running_since, 0.0))
+
+    def because(self, at: float, reason: Reason | None) -> None:
+        """From now on, this is why it has what it has."""
+        self.reason = reason
+        self.reason_at = None if reason is None else at
+
+    def view(self, now: float, prior: Prior | None = None) -> JobView:
+        """What a policy is shown; the same object as last time where nothing changed, see `forget_view`."""
+        attained = self.attained(now)
+        view = self.seen
+        if view is None:
+            spec = self.spec
+            view = JobView(
+                id=spec.id, submitted_at=self.submitted_at, limits=self._shown_limits(),
+                requested_gpus=spec.requested_gpus, weight=spec.weight, queue=spec.queue,
+                attained_gpu_seconds=attained, num_restarts=self.num_restarts,
+                largest_gpus=self.largest_gpus, resize_cost_seconds=self.resize_cost_seconds,
+                goodput=self.goodput, remaining=self.remaining, oracle=spec.oracle,
+                kind=spec.kind, prior=prior, crashes=self.streak,
+            )  # fmt: skip
+        elif view.attained_gpu_seconds != attained or view.prior is not prior:
+            view = replace(view, attained_gpu_seconds=attained, prior=prior)
+        self.seen = view
+        return view
+
+    def _shown_limits(self) -> JobLimits:
+        limits, held = self.spec.limits, self.placement.num_gpus
+        if self.capped_until is None or not limits.min_gpus <= held < limits.max_gpus:
+            return limits
+        return replace(limits, max_gpus=held)
+
+    def forget_view(self) -> None:
+        """Something that a policy sees has changed."""
+        self.seen = None

@@ -1,0 +1,164 @@
+"""What a run comes to: the numbers of tables and JSON, and the configuration they hold for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pollux import policies as registry
+from pollux._version import __version__
+from pollux.sim.applications.application import Application
+from pollux.sim.results.fairness import IsolatedTimes, finish_time_fairness
+from pollux.sim.simulation.compare import PolicyChoice
+from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings
+from pollux.sim.workloads.workload import Workload
+
+__all__ = ["TIMINGS", "configuration", "describe_world", "document", "jain_index", "measure", "to_json"]
+
+TIMINGS = ("decision_ms_mean", "decision_ms_max", "cpu_seconds")
+"""Fields of a result that depend on the machine; all others repeat to the byte."""
+
+_HOUR = 3600.0
+
+
+def measure(
+    outcome: RunOutcome,
+    applications: Mapping[str, Application],
+    settings: SimulationSettings,
+    times: IsolatedTimes | None = None,
+) -> dict[str, Any]:
+    """One result: a workload under a policy.
+
+    Completion times (JCT) run from submission to finish; percentiles are linear between jobs. The makespan
+    runs from the first submission to the last finish; utilisation is GPU time held, resizes included, over
+    GPU time there was in the makespan. A restart is any placement after a job's first. `ftf` is the ρ of
+    `fairness`; a job is unfairly treated when ρ > 1.
+    """
+    jobs = outcome.jobs
+    hours = np.array([job.finished - job.submitted for job in jobs]) / _HOUR
+    makespan_hours = (max(job.finished for job in jobs) - min(job.submitted for job in jobs)) / _HOUR
+    gpu_hours = sum(job.gpu_seconds for job in jobs) / _HOUR
+    fairness = finish_time_fairness(jobs, applications, settings, times)
+    decisions = np.array(outcome.decision_seconds or (0.0,)) * 1000.0
+    return {
+        "workload": outcome.workload,
+        "policy": outcome.policy,
+        "avg_jct_hours": float(np.mean(hours)),
+        "p50_jct_hours": float(np.percentile(hours, 50)),
+        "p99_jct_hours": float(np.percentile(hours, 99)),
+        "makespan_hours": makespan_hours,
+        "restarts_per_job": sum(job.restarts for job in jobs) / len(jobs),
+        "gpu_hours": gpu_hours,
+        "utilization": gpu_hours / (settings.num_gpus * makespan_hours),
+        "worst_ftf": max(fairness),
+        "unfair_fraction": sum(rho > 1.0 for rho in fairness) / len(jobs),
+        "decision_ms_mean": float(np.mean(decisions)),
+        "decision_ms_max": float(np.max(decisions)),
+        "cpu_seconds": outcome.cpu_seconds,
+        "jobs": [
+            {
+                "name": job.name,
+                "application": job.application,
+                "submitted": job.submitted,
+                "started": job.started,
+                "finished": job.finished,
+                "restarts": job.restarts,
+                "gpu_seconds": job.gpu_seconds,
+                "ftf": rho,
+            }
+            for job, rho in zip(jobs, fairness, strict=True)
+        ],
+    }
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """Jain's index `(Σx)² / (n·Σx²)` of slow-downs: 1 where all fare alike, 1/n where one bears it all."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def configuration(
+    workloads: Sequence[Workload],
+    policies: Sequence[PolicyChoice],
+    applications: Mapping[str, Application],
+    settings: SimulationSettings,
+    profiles: str = "built-in",
+) -> dict[str, Any]:
+    """All that a result depends on; how many processes worked on it is not part of that."""
+    return {
+        "workloads": [{"name": workload.name, "jobs": len(workload.jobs)} for workload in workloads],
+        "policies": [{"name": policy.name, "options": _options(policy)} for policy in policies],
+        "profiles": profiles,
+        **asdict(settings),
+        "applications": {name: _describe(applications[name]) for name in sorted(applications)},
+    }
+
+
+def _options(policy: PolicyChoice) -> dict[str, Any]:
+    """Every option a policy has, given or not; a policy keeps its options under their names."""
+    made = registry.create(policy.name, **policy.options)
+    return {name: getattr(made, name) for name in sorted(registry.options(policy.name)) if hasattr(made, name)}
+
+
+def _describe(application: Application) -> dict[str, Any]:
+    return {
+        **asdict(application.limits),
+        "max_nodes": application.max_nodes,
+        "epochs": len(application.progress),
+        "fixed": None if application.fixed is None else asdict(application.fixed),
+    }
+
+
+def document(config: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `--json` writes; `version` is that of the program."""
+    return {"version": __version__, "config": dict(config), "results": [dict(result) for result in results]}
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """The text of a results file."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _standstill(seconds: float | str) -> str:
+    if isinstance(seconds, str):
+        return "standstill by the model of state and bandwidth when a job's GPUs change"
+    return f"{seconds:g} s standstill when a job's GPUs change"
+
+
+def describe_world(config: Mapping[str, Any]) -> list[str]:
+    """What was simulated, in a few lines."""
+    rounds = f"rounds of {config['interval_seconds']:g} s" if config["trigger"] == "rounds" else "events"
+    cluster = [
+        f"{config['num_nodes']} nodes × {config['gpus_per_node']} GPUs",
+        f"decisions by {rounds}",
+        _standstill(config["resize_seconds"]),
+    ]
+    if config["interference"]:
+        cluster.append(f"distributed jobs that share a node lose {config['interference']:.0%} of their speed")
+    fixed = [
+        f"{name} ({held['num_gpus']} GPU{'s' * (held['num_gpus'] > 1)}, batch {held['batch_size']})"
+        for name, application in config["applications"].items()
+        if (held := application["fixed"])
+    ]
+    jobs = [
+        f"adaptive jobs at most double their GPUs at a time, up to {config['max_gpus_per_job']}",
+        f"fixed even then: {', '.join(fixed) or 'nothing'}",
+    ]
+    source = [f"applications: {config['profiles']}", f"seed {config['seed']}"]
+    for policy in config["policies"]:
+        if policy["options"]:
+            options = ", ".join(f"{key} {_plain(value)}" for key, value in policy["options"].items())
+            source.append(f"{policy['name']} with {options}")
+    return ["; ".join(line) for line in (cluster, jobs, source)]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return " ".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
