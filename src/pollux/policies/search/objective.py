@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pollux.core import InvalidInput, JobView, Snapshot
 from pollux.goodput import GoodputModel, goodput_tables
 
-__all__ = ["Objective", "check_fairness", "restart_factors"]
+__all__ = ["Objective", "check_fairness", "gpu_cap", "restart_factors"]
 
 FloatArray = npt.NDArray[np.float64]
 
