@@ -7,8 +7,9 @@ import torch.distributed as dist
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.training_state import State
-from pollux.agent.data.loader import Loader, LoaderOptions
+from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import StepShape
+from pollux.agent.data.torch_reader import torch_loader
 from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic import member as module
 from pollux.agent.elastic.member import ElasticMember, JobLost, NotNeeded, refuse_all
@@ -533,7 +534,7 @@ def test_requests_outlive_a_regroup_but_for_the_resize():
 
 def test_a_ledger_is_rebuilt_from_the_order():
     data = torch.utils.data.TensorDataset(torch.arange(50))
-    whole, half = (Loader(data, LoaderOptions(), 0, count) for count in (1, 2))
+    whole, half = (torch_loader(data, LoaderOptions(), 0, count) for count in (1, 2))
     for loader in (whole, half):
         run = loader.micro_batches(lambda step: StepShape(10, 1), 0)
         for _ in range(3):
