@@ -38,7 +38,7 @@ class Reached(Service):
 
 @pytest.fixture
 def service(slurm, tmp_path):
-    running = Reached(tmp_path / "home", slurm, slots=2, limit_seconds=120)
+    running = Reached(tmp_path / "home", slurm, slots=2)
     try:
         yield running
     finally:
