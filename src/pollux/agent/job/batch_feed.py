@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.utils import _pytree
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.record import RunRecord
-from pollux.agent.job.status import pass_ledger
+from pollux.agent.training.status import pass_ledger
 from pollux.core.errors import InvalidInput
 
 __all__ = ["BatchFeed", "on_device"]
@@ -85,9 +84,7 @@ class BatchFeed:
         if not self.mid_step:
             step = self._progress.steps
             self._clock.begin(self._adaptation.is_told_apart(step, self._adaptation.shape(step).measured))
-        began = time.perf_counter()
-        item = next(self._iterator, None)
-        self._clock.waited(time.perf_counter() - began)
+        item = self._adaptation.timed_next(self._iterator)
         if item is None:
             self._iterator = None
             if self._loader.cursor == 0:

@@ -21,7 +21,7 @@ from pollux.agent.job.oom_survival import OomSurvival
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.persistence import JobPersistence
 from pollux.agent.job.record import RunRecord
-from pollux.agent.job.rounds import Rounds
+from pollux.agent.job.rounds import JobRounds
 from pollux.core.errors import PolluxError
 
 __all__ = ["ElasticJob"]
@@ -44,7 +44,7 @@ class ElasticJob:
         persistence: JobPersistence,
         feed: BatchFeed,
         oom: OomSurvival,
-        rounds: Rounds,
+        rounds: JobRounds,
     ) -> None:
         self._parts = parts
         self._record = record

@@ -21,10 +21,10 @@ from pollux.agent.job.oom_survival import OomSurvival
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.persistence import JobPersistence
 from pollux.agent.job.record import RunRecord
-from pollux.agent.job.rounds import Rounds
-from pollux.agent.job.status import PassLedger, TrainingStatus, pass_ledger
+from pollux.agent.job.rounds import JobRounds
 from pollux.agent.job.training_loop import JobStopped, TrainingLoop
 from pollux.agent.reporting.receipt import Receipt
+from pollux.agent.training.status import PassLedger, TrainingStatus, pass_ledger
 from pollux.goodput import GoodputModel
 
 __all__ = ["Job", "JobStopped"]
@@ -53,7 +53,7 @@ class Job:
             notes = TrialNotes(parts.checkpointer.folder, kind, counts_deaths=adapts)
         feed = BatchFeed(parts, record)
         oom = OomSurvival(parts.engine, parts.adaptation, parts.replicas, record, notes)
-        rounds = Rounds(parts, record, persistence, feed)
+        rounds = JobRounds(parts, record, persistence, feed)
         elastic = ElasticJob(parts, record, persistence, feed, oom, rounds)
         self._loop = TrainingLoop(parts, record, persistence, feed, oom, rounds, elastic)
 

@@ -14,14 +14,9 @@ from pollux.agent.step.oom import is_out_of_memory
 from pollux.agent.step.optimizer_step import StepRunner
 from pollux.core.errors import InvalidInput
 
-__all__ = ["OomSurvival", "local_batch_of"]
+__all__ = ["OomSurvival"]
 
 _log = logging.getLogger("pollux")
-
-
-def local_batch_of(micro: MicroBatch, num_replicas: int) -> int:
-    """The largest part that any replica has in the step."""
-    return -(-micro.total // (num_replicas * micro.repeats))
 
 
 class OomSurvival:
@@ -43,7 +38,7 @@ class OomSurvival:
 
     def begin(self, micro: MicroBatch) -> None:
         """Begin a micro-batch; the first one of a step at a local batch that never ran begins a trial."""
-        local = local_batch_of(micro, self._replicas.num_replicas)
+        local = micro.largest_local_batch
         fits = self._adaptation.trial_from(local) if micro.index == 0 else None
         if fits is not None and self._notes is not None:
             self._notes.begin(local, self._adaptation.memory.held, writes=self._replicas.is_first)

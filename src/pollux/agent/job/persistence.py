@@ -16,7 +16,7 @@ from pollux.agent.checkpoint.manifest import created_at
 from pollux.agent.checkpoint.training_state import State, from_loaded
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.record import RunRecord
-from pollux.agent.job.status import merge_ledger
+from pollux.agent.training.status import merge_ledger
 from pollux.core.errors import MisusedJob, PolluxError
 from pollux.core.notice import ahead_seconds
 from pollux.wire.live.heartbeat import Activity

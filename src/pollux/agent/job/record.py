@@ -12,10 +12,9 @@ from pollux.agent.adaptation.adaptation import RoundReport
 from pollux.agent.distributed.device import gpu_type
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm
 from pollux.agent.job.parts import JobParts
-from pollux.agent.job.status import TrainingStatus
-from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.agent.reporting.tensorboard import Scalars
+from pollux.agent.training.status import TrainingStatus
 from pollux.core.errors import MisusedJob
 
 __all__ = ["RunRecord"]
@@ -101,37 +100,13 @@ class RunRecord:
         if self._row_at_step == self._progress.steps:
             return
         self._row_at_step = self._progress.steps
-        row = self._row()
+        groups = self._parts.engine.optimizer.param_groups
+        row = self._status.receipt_row(groups, self.seconds, self.last_round)
         self._receipt.sample(row)
         if self.scalars is not None:
             self.scalars.row(row)
         if self.reports is not None:
             self.reports.round(self._status, self.last_round.loss, self.last_round.throughput)
-
-    def _row(self) -> ReceiptRow:
-        status, estimate, factors = self._status, self._status.noise, self._status.lr_factors
-        known = estimate.num_measured > 0
-        groups = self._parts.engine.optimizer.param_groups
-        return ReceiptRow(
-            step=status.step,
-            progress=status.progress,
-            samples=status.samples,
-            seconds=self.seconds,
-            num_replicas=status.num_replicas,
-            num_nodes=self._parts.replicas.num_nodes,
-            local_batch=status.local_batch,
-            accumulation=status.accumulation,
-            total_batch=status.batch_size,
-            lr_factors=factors,
-            learning_rates=tuple(float(group["lr"]) * f for group, f in zip(groups, factors, strict=True)),
-            efficiency=status.efficiency,
-            throughput=self.last_round.throughput,
-            goodput=status.predicted_goodput,
-            noise_scale=estimate.noise_scale if known else None,
-            noise_low=estimate.low if known else None,
-            noise_high=estimate.high if known else None,
-            loss=self.last_round.loss,
-        )
 
     def rolled_back(self) -> None:
         """The run goes on from an earlier step: TensorBoard hides what was written beyond it."""

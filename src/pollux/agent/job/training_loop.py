@@ -21,11 +21,11 @@ from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_bat
 from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP
 from pollux.agent.job.batch_feed import BatchFeed, on_device
 from pollux.agent.job.elastic_job import ElasticJob
-from pollux.agent.job.oom_survival import OomSurvival, local_batch_of
+from pollux.agent.job.oom_survival import OomSurvival
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.persistence import JobPersistence
 from pollux.agent.job.record import RunRecord
-from pollux.agent.job.rounds import Rounds
+from pollux.agent.job.rounds import JobRounds
 from pollux.agent.reporting.tensorboard import Scalars
 from pollux.core.errors import InvalidInput, MisusedJob, PolluxError
 from pollux.wire.live import exit_codes
@@ -57,7 +57,7 @@ class TrainingLoop:
         persistence: JobPersistence,
         feed: BatchFeed,
         oom: OomSurvival,
-        rounds: Rounds,
+        rounds: JobRounds,
         elastic: ElasticJob,
     ) -> None:
         self._parts = parts
@@ -206,15 +206,13 @@ class TrainingLoop:
 
     def _finish_step(self, micro: MicroBatch) -> None:
         parts, progress = self._parts, self._progress
-        local = local_batch_of(micro, parts.replicas.num_replicas)
         finished = parts.engine.finish(parts.adaptation.factors(micro.total, progress.epochs))
         self._oom.end_trial()
         if not finished:
-            self._oom.shrink_batch(local)
+            self._oom.shrink_batch(micro.largest_local_batch)
             self._feed.rewind()
             return
-        parts.engine.clock.end(micro.repeats, local, micro.measured)
-        progress.add(micro.total, parts.adaptation.stepped(local, micro.total))
+        progress.add(micro.total, parts.adaptation.end_step(micro))
         parts.loader.commit()
         self._record.step_done()
         if parts.schedule is not None:

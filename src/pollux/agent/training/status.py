@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from pollux.agent.adaptation.adaptation import Adaptation
+from pollux.agent.adaptation.adaptation import Adaptation, RoundReport
+from pollux.agent.adaptation.measurements import ReplicaExchange
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.adaptation.progress import TrainingProgress
 from pollux.agent.data.loader import Loader
-from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.reporting.receipt import Receipt
+from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.goodput import GoodputModel
 
 __all__ = ["PassLedger", "TrainingStatus", "merge_ledger", "pass_ledger"]
@@ -37,15 +37,14 @@ class PassLedger:
         return (self.samples, self.hash) == (self.expected_samples, self.expected_hash)
 
 
-def merge_ledger(loader: Loader, replicas: ReplicaGroup) -> None:
+def merge_ledger(loader: Loader, replicas: ReplicaExchange) -> None:
     """Add up over the replicas which samples the pass has used; a collective."""
     ledger = loader.ledger
-    mine = torch.tensor(ledger.local_part(), dtype=torch.int64)
-    count, digest = replicas.add_up(mine).tolist()
+    count, digest = replicas.sum_integers(ledger.local_part())
     ledger.absorb(count, digest)
 
 
-def pass_ledger(loader: Loader, replicas: ReplicaGroup) -> PassLedger:
+def pass_ledger(loader: Loader, replicas: ReplicaExchange) -> PassLedger:
     """The samples used in the current pass; a collective."""
     merge_ledger(loader, replicas)
     expected, used = loader.expected_ledger(), loader.ledger
@@ -61,7 +60,11 @@ class TrainingStatus:
     """
 
     def __init__(
-        self, adaptation: Adaptation, progress: TrainingProgress, replicas: ReplicaGroup, receipt: Receipt | None = None
+        self,
+        adaptation: Adaptation,
+        progress: TrainingProgress,
+        replicas: ReplicaExchange,
+        receipt: Receipt | None = None,
     ) -> None:
         self._adaptation = adaptation
         self._progress = progress
@@ -150,3 +153,31 @@ class TrainingStatus:
     def last_metrics(self) -> Mapping[str, float]:
         """What was logged last, by name."""
         return {} if self._receipt is None else self._receipt.last_metrics()
+
+    def receipt_row(self, groups: Sequence[Mapping[str, Any]], seconds: float, report: RoundReport) -> ReceiptRow:
+        """This moment of the run, for the receipt.
+
+        `groups` are the optimiser's, with their base rates; `seconds` the time spent training.
+        """
+        estimate, factors = self.noise, self.lr_factors
+        known = estimate.num_measured > 0
+        return ReceiptRow(
+            step=self.step,
+            progress=self.progress,
+            samples=self.samples,
+            seconds=seconds,
+            num_replicas=self.num_replicas,
+            num_nodes=self._replicas.num_nodes,
+            local_batch=self.local_batch,
+            accumulation=self.accumulation,
+            total_batch=self.batch_size,
+            lr_factors=factors,
+            learning_rates=tuple(float(group["lr"]) * f for group, f in zip(groups, factors, strict=True)),
+            efficiency=self.efficiency,
+            throughput=report.throughput,
+            goodput=self.predicted_goodput,
+            noise_scale=estimate.noise_scale if known else None,
+            noise_low=estimate.low if known else None,
+            noise_high=estimate.high if known else None,
+            loss=report.loss,
+        )
