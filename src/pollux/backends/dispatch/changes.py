@@ -13,7 +13,7 @@ from pollux.backends.dispatch.worker_thread import WorkerThread
 from pollux.backends.protocol import Launch, ReplicasLost
 from pollux.wire.live.messages import LaunchOrder
 
-__all__ = ["Changes"]
+__all__ = ["JobChanges"]
 
 # So long changes wait for places that nobody seems to leave; an engine may take seconds to hand some over.
 _TANGLED_SECONDS = 5.0
@@ -23,7 +23,7 @@ _LONGEST_WAIT_SECONDS = 300.0
 _Slots = tuple[str, ...]
 
 
-class Changes:
+class JobChanges:
     """Sends orders to change to the shims of jobs that await one; `order_of` makes the order for slots."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Changes:
         assert held is not None
         assert held.launch is not None
         assert link is not None
-        kept = now.places if now.kept is None else now.kept
+        kept = now.remaining
         found = self._find_slots(job.id, held.launch, now, kept)
         if found is None:
             return
@@ -49,9 +49,8 @@ class Changes:
         elif stays and why and now.kept is None:
             self._refuse(job, why, target, kept)
         elif stays or (not why and link.hands_over):
-            held.target = target
-            held.places = (*now.places, *(place for place in target if place not in now.places))
-            held.sent = True
+            held.target, held.sent = target, True
+            held.places = tuple(dict.fromkeys((*now.places, *target)))
             job.now, job.next = held, None
             link.send(op="resize", order=asdict(self._order_of(held.launch, target)))
         elif why or link.hands_over is False:
@@ -82,7 +81,7 @@ class Changes:
         return found.why, tuple(place if place in kept else gone_slot(place) for place in target)
 
     def _untangle(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, kept: _Slots) -> None:
-        """Changes that wait for slots of one another would wait for ever: the first saves, ends and starts again.
+        """JobChanges that wait for slots of one another would wait for ever: the first saves, ends and starts again.
 
         So does a job that is to go elsewhere, and to which nobody gives anything while it holds what it has.
         """

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from pollux.backends.dispatch.changes import Changes
+from pollux.backends.dispatch.changes import JobChanges
 from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, JobTable
 from pollux.backends.dispatch.shim_client import ForkserverClient, find_shim, start_shim
 from pollux.backends.dispatch.shim_events import ShimEvents
@@ -69,7 +69,7 @@ class Dispatcher:
         self.site = site or Site()
         self.site.attach(self.thread, self.table)
         self.shims = ShimEvents(self.table, self.thread, self.site)
-        self.changes = Changes(self.table, self.thread, self.site, self.order_of)
+        self.changes = JobChanges(self.table, self.thread, self.site, self.order_of)
         self.forkserver: ForkserverClient | None = None
         self._settings = settings
         self._num_forkservers = 0
@@ -290,7 +290,7 @@ class Dispatcher:
     def _launch(self, job: DispatchedJob) -> None:
         """Send the launch to the job's shim, once its slots can be used and it has a shim."""
         held = job.now
-        if held is None or held.launch is None or held.sent or held.ended is not None:
+        if held is None or held.launch is None or not held.awaits_launch:
             return
         found = self.site.check(held.launch, held.places)
         if found is None:

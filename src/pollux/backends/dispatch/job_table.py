@@ -58,6 +58,16 @@ class HeldGeneration:
             return "stopping"
         return "running" if self.started else "waiting"
 
+    @property
+    def awaits_launch(self) -> bool:
+        """Whether it has its slots, and its shim was not told to start it yet."""
+        return self.launch is not None and not self.sent and self.ended is None
+
+    @property
+    def remaining(self) -> tuple[str, ...]:
+        """The places of the replicas that can go on."""
+        return self.places if self.kept is None else self.kept
+
     def ask_to_stop(self, grace_seconds: float) -> None:
         """End it; asked again, only the shorter grace counts."""
         grace = max(0.0, grace_seconds)
