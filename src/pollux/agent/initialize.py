@@ -54,8 +54,8 @@ from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.agent.step.loss_weighting import LossWeighting
 from pollux.agent.step.optimizer_step import StepOptions, StepRunner
 from pollux.core.errors import InvalidInput, MisusedJob
-from pollux.wire.objects import ObjectStore
-from pollux.wire.stores import PACKAGES, is_address
+from pollux.storage.address import PACKAGES, is_address
+from pollux.storage.object_store import ObjectStore
 
 __all__ = ["init"]
 
