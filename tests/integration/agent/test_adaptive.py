@@ -108,15 +108,18 @@ def train(
     for _ in job.epochs(epochs):
         parts_of_step: dict[str, Any] = {"ids": [], "loss": 0.0}
         for ids, x, y in job.batches():
-            micro: Any = job._engine._micro
+            micro: Any = job._parts.engine._micro
             if micro.index == 0:
                 parts_of_step = {"ids": [], "loss": 0.0}
             loss = F.mse_loss(job.model(x), y)
             if micro.samples:
                 parts_of_step["ids"] += ids.tolist()
                 parts_of_step["loss"] += float(loss.detach()) * micro.samples / micro.total
-            factor, rate = job._adaptation.factors(micro.total, job._progress.epochs)[0], chosen.param_groups[0]["lr"]
-            before, place = job.step, job._loader.pass_index
+            factor, rate = (
+                job._parts.adaptation.factors(micro.total, job._parts.progress.epochs)[0],
+                chosen.param_groups[0]["lr"],
+            )
+            before, place = job.step, job._parts.loader.pass_index
             if stop_at == before and micro.is_last:
                 os.kill(os.getpid(), signal.SIGTERM)
             try:
@@ -151,8 +154,8 @@ def train(
         "samples": job.samples,
         "epoch": job.epoch,
         "rates": [group["lr"] for group in chosen.param_groups],
-        "frozen": job._adaptation.guard.frozen_until,
-        "held": job._adaptation.memory.held,
+        "frozen": job._parts.adaptation.guard.frozen_until,
+        "held": job._parts.adaptation.memory.held,
         "measured": job.noise.num_measured,
     }
     job.close()

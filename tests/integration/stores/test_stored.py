@@ -10,12 +10,13 @@ import torch
 from tests.unit.agent.saved_steps import newest, put, state
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer, load
+from pollux.agent.checkpoint.handover import FolderHold
 from pollux.agent.checkpoint.lease import LEASE_NAME, Holder, Lease
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME
 from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch
 from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, Unreachable
+from pollux.storage.object_store import ObjectStore
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
-from pollux.wire.objects import ObjectStore
 
 FIRST, SECOND = (f"step-{step:010d}" for step in (1, 2))
 
@@ -355,7 +356,7 @@ def test_a_bucket_that_is_not_there(store, bucket, tmp_path):
 
 def test_a_store_that_does_not_answer_costs_the_checkpoint_and_nothing_else(writer, store, monkeypatch):
     put(writer, 1)
-    monkeypatch.setattr("pollux.wire.objects._PAUSES", ())
+    monkeypatch.setattr("pollux.storage.object_store._PAUSES", ())
     monkeypatch.setattr(store().__class__, "_put", lambda *arguments: (_ for _ in ()).throw(OSError("no route")))
     put(writer, 2)
     assert isinstance(writer.last_error, Unreachable)
@@ -446,18 +447,18 @@ def test_a_note_of_another_version_is_watched_before_it_is_replaced(store):
 def test_a_hold_that_comes_after_the_end_is_let_go(store, monkeypatch):
     """A store took its time to answer a replica that was to write, and has left since."""
     opened, go_on = threading.Event(), threading.Event()
-    real = Checkpointer._open
+    real = FolderHold.open
 
-    def late(checkpointer):
+    def late(hold):
         opened.set()
         assert go_on.wait(PATIENCE_SECONDS)
-        real(checkpointer)
+        real(hold)
 
     joiner = Checkpointer(store(), holder=Holder("run", "a:1", 1), opens=False)
-    monkeypatch.setattr(Checkpointer, "_open", late)
+    monkeypatch.setattr(FolderHold, "open", late)
     joiner.rebind(0, 1, None)
     assert opened.wait(PATIENCE_SECONDS)
     joiner.close()
     go_on.set()
-    joiner._opening.join(PATIENCE_SECONDS)
+    joiner._hold._taking.join(PATIENCE_SECONDS)
     assert json.loads(store().read(LEASE_NAME))["released"]
