@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from pollux._version import __version__
 from pollux.backends.protocol import LogChunk, Running
 from pollux.controller import (
     ENDED,
@@ -30,6 +29,7 @@ from pollux.controller.messages.events import Event, JobSpec
 from pollux.controller.messages.job_spec import spec_from
 from pollux.core import Queue
 from pollux.core.errors import Conflict, IllegalTransition, InvalidInput, UnknownName, Unreachable, WorkdirMissing
+from pollux.core.version import __version__
 from pollux.service.engine.decision_thread import STOPPING, pass_on
 from pollux.service.engine.event_log import Facts
 from pollux.service.engine.executor import waits_to_leave

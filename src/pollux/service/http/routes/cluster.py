@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from fastapi import Response
 from starlette.responses import StreamingResponse
 
-from pollux import policies
+import pollux.policies as policies
 from pollux.controller import require
 from pollux.core import Queue
 from pollux.core.errors import InvalidInput, Unreachable
