@@ -28,12 +28,14 @@ from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.lease import Holder
 from pollux.agent.checkpoint.training_state import Stateful, TrainingState
 from pollux.agent.data.loader import Loader, LoaderOptions
+from pollux.agent.data.torch_reader import options_of, torch_loader
+from pollux.agent.distributed.device import choose_device, gpu_type
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
 from pollux.agent.elastic.step_requests import StepRequests
-from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
+from pollux.agent.environment import Environment, read_environment
 from pollux.agent.job.job import Job
 from pollux.agent.job.status import Parts
 from pollux.agent.options import (
@@ -160,7 +162,7 @@ def init(
     stateful = to_be_saved(state or {}, lr_scheduler=lr_scheduler, scaler=scaler)
 
     where = choose_device(device, environment)
-    loader = Loader(dataset, loading, 0, 1)
+    loader = torch_loader(dataset, loading, 0, 1)
     allowed = _within_a_pass(allowed, loader)
     check_sizes(loader, batch_size, allowed.maximum, environment)
     _move(model, optimizer, where)
@@ -400,7 +402,7 @@ def _data_options(dataset: Any, batch_size: int | None, **given: Any) -> tuple[A
     """The dataset, how to read it, and the batch size; what was passed wins over what a DataLoader says."""
     options = LoaderOptions(shuffle=not _is_iterable(dataset))
     if isinstance(dataset, DataLoader):
-        options = LoaderOptions.from_dataloader(dataset)
+        options = options_of(dataset)
         batch_size = batch_size if batch_size is not None else dataset.batch_size
         dataset = dataset.dataset
     if batch_size is None:

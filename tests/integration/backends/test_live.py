@@ -15,13 +15,17 @@ from pollux.testing.conformance.backends import Bench
 # A replica without training: it follows plans as the agent does, and fails where its `mode` says so.
 REPLICA = textwrap.dedent(
     """
-    import datetime, json, os, pathlib, signal, sys, time
+    import datetime, os, pathlib, signal, sys, time
     import torch.distributed as dist
+    from pollux.wire.live import exit_codes, keys
+    from pollux.wire.live.codec import encode
+    from pollux.wire.live.heartbeat import Activity, Heartbeat, PauseReport
+    from pollux.wire.live.plan import GenerationPlan
 
     host, port = os.environ["POLLUX_STORE"].split(":")
     limit = datetime.timedelta(seconds=300)
     tcp = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
-    store = dist.PrefixStore("pollux/live", tcp)
+    store = dist.PrefixStore(keys.PREFIX, tcp)
     told = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     generation, rank = int(os.environ["POLLUX_GENERATION"]), int(os.environ["RANK"])
@@ -34,9 +38,9 @@ REPLICA = textwrap.dedent(
         return store.get(key).decode() if store.check([key]) else None
 
     def arrive():
-        store.set(f"here/{generation}/{rank}", "{}")
+        store.set(keys.here(generation, rank), "")
         if mode != "never-arrives":
-            store.set(f"done/{generation}/{rank}", json.dumps({"pause_seconds": 0.05, "kind": "grow"}))
+            store.set(keys.done(generation, rank), encode(PauseReport(0.05, "grow")))
 
     ranks = {generation: rank}
     say("joins" if joins else "starts", generation, rank, "of", os.environ["WORLD_SIZE"])
@@ -45,9 +49,9 @@ REPLICA = textwrap.dedent(
             sys.exit(3)
         while mode == "joiner-waits" and not pathlib.Path(f"{me}.ready").exists():
             time.sleep(0.01)
-        store.set(f"ready/{generation}/{rank}", "{}")
-        while int(read("committed") or -1) < generation:
-            if read(f"withdrawn/{generation}") is not None or told:
+        store.set(keys.ready(generation, rank), "")
+        while int(read(keys.COMMITTED) or -1) < generation:
+            if read(keys.withdrawn(generation)) is not None or told:
                 os._exit(0)
             time.sleep(0.005)
         if mode == "joiner-dies-moving":
@@ -59,34 +63,33 @@ REPLICA = textwrap.dedent(
         step += 1
         if told:
             say("told to stop")
-            sys.exit(143)
+            sys.exit(exit_codes.STOPPED)
         if mode == "hangs" and rank == 1 and step == 200 and generation == 1:
             time.sleep(600)
         if time.time() - beat > 0.2:
             beat = time.time()
-            store.set(f"beat/{generation}/{rank}", json.dumps({"step": step, "at": beat, "busy": ""}))
-        newest = int(read("committed") or -1)
+            store.set(keys.beat(generation, rank), Heartbeat(step, beat, Activity.TRAINING).encode())
+        newest = int(read(keys.COMMITTED) or -1)
         if newest <= generation:
             continue
-        plan = json.loads(read(f"plan/{newest}"))
-        if plan["before"] not in ranks:
+        plan = GenerationPlan.decode(read(keys.plan(newest)))
+        if plan.before not in ranks:
             continue
-        mine = [each["rank"] for each in plan["members"] if each["was"] == ranks[plan["before"]]]
-        if not mine:
+        mine = plan.rank_of(ranks[plan.before])
+        if mine is None:
             say("leaves")
-            store.set(f"left/{newest}/{ranks[plan['before']]}", "{}")
             os._exit(0)
         if mode == "through-instead":
             break
         if mode == "refuses":
             generation = newest
-            store.set(f"failed/{newest}", json.dumps("the state of 'tokenizer' cannot travel"))
+            store.set(keys.failed(newest), "the state of 'tokenizer' cannot travel")
             continue
         if mode == "dies-moving" and rank == 0 and newest == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        generation, rank = newest, mine[0]
+        generation, rank = newest, mine
         ranks[generation] = rank
-        say("goes to", generation, rank, "of", len(plan["members"]), plan["why"])
+        say("goes to", generation, rank, "of", plan.num_replicas, plan.why)
         arrive()
     say("finished", generation, rank)
     """
@@ -289,7 +292,7 @@ def test_a_job_that_cannot_move_ends_with_the_reason(bench):
 def test_without_an_agent_an_order_ends_in_a_restart(bench):
     text = """
         import signal, sys, time
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(exit_codes.STOPPED))
         print("up", flush=True)
         time.sleep(600)
     """
@@ -352,7 +355,7 @@ def test_a_new_service_finds_a_change_under_way_and_learns_its_end(tmp_path):
 def test_what_was_not_launched_live_starts_anew(bench):
     text = """
         import os, signal, sys, time
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(exit_codes.STOPPED))
         print(os.environ["WORLD_SIZE"], flush=True)
         time.sleep(600)
     """

@@ -12,14 +12,15 @@ from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.local import LocalBackend
 from pollux.backends.process.log_file import read_log
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
-from pollux.backends.shim.generation import Generation, Order
+from pollux.backends.shim.generation import Generation
 from pollux.testing.conformance.backends import Bench
+from pollux.wire.live.messages import LaunchOrder
 
 
 def ordered(folder, generation, *places):
     replicas: tuple[dict[str, str], ...] = tuple({} for _ in places)
-    return Order("job", generation, ("true",), "/", {}, replicas, tuple((0,) for _ in places), places, "r", False, 1.0,
-                 0.0, str(folder), 64 << 10, True, gpus=dict.fromkeys(places, 0))  # fmt: skip
+    return LaunchOrder("job", generation, ("true",), "/", {}, replicas, tuple((0,) for _ in places), places, "r", False,
+                       1.0, 0.0, str(folder), 64 << 10, True, gpus=dict.fromkeys(places, 0))  # fmt: skip
 
 
 class Pipes:

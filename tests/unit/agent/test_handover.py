@@ -14,11 +14,13 @@ import pollux
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as module
-from pollux.agent.elastic.member import ElasticMember, NotNeeded
-from pollux.agent.elastic.membership import Member, Membership, Plan
+from pollux.agent.elastic.member import ElasticMember
+from pollux.agent.elastic.membership import Membership
 from pollux.agent.environment import Environment
+from pollux.wire.live.keys import PREFIX
+from pollux.wire.live.plan import GenerationPlan, PlanDeadlines, PlanMember
 
-PLAN = Plan(1, 0, (Member(0, None),), deadlines={"join": 5.0, "transfer": 5.0}, senders=(0, 1))
+PLAN = GenerationPlan(1, 0, (PlanMember(0, None),), deadlines=PlanDeadlines(join=5.0, transfer=5.0), senders=(0, 1))
 
 
 class Job:
@@ -45,7 +47,7 @@ def live():
 
 
 def keys(live: ElasticMember) -> Any:
-    return dist.PrefixStore("pollux/live", live.membership.store)
+    return dist.PrefixStore(PREFIX, live.membership.store)
 
 
 def told(live: ElasticMember, key: str) -> bytes:
@@ -110,7 +112,7 @@ def test_who_leaves_a_step_behind_another_keeps_what_it_holds(live, exchanged):
 
 def test_who_stays_a_step_behind_another_receives(live, exchanged):
     among(live, -1.0, None, 4.0)
-    plan = Plan(1, 0, tuple(Member(rank, was) for rank, was in enumerate((None, 0, 1))))
+    plan = GenerationPlan(1, 0, tuple(PlanMember(rank, was) for rank, was in enumerate((None, 0, 1))))
     receives, _ = live._transfer(Job(), module._Pause(plan, "", 0.0), 2)  # type: ignore[arg-type]
     assert exchanged.given[0][1:3] == ([2], [0, 1])
     assert receives
@@ -124,16 +126,7 @@ def test_a_request_to_stop_does_not_overtake_the_word_that_nobody_needs_it(live,
         return True
 
     live._stop_wanted = stop
-    live._await(PLAN, lambda: live.membership.is_handed_over(1), "join")
-
-
-def test_beats_and_the_word_to_be_ready_tell_what_this_release_can(live):
-    live.tell_beat()
-    keys(live).set("withdrawn/0", "")
-    with pytest.raises(NotNeeded):
-        live.join(Job())  # type: ignore[arg-type]
-    for key in ("beat/0/0", "ready/0/0"):
-        assert b'"hands_over": true' in told(live, key)
+    live._await(PLAN, lambda: live.membership.is_handed_over(1), 5.0)
 
 
 def just_come(tmp_path: Any, monkeypatch: Any, live: ElasticMember) -> tuple[Any, list[bool]]:

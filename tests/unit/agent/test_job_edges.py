@@ -17,7 +17,7 @@ import pollux
 from pollux.agent import initialize
 from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.adaptation.progress import Schedule, TrainingProgress
-from pollux.agent.elastic.heartbeat import Heartbeat
+from pollux.agent.elastic.heartbeat import HeartbeatSource
 from pollux.agent.elastic.stray_collective import StrayCollectiveCheck
 from pollux.core.errors import NonFiniteValue, PolluxError
 from pollux.goodput import BatchChoice
@@ -198,7 +198,7 @@ class Beating:
     """What of a supervised replica the loop tells of itself."""
 
     def __init__(self) -> None:
-        self.beat: Any = Heartbeat()
+        self.beat: Any = HeartbeatSource()
         self.refusal = ""
         self.astray = StrayCollectiveCheck(lambda why: None)
 

@@ -12,27 +12,9 @@ import torch.autograd
 import torch.distributed
 import torch.nn.parallel
 
-__all__ = [
-    "CHECKPOINT",
-    "DATA",
-    "FINISHED",
-    "FIRST_STEP",
-    "PASS_END",
-    "REGROUP",
-    "Beat",
-    "Heartbeat",
-    "thread_clock",
-    "thread_is_held_up",
-]
+from pollux.wire.live.heartbeat import Activity, Heartbeat
 
-FIRST_STEP = "first step"
-CHECKPOINT = "checkpoint"
-DATA = "data"
-PASS_END = "pass end"
-REGROUP = "regroup"
-FINISHED = "finished"
-Beat = dict[str, float | str | bool]
-"""What is told: the last step, the time, what it is busy with and for how many seconds, and whether it waits."""
+__all__ = ["HeartbeatSource", "thread_clock", "thread_is_held_up"]
 
 _EVERY_SECONDS = 1.0
 # Code that waits for other replicas: PyTorch's collectives, its backward pass (whose hooks wait), and our own.
@@ -73,14 +55,13 @@ def thread_is_held_up() -> Callable[[], bool]:
     return look
 
 
-class Heartbeat:
-    """What the training thread is at: attributes that it sets, and that another thread looks at.
+class HeartbeatSource:
+    """Makes the heartbeats of the training thread, from attributes that it sets and that another thread reads.
 
-    `step` counts up as steps end. `busy` is a word while something takes long that is no step: a checkpoint, the first
-    step, a regroup, the wait for data, the user's own code between passes (`PASS_END`) or after the last one
-    (`FINISHED`). A thread that computes something of the user's own, an evaluation say, is seen by `worked`, its
-    processor time; one that other replicas hold up, in a collective, by `held_up`. One that is stuck elsewhere says
-    nothing: of replicas that all stand still, the one that holds the others up is the silent one.
+    `step` counts up as steps end; `busy` is what the thread does that may take long and is no step. A thread that
+    computes something of the user's own, an evaluation for example, is seen by `worked`, its processor time. A thread
+    that other replicas hold up, in a collective, is seen by `held_up`. A thread that is stuck elsewhere tells nothing:
+    of replicas that all stand still, the one that holds the others up is the silent one.
     """
 
     __slots__ = (
@@ -106,7 +87,7 @@ class Heartbeat:
         held_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self.step = -1
-        self.busy = FIRST_STEP
+        self.busy = Activity.FIRST_STEP
         self._every = every_seconds
         self._wall = wall
         self._clock = clock
@@ -119,16 +100,16 @@ class Heartbeat:
 
     def reads(self) -> None:
         """The next batch is asked for, which may take long; `computes` once it came."""
-        if self.busy in ("", PASS_END):
+        if self.busy in (Activity.TRAINING, Activity.PASS_END):
             self._reads_since = self._clock()
-            self.busy = DATA
+            self.busy = Activity.DATA
 
     def computes(self) -> None:
         """A batch is there, and the script has it next."""
-        if self.busy in (DATA, PASS_END):
-            self.busy = ""
+        if self.busy in (Activity.DATA, Activity.PASS_END):
+            self.busy = Activity.TRAINING
 
-    def due(self) -> Beat | None:
+    def due(self) -> Heartbeat | None:
         """A beat to tell now: at most one a second, and none where nothing happened and nothing was announced."""
         now = self._clock()
         if now - self._last_at < self._every:
@@ -140,11 +121,11 @@ class Heartbeat:
             return None
         return self._beat(now, busy, waits)
 
-    def _beat(self, now: float, busy: str, waits: bool) -> Beat:
+    def _beat(self, now: float, busy: Activity, waits: bool) -> Heartbeat:
         self._last_at, self._last_step, self._last_work = now, self.step, self._worked()
-        seconds = now - self._reads_since if busy == DATA else 0.0
-        return {"step": self.step, "at": self._wall(), "busy": busy, "busy_seconds": seconds, "waiting": waits}
+        seconds = now - self._reads_since if busy == Activity.DATA else 0.0
+        return Heartbeat(self.step, self._wall(), busy, seconds, waits)
 
-    def last(self) -> Beat:
+    def last(self) -> Heartbeat:
         """The beat to tell now whatever was told before, since nobody may be there to tell another."""
         return self._beat(self._clock(), self.busy, False)

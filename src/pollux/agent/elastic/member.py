@@ -12,41 +12,32 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.distributed.connections import cut, is_possible, own_ends
 from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
-from pollux.agent.elastic.heartbeat import (
-    FINISHED,
-    FIRST_STEP,
-    REGROUP,
-    Beat,
-    Heartbeat,
-    thread_clock,
-    thread_is_held_up,
-)
-from pollux.agent.elastic.membership import LOST, OPEN, SHUT, Membership, Plan
+from pollux.agent.elastic.heartbeat import HeartbeatSource, thread_clock, thread_is_held_up
+from pollux.agent.elastic.membership import OPEN, SHUT, Membership
 from pollux.agent.elastic.resizable import Resizable
 from pollux.agent.elastic.state_transfer import Packed, exchange, pack
 from pollux.agent.elastic.step_requests import STOP, StepRequests
 from pollux.agent.elastic.stray_collective import StrayCollectiveCheck
 from pollux.core.errors import CheckpointMismatch, InvalidInput, PolluxError
+from pollux.wire.live import exit_codes, keys
+from pollux.wire.live.heartbeat import Activity, Heartbeat, PauseReport
+from pollux.wire.live.plan import LOST, GenerationPlan
 
-__all__ = ["RESTART_EXIT_CODE", "STOPPED_EXIT_CODE", "ElasticMember", "JobLost", "NotNeeded", "refuse_all"]
+__all__ = ["ElasticMember", "JobLost", "NotNeeded", "refuse_all"]
 
-RESTART_EXIT_CODE = 75
-STOPPED_EXIT_CODE = 143
 _PATIENCE_SECONDS = 30.0
 _LEAVE_SECONDS = 5.0
 _FIRST_LEFT_SECONDS = 10.0
 _REFUSE_SECONDS = 0.2
 # Who was killed is noticed by the others at once, through their connections. After so long nobody will.
 _FREE_SECONDS = 1.0
-# What a supervisor asks of nobody who does not say so: older releases leave at once where a plan names senders.
-_ABILITIES = {"hands_over": True}
 _log = logging.getLogger("pollux")
 
 
@@ -56,7 +47,7 @@ class JobLost(SystemExit):
     The exit code is 75; 143 where it was asked to stop meanwhile.
     """
 
-    def __init__(self, code: int = RESTART_EXIT_CODE) -> None:
+    def __init__(self, code: int = exit_codes.RESTART) -> None:
         super().__init__(code)
 
 
@@ -81,7 +72,7 @@ at_phase: Callable[[str, int], None] = _nothing
 
 @dataclass(slots=True)
 class _Pause:
-    plan: Plan
+    plan: GenerationPlan
     kind: str
     began: float
     num_bytes: int = 0
@@ -104,7 +95,7 @@ class ElasticMember:
     def __init__(self, membership: Membership, replicas: ReplicaGroup, joins: bool) -> None:
         self.membership = membership
         held_up = thread_is_held_up()
-        self.beat = Heartbeat(worked=thread_clock(), held_up=lambda: replicas.num_replicas > 1 and held_up())
+        self.beat = HeartbeatSource(worked=thread_clock(), held_up=lambda: replicas.num_replicas > 1 and held_up())
         self.refusal = ""
         self.last_pause: tuple[float, str] | None = None
         self._replicas = replicas
@@ -177,17 +168,16 @@ class ElasticMember:
         if beat is not None:
             self._tell(beat)
 
-    def _tell(self, beat: Beat) -> None:
+    def _tell(self, beat: Heartbeat) -> None:
         membership = self.membership
-        said = {**beat, "refusal": self.refusal, **_ABILITIES}
-        membership.tell("beat", membership.generation, membership.rank, said)
+        membership.tell(keys.beat(membership.generation, membership.rank), replace(beat, refusal=self.refusal))
 
     # At step boundaries
 
     def stepped(self, step: int) -> bool:
         """A step is done; whether it was the first one after a change, which ends the pause."""
         self.beat.step = step
-        self.beat.busy = ""
+        self.beat.busy = Activity.TRAINING
         self._stepped_at = time.perf_counter()
         if self._pause is None:
             return False
@@ -206,24 +196,18 @@ class ElasticMember:
         at_phase("first step", self._replicas.replica)
         seconds = pause.last - pause.began
         self.last_pause = seconds, pause.kind
-        report = {
-            "pause_seconds": seconds,
-            "parts": pause.parts,
-            "step": step,
-            "bytes": pause.num_bytes,
-            "kind": pause.kind,
-        }
+        report = PauseReport(seconds, pause.kind, step, pause.num_bytes, pause.parts)
         with contextlib.suppress(dist.DistError, RuntimeError):
-            self.membership.tell("done", pause.plan.generation, self._replicas.replica, report)
+            self.membership.tell(keys.done(pause.plan.generation, self._replicas.replica), report)
 
-    def rest(self, what: str) -> None:
+    def rest(self, what: Activity) -> None:
         """No step comes next but code of the user's own: that is no part of a pause, which ends here if one is open."""
         self.end_pause()
         self.beat.busy = what
 
     def finish(self) -> None:
         """The job is through; whatever the script still does, no change is waited for any more."""
-        self.rest(FINISHED)
+        self.rest(Activity.FINISHED)
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._tell(self.beat.last())
 
@@ -258,7 +242,7 @@ class ElasticMember:
             # Without the store nobody goes anywhere; those that do wait for this replica in vain, and say so.
             return
         began = self._stepped_at
-        self.beat.busy = REGROUP
+        self.beat.busy = Activity.REGROUP
         problem = ""
         # All that are at this boundary take part, also where it was withdrawn meanwhile: not all may know of that.
         try:
@@ -279,7 +263,7 @@ class ElasticMember:
         _log.warning("other replicas are gone (%s): waiting to go on without them", problem.splitlines()[0][:200])
         began = self._stepped_at
         self._pause = None
-        self.beat.busy = REGROUP
+        self.beat.busy = Activity.REGROUP
         at_phase("lost", self.membership.rank)
         self._break_off(job)
         self._go(job, self._await_plan(job, self.membership.generation, problem), began)
@@ -299,7 +283,7 @@ class ElasticMember:
         membership = self.membership
         rank, generation = membership.rank, membership.generation
         at_phase("prepare", rank)
-        membership.tell("ready", generation, rank, _ABILITIES)
+        membership.tell(keys.ready(generation, rank))
         at_phase("ready", rank)
         plan = None
         while plan is None:
@@ -312,7 +296,7 @@ class ElasticMember:
                     raise NotNeeded
             else:
                 time.sleep(0.005)
-        self.beat.busy = REGROUP
+        self.beat.busy = Activity.REGROUP
         self._go(job, plan, time.perf_counter())
         # Where nobody stays, all that come run the script from its beginning, together.
         if not plan.senders:
@@ -320,7 +304,7 @@ class ElasticMember:
 
     # Between generations
 
-    def _go(self, job: Resizable, plan: Plan, began: float, is_whole: bool = False) -> None:
+    def _go(self, job: Resizable, plan: GenerationPlan, began: float, is_whole: bool = False) -> None:
         """Go there, or wherever the next plan says. `is_whole`: nobody has let go of the old groups yet."""
         num_before = self._replicas.num_replicas
         while True:
@@ -341,7 +325,7 @@ class ElasticMember:
                     raise NotNeeded from None
                 if is_whole:
                     _log.info("no change of replicas: %s", problem)
-                    self.beat.busy = ""
+                    self.beat.busy = Activity.TRAINING
                     return
             except CheckpointMismatch as error:
                 # What was sent does not fit what is here, and would not a second time.
@@ -358,16 +342,16 @@ class ElasticMember:
             plan = self._await_plan(job, plan.generation, problem)
         self._pause = pause
         self.joins = False
-        self.beat.busy = FIRST_STEP
+        self.beat.busy = Activity.FIRST_STEP
 
-    def _rank_in(self, plan: Plan) -> int | None:
+    def _rank_in(self, plan: GenerationPlan) -> int | None:
         """This replica's rank there; None where it leaves."""
         membership = self.membership
         if self.joins and plan.generation == membership.generation:
             return membership.rank
         return plan.rank_of(membership.ranks[plan.before])
 
-    def _attempt(self, job: Resizable, plan: Plan, rank: int, pause: _Pause, num_before: int) -> None:
+    def _attempt(self, job: Resizable, plan: GenerationPlan, rank: int, pause: _Pause, num_before: int) -> None:
         receives, state = self._get_state(job, plan, rank, pause, num_before)
         if self.joins:
             pause.kind = plan.kind(int(state.values["num_replicas"]))
@@ -383,7 +367,9 @@ class ElasticMember:
         self.membership.generation = plan.generation
         pause.part("wrap")
 
-    def _get_state(self, job: Resizable, plan: Plan, number: int, pause: _Pause, num_before: int) -> tuple[bool, State]:
+    def _get_state(
+        self, job: Resizable, plan: GenerationPlan, number: int, pause: _Pause, num_before: int
+    ) -> tuple[bool, State]:
         """Meet all that come to the door, as that number of them, and have those get the state that lack it."""
         self._meet(plan, number)
         at_phase("regroup", number)
@@ -393,21 +379,21 @@ class ElasticMember:
         receives, state = self._transfer(job, pause, num_before)
         if plan.senders:
             # Nobody may let go of that group while another is in it.
-            self.membership.tell("received", plan.generation, number)
-            self._await(plan, lambda: self.membership.have_received(plan), "transfer")
+            self.membership.tell(keys.received(plan.generation, number))
+            self._await(plan, lambda: self.membership.have_received(plan), plan.deadlines.transfer)
         return receives, state
 
-    def _connect(self, job: Resizable, plan: Plan, number: int, size: int) -> None:
+    def _connect(self, job: Resizable, plan: GenerationPlan, number: int, size: int) -> None:
         """Leave what there is for a group of that many: the members, or those and who hands the state over to them."""
         membership, generation = self.membership, plan.generation
         self._forget_ends()
         job.disconnect()
         with_senders = size > plan.num_replicas
         store = membership.handover_store(generation) if with_senders else membership.group_store(generation)
-        self._replicas.connect(number, size, plan.num_nodes, store, plan.deadline("regroup"))
+        self._replicas.connect(number, size, plan.num_nodes, store, plan.deadlines.regroup)
         self._tell_ends(generation)
 
-    def _hand_over(self, job: Resizable, plan: Plan, began: float, num_before: int) -> None:
+    def _hand_over(self, job: Resizable, plan: GenerationPlan, began: float, num_before: int) -> None:
         """Send the state to those that come in the place of all; returns once nobody needs this replica any more."""
         number = plan.place_of_sender(self.membership.ranks[plan.before])
         if number is None:
@@ -416,9 +402,9 @@ class ElasticMember:
         self._forget_ends()
         job.disconnect()
         at_phase("handed over", number)
-        self._await(plan, lambda: self.membership.is_handed_over(plan.generation), "join")
+        self._await(plan, lambda: self.membership.is_handed_over(plan.generation), plan.deadlines.join)
 
-    def _await(self, plan: Plan, look: Callable[[], bool], phase: str) -> None:
+    def _await(self, plan: GenerationPlan, look: Callable[[], bool], seconds: float) -> None:
         """Wait until that is so. `PolluxError` where it will not be: asked to stop, given up, or too late."""
         membership, generation = self.membership, plan.generation
 
@@ -431,15 +417,15 @@ class ElasticMember:
             why = membership.has_failed(generation)
             return None if why is None else f"it was given up: {why}"
 
-        found = membership.wait(seen, plan.deadline(phase)) or "not all replicas have received the state"
+        found = membership.wait(seen, seconds) or "not all replicas have received the state"
         if found != OPEN:
             raise PolluxError(f"generation {generation}: {found}")
 
-    def _meet(self, plan: Plan, rank: int) -> None:
+    def _meet(self, plan: GenerationPlan, rank: int) -> None:
         """Wait at the door until all members are there, so that nobody enters a group that never forms."""
         membership, generation = self.membership, plan.generation
         at_phase("door", rank)
-        membership.tell("here", generation, rank)
+        membership.tell(keys.here(generation, rank))
 
         def look() -> str | None:
             fate = self._fate(plan)
@@ -452,13 +438,13 @@ class ElasticMember:
             why = membership.has_failed(generation)
             return None if why is None else f"it was given up: {why}"
 
-        seen = membership.wait(look, plan.deadline("join")) or "not all replicas came"
+        seen = membership.wait(look, plan.deadlines.join) or "not all replicas came"
         if seen == SHUT:
             raise _Withdrawn(f"generation {generation} was withdrawn: {membership.withdrawn(generation)}")
         if seen != OPEN:
             raise PolluxError(f"generation {generation}: {seen}")
 
-    def _fate(self, plan: Plan) -> str | None:
+    def _fate(self, plan: GenerationPlan) -> str | None:
         """OPEN where all members are at the door, SHUT where the plan was withdrawn before; the same on all replicas.
 
         None while it is neither.
@@ -503,11 +489,11 @@ class ElasticMember:
             pause.parts["regroup"] = met - pause.began
         return receives, state
 
-    def _await_plan(self, job: Resizable, above: int, problem: str) -> Plan:
+    def _await_plan(self, job: Resizable, above: int, problem: str) -> GenerationPlan:
         """The next plan for this replica. None in time: the job is started anew; asked to stop: it is saved first."""
         membership = self.membership
 
-        def look() -> Plan | str | None:
+        def look() -> GenerationPlan | str | None:
             if self._stop_wanted():
                 return STOP
             return membership.newest(above) or ("given up" if membership.has_failed(above) is not None else None)
@@ -516,13 +502,13 @@ class ElasticMember:
             seen = membership.wait(look, _PATIENCE_SECONDS)
         except (dist.DistError, RuntimeError) as error:
             seen, problem = None, f"{problem}; and the job's store is gone: {error}"
-        if isinstance(seen, Plan):
+        if isinstance(seen, GenerationPlan):
             return seen
         if self._has_state and self._is_first_left():
             job.save_alone()
         if seen is None:
             membership.fail(above, problem)
-        raise JobLost(STOPPED_EXIT_CODE if seen == STOP else RESTART_EXIT_CODE)
+        raise JobLost(exit_codes.STOPPED if seen == STOP else exit_codes.RESTART)
 
     def _is_first_left(self) -> bool:
         """Whether this replica is the one to save; only the very first can know without the job's store."""
@@ -530,7 +516,7 @@ class ElasticMember:
             return self.membership.is_first_left(_FIRST_LEFT_SECONDS)
         return self.membership.rank == 0
 
-    def _leave(self, job: Resizable, plan: Plan, is_whole: bool) -> None:
+    def _leave(self, job: Resizable, plan: GenerationPlan, is_whole: bool) -> None:
         """Hand over and end, with exit code 0; nothing of the script runs afterwards."""
         membership = self.membership
         at_phase("leave", membership.rank)
@@ -542,8 +528,6 @@ class ElasticMember:
             if fate == SHUT and is_whole:
                 raise _Withdrawn(f"generation {plan.generation} was withdrawn: it stays")
         job.prepare_to_leave()
-        with contextlib.suppress(dist.DistError, RuntimeError):
-            membership.tell("left", plan.generation, membership.ranks[plan.before])
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -551,12 +535,12 @@ class ElasticMember:
 
 def refuse_all(membership: Membership, why: str) -> threading.Thread:
     """Answer every generation to come with `why`, for jobs that only move by a restart; from a thread of its own."""
-    said = {"step": -1, "at": time.time(), "busy": "", "waiting": False, "refusal": why}
+    beat = Heartbeat(-1, time.time(), Activity.TRAINING, refusal=why)
 
     def work() -> None:
         answered = membership.generation
         with contextlib.suppress(dist.DistError, RuntimeError):
-            membership.tell("beat", membership.generation, membership.rank, said)
+            membership.tell(keys.beat(membership.generation, membership.rank), beat)
             while True:
                 committed = membership.committed()
                 if committed > answered:

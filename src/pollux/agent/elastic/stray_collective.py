@@ -15,9 +15,10 @@ from pathlib import Path
 
 from torch.distributed import distributed_c10d
 
+from pollux.wire.live import exit_codes
+
 __all__ = ["StrayCollectiveCheck", "own_collective"]
 
-_EXIT_CODE = 75
 # The whole agent, and not only this package.
 _OURS = str(Path(__file__).parents[1])
 _THEIRS = distributed_c10d.__file__
@@ -97,4 +98,4 @@ class StrayCollectiveCheck:
             self._tell(why)
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(_EXIT_CODE)
+            os._exit(exit_codes.RESTART)

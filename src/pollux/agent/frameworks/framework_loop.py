@@ -24,12 +24,14 @@ from pollux.agent.adaptation.noise_scale import NoiseEstimate, NoiseTracker
 from pollux.agent.adaptation.progress import TrainingProgress
 from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
+from pollux.agent.data.torch_reader import torch_loader
+from pollux.agent.distributed.device import gpu_type
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.member import refuse_all
 from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
-from pollux.agent.environment import Environment, gpu_type
+from pollux.agent.environment import Environment
 from pollux.agent.frameworks.framework_status import HostedReports, HostedStatus
-from pollux.agent.frameworks.framework_steps import FrameworkOptions, HostedSteps
+from pollux.agent.frameworks.framework_steps import FrameworkOptions, FrameworkSteps
 from pollux.agent.job.job import JobStopped
 from pollux.agent.step.loss_weighting import LossWeighting
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
@@ -42,7 +44,7 @@ _VERSION = 1
 
 @dataclass(slots=True)
 class _Attached:
-    steps: HostedSteps
+    steps: FrameworkSteps
     replicas: ReplicaGroup
     averager: LossWeighting
     adaptation: Adaptation
@@ -59,7 +61,7 @@ class FrameworkTraining:
 
     def __init__(self, dataset: Any, options: FrameworkOptions, loading: LoaderOptions) -> None:
         self.options = options
-        self.loader = Loader(dataset, loading, 0, 1)
+        self.loader = torch_loader(dataset, loading, 0, 1)
         self.progress = TrainingProgress(self._epoch_size())
         self.schedule_taken = 0
         self.micro: MicroBatch | None = None
@@ -111,7 +113,7 @@ class FrameworkTraining:
             refuse_all(membership, "a framework owns the loop and its process group: this job moves by a restart")
         replicas.check_same("batch_size", options.batch_size)
         replicas.check_same("the size of the dataset", self.loader.size or -1)
-        steps = HostedSteps(optimizer, device, measures)
+        steps = FrameworkSteps(optimizer, device, measures)
         freeze = float(self.progress.epoch_size or 100 * options.batch_size)
         adaptation = Adaptation(allowed, rule, steps, replicas, replicas.one_name(gpu_type(device)), freeze, measures)
         averager = LossWeighting(replicas, options.batch_size, adaptive=not allowed.is_exact)
@@ -268,7 +270,7 @@ class FrameworkTraining:
         if not self._unfinished:
             current.skip_pass()
             return current
-        loader = Loader(current.dataset, self._loading, current.replica, current.num_replicas)
+        loader = torch_loader(current.dataset, self._loading, current.replica, current.num_replicas)
         loader.load_state_dict({**loader.state_dict(), "pass": current.pass_index + 1, "order": None})
         return loader
 
@@ -316,7 +318,7 @@ class FrameworkTraining:
 
     def note_share(self, share: Tensor) -> None:
         """Count what this batch adds to the mean loss of its step."""
-        self._parts().steps.note_loss(share)
+        self._parts().steps.losses_seen.add(share)
 
     def begin_backward(self, weight: float | Tensor | None = None, part: float | None = None) -> None:
         """Set hooks where this step is measured; `part`: see `GradientNormMeter.begin`, None for that of `weight`."""
@@ -352,7 +354,7 @@ class FrameworkTraining:
         adaptation = attached.adaptation
         local = -(-micro.total // (attached.replicas.num_replicas * micro.repeats))
         attached.steps.clock.end(micro.repeats, local, micro.measured)
-        attached.steps.count_step()
+        attached.steps.losses_seen.count_step()
         self.progress.add(micro.total, adaptation.stepped(local, micro.total))
         self._commit()
         attached.reports.stepped()

@@ -5,22 +5,23 @@ The order of a training is in `framework_loop`.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import BatchRange
 from pollux.agent.adaptation.lr_rules import OwnRule
 from pollux.agent.environment import Environment
-from pollux.agent.step.deferred_copy import DeferredCopy
 from pollux.agent.step.gradient_norms import GradientNormMeter
+from pollux.agent.step.loss_sum import LossSum
+from pollux.agent.step.oom import predicted_local_batch
 from pollux.agent.step.step_clock import StepClock
 from pollux.core.errors import InvalidInput
 
-__all__ = ["FrameworkOptions", "HostedSteps"]
+__all__ = ["FrameworkOptions", "FrameworkSteps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class FrameworkOptions:
         return BatchRange(self.batch_size, self.max_batch_size, self.max_local_batch, self.accumulation)
 
 
-class HostedSteps:
+class FrameworkSteps:
     """What one optimiser of a framework does, as far as it is measured: noise, times, losses, learning rates.
 
     The learning rates are multiplied just before the optimiser steps and put back just after it, by hooks of the
@@ -74,46 +75,31 @@ class HostedSteps:
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.meter = GradientNormMeter(optimizer, device) if measures else None
         self.clock = StepClock(device, self.parameters)
+        self.losses_seen = LossSum(device)
         self.factors: tuple[float, ...] = ()
-        self._base: list[float] | None = None
-        exact = torch.float32 if device.type != "cpu" else torch.float64
-        self._losses = torch.zeros((), dtype=exact, device=device)
-        self._num_losses = 0
-        self._late_losses: DeferredCopy[int] = DeferredCopy()
+        self._device = device
+        self._scaled = contextlib.ExitStack()
         self._handles: list[RemovableHandle] = [
-            optimizer.register_step_pre_hook(self._raise_rates),
-            optimizer.register_step_post_hook(self._lower_rates),
+            optimizer.register_step_pre_hook(self._scale_rates),
+            optimizer.register_step_post_hook(self._restore_rates),
         ]
 
-    def _raise_rates(self, *_: object) -> None:
+    def _scale_rates(self, *_: object) -> None:
+        self._scaled.close()
         groups = self.optimizer.param_groups
-        if self._base is not None or len(self.factors) != len(groups) or all(f == 1.0 for f in self.factors):
-            return
-        self._base = [group["lr"] for group in groups]
-        for group, factor in zip(groups, self.factors, strict=True):
-            group["lr"] = group["lr"] * factor
+        if len(self.factors) == len(groups):
+            self._scaled.enter_context(lr_rules.scaled_rates(groups, self.factors))
 
-    def _lower_rates(self, *_: object) -> None:
-        if self._base is None:
-            return
-        for group, rate in zip(self.optimizer.param_groups, self._base, strict=True):
-            group["lr"] = rate
-        self._base = None
-
-    def note_loss(self, share: Tensor) -> None:
-        """Add this part's share of the step's mean loss."""
-        self._losses.add_(share.detach().reshape(()).to(self._losses.dtype))
-
-    def count_step(self) -> None:
-        """The step that these losses belong to is over."""
-        self._num_losses += 1
+    def _restore_rates(self, *_: object) -> None:
+        self._scaled.close()
 
     def losses(self) -> tuple[float, int]:
         """Sum over steps of this replica's share of the mean loss, and the steps, between two calls; late on a GPU."""
-        arrived = self._late_losses.exchange(self._losses, self._num_losses)
-        self._losses.zero_()
-        self._num_losses = 0
-        return (float(arrived[0]), arrived[1]) if arrived is not None else (0.0, 0)
+        return self.losses_seen.read()
+
+    def predicted_local_batch(self, local_batch: int) -> int | None:
+        """The largest local batch that the device's memory should hold; None: cannot be told."""
+        return predicted_local_batch(self._device, local_batch)
 
     def close(self) -> None:
         """Take every hook off the optimiser."""

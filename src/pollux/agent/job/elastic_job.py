@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pollux.agent.checkpoint.training_state import State
+from pollux.agent.distributed.device import gpu_type
 from pollux.agent.distributed.process_group import WrappedModel, is_loss
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, set_counted, synchronise_batchnorm
 from pollux.agent.elastic.member import ElasticMember
-from pollux.agent.environment import gpu_type
 from pollux.agent.job.persistence import SavedJob
 from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.core.errors import PolluxError

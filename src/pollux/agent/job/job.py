@@ -25,14 +25,13 @@ from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
-from pollux.agent.elastic.heartbeat import CHECKPOINT as SAVING
-from pollux.agent.elastic.heartbeat import PASS_END
-from pollux.agent.elastic.member import STOPPED_EXIT_CODE
 from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP
 from pollux.agent.job.elastic_job import MovingJob
 from pollux.agent.job.status import Parts
 from pollux.agent.reporting.tensorboard import Scalars
 from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue, PolluxError
+from pollux.wire.live import exit_codes
+from pollux.wire.live.heartbeat import Activity
 
 __all__ = ["Job", "JobStopped"]
 
@@ -48,7 +47,7 @@ class JobStopped(SystemExit):
     """
 
     def __init__(self) -> None:
-        super().__init__(STOPPED_EXIT_CODE)
+        super().__init__(exit_codes.STOPPED)
 
 
 @dataclass(slots=True)
@@ -143,7 +142,7 @@ class Job(MovingJob):
         finally:
             self._left_early = self._left_early or not ended
             self._taken = None
-            self._rest(PASS_END)
+            self._rest(Activity.PASS_END)
 
     def backward(self, loss: Tensor, *, reduction: str = "mean", weight: float | Tensor | None = None) -> None:
         """The backward pass, and after the last micro-batch of a step the step itself.
@@ -165,12 +164,12 @@ class Job(MovingJob):
         if micro.is_last:
             self._finish_step(micro)
 
-    def _announce(self, what: str) -> None:
+    def _announce(self, what: Activity) -> None:
         """Tell whoever listens for signs of life what takes long now, if anything."""
         if self._beat is not None:
             self._beat.busy = what
 
-    def _rest(self, what: str) -> None:
+    def _rest(self, what: Activity) -> None:
         """Tell the same that the user's own code runs next."""
         if self._parts.live is not None:
             self._parts.live.rest(what)
@@ -352,15 +351,15 @@ class Job(MovingJob):
     def _serve_requests(self) -> None:
         for request in sorted(self._parts.watch.at_boundary(self._progress.steps)):
             self._serve(request)
-            if self._beat is not None and self._beat.busy == SAVING:
-                self._beat.busy = ""
+            if self._beat is not None and self._beat.busy == Activity.CHECKPOINT:
+                self._beat.busy = Activity.TRAINING
 
     def _serve(self, request: str) -> None:
         if request == CHECKPOINT and self._parts.checkpointer is not None:
-            self._announce(SAVING)
+            self._announce(Activity.CHECKPOINT)
             self.checkpoint(wait=False)
         elif request == STOP:
-            self._announce(SAVING)
+            self._announce(Activity.CHECKPOINT)
             self._stop()
         elif request == RESIZE and self._parts.live is not None:
             self._parts.live.resize(self, self._parts.watch.target)

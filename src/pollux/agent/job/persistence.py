@@ -17,11 +17,11 @@ from pollux.agent.checkpoint.checkpointer import Saved, load
 from pollux.agent.checkpoint.manifest import created_at
 from pollux.agent.checkpoint.oom_notes import TrialNotes
 from pollux.agent.checkpoint.training_state import State, from_loaded
-from pollux.agent.elastic.heartbeat import CHECKPOINT, PASS_END
 from pollux.agent.job.status import JobStatus, Parts
 from pollux.agent.step.oom import is_out_of_memory
 from pollux.core.errors import MisusedJob, PolluxError
 from pollux.core.notice import ahead_seconds
+from pollux.wire.live.heartbeat import Activity
 
 __all__ = ["SavedJob"]
 
@@ -86,14 +86,14 @@ class SavedJob(JobStatus):
     def _announced(self) -> Iterator[None]:
         """Tell whoever listens for signs of life that something is saved: that may take long, and uses no processor."""
         live = self._parts.live
-        if live is None or live.beat.busy not in ("", PASS_END):
+        if live is None or live.beat.busy not in (Activity.TRAINING, Activity.PASS_END):
             yield
             return
-        before, live.beat.busy = live.beat.busy, CHECKPOINT
+        before, live.beat.busy = live.beat.busy, Activity.CHECKPOINT
         try:
             yield
         finally:
-            if live.beat.busy == CHECKPOINT:
+            if live.beat.busy == Activity.CHECKPOINT:
                 live.beat.busy = before
 
     def _note_saved(self) -> None:

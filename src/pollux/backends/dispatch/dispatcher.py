@@ -44,8 +44,8 @@ from pollux.backends.protocol import (
     ReplicasStarted,
     Running,
 )
-from pollux.backends.shim.generation import Order
 from pollux.core.errors import BackendFailed, Conflict
+from pollux.wire.live.messages import LaunchOrder
 
 __all__ = ["Dispatcher"]
 
@@ -431,9 +431,9 @@ class Dispatcher(WorkerThread):
         self._follow(job, link)
         return True
 
-    def _order(self, launch: Launch, places: tuple[str, ...]) -> Order:
+    def _order(self, launch: Launch, places: tuple[str, ...]) -> LaunchOrder:
         identity = replica_env.run_id(self._home, launch.job_id, launch.generation)
-        return Order(
+        return LaunchOrder(
             job_id=launch.job_id,
             generation=launch.generation,
             argv=tuple(launch.argv),

@@ -18,8 +18,8 @@ from pollux.backends.process.devices import Devices
 from pollux.backends.process.network import is_loopback
 from pollux.backends.process.replica_env import node_of
 from pollux.backends.protocol import Launch
-from pollux.backends.shim.generation import Fleet
 from pollux.core import Node, Placement
+from pollux.wire.live.messages import FleetAccess
 
 __all__ = ["FleetSlotAllocator", "LocalSlotAllocator", "SlotAllocator"]
 
@@ -255,7 +255,7 @@ class FleetSlotAllocator:
         nodes = {hosted.node.id: hosted.address for hosted in there}
         loopback = is_loopback(self.head) and all(is_loopback(address) for address, _ in nodes.values())
         threads = None if gpus else min((_share(hosted.node) for hosted in there), default=1)
-        fleet = Fleet(self.secret.hex(), self.head, nodes, self._lease_seconds, self.lost_seconds)
+        fleet = FleetAccess(self.secret.hex(), self.head, nodes, self._lease_seconds, self.lost_seconds)
         return {
             "environ": replica_env.common_variables(launch, identity, self.head, threads, loopback),
             "replicas": replica_env.rank_variables(places, gpus),

@@ -38,6 +38,7 @@ from pollux.backends.protocol import (
 )
 from pollux.core import Node
 from pollux.core.errors import BackendFailed, InvalidInput
+from pollux.wire.live import exit_codes
 
 __all__ = ["InlineBackend"]
 
@@ -46,7 +47,7 @@ class _Told(SystemExit):
     """Raised inside a script that is told to stop; the exit code is that of SIGTERM."""
 
     def __init__(self) -> None:
-        super().__init__(143)
+        super().__init__(exit_codes.STOPPED)
 
 
 class _Copied(io.TextIOBase):

@@ -13,10 +13,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
@@ -29,8 +28,9 @@ from pollux.backends.protocol import Exit, ReplicasEnded
 from pollux.backends.shim import store_server
 from pollux.backends.shim.transition import Change, Seat
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.messages import LaunchOrder
 
-__all__ = ["Fleet", "Generation", "Member", "Order", "ReplicaLog"]
+__all__ = ["Generation", "Member", "ReplicaLog"]
 
 FAILED_OTHERS_SECONDS = 5.0
 """How long replicas may go on once another has failed: a collective that lost a peer ends by itself, or never."""
@@ -45,74 +45,11 @@ _FLOOD_SECONDS = 0.25
 _TAIL_BYTES = 8 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """Where hosts of other nodes listen, by node, and the secret (hexadecimal) by which they know us.
-
-    `head` is the address by which nodes reach this machine. A host ends replicas of a shim that it has not heard for
-    `lease_seconds`; a node not heard for `lost_seconds`, which are more, counts as lost.
-    """
-
-    secret: str
-    head: str
-    nodes: Mapping[str, tuple[str, int]]
-    lease_seconds: float
-    lost_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A launch as a shim gets it: every replica's own variables and cores, and the places they hold.
-
-    A place is a number on this machine, or `NODE/number` on one of the `fleet`'s; `gpus` is the device behind a place.
-    `live`: its replicas may change while they run; one that is silent for `hang_seconds` then counts as hung.
-    `orphan_seconds`: it ends, with its grace, once nobody has been connected to its shim for so long; None: it goes on.
-    """
-
-    job_id: str
-    generation: int
-    argv: tuple[str, ...]
-    workdir: str
-    environ: Mapping[str, str]
-    replicas: tuple[Mapping[str, str], ...]
-    cores: tuple[tuple[int, ...], ...]
-    places: tuple[str, ...]
-    run_id: str
-    path_was_set: bool
-    grace_seconds: float
-    memory_bytes: float
-    logs: str
-    log_cap_bytes: int
-    live: bool = False
-    hang_seconds: float = 30.0
-    gpus: Mapping[str, int] = field(default_factory=dict)
-    fleet: Fleet | None = None
-    orphan_seconds: float | None = None
-
-    @classmethod
-    def of(cls, value: Mapping[str, Any]) -> Order:
-        """From plain values, as JSON has them; what a newer service says beyond them is left out."""
-        known = {entry.name for entry in fields(cls)}
-        plain = {name: part for name, part in value.items() if name in known}
-        for name in ("argv", "replicas", "places"):
-            plain[name] = tuple(plain[name])
-        plain["cores"] = tuple(tuple(cores) for cores in plain["cores"])
-        if plain.get("fleet") is not None:
-            fleet = dict(plain["fleet"])
-            fleet["nodes"] = {node: (str(where[0]), int(where[1])) for node, where in fleet["nodes"].items()}
-            plain["fleet"] = Fleet(**{entry.name: fleet[entry.name] for entry in fields(Fleet) if entry.name in fleet})
-        return cls(**plain)
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes that its places are on."""
-        return len({node_of(place) for place in self.places})
-
-    def seated(self, places: tuple[str, ...]) -> Order:
-        """The same with its places in another order, which is that of the ranks."""
-        before = [self.places.index(place) for place in places]
-        cores = tuple(self.cores[was] for was in before)
-        return replace(self, places=places, replicas=rank_variables(places, self.gpus), cores=cores)
+def _seated(order: LaunchOrder, places: tuple[str, ...]) -> LaunchOrder:
+    """The same order with its places in another order, which is that of the ranks."""
+    before = [order.places.index(place) for place in places]
+    cores = tuple(order.cores[was] for was in before)
+    return replace(order, places=places, replicas=rank_variables(places, order.gpus), cores=cores)
 
 
 @dataclass(slots=True)
@@ -155,7 +92,7 @@ class Member:
 class Generation:
     """The replicas of one order. `ended` is set once no process of theirs is left."""
 
-    order: Order
+    order: LaunchOrder
     folder: Path
     hands: Hands
     is_warm: bool
@@ -264,7 +201,7 @@ class Generation:
 
     # Other replicas in place of some of these
 
-    def seat(self, order: Order, ranks: Mapping[int, int]) -> Change:
+    def seat(self, order: LaunchOrder, ranks: Mapping[int, int]) -> Change:
         """Take another order; who keeps its place stays, `ranks` by number being those that hold the state."""
         holders = sorted((member for member in self._living() if member.number in ranks), key=lambda m: ranks[m.number])
         staying = [member for member in holders if member.place in order.places]
@@ -274,12 +211,12 @@ class Generation:
             member.number for member in (*self.members, *self.departed) if member.code is None or member.output >= 0
         }
         numbers = [number for number in range(len(used) + len(free)) if number not in used]
-        self.order = order.seated((*(member.place for member in staying), *free))
+        self.order = _seated(order, (*(member.place for member in staying), *free))
         self._note_or_later()
         seats = [Seat(member.number, ranks[member.number]) for member in staying]
         joining = [Seat(number, None) for number, _ in zip(numbers, free, strict=False)]
         leavers = tuple(member.number for member in holders if member.place not in taken)
-        return Change(order.generation, (*seats, *joining), leavers, self.order.num_nodes)
+        return Change(order.generation, (*seats, *joining), leavers, len({*map(node_of, order.places)}))
 
     def renumber(self, generation: int) -> None:
         """It ends, and does so as this generation: the order for it came too late."""

@@ -5,17 +5,16 @@ Its actions become processes, keys of the job's store, and words to whoever is c
 
 from __future__ import annotations
 
-import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pollux.backends.shim.generation import Generation, Member, Order
-from pollux.backends.shim.liveness import Beats, ListeningClock
+from pollux.backends.shim.generation import Generation, Member
+from pollux.backends.shim.liveness import ListeningClock, LivenessTracker
 from pollux.backends.shim.store_server import StoreHost
 from pollux.backends.shim.transition import (
-    RESTART_EXIT_CODE,
     Action,
     Doubt,
     GiveUp,
@@ -29,6 +28,10 @@ from pollux.backends.shim.transition import (
     settled_at,
 )
 from pollux.core.errors import BackendFailed
+from pollux.wire.live import exit_codes, keys
+from pollux.wire.live.codec import MalformedValue, to_plain
+from pollux.wire.live.heartbeat import Heartbeat, UnsupportedVersion
+from pollux.wire.live.messages import LaunchOrder
 
 __all__ = ["LiveGeneration"]
 
@@ -46,8 +49,7 @@ _LEAST_REGROUP_SECONDS = 5.0
 _LEAST_ORDER_SECONDS = 5.0
 _PREPARE_TIMES = 3.0
 # Through, saved and stopped, or saved to be started anew.
-_WELL_ENDED = frozenset({0, 128 + signal.SIGTERM, RESTART_EXIT_CODE})
-_CANNOT_HAND_OVER = "an agent of an older release in its replicas cannot hand its state over where nobody stays"
+_WELL_ENDED = frozenset({0, exit_codes.STOPPED, exit_codes.RESTART})
 
 
 def _limits(hang_seconds: float) -> Limits:
@@ -76,10 +78,10 @@ class LiveGeneration:
         order = generation.order
         limits = limits or _limits(order.hang_seconds)
         self._regroup = settled_at(order.generation, [member.number for member in generation.members], limits)
-        self._beats = Beats(order.hang_seconds, self._regroup.limits.regroup)
+        self._beats = LivenessTracker(order.hang_seconds, self._regroup.limits.regroup)
         self._beats.unheard.update(member.number for member in generation.members)
         self._hung: dict[int, str] = {}
-        self._pending: Order | None = None
+        self._pending: LaunchOrder | None = None
         self._follows = False
         self._follow_by: float | None = None
         # Where all of it stood still meanwhile, nobody was silent, or late.
@@ -88,12 +90,12 @@ class LiveGeneration:
         self._committed_at, self._steps = 0.0, dict[int, int]()
         self._through = False
         self._refusal = ""
-        # Whether an agent knows how to hand over where nobody stays, by number: older releases do not.
-        self._hands_over: dict[int, bool] = {}
+        # Keys whose values were malformed: each is told of once.
+        self._malformed: set[str] = set()
         # Who is who in every generation that replicas may believe to be in, by the rank there.
         self._numbers = {order.generation: self._by_rank()}
         self.lost: Mapping[str, Any] | None = None
-        store.set("committed", str(order.generation))
+        store.set(keys.COMMITTED, str(order.generation))
         self._watch_beats()
 
     def _by_rank(self) -> dict[int, int]:
@@ -115,7 +117,7 @@ class LiveGeneration:
         times = [at for at in (self._regroup.due, self._beats.due, self._follow_by) if at is not None]
         return self._clock.at(min(times)) if times else None
 
-    def resize(self, order: Order) -> None:
+    def resize(self, order: LaunchOrder) -> None:
         """Carry an order out; one that comes while another is under way waits, one that comes too late ends there."""
         if self._generation.is_ending or self._regroup.phase == "over":
             self._generation.renumber(order.generation)
@@ -127,22 +129,16 @@ class LiveGeneration:
             self._wait_with(order)
             if not self._follows:
                 self._wait_for_words()
-        elif (can := self._can_follow(order)) is None:
-            self._wait_with(order)
-            self._wait_for_words()
-        elif not can:
-            self._refuse(order, _CANNOT_HAND_OVER)
         else:
             self.lost, self._follow_by = None, None
             change = self._generation.seat(order, self._regroup.ranks)
             self._numbers[change.generation] = {rank: seat.number for rank, seat in enumerate(change.seats)}
             for number in change.joiners.values():
                 self._beats.renew(number)
-                self._hands_over.pop(number, None)
             self._do(self._regroup.begin(change, self._clock()))
             self._watch_beats()
 
-    def _wait_with(self, order: Order) -> None:
+    def _wait_with(self, order: LaunchOrder) -> None:
         """Note it at once: whoever asks later, a new service say, must learn that this order was taken."""
         if order.generation != self._generation.order.generation:
             self._generation.renumber(order.generation)
@@ -153,61 +149,46 @@ class LiveGeneration:
             now = self._clock()
             self._follow_by = max(now + _PATIENCE_SECONDS, self._began_at + _START_TIMES * self._beats.hang_seconds)
 
-    def _can_follow(self, order: Order) -> bool | None:
-        """Whether somebody stays, or all that hold the state say that they hand it over; None: not all have spoken."""
-        ranks = self._regroup.ranks
-        holders = [member for member in self._generation.members if member.code is None and member.number in ranks]
-        if any(member.place in order.places for member in holders):
-            return True
-        said = [self._hands_over.get(member.number) for member in holders]
-        return False if False in said else None if None in said else True
-
-    def _refuse(self, order: Order, why: str) -> None:
+    def _refuse(self, order: LaunchOrder, why: str) -> None:
         self._generation.renumber(order.generation)
         self._do([GiveUp(f"it cannot change while it runs: {why}")])
 
-    def found(self, key: str, value: Any) -> None:
-        """A key of the store that was looked for."""
-        what, _, rest = key.partition("/")
-        if what == "beat":
-            self._heard(rest, value)
-        elif what == "ready" and not self._can_join(rest, value):
-            self._do(self._regroup.give_up("it cannot change while it runs: a replica of an older release that comes "
-                                           "cannot receive the state where nobody stays"))  # fmt: skip
-        else:
-            self._do(self._regroup.seen(key, value, self._clock()))
+    def found(self, key: str, text: str) -> None:
+        """A key of the store that was looked for; a value that says nothing is ignored, with one line."""
+        parts = keys.parse(key)
+        try:
+            if parts is not None and parts.kind == keys.BEAT:
+                self._heard(self._numbers.get(parts.generation, {}).get(parts.rank or 0), text)
+            else:
+                self._do(self._regroup.seen(key, text, self._clock()))
+        except MalformedValue as error:
+            if key not in self._malformed:
+                self._malformed.add(key)
+                print(f"the value of '{key}' is malformed, and is ignored: {error}", file=sys.stderr, flush=True)
 
-    def _number_at(self, where: str) -> int | None:
-        generation, _, rank = where.partition("/")
-        return self._numbers.get(int(generation), {}).get(int(rank))
-
-    def _can_join(self, where: str, value: Any) -> bool:
-        """Whether one that is ready can do its part; what it says then it says of changes to come, too."""
-        number, change = self._number_at(where), self._regroup.change
-        says_so = isinstance(value, Mapping) and bool(value.get("hands_over"))
-        if number is not None:
-            self._hands_over[number] = says_so
-        return says_so or self._regroup.phase != "prepare" or change is None or not change.senders
-
-    def _heard(self, where: str, value: Any) -> None:
-        number = self._number_at(where)
-        if number is None or not isinstance(value, Mapping):
+    def _heard(self, number: int | None, text: str) -> None:
+        if number is None:
             return
-        was_through, self._refusal = self._is_through, str(value.get("refusal") or "")
+        was_through = self._is_through
+        try:
+            beat = Heartbeat.decode(text)
+        except UnsupportedVersion as error:
+            self._refusal = str(error)
+            self._begin_to_follow()
+            return
+        self._refusal = beat.refusal
         alarms = self._beats.false_alarms
-        self._beats.heard(number, value, self._clock())
+        self._beats.heard(number, beat, self._clock())
         if self._beats.false_alarms > alarms:
             rank = self._regroup.ranks.get(number)
             text = f"replica {rank} gave a sign of life, having been given up as hung"
             self._tell({"event": "alarm", "text": text, "replica": rank, "at": time.time()})
         if self._beats.is_finished():
             self._generation.believe()
-        was_known = number in self._hands_over
-        self._hands_over[number] = bool(value.get("hands_over"))
         self._begin_to_follow()
         if self._is_through and self._regroup.phase in ("prepare", "move") and not self._got_state(number):
             self.over()
-        elif not was_known or (was_through and not self._is_through):
+        elif was_through and not self._is_through:
             self._do([])
 
     def _got_state(self, number: int) -> bool:
@@ -233,7 +214,6 @@ class LiveGeneration:
         """A replica has ended; whether that is taken care of here."""
         code = member.code or 0
         self._beats.drop(member.number)
-        self._hands_over.pop(member.number, None)
         alone = not self._follows or self._refusal or self._is_through
         if alone or (code < 0 and self._generation.lacks_memory):
             actions = None
@@ -292,8 +272,7 @@ class LiveGeneration:
             self._follow_by = None
             if self._pending is not None and not self._is_through:
                 order, self._pending = self._pending, None
-                why = _CANNOT_HAND_OVER if self._follows else "no agent in its replicas gives a sign of life"
-                self._refuse(order, why)
+                self._refuse(order, "no agent in its replicas gives a sign of life")
         for number in self._beats.silent(now):
             rank = self._regroup.ranks.get(number)
             why = f"replica {rank} hung: {self._beats.words.pop(number)}"
@@ -311,21 +290,21 @@ class LiveGeneration:
         return min((step - self._steps[number] for number, step in steps.items() if number in self._steps), default=0)
 
     def _watch_beats(self) -> None:
-        keys = [f"beat/{generation}/{rank}" for generation, ranks in self._numbers.items() for rank in sorted(ranks)]
-        self._store.watch("beats", keys, _BEAT_SECONDS if self._follows else _FIRST_BEAT_SECONDS, repeat=True)
+        watched = [keys.beat(generation, rank) for generation, ranks in self._numbers.items() for rank in sorted(ranks)]
+        self._store.watch("beats", watched, _BEAT_SECONDS if self._follows else _FIRST_BEAT_SECONDS, repeat=True)
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case SetKey(key, value):
-                    self._store.set(key, value)
-                    if key == "committed":
+                case SetKey(key, text):
+                    self._store.set(key, text)
+                    if key == keys.COMMITTED:
                         steps = self._beats.steps()
                         self._committed_at = self._clock()
                         # Those that join take none.
                         self._steps = {number: step for number, step in steps.items() if number in self._regroup.ranks}
-                case Watch(keys):
-                    self._store.watch("change", keys, _POLL_SECONDS)
+                case Watch(watched):
+                    self._store.watch("change", watched, _POLL_SECONDS)
                 case Kill(number):
                     self._kill(number)
                 case Lost():
@@ -379,6 +358,6 @@ class LiveGeneration:
                 "generation": started.generation,
                 "at": time.time(),
                 "places": list(self._generation.order.places),
-                "pause": first if isinstance(first, Mapping) else None,
+                "pause": None if first is None else to_plain(first),
             }
         )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-__all__ = ["DEFAULT_HANG_SECONDS", "FINISHED", "Beats", "ListeningClock"]
+from pollux.wire.live.heartbeat import Activity, Heartbeat
+
+__all__ = ["DEFAULT_HANG_SECONDS", "ListeningClock", "LivenessTracker"]
 
 DEFAULT_HANG_SECONDS = 30.0
 """How long a replica that trains may be silent."""
 
-FINISHED = "finished"
-"""What a replica is busy with whose job is through, while its script still does something of its own."""
-
-_REGROUP = "regroup"
-_DATA = "data"
 # What is announced may take long, and is told again every second, unless something holds the whole interpreter up. So
 # long, too, one may wait for data while others wait for it, and all may be silent together.
 _BUSY_TIMES = 10.0
@@ -52,14 +48,14 @@ class ListeningClock:
 @dataclass(slots=True)
 class _Sign:
     step: int
-    busy: str
+    busy: Activity
     at: float
     busy_seconds: float = 0.0
     waits: bool = False
 
 
 @dataclass(slots=True)
-class Beats:
+class LivenessTracker:
     """The last beat of each replica, by its number. Hung is who has stepped, and is silent for `hang_seconds`.
 
     Who announced something long is given ten times as much; who goes to another generation, `regroup_seconds` more,
@@ -78,18 +74,17 @@ class Beats:
     _signs: dict[int, _Sign] = field(default_factory=dict)
     _given_up: set[int] = field(default_factory=set)
 
-    def heard(self, number: int, beat: Mapping[str, Any], now: float) -> None:
+    def heard(self, number: int, beat: Heartbeat, now: float) -> None:
         """A beat that differs from the one before."""
         if number in self._given_up:
             self.false_alarms += 1
             self._given_up.discard(number)
             return
-        step, busy = int(beat.get("step", -1)), str(beat.get("busy") or "")
         self.unheard.discard(number)
-        if step >= 0 and self.unheard:
-            self._signs |= {other: _Sign(0, "", now) for other in self.unheard}
+        if beat.step >= 0 and self.unheard:
+            self._signs |= {other: _Sign(0, Activity.TRAINING, now) for other in self.unheard}
             self.unheard.clear()
-        self._signs[number] = _Sign(step, busy, now, float(beat.get("busy_seconds") or 0.0), bool(beat.get("waiting")))
+        self._signs[number] = _Sign(beat.step, beat.activity, now, beat.busy_seconds, beat.waiting)
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Forget all others."""
@@ -111,7 +106,7 @@ class Beats:
         """These are the replicas now, and each has just taken its first step among them."""
         steps = self.steps()
         self.unheard.clear()
-        self._signs = {number: _Sign(max(steps.get(number, 0), 0), "", now) for number in numbers}
+        self._signs = {number: _Sign(max(steps.get(number, 0), 0), Activity.TRAINING, now) for number in numbers}
 
     def steps(self) -> dict[int, int]:
         """The last step that each has told of."""
@@ -119,7 +114,7 @@ class Beats:
 
     def is_finished(self) -> bool:
         """Whether one says that the job is through."""
-        return any(sign.busy == FINISHED for sign in self._signs.values())
+        return any(sign.busy == Activity.FINISHED for sign in self._signs.values())
 
     def silent(self, now: float) -> list[int]:
         """Those that are hung at this time; each is named once, and never all that hold the state at once."""
@@ -138,7 +133,7 @@ class Beats:
         return found
 
     def _words(self, sign: _Sign, due: float, now: float) -> str:
-        if sign.busy == _DATA and sign.busy_seconds:
+        if sign.busy == Activity.DATA and sign.busy_seconds:
             return f"no data came for {sign.busy_seconds + now - sign.at:.0f} s, and others wait for it"
         return f"no sign of life for {round(due - sign.at, 3):g} s"
 
@@ -150,14 +145,14 @@ class Beats:
 
     def _due_of(self, number: int) -> float:
         sign = self._signs[number]
-        if sign.busy == FINISHED or (sign.step < 0 and not sign.busy):
+        if sign.busy == Activity.FINISHED or (sign.step < 0 and not sign.busy):
             return float("inf")
         most = self.hang_seconds * _BUSY_TIMES
-        if sign.busy == _DATA and any(other.waits for other in self._signs.values()):
+        if sign.busy == Activity.DATA and any(other.waits for other in self._signs.values()):
             return sign.at + max(most - sign.busy_seconds, 0.0)
         if sign.step >= 0 and not self._is_outlived(sign):
             return sign.at + most
-        if sign.busy == _REGROUP:
+        if sign.busy == Activity.REGROUP:
             return sign.at + self.hang_seconds + self.regroup_seconds
         return sign.at + (most if sign.busy else self.hang_seconds)
 

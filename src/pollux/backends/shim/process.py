@@ -33,10 +33,12 @@ from pollux.backends.process.records import (
 )
 from pollux.backends.protocol import ReplicasEnded
 from pollux.backends.shim import store_server
-from pollux.backends.shim.generation import Generation, Member, Order
+from pollux.backends.shim.generation import Generation, Member
 from pollux.backends.shim.live_generation import LiveGeneration
 from pollux.backends.shim.remote_launcher import FarAnswer, FarExit, FarHands, FarLoss, FarNotice
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.codec import from_plain
+from pollux.wire.live.messages import LaunchOrder
 
 __all__ = ["IDLE_SECONDS", "Shim", "serve"]
 
@@ -225,13 +227,13 @@ class Shim:
     def _obey(self, connection: _Connection, message: Mapping[str, Any]) -> None:
         what = message.get("op")
         if what == "launch":
-            self._launch(Order.of(message["order"]))
+            self._launch(from_plain(LaunchOrder, message["order"]))
         elif what == "stop":
             generation = self._generation
             if generation is not None and generation.order.generation <= message["generation"]:
                 self._stop(float(message["grace_seconds"]))
         elif what == "resize":
-            self._resize(Order.of(message["order"]))
+            self._resize(from_plain(LaunchOrder, message["order"]))
         elif what == "gone":
             if self._far is not None:
                 self._far.node_is_gone(message["node"], message["why"])
@@ -259,7 +261,7 @@ class Shim:
             status["ended"] = read_record(record_path(self._folder, "ended", newest))
         return status
 
-    def _launch(self, order: Order) -> None:
+    def _launch(self, order: LaunchOrder) -> None:
         newest = newest_generation(self._folder)
         known = self._generation.order.generation if self._generation is not None else 0
         if self._is_busy() or self._leaving or order.generation <= max(newest or 0, known):
@@ -298,7 +300,7 @@ class Shim:
         self._close_store()
         self._release_far()
 
-    def _hands(self, order: Order) -> Hands:
+    def _hands(self, order: LaunchOrder) -> Hands:
         if order.fleet is None:
             return OwnHands(self._warm_variables, self._let_go, self._spared)
         self._release_far()
@@ -315,7 +317,7 @@ class Shim:
             self._far.release()
             self._far = None
 
-    def _resize(self, order: Order) -> None:
+    def _resize(self, order: LaunchOrder) -> None:
         """Change a generation that runs; where it has ended, so has this one, in the same way."""
         generation = self._generation
         newest = max(newest_generation(self._folder) or 0, generation.order.generation if generation else 0)
@@ -343,7 +345,7 @@ class Shim:
             self._generation.give_up(f"it cannot be followed any more: {error}")
         self._follow_outputs()
 
-    def _open_store(self, order: Order) -> store_server.StoreHost:
+    def _open_store(self, order: LaunchOrder) -> store_server.StoreHost:
         """The job's store, another one for every launch.
 
         Scripts that make their group themselves do so under the same keys each time, and would find those of replicas

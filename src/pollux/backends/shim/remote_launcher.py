@@ -21,10 +21,10 @@ from typing import Any
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import Body
 from pollux.backends.process.replica_env import node_of
-from pollux.backends.shim.generation import Fleet
 from pollux.backends.transport import channel as channel_module
 from pollux.backends.transport.channel import Channel, Line, clock
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.messages import FleetAccess
 
 __all__ = ["FarAnswer", "FarExit", "FarHands", "FarLoss", "FarNotice"]
 
@@ -123,7 +123,7 @@ class FarHands:
 
     sweep_seconds = 1.0
 
-    def __init__(self, fleet: Fleet, selector: selectors.BaseSelector) -> None:
+    def __init__(self, fleet: FleetAccess, selector: selectors.BaseSelector) -> None:
         self.told: list[FarExit | FarLoss | FarNotice | FarAnswer] = []
         self.false_alarms: list[str] = []
         self.session = secrets.token_hex(8)
@@ -135,7 +135,7 @@ class FarHands:
         self._lacks_memory = False
         self._over_memory: dict[str, float] = {}
 
-    def learn(self, fleet: Fleet) -> None:
+    def learn(self, fleet: FleetAccess) -> None:
         """Where hosts listen now."""
         self._fleet = fleet
 

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.backends.process import proc
+from pollux.wire.live import keys
+from pollux.wire.live.codec import MAX_VALUE_BYTES
 
-__all__ = ["PREFIX", "StoreHost", "is_possible", "listen", "start"]
-
-PREFIX = "pollux/live/"
-"""Before every key that the shim and the replicas exchange."""
+__all__ = ["StoreHost", "is_possible", "listen", "start"]
 
 _SEND_SECONDS = 5.0
 
@@ -101,9 +100,9 @@ class StoreHost:
         """Where replicas find it."""
         return f"{self.head}:{self.port}"
 
-    def set(self, key: str, value: Any) -> None:
-        """Write a key; text as it is, anything else as JSON."""
-        self._send(op="set", key=key, value=value if isinstance(value, str) else json.dumps(value))
+    def set(self, key: str, text: str) -> None:
+        """Write a key of `pollux.wire.live.keys`."""
+        self._send(op="set", key=key, value=text)
 
     def watch(self, name: str, keys: Iterable[str], seconds: float, repeat: bool = False) -> None:
         """Look for keys every so often, and tell each once, or whenever its value is another; none: look no more."""
@@ -114,7 +113,7 @@ class StoreHost:
             with contextlib.suppress(OSError):
                 self.control.sendall(json.dumps(message).encode() + b"\n")
 
-    def found(self) -> list[tuple[str, Any]] | None:
+    def found(self) -> list[tuple[str, str]] | None:
         """Keys and values that were found since the last time; None once the host is gone."""
         try:
             piece = self.control.recv(1 << 16)
@@ -125,7 +124,7 @@ class StoreHost:
         if not piece:
             return None
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        return [(key, _plain(text)) for key, text in map(json.loads, lines)]
+        return [(key, text) for key, text in map(json.loads, lines)]
 
     def close(self) -> None:
         """End it."""
@@ -133,13 +132,6 @@ class StoreHost:
         if self.pid is not None:
             proc.kill_all([self.pid])
             self.pid = None
-
-
-def _plain(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 @dataclass(slots=True)
@@ -181,7 +173,7 @@ class _Watcher:
 
     def _obey(self, message: dict[str, Any]) -> None:
         if message["op"] == "set":
-            self._store.set(PREFIX + message["key"], message["value"])
+            self._store.set(_below(message["key"]), message["value"])
         elif message["op"] == "watch":
             self._watches.pop(message["name"], None)
             if message["keys"]:
@@ -189,15 +181,22 @@ class _Watcher:
 
     def _look(self, watch: _Watch) -> None:
         for key in [*watch.keys]:
-            if not self._store.check([PREFIX + key]):
+            if not self._store.check([_below(key)]):
                 continue
-            value = self._store.get(PREFIX + key)
+            value = self._store.get(_below(key))
             if watch.last.get(key) == value:
                 continue
             watch.last[key] = value
+            if len(value) > MAX_VALUE_BYTES:
+                print(f"the value of '{key}' has {len(value)} bytes, and is ignored", file=sys.stderr, flush=True)
+                continue
             self._control.sendall(json.dumps([key, value.decode(errors="replace")]).encode() + b"\n")
             if not watch.repeat:
                 watch.keys.remove(key)
+
+
+def _below(key: str) -> str:
+    return f"{keys.PREFIX}/{key}"
 
 
 def _host(listener: int, port: int, control: int, head: str) -> None:

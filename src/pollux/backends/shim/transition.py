@@ -8,10 +8,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from pollux.wire.live import exit_codes, keys
+from pollux.wire.live.codec import decode, encode
+from pollux.wire.live.heartbeat import PauseReport
+from pollux.wire.live.plan import LOST, RESIZE, GenerationPlan, PlanDeadlines, PlanMember
 
 __all__ = [
-    "RESTART_EXIT_CODE",
     "Action",
     "Change",
     "Doubt",
@@ -28,9 +32,6 @@ __all__ = [
     "Watch",
     "settled_at",
 ]
-
-RESTART_EXIT_CODE = 75
-"""What a replica ends with that cannot go on by itself: its job starts anew from the checkpoint."""
 
 # What a process does to itself is a crash of its job, unless it follows from the end of another: libraries abort then.
 _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS}
@@ -105,10 +106,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class SetKey:
-    """Write a key of the job's store; the value is plain, written as JSON unless it is text."""
+    """Write a key of the job's store."""
 
     key: str
-    value: Any
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Started:
     """Tell that all replicas of a generation have taken their first step; `pauses` is what they told of it, by rank."""
 
     generation: int
-    pauses: Mapping[int, Any]
+    pauses: Mapping[int, PauseReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class Regroup:
     _lost: set[int] = field(default_factory=set)
     _through: bool = False
     _ready: set[int] = field(default_factory=set)
-    _done: dict[int, Any] = field(default_factory=dict)
+    _done: dict[int, PauseReport] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
     _told: bool = False
     _came: bool = False
@@ -226,55 +227,52 @@ class Regroup:
         self.ranks = {number: rank for number, rank in self.ranks.items() if number not in self.dead}
         self.dead = set()
         generation = change.generation
-        plan = {
-            "generation": generation,
-            "before": self.settled,
-            "members": [{"rank": rank, "was": seat.was} for rank, seat in enumerate(change.seats)],
-            "num_nodes": change.num_nodes,
-            "deadline_seconds": {
-                "join": self.limits.door,
-                "regroup": self.limits.regroup,
-                "transfer": self.limits.transfer,
-            },
-            "why": "lost" if self._after_loss else "resize",
-            "senders": sorted(self.ranks[number] for number in change.senders),
-        }
-        actions: list[Action] = [SetKey(f"plan/{generation}", plan)]
+        plan = GenerationPlan(
+            generation,
+            self.settled,
+            tuple(PlanMember(rank, seat.was) for rank, seat in enumerate(change.seats)),
+            change.num_nodes,
+            LOST if self._after_loss else RESIZE,
+            PlanDeadlines(self.limits.door, self.limits.regroup, self.limits.transfer),
+            tuple(sorted(self.ranks[number] for number in change.senders)),
+        )
+        actions: list[Action] = [SetKey(keys.plan(generation), plan.encode())]
         if not change.joiners:
             return actions + self._commit(now)
         self.phase, self.due = "prepare", now + self.limits.prepare
-        keys = [f"ready/{generation}/{rank}" for rank in change.joiners]
-        actions.append(Watch((*keys, f"failed/{generation}")))
+        ready = [keys.ready(generation, rank) for rank in change.joiners]
+        actions.append(Watch((*ready, keys.failed(generation))))
         return actions + [Join(rank, number) for rank, number in change.joiners.items()]
 
     def _commit(self, now: float) -> list[Action]:
         assert self.change is not None
         generation, size = self.change.generation, len(self.change.seats)
         self.phase, self.due, self._came, self._told = "move", now + self.limits.boundary, False, True
-        keys = [f"here/{generation}/{rank}" for rank in range(size + len(self.change.senders))]
-        keys += [f"done/{generation}/{rank}" for rank in range(size)]
-        return [SetKey("committed", str(generation)), Watch((*keys, f"failed/{generation}"))]
+        present = [keys.here(generation, number) for number in range(size + len(self.change.senders))]
+        done = [keys.done(generation, rank) for rank in range(size)]
+        return [SetKey(keys.COMMITTED, str(generation)), Watch((*present, *done, keys.failed(generation)))]
 
-    def seen(self, key: str, value: Any, now: float) -> list[Action]:
-        """A key that was watched for is there."""
-        what, _, rest = key.partition("/")
-        number, _, rank = rest.partition("/")
-        if self.phase not in ("prepare", "move") or number != str(self.generation):
+    def seen(self, key: str, text: str, now: float) -> list[Action]:
+        """A key that was watched for is there. `MalformedValue` where its value says nothing."""
+        parts = keys.parse(key)
+        if parts is None or self.phase not in ("prepare", "move") or parts.generation != self.generation:
             return []
-        if what == "failed":
-            return self.give_up(f"it cannot change while it runs: {value}")
+        if parts.kind == keys.FAILED:
+            return self.give_up(f"it cannot change while it runs: {text}")
         assert self.change is not None
-        if what == "ready" and self.phase == "prepare":
-            self._ready.add(int(rank))
+        rank = -1 if parts.rank is None else parts.rank
+        if parts.kind == keys.READY and self.phase == "prepare":
+            self._ready.add(rank)
             return self._commit(now) if self._ready >= self.change.joiners.keys() else []
-        if self.phase == "move" and self.due is not None and what in ("here", "done"):
-            if what == "here" and int(rank) in self.change.joiners and not self._came:
+        if self.phase == "move" and self.due is not None and parts.kind in (keys.HERE, keys.DONE):
+            if parts.kind == keys.HERE and rank in self.change.joiners and not self._came:
                 # Who joins is at the door at once, however far away the others' boundary is.
                 return []
+            pause = decode(PauseReport, text) if parts.kind == keys.DONE else None
             self._came = True
             self.due = self.due if self._through else now + self.limits.move
-            if what == "done":
-                self._done[int(rank)] = value
+            if pause is not None:
+                self._done[rank] = pause
                 return self._settle(now)
         return []
 
@@ -290,7 +288,7 @@ class Regroup:
                 return []
             # From here on those that joined hold the state, and only they.
             self._handed = True
-            return [SetKey(f"handed/{change.generation}", "")]
+            return [SetKey(keys.handed(change.generation), "")]
         self.settled = change.generation
         self.ranks = {seat.number: rank for rank, seat in enumerate(change.seats)}
         self.dead, self._lost, self.change = set(), set(), None
@@ -312,7 +310,7 @@ class Regroup:
         if number not in self.ranks:
             # A joiner of a change that was given up.
             return []
-        if code == RESTART_EXIT_CODE:
+        if code == exit_codes.RESTART:
             return self.give_up(f"replica {self.ranks[number]} could not go on by itself")
         if code > 0 and self.phase == "lost":
             return self.give_up(f"replica {self.ranks[number]} did not outlive the loss of another: exit code {code}")
@@ -348,7 +346,7 @@ class Regroup:
             return self._settle(now) if self.phase == "move" else []
         self.dead.add(number)
         self._lost.add(self.ranks[number])
-        return [SetKey(f"lost/{self.settled}", sorted(self._lost))]
+        return [SetKey(keys.lost(self.settled), encode(sorted(self._lost)))]
 
     def _doubtful(self, number: int, now: float) -> list[Action]:
         """Whether it was through, which it then said, or left with what nobody else has: that is known in a moment."""
@@ -368,7 +366,7 @@ class Regroup:
         found = {number for number in numbers if number in self.ranks}
         self.dead |= found
         self._lost |= {self.ranks[number] for number in found}
-        return [SetKey(f"lost/{self.settled}", sorted(self._lost))] if found else []
+        return [SetKey(keys.lost(self.settled), encode(sorted(self._lost)))] if found else []
 
     def _joiner_ended(self, number: int, code: int, now: float) -> list[Action] | None:
         assert self.change is not None
@@ -391,7 +389,7 @@ class Regroup:
             return []
         actions: list[Action] = []
         if withdrawn or self.phase == "prepare":
-            actions.append(SetKey(f"withdrawn/{self.change.generation}", why))
+            actions.append(SetKey(keys.withdrawn(self.change.generation), why))
         return actions + [Kill(number) for number in self.change.joiners.values() if number not in self.dead]
 
     def _withdraw(self, why: str) -> list[Action]:
@@ -420,20 +418,20 @@ class Regroup:
         self._lost |= dead | {self.ranks[number] for number in self._gone if number in self.ranks}
         if self.change is not None and self.change.senders:
             # Whoever is stuck with the dead is freed by this too.
-            told = [SetKey(f"lost/{self.settled}", sorted(self._lost))]
-            told.append(SetKey(f"lost/{self.generation}", self._lacking(self.change)))
+            told = [SetKey(keys.lost(self.settled), encode(sorted(self._lost)))]
+            told.append(SetKey(keys.lost(self.generation), encode(self._lacking(self.change))))
             return [*told, *self.give_up(why)]
         if not kept:
             # Those that were to leave are asked to end as well: the first of them must know that it is the first.
-            told = [SetKey(f"lost/{self.settled}", sorted(self._lost))]
+            told = [SetKey(keys.lost(self.settled), encode(sorted(self._lost)))]
             return [*told, *self.give_up(f"{why}, and no other is left")]
         actions = self._drop_joiners(why)
-        actions.append(SetKey(f"lost/{self.settled}", sorted(self._lost)))
+        actions.append(SetKey(keys.lost(self.settled), encode(sorted(self._lost))))
         if self.change is None:
             gone = tuple(sorted(dead))
         else:
             gone = tuple(rank for rank, seat in enumerate(self.change.seats) if seat.number not in kept)
-            actions.append(SetKey(f"lost/{self.change.generation}", list(gone)))
+            actions.append(SetKey(keys.lost(self.change.generation), encode(list(gone))))
         self.phase, self.due = "lost", now + self.limits.order
         return [*actions, Watch(()), Lost(self.generation, gone, kept, why)]
 

@@ -136,7 +136,7 @@ _UNTIL_TOLD = """
     me = os.environ["POLLUX_JOB"]
     def told(number, frame):
         Path(f"{me}.told").write_text("SIGTERM\\n")
-        sys.exit(143)
+        sys.exit(128 + number)
     signal.signal(signal.SIGTERM, told)
     Path(f"{me}.up").write_text("yes\\n")
     time.sleep(600)

@@ -64,7 +64,7 @@ def expected(epochs: int) -> list[float]:
     """The parameters after so many passes of plain PyTorch, in one process."""
     import torch.nn.functional as F
 
-    from pollux.agent.data.order import pass_order
+    from pollux.agent.data.permutation import pass_order
 
     model, optimizer, data = _task()
     for number in range(epochs):

@@ -18,6 +18,8 @@ from typing import Any
 
 from pollux.testing.jobs.replica_server import ReplicaResult, ReplicaServer, RunningReplicas
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
+from pollux.wire.live import keys
+from pollux.wire.live.plan import LOST, RESIZE, GenerationPlan, PlanDeadlines, PlanMember
 
 __all__ = ["LiveReplica", "LiveSupervisor"]
 
@@ -25,7 +27,7 @@ _POLL_SECONDS = 0.005
 
 # As in production the door is waited at for longer than a replica may be held up in a group that will not come about:
 # gloo tries several times for `regroup`.
-_DEADLINES = {"join": 60.0, "regroup": 4.0}
+_DEADLINES = PlanDeadlines(join=60.0, regroup=4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class LiveSupervisor:
         self.events: list[str] = []
         self.pauses: list[dict[str, Any]] = []
         self._host = host
-        self._store = dist.PrefixStore("pollux/live", host)
+        self._store = dist.PrefixStore(keys.PREFIX, host)
         self._server = server
         self._function = function
         self._arguments = dict(arguments or {})
@@ -97,9 +99,13 @@ class LiveSupervisor:
 
     # Keys
 
+    def _text(self, key: str) -> str | None:
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
     def get(self, key: str) -> Any:
         """The value of a key, read as JSON; None where it is not there."""
-        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        text = self._text(key)
+        return None if text is None or text == "" else json.loads(text)
 
     def set(self, key: str, value: object) -> None:
         """Write a key."""
@@ -130,13 +136,13 @@ class LiveSupervisor:
         self._began_at = time.time()
         self.members = [self._fork(rank, num_replicas, self.generation, False) for rank in range(num_replicas)]
 
-    def plan(self, keep: Sequence[int], num_joiners: int, why: str = "resize", before: int | None = None) -> int:
+    def plan(self, keep: Sequence[int], num_joiners: int, why: str = RESIZE, before: int | None = None) -> int:
         """Write the next plan without committing it; returns its generation."""
         self.generation += 1
         before = self.running if before is None else before
-        members = [{"rank": rank, "was": was} for rank, was in enumerate([*keep, *[None] * num_joiners])]
-        entries = {"generation": self.generation, "before": before, "members": members, "num_nodes": 1, "why": why}
-        self.set(f"plan/{self.generation}", {**entries, "deadline_seconds": dict(_DEADLINES)})
+        members = tuple(PlanMember(rank, was) for rank, was in enumerate([*keep, *[None] * num_joiners]))
+        plan = GenerationPlan(self.generation, before, members, why=why, deadlines=_DEADLINES)
+        self._store.set(keys.plan(self.generation), plan.encode())
         return self.generation
 
     def prepare(self, num_replicas: int, keep: Sequence[int] | None = None) -> list[LiveReplica]:
@@ -153,7 +159,7 @@ class LiveSupervisor:
         def ready() -> bool | None:
             if any(replicas[rank].is_over for rank in ranks):
                 return False
-            return all(self.get(f"ready/{self.generation}/{rank}") is not None for rank in ranks) or None
+            return self._store.check([keys.ready(self.generation, rank) for rank in ranks]) or None
 
         return bool(self._until(ready, "joiners are ready"))
 
@@ -162,11 +168,11 @@ class LiveSupervisor:
         self.members = list(replicas)
         self.running = self.generation
         self._began_at = time.time()
-        self._store.set("committed", str(self.generation))
+        self._store.set(keys.COMMITTED, str(self.generation))
 
     def withdraw(self, replicas: Sequence[LiveReplica], why: str) -> None:
         """Give the proposed generation up; its joiners end."""
-        self._store.set(f"withdrawn/{self.generation}", why)
+        self._store.set(keys.withdrawn(self.generation), why)
         for replica in replicas:
             if replica not in self.members:
                 self._until(lambda replica=replica: replica.is_over or None, "a joiner ends")  # type: ignore[misc]
@@ -186,12 +192,12 @@ class LiveSupervisor:
 
         def settled() -> str | None:
             self.tend()
-            failed = self.get(f"failed/{self.generation}")
+            failed = self._text(keys.failed(self.generation))
             if failed is not None:
                 return f"failed: {failed}"
             if not self.members:
                 return "failed: nobody is left"
-            reports = [self.get(f"done/{self.generation}/{rank}") for rank in range(len(self.members))]
+            reports = [self.get(keys.done(self.generation, rank)) for rank in range(len(self.members))]
             if any(report is None for report in reports):
                 return "ended" if all(member.is_over for member in self.members) else None
             self.pauses.append(
@@ -214,10 +220,10 @@ class LiveSupervisor:
             # What a replica started itself, workers say, has its sockets.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.members[rank].process, signal.SIGKILL)
-        self.set(f"lost/{before}", dead)
+        self.set(keys.lost(before), dead)
         survivors = [self.members[rank] for rank in alive]
         if survivors:
-            self.plan(alive, 0, why="lost", before=before)
+            self.plan(alive, 0, why=LOST, before=before)
             self.commit(survivors)
         else:
             self.members = []
@@ -229,7 +235,7 @@ class LiveSupervisor:
             return
         self._looked_at = now
         for rank, member in enumerate(self.members):
-            beat = self.get(f"beat/{self.running}/{rank}")
+            beat = self.get(keys.beat(self.running, rank))
             last = max(self._began_at, 0.0 if beat is None else float(beat["at"]))
             if now - last > self._hang_seconds and not member.is_over:
                 self.events.append(f"rank {rank} of generation {self.running} was silent: {beat}")
@@ -251,7 +257,7 @@ class LiveSupervisor:
 
     def step(self) -> int:
         """The last step that a replica of the newest generation told of; -1 before one."""
-        beats = [self.get(f"beat/{self.generation}/{rank}") for rank in range(len(self.members))]
+        beats = [self.get(keys.beat(self.generation, rank)) for rank in range(len(self.members))]
         return max((int(beat["step"]) for beat in beats if beat is not None), default=-1)
 
     def wait(self, timeout: float = PATIENCE_SECONDS) -> list[ReplicaResult]:

@@ -1,13 +1,15 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pollux.agent.elastic.heartbeat import DATA, FIRST_STEP, PASS_END, Heartbeat, thread_clock, thread_is_held_up
+from pollux.agent.elastic.heartbeat import HeartbeatSource, thread_clock, thread_is_held_up
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire.live.heartbeat import Activity, Heartbeat
 
 
 class Wall:
@@ -20,48 +22,48 @@ class Wall:
 
 def test_the_first_step_is_announced_and_then_steps_speak():
     wall = Wall()
-    beat = Heartbeat(wall=wall, clock=wall)
-    said = {"step": -1, "at": 100.0, "busy": FIRST_STEP, "busy_seconds": 0.0, "waiting": False}
+    beat = HeartbeatSource(wall=wall, clock=wall)
+    said = Heartbeat(-1, 100.0, Activity.FIRST_STEP)
     assert beat.due() == said
     wall.now = 101.0
     assert beat.due() is not None
-    beat.step, beat.busy = 1, ""
+    beat.step, beat.busy = 1, Activity.TRAINING
     assert beat.due() is None, "one a second"
     wall.now = 102.0
-    assert beat.due() == {**said, "step": 1, "at": 102.0, "busy": ""}
+    assert beat.due() == replace(said, step=1, at=102.0, activity=Activity.TRAINING)
 
 
 def test_a_thread_that_is_stuck_says_nothing_and_one_that_waits_for_others_does():
     wall, held_up = Wall(), [False]
-    beat = Heartbeat(wall=wall, clock=wall, held_up=lambda: held_up[0])
-    beat.step, beat.busy = 7, ""
+    beat = HeartbeatSource(wall=wall, clock=wall, held_up=lambda: held_up[0])
+    beat.step, beat.busy = 7, Activity.TRAINING
     assert beat.due() is not None
     wall.now += 60.0
     assert beat.due() is None
     held_up[0] = True
-    assert beat.due() == {"step": 7, "at": 160.0, "busy": "", "busy_seconds": 0.0, "waiting": True}
+    assert beat.due() == Heartbeat(7, 160.0, Activity.TRAINING, waiting=True)
     wall.now += 1.0
     assert beat.due() is not None
 
 
 def test_who_waits_for_data_says_so_and_for_how_long():
     wall: Any = Wall()
-    beat: Any = Heartbeat(wall=wall, clock=wall)
+    beat: Any = HeartbeatSource(wall=wall, clock=wall)
     beat.reads()
-    assert beat.busy == FIRST_STEP, "that says more"
-    for before in ("", PASS_END):
+    assert beat.busy == Activity.FIRST_STEP, "that says more"
+    for before in (Activity.TRAINING, Activity.PASS_END):
         beat.busy = before
         beat.reads()
         wall.now += 40.0
         told = beat.due()
-        assert (told["busy"], told["busy_seconds"]) == (DATA, 40.0)
+        assert (told.activity, told.busy_seconds) == (Activity.DATA, 40.0)
         beat.computes()
-        assert beat.busy == ""
+        assert beat.busy == Activity.TRAINING
 
 
 def test_a_clock_that_is_set_back_stops_no_beat():
     wall, clock = Wall(), Wall()
-    beat = Heartbeat(wall=wall, clock=clock)
+    beat = HeartbeatSource(wall=wall, clock=clock)
     assert beat.due() is not None
     wall.now -= 3600.0
     clock.now += 1.0
@@ -128,8 +130,8 @@ def test_a_hang_in_a_hook_of_the_backward_pass_is_no_wait_for_others():
 
 def test_a_thread_that_computes_something_of_its_own_is_seen():
     wall, worked = Wall(), [1.0]
-    beat = Heartbeat(wall=wall, clock=wall, worked=lambda: worked[0])
-    beat.step, beat.busy = 7, ""
+    beat = HeartbeatSource(wall=wall, clock=wall, worked=lambda: worked[0])
+    beat.step, beat.busy = 7, Activity.TRAINING
     assert beat.due() is not None
     for seconds, seen in ((0.0, False), (0.2, True), (0.0, False), (0.0004, False), (0.0004, True)):
         wall.now += 1.0
@@ -139,11 +141,11 @@ def test_a_thread_that_computes_something_of_its_own_is_seen():
 
 def test_the_last_beat_is_told_at_once():
     wall = Wall()
-    beat = Heartbeat(wall=wall, clock=wall)
+    beat = HeartbeatSource(wall=wall, clock=wall)
     assert beat.due() is not None
-    beat.busy = "finished"
+    beat.busy = Activity.FINISHED
     assert beat.due() is None
-    assert beat.last()["busy"] == "finished"
+    assert beat.last().activity == Activity.FINISHED
 
 
 def test_the_clock_is_that_of_the_thread_that_asked_for_it():

@@ -7,16 +7,19 @@ import torch.distributed as dist
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.training_state import State
-from pollux.agent.data.loader import Loader, LoaderOptions
+from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import StepShape
+from pollux.agent.data.torch_reader import torch_loader
 from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic import member as module
 from pollux.agent.elastic.member import ElasticMember, JobLost, NotNeeded, refuse_all
-from pollux.agent.elastic.membership import Member, Membership, Plan
+from pollux.agent.elastic.membership import Membership
 from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP, StepRequests
 from pollux.agent.environment import Environment
 from pollux.core.errors import CheckpointMismatch
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire.live.keys import PREFIX
+from pollux.wire.live.plan import GenerationPlan, PlanDeadlines, PlanMember
 
 
 class Job:
@@ -51,12 +54,14 @@ def live(monkeypatch):
 
 
 def keys(live: ElasticMember) -> Any:
-    return dist.PrefixStore("pollux/live", live.membership.store)
+    return dist.PrefixStore(PREFIX, live.membership.store)
 
 
 def publish(live: ElasticMember, generation: int, *was: int | None, before: int = 0) -> None:
-    members = tuple(Member(rank, old) for rank, old in enumerate(was))
-    keys(live).set(f"plan/{generation}", Plan(generation, before, members, deadlines={"join": 0.05}).text())
+    members = tuple(PlanMember(rank, old) for rank, old in enumerate(was))
+    keys(live).set(
+        f"plan/{generation}", GenerationPlan(generation, before, members, deadlines=PlanDeadlines(join=0.05)).encode()
+    )
     keys(live).set("committed", str(generation))
 
 
@@ -165,8 +170,8 @@ def test_who_was_to_leave_stays_where_the_change_is_withdrawn(live, monkeypatch)
 
 def hand_over(live: ElasticMember) -> None:
     """Have replica 0 send what it holds to one that joins, and leave."""
-    plan = Plan(1, 0, (Member(0, None),), deadlines={"join": 0.05, "transfer": 0.05}, senders=(0,))
-    keys(live).set("plan/1", plan.text())
+    plan = GenerationPlan(1, 0, (PlanMember(0, None),), deadlines=PlanDeadlines(join=0.05, transfer=0.05), senders=(0,))
+    keys(live).set("plan/1", plan.encode())
     keys(live).set("committed", "1")
 
 
@@ -226,7 +231,7 @@ def test_who_joins_counts_the_pause_of_those_that_trained(live, monkeypatch):
     live._replicas, live.joins, live._has_state = Two(Environment(), torch.device("cpu")), True, False
     state = State(values={"num_replicas": 1, "paused_seconds": 0.25})
     monkeypatch.setattr(module, "exchange", lambda *arguments: (state, 7))
-    plan = Plan(1, 0, (Member(0, None),), senders=(0,))
+    plan = GenerationPlan(1, 0, (PlanMember(0, None),), senders=(0,))
     # It has waited for long until the others came to a boundary.
     began = module.time.perf_counter() - 100.0
     pause = module._Pause(plan, "grow", began, last=began)
@@ -330,7 +335,7 @@ def test_without_a_plan_after_a_loss_the_job_is_saved_and_restarted(live):
         live.recover(job, "gone")
     assert ended.value.code == 75
     assert job.calls == ["disconnect", "drop_unfinished", "save_alone"]
-    assert keys(live).get("failed/0") == b'"gone"'
+    assert keys(live).get("failed/0") == b"gone"
 
 
 def test_a_request_to_stop_ends_the_wait_for_a_plan(live):
@@ -361,8 +366,8 @@ def test_only_the_first_that_is_left_saves(monkeypatch):
 def test_a_request_to_stop_is_heard_at_the_door(live):
     job, watch = Job(), StepRequests(live._replicas, None, ())
     live.attend(job, watch)
-    members = (Member(0, 0), Member(1, None))
-    keys(live).set("plan/1", Plan(1, 0, members, deadlines={"join": 300.0}).text())
+    members = (PlanMember(0, 0), PlanMember(1, None))
+    keys(live).set("plan/1", GenerationPlan(1, 0, members, deadlines=PlanDeadlines(join=300.0)).encode())
     keys(live).set("committed", "1")
     module.at_phase = lambda phase, rank: watch.request(STOP) if phase == "door" else None
     try:
@@ -387,7 +392,7 @@ def test_a_pause_ends_where_no_step_follows_but_code_of_the_users_own(live):
 def test_that_the_job_is_through_is_told_at_once(live):
     live.tell_beat()
     live.finish()
-    assert __import__("json").loads(keys(live).get("beat/0/0"))["busy"] == "finished"
+    assert __import__("json").loads(keys(live).get("beat/0/0"))["activity"] == "finished"
 
 
 def test_without_its_store_a_job_stays_where_it_is(live, monkeypatch):
@@ -431,7 +436,7 @@ def test_jobs_of_frameworks_answer_every_generation(live):
     thread = refuse_all(live.membership, "not here")
     publish(live, 3, 0)
     keys(live).wait(["failed/3"])
-    assert keys(live).get("failed/3") == b'"not here"'
+    assert keys(live).get("failed/3") == b"not here"
     assert thread.daemon
 
 
@@ -529,7 +534,7 @@ def test_requests_outlive_a_regroup_but_for_the_resize():
 
 def test_a_ledger_is_rebuilt_from_the_order():
     data = torch.utils.data.TensorDataset(torch.arange(50))
-    whole, half = (Loader(data, LoaderOptions(), 0, count) for count in (1, 2))
+    whole, half = (torch_loader(data, LoaderOptions(), 0, count) for count in (1, 2))
     for loader in (whole, half):
         run = loader.micro_batches(lambda step: StepShape(10, 1), 0)
         for _ in range(3):

@@ -1,4 +1,3 @@
-import json
 import threading
 import time
 from typing import Any
@@ -7,12 +6,14 @@ import pytest
 import torch.distributed as dist
 
 from pollux.agent.elastic import membership as module
-from pollux.agent.elastic.membership import Member, Membership, Plan, connect
+from pollux.agent.elastic.membership import Membership, connect
 from pollux.core.errors import InvalidInput, Unreachable
+from pollux.wire.live import keys
+from pollux.wire.live.plan import GenerationPlan, PlanMember
 
 
 def plan(generation, before, *was, why="resize"):
-    return Plan(generation, before, tuple(Member(rank, old) for rank, old in enumerate(was)), why=why)
+    return GenerationPlan(generation, before, tuple(PlanMember(rank, old) for rank, old in enumerate(was)), why=why)
 
 
 @pytest.fixture
@@ -21,32 +22,11 @@ def store():
 
 
 def committed(store, *plans):
-    live = dist.PrefixStore("pollux/live", store)
+    live = dist.PrefixStore(keys.PREFIX, store)
     for each in plans:
-        live.set(f"plan/{each.generation}", each.text())
-    live.set("committed", str(plans[-1].generation))
+        live.set(keys.plan(each.generation), each.encode())
+    live.set(keys.COMMITTED, str(plans[-1].generation))
     return live
-
-
-def test_a_plan_comes_back_as_it_was_written():
-    first = Plan(4, 2, (Member(0, 1), Member(1, None)), 2, "lost", {"join": 3.0}, (0, 2))
-    assert Plan.read(first.text()) == first
-    assert first.deadline("join") == 3.0
-    assert first.deadline("transfer") > 0.0
-
-
-def test_the_least_that_a_plan_says_is_enough():
-    text = json.dumps({"generation": 1, "before": 0, "members": [{"rank": 1, "was": None}, {"rank": 0, "was": 2}]})
-    read = Plan.read(text)
-    assert read.members == (Member(0, 2), Member(1, None))
-    assert (read.num_nodes, read.why, read.senders) == (1, "resize", ())
-
-
-def test_ranks_and_kinds_follow_from_the_members():
-    change = plan(1, 0, 0, 2, None)
-    assert [change.rank_of(was) for was in range(3)] == [0, None, 1]
-    assert [change.kind(before) for before in (2, 3, 4)] == ["grow", "move", "shrink"]
-    assert plan(1, 0, 0, why="lost").kind(3) == "recover"
 
 
 def test_nothing_is_wanted_before_anything_is_committed(store):
@@ -73,7 +53,7 @@ def test_replicas_go_to_the_newest_that_counts_from_where_they_are(store):
 def test_a_plan_that_was_withdrawn_says_nothing(store):
     mine: Any = Membership(store, 0, 1)
     live = committed(store, plan(1, 0, 0, 1, None))
-    live.set("withdrawn/1", "nobody came")
+    live.set(keys.withdrawn(1), "nobody came")
     assert mine.newest() is None
     committed(store, plan(2, 0, 0, 1))
     assert mine.newest().generation == 2
@@ -85,47 +65,61 @@ def test_what_the_first_says_of_a_generation_holds(store):
     assert other.decide(2, "shut") == one.decide(2, "open") == "shut"
 
 
-def test_keys_are_those_of_the_contract(store):
+def test_what_the_supervisor_and_other_replicas_say_is_read(store):
     mine = Membership(store, 2, 1)
-    mine.tell("ready", 3, 1)
-    mine.tell("done", 3, 1, {"pause_seconds": 0.1})
     mine.fail(3, "why")
-    mine.tell("beat", 2, 1, {"step": 4})
-    live = dist.PrefixStore("pollux/live", store)
-    assert json.loads(live.get("done/3/1")) == {"pause_seconds": 0.1}
-    assert json.loads(live.get("failed/3")) == "why"
-    assert json.loads(live.get("beat/2/1"))["step"] == 4
-    assert live.check(["ready/3/1"])
-    assert mine.has_failed(3) is not None
+    live = dist.PrefixStore(keys.PREFIX, store)
+    assert mine.has_failed(3) == live.get(keys.failed(3)).decode() == "why"
     assert mine.has_failed(2) is None
-    live.set("lost/2", "[0, 3]")
+    live.set(keys.lost(2), "[0, 3]")
     assert mine.lost(2) == {0, 3}
     assert mine.lost(1) == frozenset()
-    live.set("withdrawn/3", "late")
+    live.set(keys.withdrawn(3), "late")
     assert mine.withdrawn(3) == "late"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, "{}", '"x"', "x" * (2 << 20), "1e999", "NaN"])
+def test_a_malformed_value_is_ignored_with_one_line(store, text, caplog):
+    mine = Membership(store, 0, 0)
+    live = dist.PrefixStore(keys.PREFIX, store)
+    for key in (keys.COMMITTED, keys.plan(1), keys.lost(0), keys.ends(0, 0)):
+        live.set(key, text)
+    live.set(keys.FACTS, "[]")
+    for _ in range(3):
+        assert mine.committed() == -1
+    assert len(caplog.records) == 1
+    assert (mine.plan(1), mine.lost(0), mine.ends(0, 1), mine.facts()) == (None, frozenset(), frozenset(), {})
+    assert mine.newest() is None
+
+
+def test_a_generation_that_is_far_too_large_is_not_searched_for(store):
+    mine = Membership(store, 0, 0)
+    live = committed(store, plan(1, 0, 0))
+    live.set(keys.COMMITTED, "99999999999")
+    assert mine.newest() is None
 
 
 def test_the_door_opens_when_all_members_are_there(store):
     change = plan(1, 0, 0, None)
     mine = Membership(store, 0, 0)
-    mine.tell("here", 1, 0)
+    mine.tell(keys.here(1, 0))
     assert not mine.are_here(change)
-    mine.tell("here", 1, 1)
+    mine.tell(keys.here(1, 1))
     assert mine.are_here(change)
 
 
 def test_those_that_hand_over_come_to_the_door_too(store):
-    change = Plan(1, 0, (Member(0, None),), senders=(0, 2))
+    change = GenerationPlan(1, 0, (PlanMember(0, None),), senders=(0, 2))
     mine = Membership(store, 0, 0)
     assert [change.place_of_sender(was) for was in range(3)] == [1, None, 2]
-    for what, is_so in (("here", mine.are_here), ("received", mine.have_received)):
+    for what, is_so in ((keys.here, mine.are_here), (keys.received, mine.have_received)):
         for number in (0, 2):
-            mine.tell(what, 1, number)
+            mine.tell(what(1, number))
         assert not is_so(change)
-        mine.tell(what, 1, 1)
+        mine.tell(what(1, 1))
         assert is_so(change)
     assert not mine.is_handed_over(1)
-    dist.PrefixStore("pollux/live", store).set("handed/1", "")
+    dist.PrefixStore(keys.PREFIX, store).set(keys.handed(1), "")
     assert mine.is_handed_over(1)
 
 
@@ -138,22 +132,22 @@ def test_facts_are_shared(store):
 
 def test_the_first_that_is_left_is_the_one_to_save(store):
     first, second, third = (Membership(store, 4, rank) for rank in range(3))
-    live = dist.PrefixStore("pollux/live", store)
+    live = dist.PrefixStore(keys.PREFIX, store)
     assert not second.is_first_left(0.0), "nothing is known of the first"
-    live.set("lost/4", "[0]")
+    live.set(keys.lost(4), "[0]")
     assert not third.is_first_left(0.0)
     assert second.is_first_left(0.0)
     began = time.monotonic()
     assert not third.is_first_left(60.0), "the second has said that it saves"
     assert time.monotonic() - began < 30.0
-    live.set("lost/4", "[0, 1]")
+    live.set(keys.lost(4), "[0, 1]")
     assert third.is_first_left(0.0)
     assert first.is_first_left(0.0)
 
 
 def test_the_end_of_another_may_be_heard_of_a_little_later(store):
-    live = dist.PrefixStore("pollux/live", store)
-    timer = threading.Timer(0.1, lambda: live.set("lost/4", "[0]"))
+    live = dist.PrefixStore(keys.PREFIX, store)
+    timer = threading.Timer(0.1, lambda: live.set(keys.lost(4), "[0]"))
     timer.start()
     assert Membership(store, 4, 1).is_first_left(30.0)
     timer.join()

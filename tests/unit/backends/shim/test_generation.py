@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from pollux.backends.process.records import read_record, record_path
-from pollux.backends.shim.generation import Generation, Member, Order
+from pollux.backends.shim.generation import Generation, Member
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.messages import LaunchOrder
 
 
 @pytest.fixture
@@ -51,8 +52,8 @@ def order(folder, generation, *where):
     replicas: tuple[dict[str, str], ...] = tuple({} for _ in where)
     cores = tuple((0,) for _ in where)
     gpus = dict.fromkeys(where, 0)
-    return Order("job", generation, ("true",), "/", {}, replicas, cores, where, "r", False, 1.0, 0.0, str(folder), 1000,
-                 True, gpus=gpus)  # fmt: skip
+    return LaunchOrder("job", generation, ("true",), "/", {}, replicas, cores, where, "r", False, 1.0, 0.0, str(folder),
+                       1000, True, gpus=gpus)  # fmt: skip
 
 
 def written(generation, number):

@@ -10,6 +10,11 @@ from pollux.backends.shim import live_generation as module
 from pollux.backends.shim.live_generation import LiveGeneration
 from pollux.backends.shim.transition import Change, Seat
 from pollux.core.errors import BackendFailed
+from pollux.wire.live import keys
+from pollux.wire.live.codec import encode
+from pollux.wire.live.heartbeat import Activity, Heartbeat, PauseReport
+
+DONE = encode(PauseReport(0.1, "move"))
 
 
 @dataclass
@@ -82,8 +87,8 @@ def live(clock):
 
 
 def beat(live, generation, rank, step=3, busy="", refusal="", **more):
-    said = {"step": step, "at": 0.0, "busy": busy, "refusal": refusal, "hands_over": True, **more}
-    live.found(f"beat/{generation}/{rank}", said)
+    said = Heartbeat(step, 0.0, Activity(busy), refusal=refusal, **more)
+    live.found(keys.beat(generation, rank), said.encode())
 
 
 def move(live, *places):
@@ -204,7 +209,7 @@ def test_a_hang_right_after_a_change_is_noticed(live, clock):
     beat(live, 1, 1)
     live.resize(Order(2, ("0", "1")))
     for what, rank in itertools.product(("here", "done"), (0, 1)):
-        live.found(f"{what}/2/{rank}", {"pause_seconds": 0.1, "kind": "move"})
+        live.found(f"{what}/2/{rank}", DONE)
     assert any(isinstance(told, dict) and told["event"] == "started" for told in live.generation.told)
     while clock.now < 3.0:
         clock.now += 1.0
@@ -270,11 +275,11 @@ def test_a_replica_that_is_through_right_after_it_got_the_state_ends_no_move(liv
     beat(live, 1, 1)
     move(live, "2", "3")
     for rank in (0, 1):
-        live.found(f"ready/2/{rank}", {"hands_over": True})
-    live.found("done/2/0", {"kind": "move", "pause_seconds": 0.1})
+        live.found(f"ready/2/{rank}", "")
+    live.found("done/2/0", DONE)
     beat(live, 2, 0, busy="finished")
     assert not asked(live, "kill"), "the others of them have still to say that they have it"
-    live.found("done/2/1", {})
+    live.found("done/2/1", DONE)
     assert "handed/2" in live.store.keys
 
 
@@ -282,7 +287,7 @@ def test_a_move_of_a_job_that_is_through_is_over(live):
     beat(live, 1, 0)
     beat(live, 1, 1)
     move(live, "2")
-    live.found("ready/2/0", {"hands_over": True})
+    live.found("ready/2/0", "")
     beat(live, 1, 0, busy="finished")
     assert asked(live, "kill") == [(2,)]
 
@@ -358,69 +363,28 @@ def test_a_joiner_that_cannot_be_started_withdraws_the_change(live, clock, faili
     assert asked(live, "give_up") == []
 
 
-# Where nobody stays, and agents may be of an older release
+# Values that say nothing, and agents of another version
 
 
-def test_where_an_agent_cannot_hand_over_a_move_is_a_restart(live):
+@pytest.mark.parametrize("text", ["[" * 100_000, "{}", '{"step": "many"}', "9" * 5000, '{"step": 1e999}', "x"])
+def test_a_malformed_value_is_ignored_with_one_line(live, capfd, text):
+    for _ in range(3):
+        live.found("beat/1/0", text)
+    assert capfd.readouterr().err.count("\n") == 1
+    live.resize(Order(2, ("0", "1", "2")))
+    assert "plan/2" not in live.store.keys, "no sign of life has come"
     beat(live, 1, 0)
-    beat(live, 1, 1, hands_over=None)
-    move(live, "2", "3")
-    assert "plan/2" not in live.store.keys
+    live.found("ready/2/2", "")
+    live.found("done/2/0", text)
+    assert asked(live, "give_up") == []
+
+
+def test_an_agent_of_another_version_is_refused_in_one_line(live):
+    live.found("beat/1/0", '{"step": 3, "version": 7, "of_a_later_release": true}')
+    live.resize(Order(2, ("0", "1", "2")))
     ((why,),) = asked(live, "give_up")
-    assert "cannot hand its state over" in why
-    assert asked(live, "renumber") == [(2,)]
-
-
-def test_an_agent_that_cannot_hand_over_can_do_all_else(live):
-    beat(live, 1, 0, hands_over=None)
-    beat(live, 1, 1, hands_over=None)
-    live.resize(Order(2, ("0", "1", "2")))
-    assert "plan/2" in live.store.keys
-    assert asked(live, "give_up") == []
-
-
-def test_a_move_waits_until_all_have_said_what_they_can(live, clock):
-    beat(live, 1, 0)
-    move(live, "2", "3")
-    assert "plan/2" not in live.store.keys
-    assert asked(live, "renumber") == [(2,)]
-    until(live, clock, 2.0, 0)
-    beat(live, 1, 1)
-    assert "plan/2" in live.store.keys
-    until(live, clock, 9.0, 0, 1)
-    assert asked(live, "give_up") == []
-
-
-def test_a_move_does_not_wait_for_a_word_that_never_comes(live, clock):
-    clock.now = 2.0
-    beat(live, 1, 0)
-    move(live, "2", "3")
-    until(live, clock, 6.9, 0)
-    assert asked(live, "give_up") == []
-    until(live, clock, 7.5, 0)
-    assert "cannot hand its state over" in asked(live, "give_up")[0][0]
-
-
-def test_who_joined_has_said_what_it_can_when_it_was_ready(live):
-    beat(live, 1, 0)
-    beat(live, 1, 1)
-    live.resize(Order(2, ("0", "1", "2")))
-    live.found("ready/2/2", {"hands_over": True})
-    for what, rank in itertools.product(("here", "done"), (0, 1, 2)):
-        live.found(f"{what}/2/{rank}", {})
-    live.generation.members.append(Member(2, "2"))
-    live.generation.seat = lambda order, ranks: Change(3, (Seat(4, None),), tuple(ranks))
-    live.resize(Order(3, ("7",)))
-    assert "plan/3" in live.store.keys
-
-
-def test_one_that_comes_and_knows_of_no_senders_is_not_waited_for(live):
-    beat(live, 1, 0)
-    beat(live, 1, 1)
-    move(live, "2")
-    live.found("ready/2/0", "")
-    assert live.store.keys["committed"] == "1", "those that hold the state never paused"
-    assert "cannot receive" in asked(live, "give_up")[0][0]
+    assert "version 7 of the live protocol" in why
+    assert "install the same Pollux" in why
 
 
 def leave(live, number):
@@ -435,7 +399,7 @@ def test_one_that_leaves_without_handing_over_makes_no_job_done(live, clock):
     beat(live, 1, 1)
     move(live, "2", "3")
     for rank in (0, 1):
-        live.found(f"ready/2/{rank}", {"hands_over": True})
+        live.found(f"ready/2/{rank}", "")
     assert leave(live, 0)
     assert leave(live, 1)
     assert [number for number, _ in asked(live, "doubt")] == [0, 1]
@@ -451,7 +415,7 @@ def test_one_that_was_through_is_believed_when_that_is_heard_after_its_end(live,
     beat(live, 1, 0)
     beat(live, 1, 1)
     move(live, "2")
-    live.found("ready/2/0", {"hands_over": True})
+    live.found("ready/2/0", "")
     leave(live, 0)
     leave(live, 1)
     clock.now = 1.0
@@ -460,12 +424,3 @@ def test_one_that_was_through_is_believed_when_that_is_heard_after_its_end(live,
     assert asked(live, "kill") == [(2,)]
     until(live, clock, 9.0)
     assert asked(live, "give_up") == []
-
-
-def test_a_move_that_waits_for_a_word_ends_no_job_that_is_through(live, clock):
-    beat(live, 1, 0)
-    move(live, "2", "3")
-    beat(live, 1, 0, busy="finished")
-    until(live, clock, 9.0)
-    assert asked(live, "give_up") == []
-    assert live.look_again_at is None or live.look_again_at > clock.now, "nothing is due again and again"

@@ -2,16 +2,17 @@
 
 import pytest
 
-from pollux.backends.shim.liveness import Beats, ListeningClock
+from pollux.backends.shim.liveness import ListeningClock, LivenessTracker
+from pollux.wire.live.heartbeat import Activity, Heartbeat
 
 
 def beat(step, busy="", busy_seconds=0.0, waiting=False):
-    return {"step": step, "at": 0.0, "busy": busy, "busy_seconds": busy_seconds, "waiting": waiting}
+    return Heartbeat(step, 0.0, Activity(busy), busy_seconds, waiting)
 
 
 def stepping(hang_seconds=30.0, other_until=600):
     """Replica 0 was heard last at 1 s, replica 9 at any time up to then."""
-    beats = Beats(hang_seconds)
+    beats = LivenessTracker(hang_seconds)
     beats.heard(0, beat(0), 0.0)
     beats.heard(0, beat(1), 1.0)
     beats.heard(9, beat(1, waiting=True), float(other_until))
@@ -28,14 +29,14 @@ def test_silence_after_steps_is_a_hang():
 
 
 def test_who_is_the_only_one_has_ten_times_as_long():
-    beats = Beats(30.0)
+    beats = LivenessTracker(30.0)
     beats.heard(0, beat(1), 1.0)
     assert beats.due == 301.0
     assert beats.silent(301.0) == [0]
 
 
 def test_of_those_that_fell_silent_together_none_is_ended_for_long_and_then_one():
-    beats = Beats(30.0)
+    beats = LivenessTracker(30.0)
     for number, at in ((0, 2.0), (1, 1.0), (2, 3.0)):
         beats.heard(number, beat(5), at)
     assert beats.silent(300.9) == []
@@ -46,7 +47,7 @@ def test_of_those_that_fell_silent_together_none_is_ended_for_long_and_then_one(
 
 
 def test_who_fell_silent_clearly_before_the_others_is_ended_first_and_alone():
-    beats = Beats(30.0)
+    beats = LivenessTracker(30.0)
     beats.heard(0, beat(5), 1.0)
     beats.heard(1, beat(5), 9.0)
     beats.heard(2, beat(5), 10.0)
@@ -55,7 +56,7 @@ def test_who_fell_silent_clearly_before_the_others_is_ended_first_and_alone():
 
 
 def test_who_joins_says_nothing_about_those_that_hold_the_state():
-    beats = Beats(30.0)
+    beats = LivenessTracker(30.0)
     beats.heard(0, beat(5), 1.0)
     beats.heard(1, beat(5), 1.0)
     beats.heard(2, beat(-1, "first step"), 30.0)
@@ -63,7 +64,7 @@ def test_who_joins_says_nothing_about_those_that_hold_the_state():
 
 
 def test_who_waits_for_data_is_let_unless_others_have_waited_for_it_for_long():
-    beats = Beats(30.0)
+    beats = LivenessTracker(30.0)
     beats.heard(0, beat(5, "data", 290.0), 400.0)
     beats.heard(1, beat(5, "data", 900.0), 400.0)
     assert beats.due == 700.0
@@ -92,13 +93,13 @@ def test_who_has_ended_is_not_missed():
 
 
 def test_nobody_hangs_before_the_first_step():
-    beats = Beats(1.0)
+    beats = LivenessTracker(1.0)
     beats.heard(0, beat(-1), 0.0)
     assert (beats.due, beats.silent(100.0)) == (None, [])
 
 
 def test_who_never_spoke_is_missed_once_another_has_stepped():
-    beats = Beats(30.0, unheard={0, 1, 2})
+    beats = LivenessTracker(30.0, unheard={0, 1, 2})
     beats.heard(0, beat(-1, "first step"), 1.0)
     assert beats.silent(200.0) == [], "a first step may take long, and nobody is held up as yet"
     beats.heard(0, beat(4), 200.0)
@@ -113,7 +114,7 @@ def test_who_never_spoke_is_missed_once_another_has_stepped():
 
 @pytest.mark.parametrize("way", ["drop", "renew", "keep"])
 def test_who_is_gone_before_it_spoke_is_not_missed(way):
-    beats = Beats(30.0, unheard={0, 1})
+    beats = LivenessTracker(30.0, unheard={0, 1})
     beats.keep([0]) if way == "keep" else getattr(beats, way)(1)
     beats.heard(0, beat(4), 0.0)
     assert beats.steps() == {0: 4}
@@ -129,14 +130,14 @@ def test_who_announces_something_long_has_ten_times_as_long_to_say_so_again():
 
 
 def test_who_goes_to_another_generation_may_wait_for_the_others_besides():
-    beats = Beats(3.0, regroup_seconds=5.0)
+    beats = LivenessTracker(3.0, regroup_seconds=5.0)
     beats.heard(0, beat(1, "regroup"), 2.0)
     beats.heard(1, beat(1, "regroup"), 9.0)
     assert beats.due == 10.0
 
 
 def test_one_beat_after_a_step_is_enough_to_be_missed_later():
-    beats = Beats(30.0)
+    beats = LivenessTracker(30.0)
     beats.heard(0, beat(4), 1.0)
     beats.heard(1, beat(4), 20.0)
     assert beats.due == 31.0

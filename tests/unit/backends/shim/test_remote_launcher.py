@@ -18,12 +18,12 @@ from pollux.backends.fleet.shared_folders import SharedFolders
 from pollux.backends.node_daemon.daemon import SECRET_VARIABLE, main
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
-from pollux.backends.shim.generation import Fleet
 from pollux.backends.shim.remote_launcher import FarAnswer, FarExit, FarHands, FarLoss, FarNotice
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.jobs.fleet import ProcessFleet
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire.live.messages import FleetAccess
 
 SECRET = secrets.token_bytes(32)
 
@@ -96,7 +96,7 @@ class Shim:
 
     def __init__(self, address, lease=10.0, lost=12.0, secret=SECRET):
         self.selector = selectors.DefaultSelector()
-        self.hands = FarHands(Fleet(secret.hex(), "127.0.0.1", {"n0": address}, lease, lost), self.selector)
+        self.hands = FarHands(FleetAccess(secret.hex(), "127.0.0.1", {"n0": address}, lease, lost), self.selector)
         self.told, self.texts = [], {}
 
     def start(self, code, memory=0.0, place="n0/0"):

@@ -3,7 +3,6 @@
 import pytest
 
 from pollux.backends.shim.transition import (
-    RESTART_EXIT_CODE,
     Change,
     Doubt,
     GiveUp,
@@ -17,9 +16,15 @@ from pollux.backends.shim.transition import (
     Watch,
     settled_at,
 )
+from pollux.wire.live import exit_codes
+from pollux.wire.live.codec import encode
+from pollux.wire.live.heartbeat import PauseReport
+from pollux.wire.live.plan import GenerationPlan, PlanMember
 
 LIMITS = Limits(prepare=10.0, boundary=20.0, move=5.0, leave=2.0, order=3.0, through=1.0)
 KILLED = -9
+PAUSE = PauseReport(0.1, "move", 7)
+DONE = encode(PAUSE)
 
 
 def running(*numbers, generation=1):
@@ -46,7 +51,9 @@ def only(actions, kind):
 
 
 def keys(actions):
-    return {action.key: action.value for action in only(actions, SetKey)}
+    """The keys that are written; a plan as it is read."""
+    written = {action.key: action.value for action in only(actions, SetKey)}
+    return {key: GenerationPlan.decode(text) if "plan" in key else text for key, text in written.items()}
 
 
 # The way that nobody fails on
@@ -57,11 +64,9 @@ def test_growing_starts_joiners_before_anybody_is_told():
     actions = grow(machine)
     assert only(actions, Join) == [Join(2, 2), Join(3, 3)]
     plan = keys(actions)["plan/2"]
-    assert plan["before"] == 1
-    assert plan["members"] == [
-        {"rank": 0, "was": 0}, {"rank": 1, "was": 1}, {"rank": 2, "was": None}, {"rank": 3, "was": None},
-    ]  # fmt: skip
-    assert plan["why"] == "resize"
+    assert plan.before == 1
+    assert [member.was for member in plan.members] == [0, 1, None, None]
+    assert plan.why == "resize"
     assert "committed" not in keys(actions)
     assert machine.phase == "prepare"
 
@@ -81,9 +86,9 @@ def test_it_is_the_generation_once_all_have_stepped_in_it():
     grow(machine)
     commit(machine)
     for rank in (3, 1, 0):
-        assert machine.seen(f"done/2/{rank}", {"step": 7}, 2.0) == []
-    actions = machine.seen("done/2/2", {"step": 7}, 2.0)
-    assert only(actions, Started) == [Started(2, {rank: {"step": 7} for rank in range(4)})]
+        assert machine.seen(f"done/2/{rank}", DONE, 2.0) == []
+    actions = machine.seen("done/2/2", DONE, 2.0)
+    assert only(actions, Started) == [Started(2, dict.fromkeys(range(4), PAUSE))]
     assert (machine.phase, machine.settled, machine.due) == ("settled", 2, None)
     assert machine.ranks == {0: 0, 1: 1, 2: 2, 3: 3}
 
@@ -92,8 +97,8 @@ def test_shrinking_needs_no_preparation_and_waits_for_who_leaves():
     machine = running(5, 6, 7)
     actions = machine.begin(to(2, (5, 0), (6, 1), leavers=(7,)), 0.0)
     assert keys(actions)["committed"] == "2"
-    machine.seen("done/2/0", {}, 1.0)
-    assert machine.seen("done/2/1", {}, 1.0) == []
+    machine.seen("done/2/0", DONE, 1.0)
+    assert machine.seen("done/2/1", DONE, 1.0) == []
     assert only(machine.ended(7, 0, 1.5), Started)
     assert machine.ranks == {5: 0, 6: 1}
 
@@ -101,7 +106,7 @@ def test_shrinking_needs_no_preparation_and_waits_for_who_leaves():
 def test_who_does_not_leave_in_time_is_ended_and_the_change_stands():
     machine = running(5, 6)
     machine.begin(to(2, (5, 0), leavers=(6,)), 0.0)
-    machine.seen("done/2/0", {}, 1.0)
+    machine.seen("done/2/0", DONE, 1.0)
     assert machine.tick(2.9) == []
     assert machine.tick(3.0) == [Kill(6)]
     assert only(machine.ended(6, KILLED, 3.1), Started)
@@ -111,7 +116,7 @@ def test_words_of_another_generation_say_nothing():
     machine = running(0, 1)
     grow(machine)
     assert machine.seen("ready/3/2", "", 1.0) == machine.seen("failed/1", "x", 1.0) == []
-    assert machine.seen("done/2/0", {}, 1.0) == []
+    assert machine.seen("done/2/0", DONE, 1.0) == []
     assert machine.phase == "prepare"
 
 
@@ -148,7 +153,7 @@ def test_after_a_withdrawal_the_next_plan_counts_from_what_runs():
     machine.ended(2, 1, 2.0)
     actions = machine.begin(to(3, (0, 0), (1, 1)), 3.0)
     plan = keys(actions)["plan/3"]
-    assert (plan["before"], plan["why"]) == (1, "resize")
+    assert (plan.before, plan.why) == (1, "resize")
     assert machine.phase == "move"
 
 
@@ -176,15 +181,15 @@ def test_a_survivor_that_dies_on_the_way_is_left_behind(phase):
     if phase != "prepare":
         commit(machine)
     if phase == "first done":
-        machine.seen("done/2/0", {}, 2.0)
+        machine.seen("done/2/0", DONE, 2.0)
     actions = machine.ended(0, KILLED, 3.0)
-    assert keys(actions)["lost/1"] == [0]
-    assert keys(actions)["lost/2"] == [0, 2, 3]
+    assert keys(actions)["lost/1"] == "[0]"
+    assert keys(actions)["lost/2"] == "[0, 2, 3]"
     assert ("withdrawn/2" in keys(actions)) == (phase == "prepare")
     assert only(actions, Kill) == [Kill(2), Kill(3)]
     assert only(actions, Lost) == [Lost(2, (0, 2, 3), (1,), "replica 0 was killed by signal 9")]
     plan = keys(machine.begin(to(3, (1, 1)), 4.0))["plan/3"]
-    assert (plan["before"], plan["why"], plan["members"]) == (1, "lost", [{"rank": 0, "was": 1}])
+    assert (plan.before, plan.why, plan.members) == (1, "lost", (PlanMember(0, 1),))
 
 
 def test_where_no_survivor_is_left_the_job_starts_anew():
@@ -209,8 +214,8 @@ def test_a_joiner_that_dies_on_the_way_is_left_behind_with_the_others(code):
     actions = machine.ended(2, code, 3.0)
     assert only(actions, Kill) == [Kill(3)]
     assert only(actions, Lost)[0].kept == (0, 1)
-    assert keys(actions)["lost/2"] == [2, 3]
-    assert keys(actions)["lost/1"] == []
+    assert keys(actions)["lost/2"] == "[2, 3]"
+    assert keys(actions)["lost/1"] == "[]"
 
 
 # Anything that gets stuck, or is refused
@@ -242,7 +247,7 @@ def test_a_change_that_nobody_comes_to_is_withdrawn_and_those_that_run_are_left_
     assert (lost.ranks, lost.kept) == ((2, 3), (0, 1))
     assert machine.takes_orders
     plan = keys(machine.begin(to(3, (0, 0), (1, 1)), 22.0))["plan/3"]
-    assert (plan["before"], plan["why"]) == (1, "resize")
+    assert (plan.before, plan.why) == (1, "resize")
 
 
 def test_a_change_without_joiners_waits_as_long_as_those_that_run_need():
@@ -251,7 +256,7 @@ def test_a_change_without_joiners_waits_as_long_as_those_that_run_need():
     for now in (20.0, 40.0, 60.0):
         assert machine.tick(now) == []
     machine.seen("here/2/0", "", 61.0)
-    machine.seen("done/2/0", {}, 62.0)
+    machine.seen("done/2/0", DONE, 62.0)
     assert only(machine.ended(1, 0, 62.5), Started)
 
 
@@ -276,21 +281,21 @@ def test_a_leaver_that_goes_just_as_its_change_is_withdrawn_is_not_through_with_
     machine.begin(to(2, (0, 0), (2, None), leavers=(1,)), 0.0)
     machine.seen("ready/2/1", "", 1.0)
     assert only(machine.tick(21.0), Lost)[0].kept == (0,)
-    assert keys(machine.ended(1, 0, 21.1)) == {"lost/1": [1]}
+    assert keys(machine.ended(1, 0, 21.1)) == {"lost/1": "[1]"}
     machine.begin(to(3, (0, 0)), 22.0)
     assert machine.ranks == {0: 0}
 
 
 def test_those_at_the_door_wait_longer_than_anybody_here():
     plan = keys(grow(running(0, 1)))["plan/2"]
-    assert plan["deadline_seconds"]["join"] >= LIMITS.boundary + LIMITS.move
+    assert plan.deadlines.join >= LIMITS.boundary + LIMITS.move
 
 
 def test_who_was_to_leave_learns_that_it_is_the_first_left():
     machine = running(0, 1)
     machine.begin(to(2, (0, 0), (2, None), leavers=(1,)), 0.0)
     actions = machine.ended(0, KILLED, 1.0)
-    assert keys(actions)["lost/1"] == [0]
+    assert keys(actions)["lost/1"] == "[0]"
     assert isinstance(actions[-1], GiveUp)
 
 
@@ -299,14 +304,14 @@ def test_who_has_left_is_not_the_first_left():
     machine.begin(to(2, (1, 1), (2, 2), leavers=(0,)), 0.0)
     machine.seen("here/2/0", "", 1.0)
     machine.ended(0, 0, 2.0)
-    assert keys(machine.ended(1, KILLED, 3.0))["lost/1"] == [0, 1]
+    assert keys(machine.ended(1, KILLED, 3.0))["lost/1"] == "[0, 1]"
 
 
 def test_who_dies_while_the_job_ends_is_told_to_those_that_may_save():
     machine = running(0, 1, 2)
     machine.over()
-    assert keys(machine.died_at_the_end([0])) == {"lost/1": [0]}
-    assert keys(machine.died_at_the_end([1, 7])) == {"lost/1": [0, 1]}
+    assert keys(machine.died_at_the_end([0])) == {"lost/1": "[0]"}
+    assert keys(machine.died_at_the_end([1, 7])) == {"lost/1": "[0, 1]"}
     assert machine.died_at_the_end([7]) == []
     assert machine.phase == "over"
 
@@ -316,7 +321,7 @@ def test_every_sign_of_the_move_gives_it_more_time():
     grow(machine)
     commit(machine)
     machine.seen("here/2/0", "", 19.0)
-    machine.seen("done/2/0", {}, 23.0)
+    machine.seen("done/2/0", DONE, 23.0)
     assert machine.tick(27.9) == []
     assert only(machine.tick(28.0), GiveUp)
 
@@ -330,7 +335,7 @@ def test_nobody_answers_after_a_loss():
 
 def test_a_replica_that_asks_for_a_restart_gets_one():
     machine = running(0, 1)
-    assert only(machine.ended(1, RESTART_EXIT_CODE, 1.0), GiveUp)
+    assert only(machine.ended(1, exit_codes.RESTART, 1.0), GiveUp)
 
 
 # A rank crashes or hangs in normal training
@@ -339,10 +344,10 @@ def test_a_replica_that_asks_for_a_restart_gets_one():
 def test_a_killed_replica_is_told_and_the_others_wait():
     machine = running(4, 5, 6)
     actions = machine.ended(5, KILLED, 1.0)
-    assert keys(actions) == {"lost/1": [1]}
+    assert keys(actions) == {"lost/1": "[1]"}
     assert only(actions, Lost) == [Lost(1, (1,), (4, 6), "replica 1 was killed by signal 9")]
     again = machine.ended(6, KILLED, 1.5)
-    assert keys(again) == {"lost/1": [1, 2]}
+    assert keys(again) == {"lost/1": "[1, 2]"}
     assert only(again, Lost)[0].kept == (4,)
 
 
@@ -370,10 +375,10 @@ def test_numbers_of_the_dead_may_be_given_anew():
     machine.ended(0, KILLED, 1.0)
     machine.begin(to(2, (1, 1), (0, None)), 2.0)
     machine.seen("ready/2/1", "", 3.0)
-    machine.seen("done/2/0", {}, 4.0)
-    machine.seen("done/2/1", {}, 4.0)
+    machine.seen("done/2/0", DONE, 4.0)
+    machine.seen("done/2/1", DONE, 4.0)
     assert (machine.phase, machine.ranks) == ("settled", {1: 0, 0: 1})
-    assert keys(machine.ended(0, KILLED, 5.0)) == {"lost/2": [1]}
+    assert keys(machine.ended(0, KILLED, 5.0)) == {"lost/2": "[1]"}
 
 
 # The job ends meanwhile
@@ -440,10 +445,10 @@ def shrink_and_lose():
 
 def test_who_leaves_after_a_loss_is_not_through_with_the_job():
     machine = shrink_and_lose()
-    assert keys(machine.ended(2, 0, 2.0)) == {"lost/1": [0, 2]}
+    assert keys(machine.ended(2, 0, 2.0)) == {"lost/1": "[0, 2]"}
     assert machine.phase == "lost"
     actions = machine.begin(to(3, (1, 1)), 3.0)
-    assert keys(actions)["plan/3"]["why"] == "lost"
+    assert keys(actions)["plan/3"].why == "lost"
     assert machine.ranks == {1: 1}
 
 
@@ -452,8 +457,8 @@ def test_who_leaves_while_others_prepare_after_a_loss_does_not_end_the_job():
     machine.begin(to(3, (1, 1), (4, None), leavers=(2,)), 2.0)
     assert machine.ended(2, 0, 3.0) == []
     machine.seen("ready/3/1", "", 4.0)
-    machine.seen("done/3/0", {}, 5.0)
-    assert only(machine.seen("done/3/1", {}, 5.0), Started)
+    machine.seen("done/3/0", DONE, 5.0)
+    assert only(machine.seen("done/3/1", DONE, 5.0), Started)
 
 
 def test_a_leaver_that_is_through_before_anybody_was_told_to_leave_is_through():
@@ -475,20 +480,20 @@ def moved(machine):
     move(machine)
     machine.seen("ready/2/0", "", 1.0)
     machine.seen("ready/2/1", "", 1.0)
-    machine.seen("done/2/0", {"kind": "move"}, 2.0)
-    return machine.seen("done/2/1", {}, 2.0)
+    machine.seen("done/2/0", DONE, 2.0)
+    return machine.seen("done/2/1", DONE, 2.0)
 
 
 def test_where_somebody_stays_nobody_hands_over_and_leaves():
     assert to(2, (0, 0), (2, None), leavers=(1,)).senders == ()
-    assert keys(grow(running(0, 1)))["plan/2"]["senders"] == []
+    assert keys(grow(running(0, 1)))["plan/2"].senders == ()
 
 
 def test_those_that_hand_over_are_in_the_plan_and_awaited_at_the_door():
     machine = running(5, 6)
     plan = keys(machine.begin(to(2, (0, None), (1, None), leavers=(6, 5)), 0.0))["plan/2"]
-    assert plan["senders"] == [0, 1]
-    assert plan["members"] == [{"rank": 0, "was": None}, {"rank": 1, "was": None}]
+    assert plan.senders == (0, 1)
+    assert plan.members == (PlanMember(0, None), PlanMember(1, None))
     machine.seen("ready/2/0", "", 1.0)
     watched = only(machine.seen("ready/2/1", "", 1.0), Watch)[0].keys
     assert {"here/2/2", "here/2/3", "done/2/1"} <= {*watched}
@@ -504,7 +509,7 @@ def test_those_that_hand_over_leave_when_all_others_have_stepped():
     assert keys(moved(machine)) == {"handed/2": ""}
     assert machine.phase == "move"
     assert machine.ended(1, 0, 3.0) == []
-    assert only(machine.ended(0, 0, 3.0), Started) == [Started(2, {0: {"kind": "move"}, 1: {}})]
+    assert only(machine.ended(0, 0, 3.0), Started) == [Started(2, {0: PAUSE, 1: PAUSE})]
     assert (machine.settled, machine.ranks) == (2, {2: 0, 3: 1})
 
 
@@ -538,8 +543,8 @@ def test_one_that_holds_the_state_and_dies_has_the_rest_save(committed):
         machine.seen("ready/2/0", "", 1.0)
         machine.seen("ready/2/1", "", 1.0)
     actions = machine.ended(0, KILLED, 2.0)
-    assert keys(actions)["lost/1"] == [0], "the other is the first that is left"
-    assert keys(actions)["lost/2"] == [2], "who is stuck with it on the way is freed"
+    assert keys(actions)["lost/1"] == "[0]", "the other is the first that is left"
+    assert keys(actions)["lost/2"] == "[2]", "who is stuck with it on the way is freed"
     assert only(actions, Kill) == [Kill(2), Kill(3)]
     assert only(actions, GiveUp) == [GiveUp("replica 0 was killed by signal 9")]
 
@@ -550,7 +555,7 @@ def test_one_that_dies_when_it_alone_holds_the_state_has_its_peers_save():
     actions = machine.ended(2, KILLED, 3.0)
     assert only(actions, GiveUp)
     assert not only(actions, Kill), "the others that joined hold all there is"
-    assert keys(actions)["lost/2"] == [0]
+    assert keys(actions)["lost/2"] == "[0]"
 
 
 def test_a_job_that_ends_has_those_that_joined_end_only_while_others_hold_its_state():
@@ -576,8 +581,8 @@ def test_after_a_move_the_next_change_counts_from_it():
     machine.ended(0, 0, 3.0)
     machine.ended(1, 0, 3.0)
     actions = machine.begin(to(3, (2, 0), leavers=(3,)), 4.0)
-    assert (keys(actions)["plan/3"]["before"], keys(actions)["plan/3"]["senders"]) == (2, [])
-    machine.seen("done/3/0", "", 5.0)
+    assert (keys(actions)["plan/3"].before, keys(actions)["plan/3"].senders) == (2, ())
+    machine.seen("done/3/0", DONE, 5.0)
     assert only(machine.ended(3, 0, 5.0), Started)
 
 

@@ -1,0 +1,75 @@
+"""What a replica tells of itself: its sign of life, and how long a change paused it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pollux.wire.live import PROTOCOL_VERSION
+from pollux.wire.live.codec import MalformedValue, encode, from_plain, read_json
+
+__all__ = ["Activity", "Heartbeat", "PauseReport", "UnsupportedVersion"]
+
+
+class Activity(enum.StrEnum):
+    """What a replica is busy with that may take long and is no step; `TRAINING` where it is in its steps."""
+
+    TRAINING = ""
+    FIRST_STEP = "first step"
+    CHECKPOINT = "checkpoint"
+    DATA = "data"
+    PASS_END = "pass end"
+    REGROUP = "regroup"
+    FINISHED = "finished"
+
+
+class UnsupportedVersion(MalformedValue):
+    """The agent in a replica speaks another version of the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A sign of life, `at` that time in seconds since 1970, after that `step`.
+
+    `busy_seconds` says for how long it has waited for data; `waiting`: other replicas hold it up. `refusal` says why
+    the job cannot change while it runs; empty where it can.
+    """
+
+    step: int
+    at: float
+    activity: Activity
+    busy_seconds: float = 0.0
+    waiting: bool = False
+    refusal: str = ""
+    version: int = PROTOCOL_VERSION
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Heartbeat:
+        """The heartbeat that `encode` made the text of; `MalformedValue` for any other text."""
+        value = read_json(text)
+        version = value.get("version") if isinstance(value, Mapping) else None
+        if isinstance(version, int) and version != PROTOCOL_VERSION:
+            raise UnsupportedVersion(
+                f"the agent in its replicas speaks version {str(version)[:20]} of the live protocol, this shim version "
+                f"{PROTOCOL_VERSION}: install the same Pollux for both"
+            )
+        return from_plain(cls, value)
+
+    def encode(self) -> str:
+        """The heartbeat as the store holds it."""
+        return encode(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseReport:
+    """How long training paused for a change, and for what `kind` of change; `parts` are the seconds of each phase.
+
+    `step` is the first step after it, `bytes` the size of the state that was moved.
+    """
+
+    pause_seconds: float
+    kind: str
+    step: int = -1
+    bytes: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)

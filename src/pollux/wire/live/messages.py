@@ -1,0 +1,229 @@
+"""What the service and the shim of a job tell each other: one line of JSON for each message.
+
+The service sends the `...Request` classes, the shim the `...Message` classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pollux.wire.live import PROTOCOL_VERSION
+from pollux.wire.live.codec import MalformedValue, from_plain, read_json, to_plain
+from pollux.wire.live.heartbeat import PauseReport
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "AlarmMessage",
+    "EndedMessage",
+    "FleetAccess",
+    "LaunchOrder",
+    "LaunchRequest",
+    "LostMessage",
+    "NodeGoneRequest",
+    "NodeLeavingMessage",
+    "NodeSilentMessage",
+    "ReleaseRequest",
+    "ResizeRequest",
+    "ShimMessage",
+    "ShimRequest",
+    "StartedMessage",
+    "StatusMessage",
+    "StatusRequest",
+    "StopRequest",
+    "decode_message",
+    "encode_message",
+]
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""The longest message that is read. A launch names the variables of every replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAccess:
+    """Where the daemons of other nodes listen, by node, and the secret (hexadecimal) by which they know us.
+
+    `head` is the address by which nodes reach this machine. A node ends the replicas of a shim that it has not heard
+    for `lease_seconds`; a node that was not heard for `lost_seconds`, which are more, counts as lost.
+    """
+
+    secret: str
+    head: str
+    nodes: Mapping[str, tuple[str, int]]
+    lease_seconds: float
+    lost_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrder:
+    """A generation as a shim is to start it: the variables and cores of every replica, and the places they hold.
+
+    A place is a number on this machine, or `NODE/number` on a node of the `fleet`; `gpus` is the device behind a place.
+    `live`: its replicas may change while they run; one that is silent for `hang_seconds` then counts as hung.
+    `orphan_seconds`: the generation ends, with its grace, once no service has been connected to its shim for so long;
+    None: it goes on.
+    """
+
+    job_id: str
+    generation: int
+    argv: tuple[str, ...]
+    workdir: str
+    environ: Mapping[str, str]
+    replicas: tuple[Mapping[str, str], ...]
+    cores: tuple[tuple[int, ...], ...]
+    places: tuple[str, ...]
+    run_id: str
+    path_was_set: bool
+    grace_seconds: float
+    memory_bytes: float
+    logs: str
+    log_cap_bytes: int
+    live: bool = False
+    hang_seconds: float = 30.0
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    fleet: FleetAccess | None = None
+    orphan_seconds: float | None = None
+
+
+# The service to the shim
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """Start this generation."""
+
+    order: LaunchOrder
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeRequest:
+    """Change what runs into this generation."""
+
+    order: LaunchOrder
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """End what runs up to this generation."""
+
+    generation: int
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGoneRequest:
+    """The engine that lent the node says that it is gone."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest:
+    """The shim is not needed any more, and ends once nothing runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """Answer with the status. The shim answers every other request in the same way."""
+
+
+# The shim to the service
+
+
+@dataclass(frozen=True, slots=True)
+class LostMessage:
+    """These ranks of a generation are gone, or never came; `kept` are the places of the replicas that can go on.
+
+    `withdrawn`: the change was given up before any replica paused, and nobody else is gone.
+    """
+
+    at: float
+    generation: int
+    replicas: tuple[int, ...]
+    kept: tuple[str, ...]
+    why: str
+    withdrawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartedMessage:
+    """All replicas of a generation run; after a change, all have taken their first step and hold these `places`."""
+
+    at: float
+    generation: int
+    places: tuple[str, ...] = ()
+    pause: PauseReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusMessage:
+    """What the shim has: its newest generation, whether that is starting or changing, its loss or how it ended.
+
+    `warm`: the shim was forked with everything imported. `ended` is the record that is on disk, too.
+    """
+
+    warm: bool
+    generation: int | None
+    version: int = PROTOCOL_VERSION
+    moving: bool = False
+    lost: LostMessage | None = None
+    ended: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedMessage:
+    """A generation has ended; `ended` is the record that is on disk, too."""
+
+    ended: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmMessage:
+    """Something had been given up that was not gone: a node, or the `replica` of that rank."""
+
+    at: float
+    text: str
+    replica: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeavingMessage:
+    """What runs on the node is to leave it."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilentMessage:
+    """A node does not answer, and counts as lost for this job."""
+
+    node: str
+    why: str
+
+
+ShimRequest = LaunchRequest | ResizeRequest | StopRequest | NodeGoneRequest | ReleaseRequest | StatusRequest
+"""What the service sends."""
+
+ShimMessage = (
+    StatusMessage | StartedMessage | LostMessage | EndedMessage | AlarmMessage | NodeLeavingMessage | NodeSilentMessage
+)
+"""What the shim sends."""
+
+_CLASSES: Mapping[str, type] = {kind.__name__: kind for kind in (*ShimRequest.__args__, *ShimMessage.__args__)}
+
+
+def encode_message(message: ShimRequest | ShimMessage) -> bytes:
+    """The message as a line."""
+    return json.dumps([type(message).__name__, to_plain(message)]).encode() + b"\n"
+
+
+def decode_message(line: bytes) -> Any:
+    """The message of a line; `MalformedValue` for a line that this version has no message for."""
+    value = read_json(line, MAX_MESSAGE_BYTES)
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or value[0] not in _CLASSES:
+        raise MalformedValue(f"{str(value)[:60]!r} is no message of version {PROTOCOL_VERSION} of the protocol")
+    return from_plain(_CLASSES[value[0]], value[1])
