@@ -150,9 +150,9 @@ def _without_dash(paths: Sequence[Path], as_json: bool) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Files to write: a report in a folder, with the plot of one job if it is named, and a JSON file; None: not written."""
-
     """What to write: a report in a folder, with a plot of one job if it is named; a JSON file. None: not written."""
+
+    folder: Path | None = None
     job: str | None = None
     json_file: Path | None = None
 
