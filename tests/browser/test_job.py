@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.stage import wait_for
 
-from pollux.agent.reporting.receipt import Receipt, ReceiptRow
+from pollux.agent.reporting.receipt import Receipt
+from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.testing.servers.service import result_of
 from pollux.wire.places import receipt_folder
 

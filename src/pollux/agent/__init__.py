@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pollux.agent.initialize import init as init
     from pollux.agent.job.job import Job as Job
     from pollux.agent.job.job import JobStopped as JobStopped
-    from pollux.agent.job.status import PassLedger as PassLedger
     from pollux.agent.reporting.receipt import Receipt as Receipt
+    from pollux.agent.training.status import PassLedger as PassLedger
 
 __all__ = ["Job", "JobStopped", "NoiseEstimate", "PassLedger", "Receipt", "init", "pass_order"]
 
@@ -22,7 +22,7 @@ _HOMES = {
     "Job": "job.job",
     "JobStopped": "job.job",
     "NoiseEstimate": "adaptation.noise_scale",
-    "PassLedger": "job.status",
+    "PassLedger": "training.status",
     "Receipt": "reporting.receipt",
     "init": "initialize",
     "pass_order": "data.permutation",

@@ -10,7 +10,7 @@ from pollux.backends.protocol import Launch, ReplicasStarted
 from pollux.core import Placement
 from pollux.testing.jobs import float64_job
 
-EPOCHS = 100
+EPOCHS = 34
 
 
 def check(run, restarts=0):
@@ -21,7 +21,7 @@ def check(run, restarts=0):
     assert len(verdict.restarts) == restarts, verdict.restarts
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_all_replicas_go_to_another_node(make_run, gpus):
     run = make_run(epochs=EPOCHS)
     run.begin({"n0": gpus})

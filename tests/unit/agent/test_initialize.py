@@ -342,7 +342,7 @@ def test_the_seed_is_that_of_a_dataloader_unless_one_is_given(given, expected):
 
 def test_the_seed_is_0_where_nothing_says_another():
     with pollux.init(*parts(), 5) as job:
-        assert job._loader.options.seed == job._parts.state._seed == 0
+        assert job._parts.loader.options.seed == job._parts.state._seed == 0
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_dropping_the_last_batch_keeps_the_ceiling_within_a_pass(options, ceilin
     """A batch above the dataset would be dropped in every pass, and training never end."""
     model, optimizer, data = parts()
     with pollux.init(**{"batch_size": 5, "max_batch_size": 4096, **options}, **bound(model, optimizer, data)) as job:
-        assert job._adaptation.allowed.maximum == ceiling
+        assert job._parts.adaptation.allowed.maximum == ceiling
     said = [record.getMessage() for record in caplog.records]
     assert said == (
         ["max_batch_size is 4096, but with drop_last a batch has at most the dataset's 20 samples"]

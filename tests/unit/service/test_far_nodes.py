@@ -9,7 +9,7 @@ import pytest
 
 from pollux import policies
 from pollux.agent.environment import read_environment
-from pollux.agent.reporting.reporter import Address, _trusting
+from pollux.agent.reporting.report_client import Address, _trusting
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.backends.protocol import Launch

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pollux.agent.adaptation.background_fit import BackgroundFit
 from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice, is_clear, next_batch
@@ -22,11 +23,12 @@ from pollux.agent.adaptation.noise_scale import MIN_MEASURED, NoiseEstimate, Noi
 from pollux.agent.adaptation.round_exchange import RoundNumbers, SummedNoise, exchange
 from pollux.agent.adaptation.second_moments import SecondMoments
 from pollux.agent.adaptation.step_profile import Profile, ProfileKey
-from pollux.agent.data.step_shape import StepShape
+from pollux.agent.data.step_shape import MicroBatch, StepShape
 from pollux.goodput import BatchChoice, BatchLimits, Efficiency, GoodputModel, PublishedThroughput
 
 __all__ = ["Adaptation", "BatchRange", "RoundReport"]
 
+_Item = TypeVar("_Item")
 _ROUND_SECONDS = 1.0
 _ROUND_STEPS = (10, 20)
 _EXACT_ROUND_SECONDS = 5.0
@@ -236,6 +238,23 @@ class Adaptation:
         """The local batch that is known to fit, where this one is larger than any that ran; else None."""
         return max(self.memory.held, 1) if local_batch > self.memory.held else None
 
+    def timed_next(self, source: Iterator[_Item]) -> _Item | None:
+        """The next item of a source of data, whose wait is timed; None where there is none."""
+        began = time.perf_counter()
+        item = next(source, None)
+        self._engine.clock.waited(time.perf_counter() - began)
+        return item
+
+    def begin_step(self, micro: MicroBatch, epochs: float) -> tuple[float, ...]:
+        """The first part of a step is about to be run: the factors of its learning rates."""
+        self._engine.clock.begin(self.is_told_apart(micro.step, micro.measured))
+        return self.factors(micro.total, epochs)
+
+    def end_step(self, micro: MicroBatch) -> float:
+        """The optimiser has stepped, and `micro` was the last part: the progress per sample that the step counts."""
+        self._engine.clock.end(micro.repeats, micro.largest_local_batch, micro.measured)
+        return self.stepped(micro.largest_local_batch, micro.total)
+
     def stepped(self, local_batch: int, total: int) -> float:
         """A step was done; the progress per sample that it counts."""
         self.memory.ran(local_batch)
@@ -295,9 +314,9 @@ class Adaptation:
         times = self._engine.clock.drain()
         self._record(times)
         losses, count = self._engine.losses()
-        plain = [time.step_seconds for time in times if not time.measured]
+        plain = [each.step_seconds for each in times if not each.measured]
         seconds = statistics.median(plain) if plain else math.nan
-        measured = [time.step_seconds for time in times if time.measured]
+        measured = [each.step_seconds for each in times if each.measured]
         cost = statistics.median(measured) / seconds - 1.0 if plain and measured else math.nan
         table = exchange(
             RoundNumbers(
@@ -318,7 +337,7 @@ class Adaptation:
         self._pace(step, table.step_seconds, table.measuring_cost)
         self._rounds_since_change += 1
         samples, self._samples = self._samples, 0
-        spent = sum(time.step_seconds for time in times)
+        spent = sum(each.step_seconds for each in times)
         throughput = samples / spent if spent > 0.0 and len(times) >= count else None
         return RoundReport(table.mean_loss, throughput, self._judge(table.mean_loss, samples))
 
@@ -330,26 +349,26 @@ class Adaptation:
 
     def _record(self, times: Sequence[StepTime]) -> None:
         replicas = self._replicas
-        for time in times:
-            compute = time.compute_seconds
+        for step in times:
+            compute = step.compute_seconds
             if compute is not None and not self._engine.clock.includes_data_wait:
-                compute += time.data_seconds / time.repeats
-            key = ProfileKey(replicas.num_nodes, replicas.num_replicas, time.local_batch, self._gpu_type)
-            if replicas.num_replicas == 1 and compute is not None and not time.measured:
-                self._rests.append(time.step_seconds - time.repeats * compute)
-            if replicas.num_replicas == 1 and time.measured:
-                self._record_half(key, compute, time)
+                compute += step.data_seconds / step.repeats
+            key = ProfileKey(replicas.num_nodes, replicas.num_replicas, step.local_batch, self._gpu_type)
+            if replicas.num_replicas == 1 and compute is not None and not step.measured:
+                self._rests.append(step.step_seconds - step.repeats * compute)
+            if replicas.num_replicas == 1 and step.measured:
+                self._record_half(key, compute, step)
                 continue
             self.profile.add(
                 key,
                 compute_seconds=compute,
-                step_seconds=time.step_seconds,
-                data_seconds=time.data_seconds,
-                repeats=time.repeats,
+                step_seconds=step.step_seconds,
+                data_seconds=step.data_seconds,
+                repeats=step.repeats,
             )
         self.fit.request(self.profile.observations(self._gpu_type))
 
-    def _record_half(self, key: ProfileKey, compute: float | None, time: StepTime) -> None:
+    def _record_half(self, key: ProfileKey, compute: float | None, step: StepTime) -> None:
         """A measured step alone runs in parts: what one part would take as a step tells αc from βc early on.
 
         Measuring itself stays out of it; what a step does beside computing comes from other steps.
@@ -357,7 +376,7 @@ class Adaptation:
         if compute is None or not self._rests:
             return
         seconds = compute + max(statistics.median(self._rests), 0.0)
-        data = time.data_seconds / time.repeats
+        data = step.data_seconds / step.repeats
         self.profile.add(key, compute_seconds=None, step_seconds=seconds, data_seconds=data, repeats=1)
 
     def _take_rows(self, rows: SummedNoise) -> None:

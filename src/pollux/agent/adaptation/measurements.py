@@ -79,6 +79,15 @@ class StepTimer(Protocol):
     def includes_data_wait(self) -> bool:
         """Whether times of computing contain the wait for data, as on a device that runs behind the host."""
 
+    def begin(self, told_apart: bool) -> None:
+        """A step begins; `told_apart`: computing is to be timed apart from the rest of it."""
+
+    def waited(self, seconds: float) -> None:
+        """The host waited for data."""
+
+    def end(self, repeats: int, local_batch: int, measured: bool) -> None:
+        """The optimiser has stepped."""
+
     def drain(self) -> list[StepTime]:
         """The steps that are over since the last call."""
 
@@ -130,3 +139,6 @@ class ReplicaExchange(Protocol):
 
     def gather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """Everyone's numbers, one row for each replica, the same on all of them; a collective."""
+
+    def sum_integers(self, values: Sequence[int]) -> list[int]:
+        """The sums of everyone's signed 64-bit integers, which wrap around; a collective."""

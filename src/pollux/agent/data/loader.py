@@ -93,6 +93,9 @@ class BatchReader(Protocol):
     def ready(self, batches: Iterator[Any]) -> Iterable[Any]:
         """The same batches, brought to where the device reads them fast."""
 
+    def again(self) -> BatchReader:
+        """Another reader of the same data, which reads independently of this one."""
+
     def end_workers(self) -> None:
         """End worker processes, if there are any."""
 
@@ -249,6 +252,12 @@ class Loader:
         """Begin another pass although this one is not done; the samples that are left are never used."""
         self.rewind()
         self._start(self.pass_index + 1)
+
+    def following(self) -> Loader:
+        """Another loader of the same data at the beginning of the next pass; the steps of this one may be under way."""
+        loader = Loader(self._reader.again(), self.options, self.replica, self.num_replicas)
+        loader.load_state_dict({**loader.state_dict(), "pass": self.pass_index + 1, "order": None})
+        return loader
 
     def close(self) -> None:
         """Forget what is in flight and end worker processes, persistent ones too."""

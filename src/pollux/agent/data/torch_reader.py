@@ -213,6 +213,10 @@ class TorchReader:
             _Ready(batches), batch_size=None, collate_fn=_same, pin_memory=True, generator=torch.Generator()
         )
 
+    def again(self) -> TorchReader:
+        """Another reader, with workers of its own."""
+        return TorchReader(self.dataset, self._options)
+
     def end_workers(self) -> None:
         """End worker processes, persistent ones too."""
         self._torch_loader = None

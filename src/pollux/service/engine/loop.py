@@ -66,7 +66,7 @@ class EngineLoop:
         clock: Clock,
         tokens: Tokens,
     ) -> None:
-        require(policy, {"goodput", "remaining"})
+        require(policy, {"goodput", "remaining", "prior"})
         self._settings = settings
         self._store = store
         self._telemetry = telemetry

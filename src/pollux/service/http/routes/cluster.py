@@ -104,7 +104,7 @@ async def _policies(call: Call) -> Response:
 def _policy(name: str) -> dict[str, object]:
     policy = policies.create(name)
     try:
-        require(policy, {"goodput", "remaining"})
+        require(policy, {"goodput", "remaining", "prior"})
         runs = True
     except InvalidInput:
         runs = False
