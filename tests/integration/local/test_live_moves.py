@@ -80,7 +80,7 @@ def job(local, tmp_path, request):
 
 def places(run):
     """Of the generation that runs."""
-    return run.backend._work._jobs[run.job_id].now.places
+    return run.backend._dispatcher.table.jobs[run.job_id].now.places
 
 
 def check(run, restarts=0):
