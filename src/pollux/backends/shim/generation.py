@@ -26,7 +26,7 @@ from pollux.backends.process.records import record_path, write_record
 from pollux.backends.process.replica_env import node_of, rank_variables
 from pollux.backends.protocol import Exit, ReplicasEnded
 from pollux.backends.shim import store_server
-from pollux.backends.shim.transition import Change, Seat
+from pollux.backends.shim.actions import ReplicaChange, Seat
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
 
@@ -201,7 +201,7 @@ class Generation:
 
     # Other replicas in place of some of these
 
-    def seat(self, order: LaunchOrder, ranks: Mapping[int, int]) -> Change:
+    def seat(self, order: LaunchOrder, ranks: Mapping[int, int]) -> ReplicaChange:
         """Take another order; who keeps its place stays, `ranks` by number being those that hold the state."""
         holders = sorted((member for member in self._living() if member.number in ranks), key=lambda m: ranks[m.number])
         staying = [member for member in holders if member.place in order.places]
@@ -216,7 +216,7 @@ class Generation:
         seats = [Seat(member.number, ranks[member.number]) for member in staying]
         joining = [Seat(number, None) for number, _ in zip(numbers, free, strict=False)]
         leavers = tuple(member.number for member in holders if member.place not in taken)
-        return Change(order.generation, (*seats, *joining), leavers, len({*map(node_of, order.places)}))
+        return ReplicaChange(order.generation, (*seats, *joining), leavers, len({*map(node_of, order.places)}))
 
     def renumber(self, generation: int) -> None:
         """It ends, and does so as this generation: the order for it came too late."""

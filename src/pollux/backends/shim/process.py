@@ -36,7 +36,7 @@ from pollux.backends.shim import store_server
 from pollux.backends.shim.generation import Generation, Member
 from pollux.backends.shim.live_generation import LiveGeneration
 from pollux.backends.shim.remote_launcher import FarAnswer, FarExit, FarHands, FarLoss, FarNotice
-from pollux.core.errors import BackendFailed
+from pollux.core.errors import BackendFailed, PolluxError
 from pollux.wire.live.codec import from_plain
 from pollux.wire.live.messages import LaunchOrder
 
@@ -339,7 +339,7 @@ class Shim:
             return
         try:
             what(self._live)
-        except (OSError, BackendFailed, ValueError, TypeError, LookupError) as error:
+        except (OSError, PolluxError, ValueError, TypeError, LookupError) as error:
             # Also where a replica has written what no agent would.
             self._live.over()
             self._generation.give_up(f"it cannot be followed any more: {error}")

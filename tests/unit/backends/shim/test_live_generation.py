@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pollux.backends.shim import live_generation as module
+from pollux.backends.shim.actions import ReplicaChange, Seat
 from pollux.backends.shim.live_generation import LiveGeneration
-from pollux.backends.shim.transition import Change, Seat
 from pollux.core.errors import BackendFailed
 from pollux.wire.live import keys
 from pollux.wire.live.codec import encode
@@ -46,7 +46,9 @@ class Generation:
         staying = [Seat(number, rank) for number, rank in sorted(ranks.items(), key=lambda item: item[1])]
         free = [number for number in range(10) if number not in ranks]
         seats = [*staying, *(Seat(number, None) for number in free)][: len(order.places)]
-        return Change(order.generation, tuple(seats), tuple(seat.number for seat in staying[len(order.places) :]))
+        return ReplicaChange(
+            order.generation, tuple(seats), tuple(seat.number for seat in staying[len(order.places) :])
+        )
 
     def __getattr__(self, name):
         return lambda *arguments: self.told.append((name, *arguments))
@@ -94,7 +96,7 @@ def beat(live, generation, rank, step=3, busy="", refusal="", **more):
 def move(live, *places):
     """Order all of the job to other places."""
     seats = tuple(Seat(2 + rank, None) for rank, _ in enumerate(places))
-    live.generation.seat = lambda order, ranks: Change(order.generation, seats, tuple(ranks))
+    live.generation.seat = lambda order, ranks: ReplicaChange(order.generation, seats, tuple(ranks))
     live.resize(Order(2, places))
 
 
