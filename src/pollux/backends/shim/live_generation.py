@@ -279,9 +279,8 @@ class LiveGeneration:
             self._generation.kill(number)
         self._do(self._transition.tick(now))
         if self._transition.awaits_boundary and self._steps_by(now) > _MOST_STEPS:
-            self._do(
-                self._transition.give_up(f"{_MOST_STEPS} steps went by, and no replica went to its new generation")
-            )
+            why = f"{_MOST_STEPS} steps went by, and no replica went to its new generation"
+            self._do(self._transition.give_up(why))
 
     def _steps_by(self, now: float) -> int:
         """Steps that all have taken since everybody was told to go; 0 where that is not long ago."""
@@ -303,9 +302,7 @@ class LiveGeneration:
                         steps, ranks = self._beats.steps(), self._transition.ranks
                         self._committed_at = self._clock()
                         # Joiners take none.
-                        self._steps = {
-                            number: step for number, step in steps.items() if number in self._transition.ranks
-                        }
+                        self._steps = {number: step for number, step in steps.items() if number in ranks}
                 case WatchKeys(watched):
                     self._store.watch("change", watched, _POLL_SECONDS)
                 case KillReplica(number):
