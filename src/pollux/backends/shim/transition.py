@@ -1,20 +1,17 @@
 """The state machine of a running job's replicas: from one generation to the next, to a loss, or to its end.
 
-One class for each phase says what may happen there. Pure: events go in with their time, actions come out. Processes
+What may happen in each phase is in `phases`. Pure: events go in with their time, actions come out. Processes
 and the store are the business of `live_generation`.
 """
 
 from __future__ import annotations
 
 import collections
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
 from pollux.backends.shim.actions import (
     Action,
-    DoubtEnd,
     GiveUp,
     KillReplica,
     ReplicaChange,
@@ -24,20 +21,26 @@ from pollux.backends.shim.actions import (
     StartJoiner,
     WatchKeys,
 )
+from pollux.backends.shim.phases import (
+    Attempt,
+    AwaitingOrder,
+    Moving,
+    Over,
+    Phase,
+    PhaseName,
+    Preparing,
+    Settled,
+    Withdrawn,
+)
 from pollux.core.errors import IllegalTransition
-from pollux.wire.live import exit_codes, keys
-from pollux.wire.live.codec import decode, encode
+from pollux.wire.live import keys
+from pollux.wire.live.codec import encode
 from pollux.wire.live.heartbeat import PauseReport
 from pollux.wire.live.plan import LOST, RESIZE, GenerationPlan, PlanDeadlines, PlanMember
 
-__all__ = ["Limits", "PhaseName", "Transition", "settled_at"]
+__all__ = ["Limits", "Transition", "settled_at"]
 
-# A process that one of these ends has crashed by itself, unless that follows from the end of another: libraries abort.
-_OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS}
 _STORY_LINES = 30
-
-PhaseName = Literal["settled", "prepare", "move", "lost", "withdrawn", "over"]
-"""The phases; each is described by its class."""
 
 _NEXT: Mapping[PhaseName, frozenset[PhaseName]] = {
     "settled": frozenset({"prepare", "move", "lost", "over"}),
@@ -76,31 +79,6 @@ class Limits:
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """A change that was begun, until it has come about or another one begins.
-
-    `after_loss`: it is the answer to a loss. `gone`: the leavers that have ended. `handed`: the joiners have stepped,
-    so that the senders of the state may end.
-    """
-
-    change: ReplicaChange
-    after_loss: bool
-    gone: set[int] = field(default_factory=set)
-    handed: bool = False
-
-    @property
-    def senders_hold_the_state(self) -> bool:
-        """Whether the leavers hold the state, and nobody else does."""
-        return bool(self.change.senders) and not self.handed
-
-    def dead_by_number(self, dead: set[int], ranks: Mapping[int, int]) -> list[int]:
-        """The dead among all that meet for the change, where senders are numbered after the members."""
-        senders = sorted(self.change.senders, key=lambda number: ranks[number])
-        there = [*(seat.number for seat in self.change.seats), *senders]
-        return [place for place, number in enumerate(there) if number in dead]
-
-
-@dataclass(slots=True)
 class Transition:
     """The replicas of one job: `ranks` by number in the generation `settled`, the last one that all were in.
 
@@ -112,12 +90,12 @@ class Transition:
     limits: Limits = field(default_factory=Limits)
     dead: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)
-    _attempt: _Attempt | None = None
-    _phase: _Phase = field(init=False)
+    _attempt: Attempt | None = None
+    _phase: Phase = field(init=False)
     _story: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=_STORY_LINES))
 
     def __post_init__(self) -> None:
-        self._phase = _Settled(self)
+        self._phase = Settled(self)
 
     @property
     def phase(self) -> PhaseName:
@@ -142,7 +120,7 @@ class Transition:
     @property
     def awaits_boundary(self) -> bool:
         """Whether all are told to go, and no replica that runs has come."""
-        return isinstance(self._phase, _Moving) and not self._phase.came
+        return isinstance(self._phase, Moving) and not self._phase.came
 
     @property
     def is_moving(self) -> bool:
@@ -161,7 +139,7 @@ class Transition:
         self._tell_story(f"order for generation {change.generation}")
         if not self.takes_orders:
             raise self._illegal("prepare")
-        attempt = self._attempt = _Attempt(change, after_loss=self.phase == "lost")
+        attempt = self._attempt = Attempt(change, after_loss=self.phase == "lost")
         # A new replica may have the number of a dead one.
         self.ranks = {number: rank for number, rank in self.ranks.items() if number not in self.dead}
         self.dead = set()
@@ -177,7 +155,7 @@ class Transition:
         proposed = SetKey(keys.plan(change.generation), plan.encode())
         if not change.joiners:
             return [proposed, *self.commit(attempt, now)]
-        self._enter(_Preparing(self, now + self.limits.prepare, attempt))
+        self._enter(Preparing(self, now + self.limits.prepare, attempt))
         ready = (keys.ready(change.generation, rank) for rank in change.joiners)
         watched = WatchKeys((*ready, keys.failed(change.generation)))
         return [proposed, watched, *(StartJoiner(rank, number) for rank, number in change.joiners.items())]
@@ -213,14 +191,14 @@ class Transition:
     def over(self) -> list[Action]:
         """The job ends, by itself or by order: no change comes any more, and joiners are not needed."""
         actions = self._drop_joiners("the job ends")
-        self._enter(_Over(self))
+        self._enter(Over(self))
         return [*actions, WatchKeys(())]
 
     def give_up(self, why: str) -> list[Action]:
         """The generation cannot go on: all replicas end, and the job starts again from its checkpoint."""
         self._tell_story(f"given up: {why}")
         actions = self._drop_joiners(why)
-        self._enter(_Over(self))
+        self._enter(Over(self))
         return [*actions, WatchKeys(()), GiveUp(why)]
 
     def died_at_the_end(self, numbers: Iterable[int]) -> list[Action]:
@@ -232,11 +210,11 @@ class Transition:
 
     # Transitions that phases decide on
 
-    def commit(self, attempt: _Attempt, now: float) -> list[Action]:
+    def commit(self, attempt: Attempt, now: float) -> list[Action]:
         """All joiners are ready: all replicas are to go."""
         change = attempt.change
         generation, size = change.generation, len(change.seats)
-        self._enter(_Moving(self, now + self.limits.boundary, attempt))
+        self._enter(Moving(self, now + self.limits.boundary, attempt))
         present = (keys.here(generation, number) for number in range(size + len(change.senders)))
         done = (keys.done(generation, rank) for rank in range(size))
         return [SetKey(keys.COMMITTED, str(generation)), WatchKeys((*present, *done, keys.failed(generation)))]
@@ -246,7 +224,7 @@ class Transition:
         self.settled = change.generation
         self.ranks = {seat.number: rank for rank, seat in enumerate(change.seats)}
         self.dead, self._lost, self._attempt = set(), set(), None
-        self._enter(_Settled(self))
+        self._enter(Settled(self))
         return [WatchKeys(()), ReportStart(self.settled, dict(pauses))]
 
     def withdraw(self, why: str) -> list[Action]:
@@ -257,7 +235,7 @@ class Transition:
             return self.give_up(why)
         actions = self._drop_joiners(why, withdrawn=True)
         kept = self._kept()
-        self._enter(_Withdrawn(self, attempt, was_committed))
+        self._enter(Withdrawn(self, attempt, was_committed))
         lost = tuple(attempt.change.joiners)
         return [*actions, WatchKeys(()), ReportLoss(attempt.change.generation, lost, kept, why, withdrawn=True)]
 
@@ -285,10 +263,10 @@ class Transition:
             change = attempt.change
             ranks = tuple(rank for rank, seat in enumerate(change.seats) if seat.number not in kept)
             actions.append(SetKey(keys.lost(change.generation), encode(list(ranks))))
-        self._enter(_AwaitingOrder(self, now + self.limits.order, attempt))
+        self._enter(AwaitingOrder(self, now + self.limits.order, attempt))
         return [*actions, WatchKeys(()), ReportLoss(self.generation, ranks, kept, why)]
 
-    def miss_leaver(self, attempt: _Attempt, number: int) -> list[Action]:
+    def miss_leaver(self, attempt: Attempt, number: int) -> list[Action]:
         """A leaver has ended, as it was told, though its change did not come about: it is not there to save."""
         attempt.gone.add(number)
         self.dead.add(number)
@@ -313,7 +291,7 @@ class Transition:
     def _lost_key(self) -> SetKey:
         return SetKey(keys.lost(self.settled), encode(sorted(self._lost)))
 
-    def _enter(self, phase: _Phase) -> None:
+    def _enter(self, phase: Phase) -> None:
         if phase.name not in _NEXT[self.phase]:
             raise self._illegal(phase.name)
         self._phase = phase
@@ -327,238 +305,6 @@ class Transition:
             f"the replicas of generation {self.generation} cannot go from '{self.phase}' to '{phase}'; what happened: "
             + "; ".join(self._story)
         )
-
-
-class _Phase:
-    """What may happen in one phase. By default only replicas end, which is a loss or is judged as ever."""
-
-    name: ClassVar[PhaseName]
-
-    def __init__(self, machine: Transition, due: float | None = None) -> None:
-        self.machine = machine
-        self.due = due
-
-    def seen(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
-        """A key of the change is there."""
-        return []
-
-    def tick(self, now: float) -> list[Action]:
-        """The time `due` has come."""
-        return []
-
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        """See `Transition.ended`."""
-        machine = self.machine
-        if number not in machine.ranks:
-            # A joiner of a change that was given up.
-            return []
-        rank = machine.ranks[number]
-        if code == exit_codes.RESTART:
-            return machine.give_up(f"replica {rank} could not go on by itself")
-        if code >= 0:
-            return self.exited(number, code, now)
-        if not self.is_loss(code, hung):
-            return None
-        machine.dead.add(number)
-        return machine.lose(hung or f"replica {rank} was killed by signal {-code}", now)
-
-    def exited(self, number: int, code: int, now: float) -> list[Action] | None:
-        """A replica has ended by itself."""
-        return None
-
-    def is_loss(self, code: int, hung: str) -> bool:
-        """Whether a replica that a signal ended is lost to the others; if not, its job has crashed."""
-        return bool(hung) or -code not in _OWN_SIGNALS
-
-
-class _Settled(_Phase):
-    """Nothing changes."""
-
-    name = "settled"
-
-    def is_loss(self, code: int, hung: str) -> bool:
-        return bool(hung) or (len(self.machine.ranks) > 1 and -code not in _OWN_SIGNALS)
-
-
-class _Preparing(_Phase):
-    """Joiners are being built, and no other replica knows of the change."""
-
-    name = "prepare"
-
-    def __init__(self, machine: Transition, due: float, attempt: _Attempt) -> None:
-        super().__init__(machine, due)
-        self.attempt = attempt
-        self.ready: set[int] = set()
-
-    def seen(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
-        if kind != keys.READY:
-            return []
-        self.ready.add(rank)
-        are_ready = self.ready >= self.attempt.change.joiners.keys()
-        return self.machine.commit(self.attempt, now) if are_ready else []
-
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        attempt, change = self.attempt, self.attempt.change
-        if number in change.joiners.values():
-            self.machine.dead.add(number)
-            why = f"joining replica {change.rank_of(number)} ended, exit code {code}, before it was ready"
-            return self.machine.withdraw(why)
-        if number in change.leavers and attempt.after_loss and not attempt.senders_hold_the_state:
-            # It was told to leave by the change before.
-            attempt.gone.add(number)
-            return []
-        return super().ended(number, code, now, hung)
-
-    def tick(self, now: float) -> list[Action]:
-        late = ", ".join(map(str, sorted(self.attempt.change.joiners.keys() - self.ready)))
-        limit = self.machine.limits.prepare
-        return self.machine.withdraw(f"joining replicas {late} were not ready after {limit:g} s")
-
-
-class _Moving(_Phase):
-    """All replicas are told to go.
-
-    `came`: a replica that stays or leaves has come, or has ended. `through`: one has ended with 0 instead, since the
-    job was done; `doubt` says why that may not be so.
-    """
-
-    name = "move"
-
-    def __init__(self, machine: Transition, due: float, attempt: _Attempt) -> None:
-        super().__init__(machine, due)
-        self.attempt = attempt
-        self.came = False
-        self.through = False
-        self.doubt = ""
-        self.pauses: dict[int, PauseReport] = {}
-
-    def seen(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
-        if self.due is None or kind not in (keys.HERE, keys.DONE):
-            return []
-        if kind == keys.HERE and rank in self.attempt.change.joiners and not self.came:
-            # A joiner is at the door at once, however far away the others' boundary is.
-            return []
-        pause = decode(PauseReport, text) if kind == keys.DONE else None
-        self.came = True
-        self.due = self.due if self.through else now + self.machine.limits.move
-        if pause is None:
-            return []
-        self.pauses[rank] = pause
-        return self.settle(now)
-
-    def settle(self, now: float) -> list[Action]:
-        """Once all have taken the first step and the leavers have ended, the generation has come about."""
-        attempt, change = self.attempt, self.attempt.change
-        if len(self.pauses) < len(change.seats):
-            return []
-        if attempt.gone >= set(change.leavers):
-            return self.machine.settle(change, self.pauses)
-        self.due = now + self.machine.limits.leave
-        if not attempt.senders_hold_the_state:
-            return []
-        # From here on the joiners hold the state, and only they.
-        attempt.handed = True
-        return [SetKey(keys.handed(change.generation), "")]
-
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        attempt, change = self.attempt, self.attempt.change
-        if number in change.joiners.values():
-            self.machine.dead.add(number)
-            if code == 0:
-                # The job is done, and so are all other replicas.
-                return None
-            return self.machine.lose(f"joining replica {change.rank_of(number)} ended, exit code {code}", now)
-        if number in change.leavers and not attempt.senders_hold_the_state:
-            attempt.gone.add(number)
-            if not self.came:
-                self.came, self.due = True, now + self.machine.limits.move
-            return self.settle(now)
-        return super().ended(number, code, now, hung)
-
-    def exited(self, number: int, code: int, now: float) -> list[Action] | None:
-        if code != 0:
-            return None
-        if not self.through:
-            # The replica was done before it saw the change: joiners must not wait for it.
-            self.through, self.due = True, now + self.machine.limits.through
-        if number not in self.attempt.change.senders:
-            return None
-        # Either the job is done, which a heartbeat then says, or the state went with this replica.
-        self.doubt = f"replica {self.machine.ranks[number]} ended without handing over what it holds"
-        return [DoubtEnd(number, self.doubt)]
-
-    def is_loss(self, code: int, hung: str) -> bool:
-        return True
-
-    def tick(self, now: float) -> list[Action]:
-        machine, change = self.machine, self.attempt.change
-        if self.doubt:
-            return machine.give_up(self.doubt)
-        if self.through:
-            return machine.over()
-        if not self.came and not self.attempt.after_loss:
-            # All that run are well, and at something of their own, which must not be lost for a change.
-            if change.joiners:
-                return machine.withdraw(f"no replica came to a step's end in {machine.limits.boundary:g} s")
-            self.due = now + machine.limits.boundary
-            return []
-        missing = ", ".join(map(str, sorted(set(range(len(change.seats))) - self.pauses.keys())))
-        if missing:
-            return machine.give_up(f"replicas {missing} of generation {change.generation} did not come in time")
-        # All that were to go on do so: a leaver that is still there is not needed.
-        return [KillReplica(number) for number in change.leavers if number not in self.attempt.gone]
-
-
-class _AwaitingOrder(_Phase):
-    """Some replicas are lost, and the others wait for a plan without them."""
-
-    name = "lost"
-
-    def __init__(self, machine: Transition, due: float, attempt: _Attempt | None) -> None:
-        super().__init__(machine, due)
-        self.attempt = attempt
-
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        if self.attempt is not None and number in self.attempt.change.leavers:
-            return self.machine.miss_leaver(self.attempt, number)
-        return super().ended(number, code, now, hung)
-
-    def exited(self, number: int, code: int, now: float) -> list[Action] | None:
-        if code == 0:
-            return None
-        rank = self.machine.ranks[number]
-        return self.machine.give_up(f"replica {rank} did not outlive the loss of another: exit code {code}")
-
-    def is_loss(self, code: int, hung: str) -> bool:
-        return True
-
-    def tick(self, now: float) -> list[Action]:
-        return self.machine.give_up(f"nobody said within {self.machine.limits.order:g} s how to go on after a loss")
-
-
-class _Withdrawn(_Phase):
-    """A change was given up before any replica paused, and an order is awaited; what runs goes on."""
-
-    name = "withdrawn"
-
-    def __init__(self, machine: Transition, attempt: _Attempt, was_committed: bool) -> None:
-        super().__init__(machine)
-        self.attempt = attempt
-        self.was_committed = was_committed
-
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        if self.was_committed and number in self.attempt.change.leavers:
-            return self.machine.miss_leaver(self.attempt, number)
-        return super().ended(number, code, now, hung)
-
-
-class _Over(_Phase):
-    """The job ends."""
-
-    name = "over"
-
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        return None
 
 
 def settled_at(generation: int, numbers: Sequence[int], limits: Limits | None = None) -> Transition:
