@@ -1,6 +1,6 @@
 # Everything people and CI run. Each target works on a fresh clone: it makes .venv first where needed.
 .DEFAULT_GOAL := help
-.PHONY: setup fix check test test-ray test-slurm test-browser test-slurm-then-browser test-environments test-faults test-loaded test-gpu bare-machine bench docs demo clean help
+.PHONY: setup fix check test test-ray test-main test-slurm test-browser test-slurm-then-browser test-long test-environments test-faults test-loaded test-gpu bare-machine bench docs demo clean help
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -14,11 +14,11 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONUTF8 := 1
 unexport PYTHONHOME PYTHONPATH PIP_PREFIX PIP_ROOT PIP_TARGET PIP_USER
 
-# Compiled at once, as pip does for what is not developed here.
+# Compiled by all cores, where pip would use one for a minute. What no Python can compile (templates) is no error.
 define install
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --no-user --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
-	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m pip install --no-user --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib src || :
 endef
 
 $(STAMP): pyproject.toml constraints.txt
@@ -42,31 +42,40 @@ check: setup  ## format, lint, types, layers
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 
-test: setup  ## the whole test suite, with those of Ray, Slurm and the page
+# Beside each other, as those with clusters and a browser mostly wait. test-main prints as it goes, the others when they end.
+test: setup  ## the whole test suite, with those of Ray, Slurm and the page, beside each other
+	$(MAKE) --jobs 3 AFTERWARDS=tools/afterwards.sh test-ray test-main test-slurm-then-browser
+
+test-main: setup  ## the part that needs no cluster and no browser
 	POLLUX_PROMETHEUS=$$(tools/install_prometheus.sh) OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
-	$(MAKE) -j 2 --output-sync=recurse test-ray test-slurm-then-browser
 
 test-slurm: setup  ## the Slurm backend against real daemons; installs them where it may
 	$(BIN)/python tools/slurm/cluster.py install || test "$$CI" != true
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m slurm tests/integration/slurm
+	OMP_NUM_THREADS=1 $(AFTERWARDS) $(BIN)/pytest -n 2 --dist loadfile -m 'slurm and not long' tests/integration/slurm
 
 test-ray: setup  ## the Ray backend against a real cluster in a namespace of its own
-	OMP_NUM_THREADS=1 tools/ray/inside.sh $(BIN)/pytest -m ray tests/integration/ray || test $$? = 77 -a "$$CI" != true
+	OMP_NUM_THREADS=1 $(AFTERWARDS) tools/ray/inside.sh $(BIN)/pytest -m ray tests/integration/ray || \
+		test $$? = 77 -a "$$CI" != true
 
-# Beside those of Ray, as all of them mostly wait; not beside each other, as they would be too many for two cores.
+test-browser: setup  ## the pages in a real browser; installs Chromium where it may
+	tools/install_chromium.sh || test "$$CI" != true
+	OMP_NUM_THREADS=1 $(AFTERWARDS) $(BIN)/pytest -n 2 --dist loadfile -m browser tests/browser
+
+# Not beside each other, as they would be too many for two cores.
 test-slurm-then-browser: setup
 	$(MAKE) test-slurm
 	$(MAKE) test-browser
 
-test-browser: setup  ## the pages in a real browser; installs Chromium where it may
-	tools/install_chromium.sh || test "$$CI" != true
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m browser tests/browser
+test-long: setup  ## what `make test` shows, at more sizes and in more ways
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal -m 'long and not slurm'
+	$(BIN)/python tools/slurm/cluster.py install
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'long and slurm' tests/integration/slurm
 
 test-environments: setup  ## a quick part of the suite in many surroundings: terminals, languages, users, signals, ...
 	$(BIN)/python tools/test_environments.py
 
 test-faults: setup  ## the long set of kills, stops, resumes and strange requests; prints seeds, tries nothing twice
-	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 --force-reruns 0 \
+	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 --force-reruns 0 -m 'not gpu' \
 		--events $(EVENTS) $(if $(SEED),--seed $(SEED)) tests/faults tests/integration/service/test_schema.py \
 		tests/integration/service/test_random_sequences.py
 

@@ -207,7 +207,7 @@ def job_losses(case: Case) -> list[list[float]]:
     steps: list[list[float]] = []
     for _ in job.epochs(PASSES):
         for x, y in job.batches():
-            micro = job._engine._micro
+            micro = job._parts.engine._micro
             assert micro is not None
             loss, weight = loss_of(case, job.model, x, y)
             if micro.index == 0:

@@ -184,7 +184,7 @@ def train(plan: dict[str, Any], folder: str, log: str, workers: int, blow: dict[
         ids: list[int] = []
         part = 0.0
         for numbers, x, y in job.batches():
-            micro = job._engine._micro
+            micro = job._parts.engine._micro
             assert micro is not None
             loss = F.cross_entropy(job.model(x), y)
             if micro.samples:
@@ -199,7 +199,7 @@ def train(plan: dict[str, Any], folder: str, log: str, workers: int, blow: dict[
                     "step": job.step,
                     "replica": job.replica,
                     "busy": busy,
-                    "pass": job._loader.pass_index,
+                    "pass": job._parts.loader.pass_index,
                     "ids": ids,
                     "loss": part,
                     "at": time.monotonic(),

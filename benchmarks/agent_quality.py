@@ -200,7 +200,7 @@ def middle_of(task: Task, seed: int) -> Middle:
     optimizer = task.optimizer(model)
     with _held(task, model, optimizer, 1, task.probe_steps * task.initial_batch, seed, None) as job:
         _advance(task, job)
-        noise = job._adaptation.tracker.state_dict()
+        noise = job._parts.adaptation.tracker.state_dict()
         scale = job.noise.noise_scale
     return Middle(copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()), noise, scale)
 
@@ -218,7 +218,7 @@ def _held(task: Task, model: Any, optimizer: Any, scale: int, span: int, seed: i
         seed=seed,
         collate_fn=torch.tensor,
     )
-    adaptation = job._adaptation
+    adaptation = job._parts.adaptation
     adaptation.total = scale * task.initial_batch
     adaptation.choice = adaptation.fitted()
     adaptation.next_change = lambda progress: None  # type: ignore[method-assign]
@@ -241,8 +241,8 @@ def finished(task: Task, start: Middle, scale: int, span: int, seed: int) -> tup
     steps = span / task.initial_batch
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1.0 - step / steps, 0.02))
     with _held(task, model, optimizer, scale, span, seed, falling) as job:
-        job._adaptation.tracker.load_state_dict(start.noise)
-        job._adaptation.believed = job.noise
+        job._parts.adaptation.tracker.load_state_dict(start.noise)
+        job._parts.adaptation.believed = job.noise
         _advance(task, job)
         return task.training_loss(model), job.progress, job.samples
 

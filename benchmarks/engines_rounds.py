@@ -155,7 +155,7 @@ def slurm_rounds(name: str, story: list[dict[str, Any]], copies: int, gpus: int,
             )
             lender_class = SlurmPilotProvider if name == "pilots" else SlurmJobProvider
             lender = lender_class(played.pool, options, SlurmCommands(environ, 60.0), clock=lambda: now[0])
-            lender._folder.prepare(b"secret")
+            lender.queue.folder.prepare(b"secret")
             jobs: dict[str, dict[str, int]] = {}
 
             def turn() -> None:

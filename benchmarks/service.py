@@ -57,15 +57,15 @@ def serve(home: Path, seed: int) -> None:
         telemetry = serve_module.open_telemetry(serve_module.telemetry_file(home))
         tokens = serve_module.Tokens(serve_module.operator_token(serve_module.token_file(home)), SECRET)
         engine = Engine(policies.create("pollux"), Paper(), store, telemetry, settings, tokens=tokens)
-        decided = engine.runner.decided
+        decided = engine.pipeline.apply_decision
 
         def watched(*answer: Any) -> None:
             decided(*answer)
-            runner = engine.runner
+            times = engine.decision_times
             with (home / "decisions.txt").open("a") as file:
-                file.write(f"{time.time()} {runner.latest_decision_delay} {runner.decision_seconds}\n")
+                file.write(f"{time.time()} {times.delay_seconds} {times.seconds}\n")
 
-        engine.runner.decided = watched  # type: ignore[method-assign]
+        engine.pipeline.apply_decision = watched  # type: ignore[method-assign]
         return engine
 
     serve_module.build_engine = build
@@ -231,7 +231,7 @@ def core_seconds(pid: int) -> float:
 
 
 def _directly(request: Any) -> Any:
-    """Ask what is on this machine, whatever proxy its user has for others."""
+    """Request what is on this machine, whatever proxy its user has for others."""
     import urllib.request
 
     return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30)

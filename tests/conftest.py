@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 settle()
 
-settings.register_profile("deterministic", derandomize=True, deadline=None)
+settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=40)
 settings.register_profile("explore", derandomize=False, deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 

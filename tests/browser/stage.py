@@ -17,7 +17,7 @@ from pollux.service.clock import SystemClock
 from pollux.service.http.app import create_app
 from pollux.service.server.serve import listen
 from pollux.store import open_store, open_telemetry
-from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, result_of, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
 from pollux.wire.report import NoiseReport
@@ -72,7 +72,7 @@ class Stage:
         request = JobRequest(
             name=name, run=("sleep", "1"), min_gpus=low, max_gpus=high, workdir=str(self.home), **fields
         )
-        status, _ = self.engine.submit(request)
+        status, _ = result_of(self.engine.submit(request))
         return status.id
 
     def wait_state(self, job_id: str, *states: str) -> None:
@@ -85,7 +85,7 @@ class Stage:
             "num_replicas": max(job.gpus, 1), "num_nodes": max(len(job.placement), 1), "model": SAMPLE_MODEL,
             "noise": NoiseReport(400.0, 300.0, 560.0, 200), "efficiency": 0.8, "step_seconds": 0.21, "loss": 1.5,
         }  # fmt: skip
-        self.engine.report(job_id, sample_report(job.generation, progress, **{**given, **fields}))
+        result_of(self.engine.report(job_id, sample_report(job.generation, progress, **{**given, **fields})))
 
     def train(self, job_id: str, reports: int = 12) -> None:
         """Several reports in a row, as of a job that learns."""

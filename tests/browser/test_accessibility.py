@@ -9,7 +9,8 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.stage import PATIENCE_SECONDS
 
-from pollux.agent.reporting.receipt import Receipt, ReceiptRow
+from pollux.agent.reporting.receipt import Receipt
+from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.wire.places import receipt_folder
 
 pytestmark = pytest.mark.browser

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.stage import PATIENCE_SECONDS
 
+from pollux.testing.servers.service import result_of
 from pollux.wire.job import JobRequest
 
 pytestmark = pytest.mark.browser
@@ -109,12 +110,12 @@ def test_what_happens_is_shown_without_asking(busy, operator):
     busy.submit("newcomer", 1, 2)
     expect(page.locator("#jobs").get_by_role("link", name="newcomer")).to_be_visible()
     expect(page.locator("#changes")).to_contain_text("submitted for 1 to 2 GPUs")
-    busy.engine.cancel("newcomer")
+    result_of(busy.engine.cancel("newcomer"))
     expect(page.locator("#jobs").get_by_role("link", name="newcomer")).to_have_count(0)
 
 
 def test_what_happened_before_is_told_in_words_with_links(busy, operator):
-    busy.engine.cancel("alpha")
+    result_of(busy.engine.cancel("alpha"))
     busy.wait_state("later", "failed")
     page = operator.open("/").page
     changes = page.get_by_role("region", name="Changes, newest first")
@@ -122,7 +123,7 @@ def test_what_happened_before_is_told_in_words_with_links(busy, operator):
     expect(changes).to_contain_text("cancelled by its user")
     told = changes.locator("tbody tr").all_inner_texts()
     assert len(told) == len(set(told)), "nothing is told twice"
-    busy.engine.cancel("beta")
+    result_of(busy.engine.cancel("beta"))
     expect(changes.locator("tbody tr", has_text="cancelled by its user")).to_have_count(2)
 
 
@@ -134,7 +135,7 @@ def test_what_happens_before_the_stream_begins_is_told_once_it_does(busy, operat
     operator.open("/")
     changes = page.get_by_role("region", name="Changes, newest first")
     expect(changes).to_contain_text("submitted for 32 to 64 GPUs")
-    busy.engine.cancel("beta")
+    result_of(busy.engine.cancel("beta"))
     busy.wait_state("beta", "cancelled")
     for route in held:
         route.continue_()
@@ -159,8 +160,8 @@ def page_warnings(page):
 
 
 def test_figures_from_before_are_marked_in_the_list(busy, operator):
-    busy.engine.pause("alpha")
-    busy.engine.resume("alpha")
+    result_of(busy.engine.pause("alpha"))
+    result_of(busy.engine.resume("alpha"))
     busy.wait_state("alpha", "running")
     expect(operator.page.locator("#jobs tr[data-job=alpha]")).to_contain_text("~ 75 %")
     busy.train("alpha", 3)
@@ -169,7 +170,7 @@ def test_figures_from_before_are_marked_in_the_list(busy, operator):
 
 def test_fairness_is_the_same_in_list_figure_and_on_the_jobs_page(busy, operator):
     """After others came and went, without anything happening to the job itself."""
-    busy.engine.cancel("beta")
+    result_of(busy.engine.cancel("beta"))
     page = operator.page
     fairness = page.locator("#jobs tr[data-job=alpha] td").nth(6)
     tile = page.locator(".tile", has_text="Median fairness").locator(".figure")
@@ -194,7 +195,7 @@ def test_fairness_is_the_same_in_list_figure_and_on_the_jobs_page(busy, operator
     expect(other.locator("#facts div", has_text="Fairness").locator("dd")).to_have_text(crowded)
     other.close()
     for number in range(6):
-        busy.engine.cancel(f"more-{number}")
+        result_of(busy.engine.cancel(f"more-{number}"))
     again, holds = shown_everywhere()
     assert again == few or holds != held
 
@@ -232,7 +233,7 @@ def assert_inside(box, outer):
 
 def test_jobs_are_chosen_by_state_and_opened_by_name(busy, operator):
     page = operator.page
-    busy.engine.cancel("huge")
+    result_of(busy.engine.cancel("huge"))
     page.get_by_label("Show").select_option("ended")
     expect(page.locator("#jobs tbody tr[data-job]")).to_have_count(1)
     expect(page.locator("#jobs")).to_contain_text("cancelled")
@@ -249,7 +250,7 @@ def many(stage, count):
         JobRequest(name=f"job-{index}", run=("sleep", "1"), min_gpus=1, max_gpus=1, workdir=str(stage.home))
         for index in range(count)
     ]
-    for taken in [stage.engine.begin_submit(request) for request in requests]:
+    for taken in [stage.engine.submit(request) for request in requests]:
         taken.result(PATIENCE_SECONDS)
 
 
@@ -267,7 +268,7 @@ def test_jobs_that_leave_the_list_leave_no_doubles(stage, visit, forgotten):
     if forgotten:
         page.route("**/v1/jobs?*after=*", lambda route: route.fulfill(status=404, json={}), times=1)
     for name in ("job-50", "job-51", "job-60"):
-        stage.engine.cancel(name)
+        result_of(stage.engine.cancel(name))
     expect(page.locator("#jobs-hint")).to_have_text("127 of 130")
     expect(page.locator("#jobs table")).to_have_attribute("aria-rowcount", "128")
     names = names_in_sight(page)

@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 from tests.browser.test_job import receipt_of_a_change
 
 from pollux.service.presenters.receipts import receipt_folder
+from pollux.testing.servers.service import result_of
 
 pytestmark = pytest.mark.browser
 
@@ -171,7 +172,7 @@ def test_where_a_job_runs_is_written(told, operator):
     where = page.locator("#facts div", has=page.locator("dt", has_text=re.compile("^Where"))).locator("dd")
     for node, count in told.engine.job("alpha").placement.items():
         expect(where).to_contain_text(f"{count} on {node}")
-    told.engine.pause("alpha")
+    result_of(told.engine.pause("alpha"))
     expect(where).to_have_text("–")
 
 
@@ -205,7 +206,7 @@ def test_metrics_that_are_not_drawn_are_counted(told, operator):
 
 
 def test_jobs_that_were_cancelled_are_counted(told, operator):
-    told.engine.cancel("huge")
+    result_of(told.engine.cancel("huge"))
     expect(operator.page.locator(".tile", has_text="Jobs").first).to_contain_text("1 waiting, 0 done, 1 cancelled")
 
 
@@ -253,8 +254,8 @@ def test_a_card_is_as_tall_as_what_it_has_and_names_stay_whole(stage, operator):
     expect(link).to_be_visible()
     assert link.evaluate("link => link.getClientRects().length") == 1
     for index in range(8):
-        stage.engine.pause("a-name-with-hyphens")
-        stage.engine.resume("a-name-with-hyphens")
+        result_of(stage.engine.pause("a-name-with-hyphens"))
+        result_of(stage.engine.resume("a-name-with-hyphens"))
         stage.wait_state("a-name-with-hyphens", "running")
         expect(page.locator("#changes tbody tr")).not_to_have_count(index)
     expect(page.locator("#queue .empty")).to_be_visible()

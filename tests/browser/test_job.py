@@ -10,7 +10,9 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.stage import wait_for
 
-from pollux.agent.reporting.receipt import Receipt, ReceiptRow
+from pollux.agent.reporting.receipt import Receipt
+from pollux.agent.reporting.receipt_row import ReceiptRow
+from pollux.testing.servers.service import result_of
 from pollux.wire.places import receipt_folder
 
 pytestmark = pytest.mark.browser
@@ -70,7 +72,7 @@ def test_the_speed_up_curve_has_the_present_point(trained, operator):
 def test_every_reallocation_is_there_with_its_reason(trained, operator):
     page = operator.open("/jobs/alpha").page
     events = page.get_by_role("region", name="Events, newest first")
-    lines = trained.engine.story("alpha")
+    lines = trained.engine.events_of("alpha")
     assert any(line.kind == "placed" for line in lines)
     for line in lines:
         expect(events).to_contain_text(line.text)
@@ -86,7 +88,7 @@ def test_every_reallocation_is_there_with_its_reason(trained, operator):
 
 
 def test_gpus_that_are_lost_are_drawn_and_marked(trained, operator):
-    trained.engine.pause("alpha")
+    result_of(trained.engine.pause("alpha"))
     page = operator.open("/jobs/alpha").page
     expect(page.locator("#facts")).to_contain_text("0 of 1–8")
     expect(chart(page, "GPUs").locator(".latest")).to_have_text("0")
@@ -97,7 +99,7 @@ def test_gpus_that_are_lost_are_drawn_and_marked(trained, operator):
         "fetch('/v1/jobs/alpha/series?kind=decision').then((answer) => answer.json()).then((found) => found.rows)"
     )
     assert (marks[-1]["values"]["to"], marks[-1]["values"]["text"]) == (0, "paused by its user")
-    trained.engine.resume("alpha")
+    result_of(trained.engine.resume("alpha"))
     trained.wait_state("alpha", "running")
     expect(chart(page, "GPUs").locator(".latest")).to_have_text(re.compile("[1-9]"))
     trained.backend.ended("alpha", "succeeded")
@@ -173,7 +175,7 @@ def test_jobs_that_have_ended_are_linked_too(stage, operator):
     stage.submit("first", 1, 2)
     stage.wait_state("first", "running")
     stage.submit("second", 1, 2, after=("first",))
-    stage.engine.cancel("first")
+    result_of(stage.engine.cancel("first"))
     stage.wait_state("second", "failed")
     page = operator.open("/jobs/second").page
     expect(page.locator("#why")).to_contain_text("first")
@@ -274,10 +276,10 @@ def test_figures_from_before_are_marked(trained, operator):
     expect(page.locator("#facts")).to_contain_text("65/s")
     expect(page.locator("#facts")).to_contain_text("600 samples (450 to 820)")
     expect(page.locator("#facts")).not_to_contain_text("before")
-    trained.engine.pause("alpha")
+    result_of(trained.engine.pause("alpha"))
     expect(page.locator("#facts")).to_contain_text("75 % before")
     expect(page.locator("#outdated")).to_contain_text("when it last held GPUs")
-    trained.engine.resume("alpha")
+    result_of(trained.engine.resume("alpha"))
     trained.wait_state("alpha", "running")
     expect(page.locator("#outdated")).to_contain_text("before it was given these GPUs")
     trained.report("alpha", progress=800.0)

@@ -6,6 +6,8 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.stage import wait_for
 
+from pollux.testing.servers.service import result_of
+
 pytestmark = pytest.mark.browser
 
 SEEN = """(seen) => {
@@ -24,7 +26,7 @@ def test_a_restart_is_seen_and_survived(stage, operator, path):
     stage.down()
     expect(live).to_have_text("Reconnecting…")
     stage.up()
-    stage.engine.pause("alpha")
+    result_of(stage.engine.pause("alpha"))
     expect(live).to_have_text("Live")
     place = page.locator("#jobs tr[data-job=alpha]") if path == "/" else page.locator("#job-state")
     expect(place).to_contain_text("paused")
@@ -48,7 +50,7 @@ def test_more_pages_than_a_browser_has_connections_are_all_alive(stage, operator
         page.wait_for_selector("html[data-ready]", state="attached")
     for page in pages:
         expect(page.locator("#live")).to_have_text("Live")
-    assert stage.engine.runner.feed.num_listeners == 1
+    assert stage.engine.views.feed.num_listeners == 1
     last = pages[-1]
     last.get_by_role("button", name="Pause").click()
     last.get_by_role("dialog").get_by_role("button", name="Pause").click()
@@ -66,20 +68,20 @@ def test_a_browser_without_shared_workers_has_a_stream_for_each_page_that_is_see
     visitor.page.add_init_script("delete window.SharedWorker")
     page = visitor.sign_in(stage.tokens.operator).page
     expect(page.locator("#live")).to_have_text("Live")
-    assert stage.engine.runner.feed.num_listeners == 1
+    assert stage.engine.views.feed.num_listeners == 1
     page.evaluate(SEEN, False)
-    wait_for(lambda: stage.engine.runner.feed.num_listeners == 0)
+    wait_for(lambda: stage.engine.views.feed.num_listeners == 0)
     stage.submit("alpha", 1, 4)
     page.evaluate(SEEN, True)
     expect(page.locator("#jobs tr[data-job=alpha]")).to_be_visible()
-    assert stage.engine.runner.feed.num_listeners == 1
+    assert stage.engine.views.feed.num_listeners == 1
 
 
 def test_a_page_that_is_gone_back_to_is_alive_again(stage, operator):
     page = operator.page
     expect(page.locator("#live")).to_have_text("Live")
     page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', {persisted: true}))")
-    wait_for(lambda: stage.engine.runner.feed.num_listeners == 0)
+    wait_for(lambda: stage.engine.views.feed.num_listeners == 0)
     stage.submit("alpha", 1, 4)
     page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
     expect(page.locator("#jobs tr[data-job=alpha]")).to_be_visible()

@@ -11,6 +11,7 @@ from tests.replaying import held_child
 
 from pollux.service.http import app
 from pollux.service.replay.replays import Replays
+from pollux.testing.servers.service import result_of
 
 pytestmark = pytest.mark.browser
 
@@ -136,7 +137,7 @@ def test_what_the_service_says_of_a_size_that_does_not_fit_is_shown(running, ope
 
 
 def test_a_paused_job_is_resized_and_runs_within_the_new_range(running, operator):
-    running.engine.pause("alpha")
+    result_of(running.engine.pause("alpha"))
     page = operator.open("/jobs/alpha").page
     expect(state(page)).to_have_text("paused")
     resize(page, "2")
@@ -150,7 +151,7 @@ def test_a_paused_job_is_resized_and_runs_within_the_new_range(running, operator
 
 
 def test_a_paused_job_is_cancelled(running, operator):
-    running.engine.pause("alpha")
+    result_of(running.engine.pause("alpha"))
     page = operator.open("/jobs/alpha").page
     cancel(page)
     expect(state(page)).to_have_text("cancelled")
@@ -191,12 +192,12 @@ def test_a_job_that_waits_after_it_has_reported_has_an_expected_end(stage, opera
     stage.submit("alpha", 8, 8)
     stage.wait_state("alpha", "running")
     stage.report("alpha", progress=100.0, total_progress=1e6)
-    stage.engine.pause("alpha")
+    result_of(stage.engine.pause("alpha"))
     stage.wait_state("alpha", "paused")
     stage.submit("beta", 8, 8)
     stage.wait_state("beta", "running")
     stage.report("beta", progress=100.0, total_progress=1e6)
-    stage.engine.resume("alpha")
+    result_of(stage.engine.resume("alpha"))
     stage.submit("never", 8, 8)
     wait_for(lambda: stage.engine.job("alpha").eta is not None)
     assert stage.engine.job("alpha").state == "queued"

@@ -22,6 +22,11 @@ class TestPolluxGeneticQuick(PolicyConformance):
         return create("pollux-genetic", population=10, generations=5)
 
 
+class TestCastor(PolicyConformance):
+    def policy(self) -> Policy:
+        return create("castor")
+
+
 class TestTiresias(PolicyConformance):
     def policy(self) -> Policy:
         return create("tiresias")

@@ -20,6 +20,7 @@ import torch
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer, load
 from pollux.testing.jobs.forking import fork, read_all
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "10"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20211"))
@@ -34,7 +35,7 @@ def test_kills_at_random_moments(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60 + 5 * EVENTS,
+        timeout=PATIENCE_SECONDS + 5 * EVENTS,
     )
     assert result.returncode == 0, result.stderr
     events = [json.loads(line) for line in result.stdout.splitlines()]

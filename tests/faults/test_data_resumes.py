@@ -12,7 +12,7 @@ import pytest
 from pollux.testing.jobs.replica_server import load_module
 
 FAULTS = load_module(str(Path(__file__).parents[2] / "benchmarks" / "agent_faults.py"))
-EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "12"))
+EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "6"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20211"))
 
 

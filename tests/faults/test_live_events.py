@@ -11,20 +11,25 @@ import time
 import pytest
 
 from pollux.backends.local import LocalBackend
+from pollux.testing.jobs import float64_job
 from pollux.testing.jobs.random_changes import EventRun
 
-EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "6")) * 5 // 2
+EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "4")) * 5 // 2
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "1"))
 PARTS = 2 if EVENTS > 30 else 1
-MOST_EPOCHS = 150
+MOST_EPOCHS = 50
 
 
 def one_run(folder, chance, left, tell):
     """One job from its start to its end, and what happens to it on the way: `left` events at most."""
     home = folder / "home"
     home.mkdir(parents=True)
-    epochs = min(30 + 4 * left, MOST_EPOCHS)
-    run = EventRun(lambda: LocalBackend(home, slots=4, hang_seconds=2.5), folder / "job", epochs, home=home)
+    epochs = min((30 + 4 * left) // 3, MOST_EPOCHS)
+
+    def make():
+        return LocalBackend(home, slots=4, hang_seconds=2.5)
+
+    run = EventRun(make, folder / "job", epochs, env=float64_job.SLOW, home=home)
     try:
         run.until("warm backend", lambda: run.backend.is_warm)
         run.start(2)

@@ -15,6 +15,7 @@ from pollux.testing.waiting import PATIENCE_SECONDS
 
 SCRIPT = str(Path(__file__).parents[1] / "integration" / "agent" / "live_script.py")
 LIVE = load_module(SCRIPT)
+LONG = pytest.mark.long
 check_exact, finish = LIVE.check_exact, LIVE.finish
 
 
@@ -62,7 +63,12 @@ def test_a_joiner_that_is_late_is_not_waited_for(supervise, tmp_path):
 
 @pytest.mark.parametrize(
     ("phase", "rank"),
-    [("boundary", 0), ("boundary", 1), ("door", 1), ("regroup", 0), ("transfer", 0), ("transfer", 1), ("wrap", 0)],
+    [
+        ("boundary", 0),
+        ("regroup", 0),
+        ("transfer", 1),
+        *(pytest.param(*each, marks=LONG) for each in (("boundary", 1), ("door", 1), ("transfer", 0), ("wrap", 0))),
+    ],
 )
 def test_a_survivor_that_dies_on_the_way_is_left_behind(supervise, tmp_path, phase, rank):
     supervisor = supervise(3, fails=[phase, [rank], signal.SIGKILL])
@@ -72,7 +78,9 @@ def test_a_survivor_that_dies_on_the_way_is_left_behind(supervise, tmp_path, pha
     check_exact(values)
 
 
-@pytest.mark.parametrize("phase", ["door", "regroup", "transfer", "wrap", "first step"])
+@pytest.mark.parametrize(
+    "phase", ["door", "transfer", *(pytest.param(each, marks=LONG) for each in ("regroup", "wrap", "first step"))]
+)
 def test_a_joiner_that_dies_on_the_way_is_left_behind(supervise, tmp_path, phase):
     supervisor = supervise(2, fails=[phase, [2], signal.SIGKILL])
     assert supervisor.resize(4) == "recovered", supervisor.outputs()
@@ -99,7 +107,7 @@ def test_without_anybody_who_holds_the_state_the_job_starts_from_its_checkpoint(
     check_exact(values)
 
 
-@pytest.mark.parametrize("options", [{}, {"batchnorm": True}, {"num_workers": 1}])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=LONG), {"batchnorm": True}, {"num_workers": 1}])
 def test_a_replica_killed_in_a_step_is_left_behind(supervise, tmp_path, options):
     supervisor = supervise(4, pace=0.004, **options)
     for rank in (2, 0, 1):
@@ -127,7 +135,7 @@ def test_who_took_the_step_sends_to_who_did_not(supervise, tmp_path):
     check_exact(values)
 
 
-@pytest.mark.parametrize("batchnorm", [False, True])
+@pytest.mark.parametrize("batchnorm", [pytest.param(False, marks=LONG), True])
 def test_a_replica_that_hangs_is_ended_and_left_behind(supervise, tmp_path, batchnorm):
     # With BatchNorm the others are held up in their forward pass.
     supervisor = supervise(3, hang_seconds=4.0, batchnorm=batchnorm)

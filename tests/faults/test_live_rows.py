@@ -16,7 +16,7 @@ from pollux.testing.jobs.random_changes import EventRun
 from pollux.testing.waiting import wait_until
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-EPOCHS = 15
+EPOCHS = 8
 
 
 class Shared:
@@ -55,7 +55,7 @@ def job(local, tmp_path, request):
 
     def start(gpus, steps=True, **env):
         number = f"job-{abs(hash(request.node.name)) % 10**8}"
-        run = EventRun(lambda: local, tmp_path / "job", EPOCHS, env=env, job_id=number)
+        run = EventRun(lambda: local, tmp_path / "job", EPOCHS, env={**float64_job.SLOW, **env}, job_id=number)
         made.append(run)
         run.start(gpus)
         run.settled()
@@ -92,11 +92,11 @@ def check(run, restarts=0):
     ("phase", "rank", "sent"),
     [
         ("prepare", 2, KILL),
-        ("boundary", 1, KILL),
-        ("transfer", 0, KILL),
+        pytest.param("boundary", 1, KILL, marks=pytest.mark.long),
+        pytest.param("transfer", 0, KILL, marks=pytest.mark.long),
         ("first step", 1, KILL),
         ("boundary", 1, STOP),
-        ("transfer", 0, STOP),
+        pytest.param("transfer", 0, STOP, marks=pytest.mark.long),
     ],
 )
 def test_who_fails_on_the_way_is_left_behind(job, phase, rank, sent):
@@ -220,7 +220,7 @@ def test_a_pause_of_all_of_a_job_ends_none_of_it(local, job):
     check(run)
 
 
-@pytest.mark.parametrize("gpus", [1, 3])
+@pytest.mark.parametrize("gpus", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_change_after_the_last_step_leaves_the_script_alone(job, gpus):
     run = job(2, POLLUX_HOLD_AT=str(EPOCHS))
     (run.folder / "fast").touch()

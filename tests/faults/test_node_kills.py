@@ -45,7 +45,7 @@ def hurt(run, nodes, chance, number, way):
 
 def one_job(nodes, folder, chance, events):
     """A job from its start to its end, and what becomes of its nodes meanwhile; how long it took to go on each time."""
-    run = FleetRun(nodes, folder, epochs=30 + 40 * events)
+    run = FleetRun(nodes, folder, epochs=10 + 13 * events)
     resumed = []
     try:
         run.begin({"n0": 1, "n1": 1})

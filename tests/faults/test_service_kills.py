@@ -25,7 +25,7 @@ from typing import Any
 
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
-EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "6"))
+EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "3"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20214"))
 # Not of our own names, which jobs and shims do not inherit.
 MARK = "TEST_OF_SERVICE_KILLS"

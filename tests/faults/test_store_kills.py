@@ -22,6 +22,7 @@ from pollux.controller import Event, JobPaused
 from pollux.store import SavedState, TelemetryRow, open_store, open_telemetry
 from pollux.store.sqlite import SqliteStore
 from pollux.testing.jobs.forking import fork, read_all
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "12"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20214"))
@@ -33,7 +34,7 @@ def test_kills_at_random_moments(tmp_path):
         [sys.executable, __file__, str(tmp_path), str(SEED), str(EVENTS)],
         capture_output=True,
         text=True,
-        timeout=60 + 5 * EVENTS,
+        timeout=PATIENCE_SECONDS + 5 * EVENTS,
     )
     assert result.returncode == 0, result.stderr
     events = [json.loads(line) for line in result.stdout.splitlines()]

@@ -9,7 +9,7 @@ from pollux.sim.applications.profiles import load_profiles
 from pollux.sim.simulation.simulation import simulate
 from pollux.sim.workloads.workload import read_workload
 
-WORKLOADS = ["workload-1", "workload-3", "workload-6", "workload-3-load2"]
+WORKLOADS = ["workload-1", "workload-3", "workload-6", pytest.param("workload-3-load2", marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent.adaptation.batch_tuner import BatchChange
-from pollux.agent.step.oom import MemoryLimits
+from pollux.agent.step.optimizer_step import StepRunner
 from pollux.goodput import BatchChoice
 
 pytestmark = [pytest.mark.gpu]
@@ -68,7 +68,7 @@ class Hungry(nn.Module):
 def test_real_out_of_memory_at_a_new_size_is_survived(monkeypatch):
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, 6 * 2**30 / total))
-    monkeypatch.setattr(MemoryLimits, "predicted_largest", lambda self, device, local_batch: None)
+    monkeypatch.setattr(StepRunner, "predicted_local_batch", lambda self, local_batch: None)
     model = Hungry()
     job = pollux.init(model, torch.optim.SGD(model.parameters(), lr=0.01), data(), 8, max_batch_size=256)
     try:
@@ -79,9 +79,9 @@ def test_real_out_of_memory_at_a_new_size_is_survived(monkeypatch):
                     job.backward(F.cross_entropy(job.model(x), y))
                     if job.step == 5 and not asked:
                         asked = True
-                        job._adaptation.take(BatchChange(BatchChoice(64, 0, 1), 1.5, 1.0, 0.9, "for the test"))
-                        job._loader.rewind()
-                        job._iterator = None
+                        job._parts.adaptation.take(BatchChange(BatchChoice(64, 0, 1), 1.5, 1.0, 0.9, "for the test"))
+                        job._parts.loader.rewind()
+                        job._loop._feed.forget()
             kinds = [event.kind for event in job.receipt.events]
             assert "out-of-memory" in kinds
             assert job.local_batch <= 8

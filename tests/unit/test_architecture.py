@@ -44,10 +44,10 @@ ROOMS = {
     "wire": third_party(on_use="fsspec ruamel"),
     "store": third_party(),
     "backends": third_party(on_use="pynvml torch"),
-    "service": third_party("fastapi pydantic starlette", on_use="numpy uvicorn"),
+    "service": third_party("pydantic starlette", on_use="numpy uvicorn"),
     "agent": third_party("numpy torch", on_use="lightning matplotlib scipy transformers"),
     "sim": third_party("numpy scipy", on_use="matplotlib"),
-    "testing": third_party("hypothesis numpy pytest", on_use="fastapi fsspec torch"),
+    "testing": third_party("hypothesis numpy pytest", on_use="fsspec torch"),
     "cli": third_party("rich typer", on_use="matplotlib numpy uvicorn"),
 }
 

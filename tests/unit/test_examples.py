@@ -143,7 +143,7 @@ def test_digits_under_torchrun():
     assert "replicas: 2" in printed
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_interval_of_the_noise_scale_holds_the_truth(replica_server, num_replicas):
     printed = output(replica_server, "regression/train.py", "--epochs", "1", num_replicas=num_replicas)
     found = re.search(r"noise scale (\S+) \(95 %: (\S+) to (\S+)\) after .*; in truth (\S+)", printed[0])

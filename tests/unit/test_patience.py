@@ -44,6 +44,8 @@ def limits(tree: ast.AST) -> Iterator[tuple[int, float]]:
         elif isinstance(node, ast.BinOp) and isinstance(node.left, ast.Call) and isinstance(node.op, ast.Add):
             name = getattr(node.left.func, "attr", "")
             found += [node.right] if name == "monotonic" and not is_moment(node.right) else []
+        # As in `60 + 5 * events`.
+        found += [part for each in found if isinstance(each, ast.BinOp) for part in (each.left, each.right)]
         for value in found:
             if isinstance(value, ast.Constant) and type(value.value) in (int, float):
                 yield value.lineno, value.value
@@ -65,6 +67,7 @@ def test_whoever_waits_has_patience():
     [
         "process.wait(30)",
         "subprocess.run(words, timeout=60)",
+        "subprocess.run(words, timeout=60 + 5 * events)",
         "thread.join(5.0)",
         "wait_until('end', look, 20.0, 0.1)",
         "bench.wait('end', look, seconds=20)",

@@ -66,7 +66,7 @@ def test_other_runs_pass(tmp_path, source, ci):
     assert "which CI=true counts" not in result.stdout
 
 
-PROCESSES = pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
+PROCESSES = pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "xdist"])
 
 
 @PROCESSES

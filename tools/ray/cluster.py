@@ -27,6 +27,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray lets workers step back behind everything else; what they start inherits that.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+READY_SECONDS = 300  # on a busy machine; a wait ends with what it waits for
+
 
 def below(pid: int) -> list[int]:
     """A process and everything that descends from it, itself first."""
@@ -65,7 +67,7 @@ class Trial:
         self._nodes = {node.node_id: node for node in (self._start() for _ in range(nodes))}
         self.address: str = self._cluster.address
         ray.init(self.address, namespace="trial", log_to_driver=False, logging_level="ERROR")
-        self._cluster.wait_for_nodes(120)
+        self._cluster.wait_for_nodes(READY_SECONDS)
         self._held: Any = None
 
     def _start(self, **more: Any) -> Any:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
 PACKAGES = ("slurm-wlm", "munge")
-READY_SECONDS = 60.0
+READY_SECONDS = 300.0  # on a busy machine; a wait ends with what it waits for
 _SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/local/sbin"])
 
 _CONF = """\

@@ -1,6 +1,6 @@
 """Where this process stands: torchrun's variables with their usual meaning, and those of Pollux.
 
-Reading only; process groups are made in `process_group`.
+Reading only, and without PyTorch: devices are chosen in `distributed.device`, process groups made in `process_group`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from pollux.core.errors import InvalidInput
 from pollux.wire.stores import is_address
 
-__all__ = ["Environment", "choose_device", "gpu_type", "read_environment"]
+__all__ = ["Environment", "read_environment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,44 +144,3 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         joins=variables.get("POLLUX_JOIN", "") == "1",
         run_id=variables.get("POLLUX_RUN_ID", ""),
     )
-
-
-def _named_device(asked: torch.device | str) -> torch.device:
-    try:
-        device = torch.device(asked)
-    except (RuntimeError, TypeError) as error:
-        raise InvalidInput(f"device is '{asked}', which PyTorch does not know: give 'cpu' or 'cuda'") from error
-    if device.type == "meta":
-        raise InvalidInput(f"device is '{asked}', which holds no values to train: give 'cpu' or 'cuda'")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput(f"device is '{asked}', but PyTorch finds no GPU here: leave device out to run on the CPU")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise InvalidInput(
-            f"device is '{asked}', but this node shows {torch.cuda.device_count()} GPUs: give one of them, or leave "
-            "device out for one each"
-        )
-    return device
-
-
-def choose_device(asked: torch.device | str | None, environment: Environment) -> torch.device:
-    """The device asked for; else this replica's GPU where there is one, else the CPU."""
-    if asked is not None:
-        device = _named_device(asked)
-    else:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda" and device.index is None:
-        count = torch.cuda.device_count()
-        if environment.local_replica >= count:
-            raise InvalidInput(
-                f"LOCAL_RANK is {environment.local_replica}, but this node shows {count} GPUs: start at most "
-                f"{count} replicas here, or set device='cpu'"
-            )
-        device = torch.device("cuda", environment.local_replica)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
-
-
-def gpu_type(device: torch.device) -> str:
-    """The name under which step times and memory limits are kept: the GPU's, or 'cpu'."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

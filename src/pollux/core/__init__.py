@@ -5,7 +5,7 @@ from __future__ import annotations
 from pollux.core.check import Violation, check
 from pollux.core.cluster import Cluster, Node, Queue
 from pollux.core.errors import BrokenDecision, IllegalTransition, InvalidInput, PolluxError, UnknownName, choices
-from pollux.core.job import FixedBatchOracle, GoodputFunction, JobLimits, JobView, is_gpu_type
+from pollux.core.job import FixedBatchOracle, GoodputFunction, JobLimits, JobView, Prior, is_gpu_type
 from pollux.core.placement import NOWHERE, Allocation, Placement
 from pollux.core.plan import Change, plan
 from pollux.core.snapshot import BatchMode, Decision, Policy, Reason, Snapshot
@@ -28,6 +28,7 @@ __all__ = [
     "Placement",
     "Policy",
     "PolluxError",
+    "Prior",
     "Queue",
     "Reason",
     "Snapshot",

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pollux.core.errors import InvalidInput
 
-__all__ = ["FixedBatchOracle", "GoodputFunction", "JobLimits", "JobView", "is_gpu_type"]
+__all__ = ["FixedBatchOracle", "GoodputFunction", "JobLimits", "JobView", "Prior", "is_gpu_type"]
 
 _WORDS = re.compile(r"[^\W_]+")
 
@@ -81,6 +81,23 @@ class JobLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Prior:
+    """What earlier jobs of the same kind showed: to be expected of a new one, until it is measured itself.
+
+    `goodput` holds for a job that begins; its curve was measured on up to `largest_gpus`, at `num_observations`
+    places and batches, the last of them at `learned_at`. `total` are the useful samples of a whole job (the median
+    of those that ended), `None` while none has. `observations` are what the curve was fitted to.
+    """
+
+    goodput: GoodputFunction
+    largest_gpus: int
+    num_observations: int
+    learned_at: float
+    total: float | None = None
+    observations: tuple[object, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """One job in a snapshot.
 
@@ -101,6 +118,9 @@ class JobView:
     resize_cost_seconds: float = 30.0
     goodput: GoodputFunction | None = field(default=None, compare=False)
     remaining: float | None = None
+    kind: str = ""
+    prior: Prior | None = field(default=None, compare=False)
+    crashes: int = 0
     oracle: FixedBatchOracle | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ __all__ = ["create", "names", "options", "summary"]
 _REGISTRY: Mapping[str, str] = {
     "pollux": "pollux.policies.elastic.pollux:Pollux",
     "pollux-genetic": "pollux.policies.elastic.genetic:PolluxGenetic",
+    "castor": "pollux.policies.elastic.castor:Castor",
     "tiresias": "pollux.policies.rigid.tiresias:Tiresias",
     "optimus-oracle": "pollux.policies.elastic.optimus:OptimusOracle",
     "fifo": "pollux.policies.rigid.fifo:Fifo",

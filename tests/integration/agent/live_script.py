@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent.checkpoint import checkpointer
-from pollux.agent.data.order import pass_order
+from pollux.agent.data.permutation import pass_order
 from pollux.agent.elastic import member
 from pollux.testing.jobs.live_supervisor import LiveSupervisor
 

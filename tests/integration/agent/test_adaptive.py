@@ -108,15 +108,18 @@ def train(
     for _ in job.epochs(epochs):
         parts_of_step: dict[str, Any] = {"ids": [], "loss": 0.0}
         for ids, x, y in job.batches():
-            micro: Any = job._engine._micro
+            micro: Any = job._parts.engine._micro
             if micro.index == 0:
                 parts_of_step = {"ids": [], "loss": 0.0}
             loss = F.mse_loss(job.model(x), y)
             if micro.samples:
                 parts_of_step["ids"] += ids.tolist()
                 parts_of_step["loss"] += float(loss.detach()) * micro.samples / micro.total
-            factor, rate = job._adaptation.factors(micro.total, job._progress.epochs)[0], chosen.param_groups[0]["lr"]
-            before, place = job.step, job._loader.pass_index
+            factor, rate = (
+                job._parts.adaptation.factors(micro.total, job._parts.progress.epochs)[0],
+                chosen.param_groups[0]["lr"],
+            )
+            before, place = job.step, job._parts.loader.pass_index
             if stop_at == before and micro.is_last:
                 os.kill(os.getpid(), signal.SIGTERM)
             try:
@@ -151,8 +154,8 @@ def train(
         "samples": job.samples,
         "epoch": job.epoch,
         "rates": [group["lr"] for group in chosen.param_groups],
-        "frozen": job._adaptation.guard.frozen_until,
-        "held": job._adaptation.memory.held,
+        "frozen": job._parts.adaptation.guard.frozen_until,
+        "held": job._parts.adaptation.memory.held,
         "measured": job.noise.num_measured,
     }
     job.close()
@@ -202,7 +205,10 @@ def totals(steps: list[dict[str, Any]]) -> list[int]:
     return [len(step["ids"]) for step in steps]
 
 
-@pytest.mark.parametrize(("num_replicas", "optimizer"), [(1, "sgd"), (2, "adamw"), (3, "sgd"), (1, "adamw")])
+@pytest.mark.parametrize(
+    ("num_replicas", "optimizer"),
+    [(2, "adamw"), (3, "sgd"), (1, "adamw"), pytest.param(1, "sgd", marks=pytest.mark.long)],
+)
 def test_a_change_keeps_gradients_and_moments(replica_server, num_replicas, optimizer):
     arguments = {"optimizer": optimizer, "changes": [None, 16, None, 32], "max_batch_size": 36, "lr_rule": "sqrt"}
     results = replica_server.run(f"{HERE}:train", num_replicas, arguments)
@@ -277,8 +283,17 @@ def test_out_of_memory_at_the_first_step_of_an_exact_job(replica_server, num_rep
         assert result["samples"] == SIZE
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize(("num_replicas", "replicas"), [(1, [0]), (2, [0, 1]), (2, [1])])
+@pytest.mark.parametrize(
+    ("num_replicas", "replicas", "where"),
+    [
+        (1, [0], "backward"),
+        (2, [0, 1], "forward"),
+        (2, [1], "backward"),
+        pytest.param(1, [0], "forward", marks=pytest.mark.long),
+        pytest.param(2, [0, 1], "backward", marks=pytest.mark.long),
+        pytest.param(2, [1], "forward", marks=pytest.mark.long),
+    ],
+)
 def test_out_of_memory_at_a_new_size(replica_server, num_replicas, replicas, where):
     """The step's samples are taken again at the size that worked, and the limit is remembered."""
     limit = 8 // num_replicas + 1
@@ -334,7 +349,16 @@ def spike(factor: float = 200.0, **options) -> dict[str, Any]:
     return train(lr_rule=lambda scale, gain, group: factor if scale > 1.0 else 1.0, **options)
 
 
-@pytest.mark.parametrize(("num_replicas", "factor"), [(1, 60.0), (2, 60.0), (1, 1e6), (2, 1e6), (1, 1e200)])
+@pytest.mark.parametrize(
+    ("num_replicas", "factor"),
+    [
+        (2, 60.0),
+        (1, 1e6),
+        (1, 1e200),
+        pytest.param(1, 60.0, marks=pytest.mark.long),
+        pytest.param(2, 1e6, marks=pytest.mark.long),
+    ],
+)
 def test_a_loss_spike_after_a_change_is_rolled_back(replica_server, num_replicas, factor):
     changes = [None] * 7 + [16, 16]
     arguments = {"factor": factor, "changes": changes, "max_batch_size": 64, "epochs": 8}

@@ -75,7 +75,7 @@ def test_killed_and_resumed_at_another_size_matches_plain_pytorch(launch, tmp_pa
         assert max(abs(one - other) for one, other in zip(answer["parameters"], expected, strict=True)) < 1e-12
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [pytest.param(False, marks=pytest.mark.long), True])
 def test_so_it_does_from_a_store_with_replicas_that_share_no_folder(launch, tmp_path, sharded):
     """The one that is killed was replica 0 of other machines than those that go on."""
     with s3_server() as variables:

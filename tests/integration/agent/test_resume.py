@@ -75,7 +75,7 @@ def train(
         for epoch in job.epochs(EPOCHS):
             part = 0.0
             for x, y in job.batches():
-                micro: Any = job._engine._micro
+                micro: Any = job._parts.engine._micro
                 loss = F.cross_entropy(job.model(x), y)
                 part += float(loss.detach()) * micro.samples / micro.total
                 step = job.step

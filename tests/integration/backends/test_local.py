@@ -156,8 +156,8 @@ def parent_of_all(bench, job):
     return int(record["pid"])
 
 
-def test_a_cold_shim_is_replaced_once_the_nursery_is_ready(tmp_path):
-    """And a nursery that is killed is started again."""
+def test_a_cold_shim_is_replaced_once_the_forkserver_is_ready(tmp_path):
+    """And a forkserver that is killed is started again."""
     bench = Bench(tmp_path, lambda home: LocalBackend(home, slots=1))
     report = "import sys; print('torch' in sys.modules)"
     bench.submit("early", report)
@@ -168,21 +168,21 @@ def test_a_cold_shim_is_replaced_once_the_nursery_is_ready(tmp_path):
     bench.end("early", 2)
     assert bench.log("early") == "False\nTrue\n"
     assert parent_of_all(bench, "early") != first
-    nursery = bench.backend._work.nursery
-    os.kill(nursery._pid, signal.SIGKILL)
-    bench.wait("another nursery", lambda: bench.backend._work.nursery not in (None, nursery))
+    forkserver = bench.backend._dispatcher.forkserver
+    os.kill(forkserver._pid, signal.SIGKILL)
+    bench.wait("another forkserver", lambda: bench.backend._dispatcher.forkserver not in (None, forkserver))
     bench.submit("early", "print('still here')", generation=3)
     assert bench.end("early", 3).outcome == "succeeded"
     clean(bench)
     table = process_table()
-    assert nursery._pid not in table or table[nursery._pid].state == "Z"
+    assert forkserver._pid not in table or table[forkserver._pid].state == "Z"
 
 
 def test_a_shim_that_is_told_twice_starts_once(bench):
     """Also by somebody who does not know that it was told before, as a service that was killed in between."""
     launch = bench.launch("twice", "import time; print('ran'); time.sleep(600)")
-    work = bench.backend._work
-    order = asdict(work._order(launch, ("0",)))
+    work = bench.backend._dispatcher
+    order = asdict(work.order_of(launch, ("0",)))
     folder = run_folder(bench.home, "twice")
     first, _ = start_shim("twice", folder, None, dict(os.environ))
     second, _ = start_shim("twice", folder, None, dict(os.environ))
@@ -218,7 +218,7 @@ def test_nothing_is_done_while_nothing_happens(bench):
     bench.submit("quiet", "import time; print('up'); time.sleep(600)")
     bench.wait("output", lambda: bench.log("quiet").endswith("\n"))
     shim = parent_of_all(bench, "quiet")
-    assert bench.backend._work._timeout() is None
+    assert bench.backend._dispatcher.thread._timeout() is None
 
     def switches():
         lines = Path(f"/proc/{shim}/status").read_text().splitlines()
@@ -280,7 +280,7 @@ def test_a_machine_with_no_room_for_a_shim_is_no_fault_of_the_job(bench, monkeyp
 
 
 def test_an_end_that_the_listener_could_not_take_is_told_again(bench, monkeypatch):
-    heard, fails = bench.backend._work._listener, [True, True]
+    heard, fails = bench.backend._dispatcher.thread.listener, [True, True]
 
     def listener(event):
         if fails:
@@ -288,7 +288,7 @@ def test_an_end_that_the_listener_could_not_take_is_told_again(bench, monkeypatc
             raise OSError("not now")
         heard(event)
 
-    bench.backend._work._listener = listener
+    bench.backend._dispatcher.thread.listener = listener
     bench.submit("told", "print('done')")
     assert bench.end("told").outcome == "succeeded"
     assert not fails
@@ -305,7 +305,7 @@ def test_shims_with_nothing_to_do_end_with_the_service(bench):
     assert bench.running("short").ended.outcome == "succeeded"
 
 
-def test_what_replicas_have_from_the_nursery_does_not_count_as_theirs(tmp_path):
+def test_what_replicas_have_from_the_forkserver_does_not_count_as_theirs(tmp_path):
     """One that only waits is far below what PyTorch takes; one that fills its memory is above."""
     bench = Bench(tmp_path, lambda home: LocalBackend(home, slots=2))
     bench.wait("warm backend", lambda: bench.backend.is_warm)

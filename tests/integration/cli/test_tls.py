@@ -20,7 +20,7 @@ REPORTS = """
 import json
 from dataclasses import asdict
 from pollux.agent.environment import read_environment
-from pollux.agent.reporting.reporter import Address, post_report
+from pollux.agent.reporting.report_client import Address, post_report
 from pollux.wire.report import Report
 
 here = read_environment()

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from pollux.backends.dispatch import dispatcher
+from pollux.backends.dispatch import changes
 from pollux.backends.protocol import Launch, ReplicasStarted
 from pollux.core import Placement
 from pollux.testing.jobs import float64_job
 
-EPOCHS = 100
+EPOCHS = 34
 
 
 def check(run, restarts=0):
@@ -21,7 +21,7 @@ def check(run, restarts=0):
     assert len(verdict.restarts) == restarts, verdict.restarts
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_all_replicas_go_to_another_node(make_run, gpus):
     run = make_run(epochs=EPOCHS)
     run.begin({"n0": gpus})
@@ -84,7 +84,7 @@ def test_who_comes_waits_until_another_job_has_left_its_places(make_run, tmp_pat
 
 
 def test_two_jobs_that_change_places_come_about_by_one_restart(make_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatcher, "_TANGLED_SECONDS", 0.3)
+    monkeypatch.setattr(changes, "_TANGLED_SECONDS", 0.3)
     run = make_run(epochs=EPOCHS)
     other = Other(run, tmp_path / "other")
     run.begin({"n0": 2})

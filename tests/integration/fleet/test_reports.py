@@ -14,6 +14,7 @@ from pollux.backends.process.network import own_address
 from pollux.service import ServiceSettings
 from pollux.service.server.serve import serve
 from pollux.testing.jobs.fleet import ProcessFleet
+from pollux.testing.servers.service import result_of
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
 
@@ -24,7 +25,7 @@ REPORTS = """
 import json
 from dataclasses import asdict
 from pollux.agent.environment import read_environment
-from pollux.agent.reporting.reporter import Address, post_report
+from pollux.agent.reporting.report_client import Address, post_report
 from pollux.wire.report import Report
 
 here = read_environment()
@@ -80,7 +81,7 @@ def ran(service, tmp_path):
     script.write_text(REPORTS)
     engine = service.engine
     wait_until("node", lambda: engine.backend.inventory(), PATIENCE_SECONDS, 0.05)
-    engine.submit(JobRequest(name="told", run=(sys.executable, str(script)), workdir=str(tmp_path)))
+    result_of(engine.submit(JobRequest(name="told", run=(sys.executable, str(script)), workdir=str(tmp_path))))
     ended = wait_until(
         "end", lambda: (job := engine.job("told")).state in ("succeeded", "failed") and job, PATIENCE_SECONDS, 0.1
     )

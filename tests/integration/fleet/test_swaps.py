@@ -2,7 +2,7 @@
 
 import sys
 
-from pollux.backends.dispatch import dispatcher
+from pollux.backends.dispatch import changes
 from pollux.backends.protocol import Launch, ReplicasStarted
 from pollux.core import Placement
 from pollux.testing.jobs import float64_job
@@ -31,7 +31,7 @@ class Other:
 
 
 def test_changes_that_wait_for_one_another_come_about(make_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatcher, "_TANGLED_SECONDS", 0.3)
+    monkeypatch.setattr(changes, "_TANGLED_SECONDS", 0.3)
     run = make_run(epochs=EPOCHS)
     other = Other(run, tmp_path / "other")
     run.begin({"n0": 1, "n1": 1})

@@ -23,7 +23,7 @@ def told(run, kind):
 
 def test_a_job_changes_over_nodes_and_loses_some(make_run, nodes):
     """It grows, shrinks and moves in living processes, goes on from memory or, with no replica left, from disk."""
-    run = make_run(epochs=60)
+    run = make_run(epochs=22)
     run.begin({"n0": 1})
     (first,) = float64_job.living(run.folder)
     run.go({"n0": 1, "n1": 2})
@@ -71,7 +71,7 @@ def test_a_job_whose_nodes_share_no_disk_goes_on_from_a_store(make_run, nodes, m
             monkeypatch.setenv(name, value)
         make_bucket("fleet")
         store = ObjectStore("s3://fleet/run")
-        run = make_run(epochs=60, env={**variables, "LIVE_JOB_STORE": store.address, "POLLUX_RUN_ID": "run"})
+        run = make_run(epochs=22, env={**variables, "LIVE_JOB_STORE": store.address, "POLLUX_RUN_ID": "run"})
         run.begin({"n0": 1})
         run.go({"n0": 1, "n1": 1})
         run.go({"n1": 1})

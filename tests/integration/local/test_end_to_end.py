@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -119,17 +120,23 @@ class Census(threading.Thread):
             self.most = max(self.most, len(replicas(self.home)))
 
 
-def alone(tmp_path, *arguments):
+def script(folder: str, options: list[str]) -> None:
+    """Run in a replica: the script as `python train.py options` would run it."""
+    os.chdir(folder)
+    sys.argv = [str(SCRIPT), *options]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def alone(replica_server, tmp_path, *arguments):
     """The accuracy that the same script has without a scheduler."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), *QUICK, "--step-wait", "0", "--sample-wait", "0", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True, cwd=tmp_path, env=variables
-    )
-    return float(done.stdout.split("accuracy ")[-1].split(",")[0])
+    options = [*QUICK, "--step-wait", "0", "--sample-wait", "0", *arguments]
+    given = {"folder": str(tmp_path), "options": options}
+    (done,) = replica_server.start(f"{Path(__file__).resolve()}:script", 1, given).wait()
+    assert done.exit_code == 0, done.output
+    return float(done.output.split("accuracy ")[-1].split(",")[0])
 
 
-def test_jobs_come_and_go_and_all_of_them_train_as_if_alone(service, tmp_path):
+def test_jobs_come_and_go_and_all_of_them_train_as_if_alone(service, replica_server, tmp_path):
     census = Census(service.home)
     census.start()
     plan = service.submit("first", "--epochs", "8", "--seed", "1")["plan"]
@@ -156,7 +163,7 @@ def test_jobs_come_and_go_and_all_of_them_train_as_if_alone(service, tmp_path):
         assert len({entry["hash"] for entry in receipt["ledger"]}) == 1, "a pass had other samples than the rest"
         assert receipt["exact"]
         rows = service.call(f"/v1/jobs/{name}/series?kind=report")["rows"]
-        expected = alone(tmp_path, "--epochs", str(epochs), "--seed", str(number))
+        expected = alone(replica_server, tmp_path, "--epochs", str(epochs), "--seed", str(number))
         assert rows[-1]["values"]["metrics"]["accuracy"] == pytest.approx(expected, abs=0.003)
 
 

@@ -17,7 +17,7 @@ from pollux.testing.jobs.random_changes import EventRun
 from pollux.testing.waiting import wait_until
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-EPOCHS = 40
+EPOCHS = 14
 
 
 class Shared:
@@ -64,7 +64,8 @@ def job(local, tmp_path, request):
     made = []
 
     def start(gpus, make=lambda: local, **env):
-        run = EventRun(make, tmp_path / "job", EPOCHS, env=env, job_id=f"job-{abs(hash(request.node.name)) % 10**8}")
+        number = f"job-{abs(hash(request.node.name)) % 10**8}"
+        run = EventRun(make, tmp_path / "job", EPOCHS, env={**float64_job.SLOW, **env}, job_id=number)
         made.append(run)
         wait_until("warm backend", lambda: run.backend.is_warm)
         run.start(gpus)
@@ -79,7 +80,7 @@ def job(local, tmp_path, request):
 
 def places(run):
     """Of the generation that runs."""
-    return run.backend._work._jobs[run.job_id].now.places
+    return run.backend._dispatcher.table.jobs[run.job_id].now.places
 
 
 def check(run, restarts=0):
@@ -96,7 +97,9 @@ def codes(run):
     return [each.code for each in ended.exits]
 
 
-@pytest.mark.parametrize(("before", "after", "kind"), [(1, 1, "move"), (2, 2, "move"), (1, 3, "grow")])
+@pytest.mark.parametrize(
+    ("before", "after", "kind"), [pytest.param(1, 1, "move", marks=pytest.mark.long), (2, 2, "move"), (1, 3, "grow")]
+)
 def test_a_job_goes_to_other_places_in_one_pause(job, before, after, kind):
     run = job(before)
     processes, had = set(float64_job.living(run.folder)), set(places(run))
@@ -118,7 +121,7 @@ def test_there_and_back_and_once_more(job):
     check(run)
 
 
-@pytest.mark.parametrize("phase", ["prepare", "transfer", "first step"])
+@pytest.mark.parametrize("phase", ["prepare", pytest.param("transfer", marks=pytest.mark.long), "first step"])
 def test_where_one_that_comes_dies_those_that_were_to_leave_save(job, phase):
     run = job(1, POLLUX_FAIL_AT=f"{phase}/0/{KILL}")
     run.resize(1)
@@ -138,7 +141,8 @@ def test_where_the_only_one_that_holds_the_state_dies_the_job_starts_from_its_ch
 
 
 @pytest.mark.parametrize(
-    ("phase", "number", "sent"), [("transfer", 2, KILL), ("boundary", 0, KILL), ("transfer", 1, STOP)]
+    ("phase", "number", "sent"),
+    [("transfer", 2, KILL), pytest.param("boundary", 0, KILL, marks=pytest.mark.long), ("transfer", 1, STOP)],
 )
 def test_where_one_of_several_fails_another_saves(job, phase, number, sent):
     run = job(2, POLLUX_FAIL_AT=f"{phase}/{number}/{sent}")

@@ -21,7 +21,7 @@ from pollux.service.presenters.metrics import NAMES
 from pollux.service.server import serve
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.ports import free_port
-from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, result_of, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest
 from pollux.wire.report import NoiseReport
@@ -68,13 +68,13 @@ def service(tmp_path_factory):
 
 def train(engine: Engine, backend: FakeBackend, home: Path) -> None:
     def submit(name: str, **limits: Any) -> None:
-        engine.submit(JobRequest(name=name, run=("sleep", "1"), workdir=str(home), queue="vision", **limits))
+        result_of(engine.submit(JobRequest(name=name, run=("sleep", "1"), workdir=str(home), queue="vision", **limits)))
         wait_for(lambda: engine.job(name).gpus > 0 or name == "waits")
 
     def report(name: str, progress: float, **more: Any) -> None:
         wait_for(lambda: engine.job(name).state == "running")
         generation = engine.job(name).generation
-        engine.report(name, sample_report(generation, progress, model=SAMPLE_MODEL, loss=1.0, **more))
+        result_of(engine.report(name, sample_report(generation, progress, model=SAMPLE_MODEL, loss=1.0, **more)))
 
     submit("done", min_gpus=1, max_gpus=1)
     for progress in (150.0, 300.0, 600.0, 1000.0):
@@ -180,7 +180,7 @@ def test_numbers_are_those_of_the_service(prometheus, service):
         return float(found["result"][0]["value"][1]) if found and found["result"] else None
 
     wait_for(lambda: value("pollux_gpus") == 4.0)
-    wait_for(lambda: value('sum(pollux_job_gpus{queue="vision"})') == service.engine.status().nodes[0].used)
+    wait_for(lambda: value('sum(pollux_job_gpus{queue="vision"})') == result_of(service.engine.status()).nodes[0].used)
     wait_for(lambda: value('pollux_jobs{state="succeeded"}') == 1.0)
 
 

@@ -37,7 +37,7 @@ def expected(epochs, seed):
     """The losses of one process that knows nothing of schedulers."""
     import torch.nn.functional as F
 
-    from pollux.agent.data.order import pass_order
+    from pollux.agent.data.permutation import pass_order
 
     model, optimizer, x, y = task(seed)
     losses = []

@@ -59,7 +59,7 @@ def test_a_host_of_other_options_is_started_anew(cluster, tmp_path):
         places = options.get("slots", 4)
 
         def up():
-            found = {hosted.node.id: hosted for hosted in backend._lender.hosts()}
+            found = {hosted.node.id: hosted for hosted in backend._provider.hosts()}
             return {
                 name: found[name].address for name in names if name in found and found[name].node.num_gpus == places
             }

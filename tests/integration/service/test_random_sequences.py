@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from starlette.testclient import TestClient
 
 from pollux import policies
 from pollux.core import Node
@@ -24,7 +24,7 @@ from pollux.service.http.operations import Operation
 from pollux.service.http.uploads import Packages
 from pollux.service.replay.replays import Replays
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, result_of, sample_report
 from pollux.wire.codec import encode
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "40"))
@@ -81,7 +81,7 @@ class Api(RuleBasedStateMachine):
         policy = policies.create(self.policy)
         self.engine = Engine(policy, self.backend, self.store, self.telemetry, home, self.clock, self.tokens)
         self.engine.start()
-        self.engine.settle()
+        self.engine.loop.settle()
         app = create_app(self.engine, self.tokens)
         # What a replay does is not what is tested here: its process ends at once.
         app._app.state.replays = Replays(list, ("false",))  # type: ignore[attr-defined]
@@ -94,19 +94,19 @@ class Api(RuleBasedStateMachine):
             self.packages.cleanup()
 
     def ask(self, method: str, path: str, body: Any = None, token: str = "") -> Any:
-        self.engine.settle()
+        self.engine.loop.settle()
         before = self.store.revision, self.engine.jobs()
         header = {"authorization": f"Bearer {token or self.tokens.operator}"}
         answer = self.client.request(method, path, json=body, headers=header)
         assert answer.status_code < 500, f"{method} {path}: {answer.text}"
         if method == "GET":
-            self.engine.settle()
+            self.engine.loop.settle()
             assert (self.store.revision, self.engine.jobs()) == before, f"{method} {path} changed something"
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"code", "message", "retryable"}
-            self.engine.settle()
+            self.engine.loop.settle()
             assert (self.store.revision, self.engine.jobs()) == before
-        self.engine.settle()
+        self.engine.loop.settle()
         return answer
 
     @rule(name=JOBS, gpus=GOOD_GPUS)
@@ -152,7 +152,7 @@ class Api(RuleBasedStateMachine):
             self.do(operation, name, body if operation.takes is not None else None, query)
 
     def do(self, operation: Operation, name: str, body: Any, query: dict[str, Any]) -> Any:
-        """Ask for one operation, of the job, queue or replay that its path names."""
+        """Request for one operation, of the job, queue or replay that its path names."""
         path = operation.path.format(job_id=name, queue=name, replay_id=self.replays[-1])
         text = "&".join(f"{key}={value}" for key, value in query.items())
         answer = self.ask(operation.method, f"{path}?{text}" if text else path, body)
@@ -163,25 +163,25 @@ class Api(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 3.0, 40.0]))
     def wait(self, seconds: float) -> None:
         self.clock.set(self.clock.time + seconds, self.engine)
-        self.engine.settle()
+        self.engine.loop.settle()
 
     @rule(outcome=OUTCOMES, first=st.booleans())
     def replicas_end(self, outcome: Any, first: bool) -> None:
         alive = [entry.job_id for entry in self.backend.running() if entry.state != "ended"]
         if alive:
             self.backend.ended(alive[0 if first else -1], outcome)
-            self.engine.settle()
+            self.engine.loop.settle()
 
     @rule()
     def replicas_start(self) -> None:
         for entry in self.backend.running():
             if entry.state == "running":
                 self.backend.started(entry.job_id)
-        self.engine.settle()
+        self.engine.loop.settle()
 
     @rule()
     def restart(self) -> None:
-        self.engine.settle()
+        self.engine.loop.settle()
         before = [(job.id, job.state, job.gpus, job.generation, job.crashes) for job in self.engine.jobs()]
         self.engine.stop("keep")
         self.begin()
@@ -191,8 +191,8 @@ class Api(RuleBasedStateMachine):
     @invariant()
     def nothing_is_oversubscribed(self) -> None:
         if hasattr(self, "engine"):
-            self.engine.settle()
-            for node in self.engine.status().nodes:
+            self.engine.loop.settle()
+            for node in result_of(self.engine.status()).nodes:
                 assert node.used <= node.gpus
 
 

@@ -23,7 +23,7 @@ from pollux.service.http.openapi import describe
 from pollux.service.http.uploads import Packages
 from pollux.service.replay.replays import Replays
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.servers.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock, result_of
 from pollux.wire.job import JobRequest
 from pollux.wire.report import LARGEST_BATCH, LARGEST_SECONDS
 
@@ -71,11 +71,13 @@ class Late:
             TOKENS,
         )
         # At the addresses of stores that are thought up here there is none.
-        self.engine.check_store = lambda request: None  # type: ignore[method-assign]
+        self.engine.admission.check_store = lambda request: None  # type: ignore[method-assign]
         self.engine.start()
-        self.engine.settle()
-        self.engine.submit(JobRequest(name=REPORTING, run=("sleep", "1"), workdir=HERE, min_gpus=1, max_gpus=4))
-        self.engine.settle()
+        self.engine.loop.settle()
+        result_of(
+            self.engine.submit(JobRequest(name=REPORTING, run=("sleep", "1"), workdir=HERE, min_gpus=1, max_gpus=4))
+        )
+        self.engine.loop.settle()
         self.app = create_app(self.engine, TOKENS, ["testserver"])
         # What a replay does is not what is tested here: its process ends at once.
         self.app._app.state.replays = Replays(list, ("false",))
@@ -92,7 +94,7 @@ class Late:
         await self.app(scope, receive, send)
         assert self.engine is not None
         await asyncio.to_thread(self.clock.set, self.clock.time + 3.0, self.engine)
-        await asyncio.to_thread(self.engine.settle)
+        await asyncio.to_thread(self.engine.loop.settle)
         replay = self.app._app.state.replays._thread
         if replay is not None:
             # One that is under way refuses the next: how long its process takes must not decide an answer.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux import policies
 from pollux.backends.protocol import (
@@ -373,7 +373,7 @@ class Served:
         self.engine.start()
         self.client = TestClient(create_app(self.engine, self.tokens), base_url="http://127.0.0.1")
         self.client.__enter__()
-        self.engine.settle()
+        self.engine.loop.settle()
 
     def close(self) -> None:
         self.client.__exit__(None, None, None)
@@ -381,23 +381,23 @@ class Served:
 
     def restart(self) -> None:
         # As after a kill: no last snapshot, so the newest one and the rest of the log make the state.
-        self.engine.runner.save = lambda: None  # type: ignore[method-assign]
+        self.engine.pipeline.save = lambda: None  # type: ignore[method-assign]
         self.close()
         self.open()
 
     def due(self) -> float | None:
-        return self.engine.next_due()
+        return self.engine.loop.next_due()
 
     def at(self, now: float) -> None:
         self.clock.set(now, self.engine)
-        self.engine.settle()
+        self.engine.loop.settle()
 
     def post(self, path: str, body: Any = None, method: str = "POST", token: str | None = None) -> None:
         header = {"authorization": f"Bearer {token or self.tokens.operator}"}
         content = None if body is None else json.dumps(body)
         answer = self.client.request(method, path, content=content, headers=header)
         assert answer.status_code in (200, 201), answer.text
-        self.engine.settle()
+        self.engine.loop.settle()
 
     def user(self, action: Action) -> None:
         kind, *more = action
@@ -419,7 +419,7 @@ class Served:
 
     def tell(self, event: Any) -> None:
         self.backend.listener(event)
-        self.engine.settle()
+        self.engine.loop.settle()
 
     def world(self, event: Action) -> None:
         kind, job, generation, *more = event
@@ -527,7 +527,7 @@ def test_both_sides_do_the_same_at_the_same_times(policy, trigger, seed, tmp_pat
             assert mine == other, f"action {index} of {len(theirs)}"
         assert len(ours) == len(theirs)
         assert served.states() == direct.states()
-        assert served.engine.runner.controller.revision == direct.controller.revision
+        assert served.engine.pipeline.controller.revision == direct.controller.revision
         assert served.engine.store.revision == direct.controller.revision
     finally:
         served.close()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux import policies
 from pollux.backends.protocol import Launch, ReplicasEnded
@@ -212,7 +212,7 @@ class Service:
             policies.create(self.policy, **self.options), self.backend, open_store(self.home / "store.sqlite"),
             open_telemetry(self.home / "telemetry.sqlite"), settings, self.clock, self.tokens,
         )  # fmt: skip
-        runner = self.engine.runner
+        runner = self.engine.pipeline
         snapshot, due = runner.due_snapshot, runner.next_due
         runner.due_snapshot = lambda: None if self.held else snapshot()  # type: ignore[method-assign]
         runner.next_due = lambda deciding: due(deciding or self.held)  # type: ignore[method-assign]
@@ -226,18 +226,18 @@ class Service:
 
     def restart(self) -> None:
         # As after a kill: no last snapshot, so the newest one and the rest of the log make the state.
-        self.engine.runner.save = lambda: None  # type: ignore[method-assign]
+        self.engine.pipeline.save = lambda: None  # type: ignore[method-assign]
         self.close()
         self.open()
 
     @property
     def due(self) -> float | None:
-        return self.engine.runner.controller.next_decision_at
+        return self.engine.pipeline.controller.next_decision_at
 
     def think(self) -> None:
         """Let everything that is due at this time be decided and carried out."""
         self.held = False
-        self.engine.settle()
+        self.engine.loop.settle()
         self.held = True
 
     def post(self, path: str, body: Any, token: str) -> None:
@@ -254,11 +254,11 @@ class Service:
 
     def started(self, job_id: str) -> None:
         self.backend.started(job_id)
-        self.engine.settle()
+        self.engine.loop.settle()
 
     def finished(self, job_id: str) -> None:
         self.backend.ended(job_id, "succeeded")
-        self.engine.settle()
+        self.engine.loop.settle()
 
 
 class Execution:
@@ -390,7 +390,7 @@ class Execution:
                 backend.left(job_id, generation)
             self.jobs[job_id].clock = now
             self.jobs[job_id].place(placement, pause_seconds)
-        self.service.engine.settle()
+        self.service.engine.loop.settle()
 
 
 @dataclass

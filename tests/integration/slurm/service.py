@@ -19,15 +19,9 @@ OPTIONS = {
 class Service:
     """`pollux up --backend slurm` with so many CPU slots on each node, 0: GPUs; `environ` beside that of the tests."""
 
-    def __init__(self, home, slurm, slots, limit_seconds, options=None, **environ):
+    def __init__(self, home, slurm, slots, options=None, **environ):
         self._options = {**OPTIONS, **(options or {}), "pool": home / "pool"}
-        self.home, self.slurm, self.slots, self.limit_seconds, self._environ = (
-            home,
-            slurm,
-            slots,
-            limit_seconds,
-            environ,
-        )
+        self.home, self.slurm, self.slots, self._environ = home, slurm, slots, environ
         home.mkdir()
         self.up()
 
@@ -72,7 +66,7 @@ class Service:
             return response.read().decode()
 
     def wait(self, what, is_so):
-        return wait_until(what, is_so, self.limit_seconds, 0.1, self.state)
+        return wait_until(what, is_so, pause_seconds=0.1, story=self.state)
 
     def log(self):
         path = self.home / "service.log"

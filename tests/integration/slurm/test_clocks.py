@@ -25,7 +25,7 @@ def service(slurm, tmp_path):
     )
     # Long enough that load alone raises no alarm.
     seconds = {"POLLUX_LEASE_SECONDS": "60", "POLLUX_LOST_SECONDS": "90"}
-    running = Service(tmp_path / "home", slurm, slots=2, limit_seconds=120, options={"setup": setup}, **seconds)
+    running = Service(tmp_path / "home", slurm, slots=2, options={"setup": setup}, **seconds)
     try:
         running.wait("three nodes", lambda: len(running.nodes()) == 3)
         yield running

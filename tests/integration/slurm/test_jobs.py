@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pollux.backends.fleet import dispatcher
+from pollux.backends.fleet import node_watch
 from pollux.backends.slurm.backend import SlurmBackend
 from pollux.core import Placement
 from pollux.testing.conformance.backends import Bench
@@ -71,11 +71,11 @@ def test_each_generation_asks_for_its_nodes_and_gives_them_back(bench, slurm):
 
 def test_a_job_goes_on_when_the_service_starts_anew_while_slurm_does_not_answer(bench, slurm, monkeypatch):
     start(bench, 1, node1=1)
-    monkeypatch.setattr(dispatcher, "_RETURN_SECONDS", 0.5)
+    monkeypatch.setattr(node_watch, "_RETURN_SECONDS", 0.5)
     slurm.stop_controller()
     try:
         bench.restart()
-        bench.wait("no memory of nodes", lambda: not bench.backend._ground.remembered)
+        bench.wait("no memory of nodes", lambda: not bench.backend._slots.remembered)
         # By then everybody has been told which nodes are gone.
         bench.wait("nodes", lambda: [node.id for node in bench.backend.inventory()] == ["node1"])
         assert [each.state for each in bench.backend.running()] == ["running"]
@@ -99,7 +99,7 @@ def test_what_others_use_is_not_offered_and_not_waited_for_while_there_is_more(b
 def offered_again(bench, node):
     """It was given back, and can be asked for."""
     lender = bench.backend._slurm
-    bench.wait("its rest", lambda: lender._clock() > lender._resting.get(node, math.inf))
+    bench.wait("its rest", lambda: lender.queue.clock() > lender.resting.get(node, math.inf))
     bench.wait("node offered", lambda: node in [each.id for each in bench.backend.inventory()])
 
 

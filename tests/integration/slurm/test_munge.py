@@ -19,7 +19,7 @@ def service(slurm, tmp_path):
     slurm.stop_munge()
     running = None
     try:
-        running = Service(tmp_path / "home", slurm, slots=2, limit_seconds=120, options=options, **seconds)
+        running = Service(tmp_path / "home", slurm, slots=2, options=options, **seconds)
         yield running
     finally:
         slurm.stop_munge()

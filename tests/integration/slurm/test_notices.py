@@ -87,12 +87,12 @@ def test_commands_that_hang_or_say_nonsense_cost_no_node(bench, commands):
     play(commands, "squeue", "echo 'Welcome to the cluster!'; echo '1_0|RUNNING|'")
     warned(bench, "cannot be understood")
     works(bench, "despite-nonsense")
-    bench.backend._slurm._calls._seconds = 1.0
+    bench.backend._slurm.queue.commands._seconds = 1.0
     play(commands, "squeue", "sleep 600")
     warned(bench, "'squeue' did not answer within 1 s")
     works(bench, "despite-silence")
     assert bench.backend.inventory() == (node,)
-    bench.backend._slurm._calls._seconds = 15.0
+    bench.backend._slurm.queue.commands._seconds = 15.0
     (commands / "squeue").unlink()
     bench.wait("peace", lambda: not bench.backend.warnings())
     assert bench.backend.inventory() == (node,)

@@ -13,7 +13,7 @@ EPOCHS = 120
 def service(slurm, tmp_path):
     seconds = {"POLLUX_LEASE_SECONDS": "20", "POLLUX_LOST_SECONDS": "25"}
     options = {"nodes": "1..3", "idle_seconds": "1"}
-    running = Service(tmp_path / "home", slurm, slots=2, limit_seconds=120, options=options, **seconds)
+    running = Service(tmp_path / "home", slurm, slots=2, options=options, **seconds)
     try:
         yield running
     finally:

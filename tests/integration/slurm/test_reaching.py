@@ -13,7 +13,7 @@ REPORTS = """
 import json
 from dataclasses import asdict
 from pollux.agent.environment import read_environment
-from pollux.agent.reporting.reporter import Address, post_report
+from pollux.agent.reporting.report_client import Address, post_report
 from pollux.wire.report import Report
 
 here = read_environment()
@@ -38,7 +38,7 @@ class Reached(Service):
 
 @pytest.fixture
 def service(slurm, tmp_path):
-    running = Reached(tmp_path / "home", slurm, slots=2, limit_seconds=120)
+    running = Reached(tmp_path / "home", slurm, slots=2)
     try:
         yield running
     finally:

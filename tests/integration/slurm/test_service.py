@@ -25,7 +25,7 @@ LOST_SECONDS = 8
 def service(slurm, tmp_path_factory):
     home = tmp_path_factory.mktemp("service") / "home"
     seconds = {"POLLUX_LEASE_SECONDS": "6", "POLLUX_LOST_SECONDS": str(LOST_SECONDS)}
-    running = Service(home, slurm, slots=2, limit_seconds=150, **seconds)
+    running = Service(home, slurm, slots=2, **seconds)
     try:
         running.wait("three nodes", lambda: len(running.nodes()) == 3)
         yield running

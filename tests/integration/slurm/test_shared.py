@@ -29,7 +29,7 @@ def restart(slurm, hide):
 def service(slurm, hidden, tmp_path_factory):
     home = tmp_path_factory.mktemp("service") / "home"
     options = {"nodes": "2", "words": "--exclude=node3"}
-    running = Service(home, slurm, slots=1, limit_seconds=120, options=options)
+    running = Service(home, slurm, slots=1, options=options)
     try:
         running.wait("two nodes", lambda: running.nodes().keys() == {"node1", BLIND})
         yield running

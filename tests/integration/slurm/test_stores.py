@@ -44,7 +44,7 @@ def variables(monkeypatch, copies):
 def service(slurm, variables, tmp_path):
     seconds = {"POLLUX_LEASE_SECONDS": "6", "POLLUX_LOST_SECONDS": "8"}
     options = {"mode": "job", "nodes": "1"}
-    running = Service(tmp_path / "home", slurm, slots=2, limit_seconds=120, options=options, **seconds)
+    running = Service(tmp_path / "home", slurm, slots=2, options=options, **seconds)
     try:
         running.wait("three nodes", lambda: len(running.nodes()) == 3)
         yield running

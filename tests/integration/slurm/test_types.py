@@ -20,7 +20,7 @@ def service(slurm_of_two_types, tmp_path):
     """GPUs, and no slots; that the driver has not heard of them is in the logs of pilots."""
     seconds = {"POLLUX_LEASE_SECONDS": "20", "POLLUX_LOST_SECONDS": "25"}
     options = {"gpus_per_node": "2"}
-    running = Service(tmp_path / "home", slurm_of_two_types, slots=0, limit_seconds=60, options=options, **seconds)
+    running = Service(tmp_path / "home", slurm_of_two_types, slots=0, options=options, **seconds)
     try:
         running.wait("three nodes", lambda: len(running.nodes()) == 3)
         yield running

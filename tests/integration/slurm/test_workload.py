@@ -15,7 +15,7 @@ SEEDS = {name: seed for seed, name in enumerate(EPOCHS, start=1)}
 @pytest.fixture
 def service(slurm, tmp_path):
     seconds = {"POLLUX_LEASE_SECONDS": "20", "POLLUX_LOST_SECONDS": "25"}
-    running = Service(tmp_path / "home", slurm, slots=4, limit_seconds=180, **seconds)
+    running = Service(tmp_path / "home", slurm, slots=4, **seconds)
     try:
         running.wait("nodes", lambda: sorted(node["gpus"] for node in running.nodes().values()) == [4, 4, 4])
         yield running

@@ -10,6 +10,7 @@ import torch
 from tests.unit.agent.saved_steps import newest, put, state
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer, load
+from pollux.agent.checkpoint.handover import FolderHold
 from pollux.agent.checkpoint.lease import LEASE_NAME, Holder, Lease
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME
 from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch
@@ -446,18 +447,18 @@ def test_a_note_of_another_version_is_watched_before_it_is_replaced(store):
 def test_a_hold_that_comes_after_the_end_is_let_go(store, monkeypatch):
     """A store took its time to answer a replica that was to write, and has left since."""
     opened, go_on = threading.Event(), threading.Event()
-    real = Checkpointer._open
+    real = FolderHold.open
 
-    def late(checkpointer):
+    def late(hold):
         opened.set()
         assert go_on.wait(PATIENCE_SECONDS)
-        real(checkpointer)
+        real(hold)
 
     joiner = Checkpointer(store(), holder=Holder("run", "a:1", 1), opens=False)
-    monkeypatch.setattr(Checkpointer, "_open", late)
+    monkeypatch.setattr(FolderHold, "open", late)
     joiner.rebind(0, 1, None)
     assert opened.wait(PATIENCE_SECONDS)
     joiner.close()
     go_on.set()
-    joiner._opening.join(PATIENCE_SECONDS)
+    joiner._hold._taking.join(PATIENCE_SECONDS)
     assert json.loads(store().read(LEASE_NAME))["released"]

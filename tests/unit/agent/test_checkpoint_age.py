@@ -56,7 +56,7 @@ def start(folder: Any, **options: Any) -> Any:
 
 
 def age(job: Any) -> float | None:
-    seconds: float | None = job._parts.teller._report(job, None, None, False).checkpoint_age_seconds
+    seconds: float | None = job._record.reports._report(job, None, None, False).checkpoint_age_seconds
     return seconds
 
 
@@ -76,12 +76,12 @@ def test_who_becomes_replica_0_finds_the_last_one_there_is(tells, hour_ago, tmp_
     with start(tmp_path / "there") as job:
         job.checkpoint()
         parts = job._parts
-        parts.live = SimpleNamespace(membership=SimpleNamespace(ranks={0: 0, 1: 0}))
-        parts.environment = Environment(replica=0 if was_first else 1)
+        parts.member = SimpleNamespace(membership=SimpleNamespace(ranks={0: 0, 1: 0}))
+        job._record._environment = Environment(replica=0 if was_first else 1)
         if not was_first:
-            parts.teller = None
-        job._tell_anew()
-        parts.live = None
+            job._record.reports = None
+        job._loop._elastic._change_reports()
+        parts.member = None
         # Its own save is not looked up.
         assert (age(job) < HOUR / 2) == was_first
         assert (HOUR <= age(job) < 2 * HOUR) != was_first
@@ -90,13 +90,13 @@ def test_who_becomes_replica_0_finds_the_last_one_there_is(tells, hour_ago, tmp_
 def test_who_becomes_replica_0_tells_no_restart_that_was_long_ago(tells, tmp_path):
     with start(tmp_path) as job:
         parts = job._parts
-        parts.live = SimpleNamespace(membership=SimpleNamespace(ranks={0: 0, 1: 0}))
-        parts.environment = Environment(replica=1, stopped_at=time.time() - HOUR)
-        parts.teller = None
-        job._tell_anew()
-        parts.live = None
-        parts.teller.stepped()
-        report = parts.teller._report(job, None, None, False)
+        parts.member = SimpleNamespace(membership=SimpleNamespace(ranks={0: 0, 1: 0}))
+        job._record._environment = Environment(replica=1, stopped_at=time.time() - HOUR)
+        job._record.reports = None
+        job._loop._elastic._change_reports()
+        parts.member = None
+        job._record.reports.stepped()
+        report = job._record.reports._report(job, None, None, False)
         assert (report.resize_seconds, report.resize_kind) == (None, "")
 
 

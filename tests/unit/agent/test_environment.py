@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pollux.agent.environment import Environment, choose_device, gpu_type, read_environment
+from pollux.agent.distributed.device import choose_device, gpu_type
+from pollux.agent.environment import Environment, read_environment
 from pollux.core.errors import InvalidInput
 from pollux.wire.environment import JOB_VARIABLES
 

@@ -16,6 +16,7 @@ from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as module
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import Membership
+from pollux.agent.elastic.pause import ResizePause
 from pollux.agent.environment import Environment
 from pollux.wire.live.keys import PREFIX
 from pollux.wire.live.plan import GenerationPlan, PlanDeadlines, PlanMember
@@ -81,7 +82,7 @@ def exchanged(monkeypatch):
 def test_who_joins_those_of_an_older_release_counts_from_when_it_came(live, exchanged):
     live.joins, live._has_state = True, False
     among(live, None, 3.0)
-    pause = module._Pause(PLAN, "grow", 50.0, last=50.0)
+    pause = ResizePause(PLAN, "grow", 50.0, last=50.0)
     assert live._transfer(Job(), pause, 1) == (True, exchanged.state)  # type: ignore[arg-type]
     assert pause.began == 50.0
 
@@ -96,14 +97,14 @@ def test_what_it_takes_to_gather_the_state_counts_once(live, exchanged, monkeypa
 
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
     among(live, -1.0, None)
-    live._transfer(Slow(), module._Pause(PLAN, "", 99.0), 1)  # type: ignore[arg-type]
+    live._transfer(Slow(), ResizePause(PLAN, "", 99.0), 1)  # type: ignore[arg-type]
     ((packed, *_),) = exchanged.given
     assert packed.values["paused_seconds"] == 1.0
 
 
 def test_who_leaves_a_step_behind_another_keeps_what_it_holds(live, exchanged):
     among(live, -1.0, None, 4.0)
-    receives, _ = live._transfer(Job(), module._Pause(PLAN, "", 0.0), 2)  # type: ignore[arg-type]
+    receives, _ = live._transfer(Job(), ResizePause(PLAN, "", 0.0), 2)  # type: ignore[arg-type]
     ((packed, senders, receivers, *_),) = exchanged.given
     assert (packed, senders, receivers) == (None, [2], [0]), "only those that join receive"
     assert not receives
@@ -113,7 +114,7 @@ def test_who_leaves_a_step_behind_another_keeps_what_it_holds(live, exchanged):
 def test_who_stays_a_step_behind_another_receives(live, exchanged):
     among(live, -1.0, None, 4.0)
     plan = GenerationPlan(1, 0, tuple(PlanMember(rank, was) for rank, was in enumerate((None, 0, 1))))
-    receives, _ = live._transfer(Job(), module._Pause(plan, "", 0.0), 2)  # type: ignore[arg-type]
+    receives, _ = live._transfer(Job(), ResizePause(plan, "", 0.0), 2)  # type: ignore[arg-type]
     assert exchanged.given[0][1:3] == ([2], [0, 1])
     assert receives
 
@@ -142,8 +143,8 @@ def just_come(tmp_path: Any, monkeypatch: Any, live: ElasticMember) -> tuple[Any
         save(*arguments, **named)
 
     monkeypatch.setattr(job._parts.checkpointer, "save", noted)
-    job._parts.live, job._beat = live, live.beat
-    live._pause = module._Pause(PLAN, "move", 0.0)
+    job._parts.member = live
+    live._pause = ResizePause(PLAN, "move", 0.0)
     return job, saves
 
 
@@ -151,7 +152,7 @@ def test_one_that_comes_when_the_job_is_through_does_not_hold_who_leaves_up(tmp_
     """Who leaves keeps the folder of checkpoints until all others have said that they go on."""
     job, saves = just_come(tmp_path, monkeypatch, live)
     with job:
-        job._finish()
+        job._loop._finish()
     assert saves[0]
     assert b'"finished"' in told(live, "beat/0/0")
 

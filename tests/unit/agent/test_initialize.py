@@ -21,7 +21,8 @@ import pollux
 from pollux.agent import initialize, pass_order
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME, encode, read_manifest
-from pollux.agent.data.loader import Loader, LoaderOptions
+from pollux.agent.data.loader import LoaderOptions
+from pollux.agent.data.torch_reader import torch_loader
 from pollux.agent.options import check_model
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob, PolluxError, UnknownName
 from pollux.testing.waiting import PATIENCE_SECONDS
@@ -341,7 +342,7 @@ def test_the_seed_is_that_of_a_dataloader_unless_one_is_given(given, expected):
 
 def test_the_seed_is_0_where_nothing_says_another():
     with pollux.init(*parts(), 5) as job:
-        assert job._loader.options.seed == job._parts.state._seed == 0
+        assert job._parts.loader.options.seed == job._parts.state._seed == 0
 
 
 @pytest.mark.parametrize(
@@ -353,7 +354,7 @@ def test_dropping_the_last_batch_keeps_the_ceiling_within_a_pass(options, ceilin
     """A batch above the dataset would be dropped in every pass, and training never end."""
     model, optimizer, data = parts()
     with pollux.init(**{"batch_size": 5, "max_batch_size": 4096, **options}, **bound(model, optimizer, data)) as job:
-        assert job._adaptation.allowed.maximum == ceiling
+        assert job._parts.adaptation.allowed.maximum == ceiling
     said = [record.getMessage() for record in caplog.records]
     assert said == (
         ["max_batch_size is 4096, but with drop_last a batch has at most the dataset's 20 samples"]
@@ -370,13 +371,13 @@ def test_a_samplers_order_has_a_number_that_replicas_can_compare():
     data = parts()[2]
 
     def number(order, **options) -> int:
-        return Loader(data, LoaderOptions(sampler=order, **options), 0, 1).order_hash()
+        return torch_loader(data, LoaderOptions(sampler=order, **options), 0, 1).order_hash()
 
     assert number([3, 1, 2]) == number((3, 1, 2)) != number([1, 3, 2])
     assert float(number([3, 1, 2])) == number([3, 1, 2]) < 2**52
     assert number(None) == number(None, shuffle=False) == 0
-    assert Loader(Endless(), LoaderOptions(shuffle=False), 0, 1).order_hash() == 0
-    shuffled = Loader(data, LoaderOptions(sampler=torch.utils.data.RandomSampler(data)), 0, 1)
+    assert torch_loader(Endless(), LoaderOptions(shuffle=False), 0, 1).order_hash() == 0
+    shuffled = torch_loader(data, LoaderOptions(sampler=torch.utils.data.RandomSampler(data)), 0, 1)
     first = shuffled.order_hash()
     shuffled.skip_pass()
     assert shuffled.order_hash() != first

@@ -141,7 +141,7 @@ def test_a_save_that_failed_is_not_one(tmp_path, monkeypatch):
             for x, y in job.batches():
                 job.backward(F.cross_entropy(job.model(x), y))
             assert job._parts.checkpointer is not None
-            disk = job._parts.checkpointer._disk
+            disk = job._parts.checkpointer._hold.folder
             with monkeypatch.context() as patch:
                 patch.setattr(disk, "publish", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
                 with pytest.raises(PolluxError, match="no space left"):
@@ -154,7 +154,7 @@ def test_a_last_save_that_fails_does_not_keep_the_script_from_its_model(tmp_path
     options = {"checkpoint_dir": tmp_path / "saved", "output_dir": tmp_path / "out"}
     with pollux.init(*parts(), 8, **options) as job:
         assert job._parts.checkpointer is not None
-        disk = job._parts.checkpointer._disk
+        disk = job._parts.checkpointer._hold.folder
         monkeypatch.setattr(disk, "publish", lambda *_: (_ for _ in ()).throw(OSError("no space left on device")))
         train(job)
     assert "the last checkpoint could not be saved" in caplog.text
@@ -172,7 +172,7 @@ def test_the_loss_on_record_is_the_one_that_is_averaged():
                 loss = F.cross_entropy(job.model(x), y)
                 losses.append(weight * loss.item())
                 job.backward(loss, weight=weight)
-        assert job._engine.losses()[0] == pytest.approx(sum(losses) / 4.0)
+        assert job._parts.engine.losses()[0] == pytest.approx(sum(losses) / 4.0)
 
 
 def test_after_a_roll_back_there_is_a_checkpoint_to_go_on_from(tmp_path):
@@ -183,11 +183,11 @@ def test_after_a_roll_back_there_is_a_checkpoint_to_go_on_from(tmp_path):
                 job.backward(F.cross_entropy(job.model(x), y))
                 if job.step == 4 and not done:
                     done.append("changed")
-                    job._change(BatchChange(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test"))
+                    job._loop._rounds.change_batch(BatchChange(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test"))
                 if job.step == 7 and len(done) == 1:
                     done.append("rolled back")
                     job.checkpoint()
-                    job._roll_back("for the test")
+                    job._loop._rounds.roll_back("for the test")
                     assert job.step == 4
                     assert [path.name[:15] for path in tmp_path.glob("step-*")] == ["step-0000000004"]
         assert len(done) == 2
@@ -218,7 +218,7 @@ class Beating:
 
 def supervised(job: Any) -> Any:
     live = Beating()
-    job._parts.live, job._beat = live, live.beat
+    job._parts.member = live
     return live.beat
 
 
@@ -269,6 +269,7 @@ def test_a_save_that_a_script_asks_for_is_announced(tmp_path, monkeypatch):
 def test_who_leaves_ends_its_event_file():
     closed = []
     with pollux.init(*parts(), 8) as job:
-        job.attach_scalars(SimpleNamespace(close=lambda: closed.append("closed")))
-        job.prepare_to_leave()
+        record: Any = job._record
+        record.scalars = SimpleNamespace(close=lambda: closed.append("closed"))
+        job._loop._elastic.prepare_to_leave()
     assert closed[0] == "closed"

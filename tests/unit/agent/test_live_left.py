@@ -10,6 +10,7 @@ import pytest
 from pollux.core.errors import InvalidInput
 from pollux.testing.jobs import random_changes
 from pollux.testing.jobs.leftovers import await_none, left_in
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 WAIT = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -37,7 +38,7 @@ def test_any_sign_is_enough(tmp_path, sign):
         assert list(await_none(0.0, tmp_path)) == [process.pid]
         assert left_in(tmp_path / "elsewhere") == {}
         process.communicate()
-    assert await_none(10.0, tmp_path) == {}
+    assert await_none(PATIENCE_SECONDS, tmp_path) == {}
 
 
 class Backend:

@@ -44,12 +44,12 @@ def start(tmp_path, monkeypatch):
 
 
 def every(job: Any) -> float | None:
-    seconds: float | None = job._parts.watch._every
+    seconds: float | None = job._parts.requests._every
     return seconds
 
 
 def reported(job: Any) -> float | None:
-    seconds: float | None = job._parts.teller._report(job, None, None, False).checkpoint_seconds
+    seconds: float | None = job._record.reports._report(job, None, None, False).checkpoint_seconds
     return seconds
 
 

@@ -19,7 +19,7 @@ def say(tmp_path):
     """Have the shim of a job say something to a backend."""
     with socket.socket() as peer:
         link = ShimClient("job", peer)
-        yield lambda backend, message: backend._work._take(DispatchedJob("job", tmp_path), link, message)
+        yield lambda backend, message: backend._dispatcher.shims.take(DispatchedJob("job", tmp_path), link, message)
 
 
 def test_replicas_are_counted_on_one_machine(say, tmp_path, caplog):

@@ -11,7 +11,7 @@ from pollux.core.errors import Conflict
 def test_a_home_is_free_once_its_backend_is_closed_though_a_fork_has_its_files_still(tmp_path):
     first = LocalBackend(tmp_path, slots=1, warm=False)
     first.start(lambda event: None)
-    forked = os.dup(first._work._home_lock)
+    forked = os.dup(first._dispatcher._home_lock)
     second = LocalBackend(tmp_path, slots=1, warm=False)
     try:
         with pytest.raises(Conflict, match="another service works in"):

@@ -1,10 +1,11 @@
 """Places that a lender does not give: what was to start there is told as refused, and what runs goes on."""
 
+import collections
 import time
 
 import pytest
 
-from pollux.backends.dispatch import dispatcher
+from pollux.backends.dispatch import changes
 from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.fleet.shared_folders import FolderCheck
@@ -52,30 +53,30 @@ def backend(tmp_path, lender):
 @pytest.fixture
 def work(backend):
     """A backend that was not started: what its thread would do is done by hand. Job `job` runs at a/0."""
-    work = backend._work
-    places = work._ground.take("job", Placement.of({"a": 1}), (), ())
-    job = work._jobs["job"] = DispatchedJob("job", work._home / "run" / "job", newest=1, link=Link())
+    work = backend._dispatcher
+    places = work.slots.take("job", Placement.of({"a": 1}), (), ())
+    job = work.table.jobs["job"] = DispatchedJob("job", work.home / "run" / "job", newest=1, link=Link())
     job.now = HeldGeneration(1, launch(a=1), places=places, started=True, sent=True, live=True)
     return work
 
 
 def told(work):
-    events, work._events = work._events, []
+    events, work.thread._events = [*work.thread._events], collections.deque()
     return events
 
 
 def test_a_change_to_a_node_that_has_just_gone_leaves_the_job_as_it_runs(backend, work, lender):
     lender.offer(offered("a"))
     backend.resize(launch(2, a=1, b=1))
-    work._work()
+    work.advance()
     (event,) = [each for each in told(work) if isinstance(each, ReplicasLost)]
     assert (event.generation, event.replicas, event.remaining) == (2, (1,), Placement.of({"a": 1}))
     assert (event.refused, event.detail) == (True, "node 'b' is gone")
-    job = work._jobs["job"]
+    job = work.table.jobs["job"]
     assert job.link.sent == [], "the shim need not hear of it"
     assert (job.now.generation, job.now.state, job.next, job.newest) == (1, "running", None, 2)
     backend.resize(launch(3, a=1))
-    work._work()
+    work.advance()
     assert [message["op"] for message in job.link.sent] == ["resize"]
     assert job.now.target == ("a/0",)
 
@@ -83,9 +84,9 @@ def test_a_change_to_a_node_that_has_just_gone_leaves_the_job_as_it_runs(backend
 def test_what_others_hold_for_now_is_waited_for(backend, work, lender):
     lender.ask("other", {"b": 2})
     backend.resize(launch(2, b=1, a=1))
-    work._work()
+    work.advance()
     assert [each for each in told(work) if isinstance(each, ReplicasLost)] == []
-    assert work._jobs["job"].next.generation == 2
+    assert work.table.jobs["job"].next.generation == 2
 
 
 def test_a_start_whose_places_are_refused_is_no_loss(tmp_path, lender):
@@ -112,13 +113,13 @@ def test_a_start_whose_places_are_refused_is_no_loss(tmp_path, lender):
 @pytest.fixture
 def shared(work, monkeypatch):
     """All nodes see the job's folders."""
-    monkeypatch.setattr(work, "_look_for_folders", lambda launch, places: FolderCheck())
+    monkeypatch.setattr(work.site, "check", lambda launch, slots: FolderCheck())
 
 
 def test_a_change_that_keeps_no_place_is_sent_to_what_runs(backend, work, shared):
     backend.resize(launch(2, b=1))
-    work._work()
-    job = work._jobs["job"]
+    work.advance()
+    job = work.table.jobs["job"]
     (message,) = job.link.sent
     assert (message["op"], message["order"]["places"]) == ("resize", ("b/0",))
     assert (job.now.generation, job.now.stop_grace) == (2, None)
@@ -128,41 +129,41 @@ def test_a_change_that_keeps_no_place_is_sent_to_what_runs(backend, work, shared
 def test_a_change_that_keeps_no_place_waits_for_who_has_the_new_ones(backend, work, lender, shared):
     lender.ask("other", {"b": 2})
     backend.resize(launch(2, b=1))
-    work._work()
-    job = work._jobs["job"]
+    work.advance()
+    job = work.table.jobs["job"]
     assert (job.link.sent, job.next.generation, job.now.stop_grace) == ([], 2, None)
     lender.drop("other", {"b": (0, 1)})
-    work._work()
+    work.advance()
     assert [message["op"] for message in job.link.sent] == ["resize"]
 
 
 def test_a_shim_of_an_older_release_saves_and_ends_instead(backend, work, shared):
-    job = work._jobs["job"]
+    job = work.table.jobs["job"]
     job.link.hands_over = False
     backend.resize(launch(2, b=1))
-    work._work()
+    work.advance()
     assert (job.next.generation, job.next.changes) == (2, False)
     assert job.now.stop_grace == launch(2, b=1).grace_seconds
-    work._work()
+    work.advance()
     assert [message["op"] for message in job.link.sent] == ["stop"]
 
 
 def test_a_shim_of_an_older_release_changes_where_somebody_stays(backend, work, shared):
-    job = work._jobs["job"]
+    job = work.table.jobs["job"]
     job.link.hands_over = False
     backend.resize(launch(2, a=1, b=1))
-    work._work()
+    work.advance()
     assert [message["op"] for message in job.link.sent] == ["resize"]
 
 
 def test_a_shim_that_has_not_said_what_it_can_is_waited_for(backend, work, shared):
-    job = work._jobs["job"]
+    job = work.table.jobs["job"]
     job.link.hands_over = None
     backend.resize(launch(2, b=1))
-    work._work()
+    work.advance()
     assert (job.link.sent, job.next.generation, job.now.stop_grace) == ([], 2, None)
-    work._take(job, job.link, {"event": "status", "warm": True, "generation": 1, "hands_over": True})
-    work._work()
+    work.shims.take(job, job.link, {"event": "status", "warm": True, "generation": 1, "hands_over": True})
+    work.advance()
     assert [message["op"] for message in job.link.sent] == ["resize"]
 
 
@@ -172,16 +173,16 @@ def test_places_that_never_come_are_not_waited_for_without_end_by_who_holds_othe
 ):
     """Under a quota, say, nobody gets the new ones while it has the old ones."""
     clock = [1000.0]
-    monkeypatch.setattr(dispatcher.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(changes.time, "monotonic", lambda: clock[0])
     lender.ask("other", {"b": 2})
     backend.resize(launch(2, b=1, **more))
-    job = work._jobs["job"]
-    work._work()
+    job = work.table.jobs["job"]
+    work.advance()
     clock[0] += 299.0
-    work._work()
+    work.advance()
     assert (job.next.changes, job.now.stop_grace) == (True, None)
     clock[0] += 2.0
-    work._work()
+    work.advance()
     assert (job.now.stop_grace is not None) == stops
     assert job.next.changes != stops
 
@@ -189,6 +190,6 @@ def test_places_that_never_come_are_not_waited_for_without_end_by_who_holds_othe
 def test_what_is_to_go_where_nothing_can_be_saves_and_ends(backend, work, lender):
     lender.offer(offered("a"))
     backend.resize(launch(2, b=1))
-    work._work()
-    job = work._jobs["job"]
+    work.advance()
+    job = work.table.jobs["job"]
     assert (job.next.generation, job.now.stop_grace) == (2, launch(2, b=1).grace_seconds)

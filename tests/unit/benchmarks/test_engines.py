@@ -1,4 +1,4 @@
-"""What real clusters said, played for 1,000 nodes: each adapter offers what the real service had, and asks little."""
+"""What real clusters said, played for 200 nodes: each adapter offers what the real service had, and asks little."""
 
 import importlib
 import logging
@@ -18,14 +18,14 @@ def rounds(monkeypatch):
 
 
 def test_slurm_is_asked_twice_a_round_whatever_happened(rounds):
-    found = rounds.measured("slurm", 1000, 2)
-    assert found["slurm_nodes"] >= 1000
+    found = rounds.measured("slurm", 200, 2)
+    assert found["slurm_nodes"] >= 200
     assert found["slurm_pilots_commands_per_round"] == found["slurm_jobs_commands_per_round"] == 2
 
 
 def test_ray_is_asked_for_its_nodes_and_at_most_once_for_all_groups(rounds):
-    found = rounds.measured("ray", 1000, 2)
-    assert found["ray_nodes"] >= 1000
+    found = rounds.measured("ray", 200, 2)
+    assert found["ray_nodes"] >= 200
     assert (found["ray_calls_per_look"], found["ray_slots_calls_per_look"]) == (1, 2)
     assert found["ray_orders_per_round"] == 0
 
@@ -33,4 +33,4 @@ def test_ray_is_asked_for_its_nodes_and_at_most_once_for_all_groups(rounds):
 def test_an_adapter_that_loses_nodes_is_found_out(rounds, monkeypatch):
     monkeypatch.setattr(rounds.SlurmPilotProvider, "hosts", lambda self: ())
     with pytest.raises(AssertionError, match="two jobs run"):
-        rounds.measured("slurm", 1000, 1)
+        rounds.measured("slurm", 200, 1)

@@ -63,7 +63,7 @@ def loaded_by(*words, home):
     return json.loads(result.stderr.splitlines()[-1])
 
 
-HEAVY = {"numpy", "scipy", "torch", "fastapi", "uvicorn", "ruamel.yaml", "sqlite3", "matplotlib"}
+HEAVY = {"numpy", "scipy", "torch", "starlette", "uvicorn", "ruamel.yaml", "sqlite3", "matplotlib"}
 
 
 def test_help_imports_no_command(tmp_path):

@@ -10,7 +10,7 @@ from pollux import policies
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, Tokens
 from pollux.store import MemoryStore, MemoryTelemetry, Store, Telemetry
-from pollux.testing.servers.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock, result_of
 from pollux.wire.job import JobRequest
 
 
@@ -40,21 +40,21 @@ class World:
 
     def at(self, time: float) -> None:
         """Move the clock and let everything happen that is due by then, in its order."""
-        while (due := self.engine.next_due()) is not None and due <= time:
+        while (due := self.engine.loop.next_due()) is not None and due <= time:
             self.move(max(due, self.clock.time))
         self.move(time)
 
     def move(self, time: float) -> None:
         """Move the clock in one step, and let everything happen that is due then."""
         self.clock.set(time, self.engine)
-        self.engine.settle()
+        self.engine.loop.settle()
 
     def after(self, seconds: float) -> None:
         self.at(self.clock.time + seconds)
 
     def submit(self, name: str = "job", **fields: object) -> str:
         given = {"run": ("sleep", "1"), "min_gpus": 1, "max_gpus": 4, "workdir": str(self.home), **fields}
-        status, _ = self.engine.submit(JobRequest(name=name, **given))  # type: ignore[arg-type]
+        status, _ = result_of(self.engine.submit(JobRequest(name=name, **given)))  # type: ignore[arg-type]
         self.after(3.0)  # decisions are at least two seconds apart
         return status.id
 

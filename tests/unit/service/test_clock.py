@@ -87,7 +87,7 @@ def test_a_log_with_facts_from_the_future_is_gone_on_from(make_engine, caplog):
     assert "facts of 8000 s from now" in caplog.text
     assert engine.now() == 9000.0
     machine.pass_by(10.0)
-    assert engine.now() == engine.runner.now() == 9010.0
+    assert engine.now() == engine.pipeline.now() == 9010.0
 
 
 def test_an_ordinary_log_is_not_spoken_of(make_engine, caplog):

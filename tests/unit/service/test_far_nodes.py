@@ -9,7 +9,7 @@ import pytest
 
 from pollux import policies
 from pollux.agent.environment import read_environment
-from pollux.agent.reporting.reporter import Address, _trusting
+from pollux.agent.reporting.report_client import Address, _trusting
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.backends.protocol import Launch
@@ -95,7 +95,7 @@ def test_no_key_goes_with_the_certificate(tmp_path):
 
 def test_replicas_get_them(tmp_path, make_world):
     world = make_world()
-    record = world.engine.runner.controller.jobs[world.submit("job")]
+    record = world.engine.pipeline.controller.jobs[world.submit("job")]
     launches: list[Launch] = []
     world.backend.submit = launches.append
 

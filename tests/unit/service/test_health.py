@@ -1,6 +1,6 @@
 """What /readyz says of the backend."""
 
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.service.http.app import create_app
 

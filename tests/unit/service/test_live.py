@@ -7,7 +7,7 @@ from pollux.backends.protocol import ReplicasLost, ReplicasStarted, Running
 from pollux.controller.explanations.explain import explain_cost
 from pollux.core import Decision, Node, Placement
 from pollux.core.errors import InvalidInput
-from pollux.testing.servers.service import sample_report
+from pollux.testing.servers.service import result_of, sample_report
 
 
 @pytest.fixture
@@ -15,23 +15,23 @@ def running(world):
     """Job `job` on three GPUs, whose agent can follow changes."""
     world.submit(min_gpus=3, max_gpus=4, on_resize="live")
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, live=True))
+    result_of(world.engine.report("job", sample_report(1, live=True)))
     world.after(3.0)
     return world
 
 
 def resize(world, gpus):
-    world.engine.resize("job", 1, gpus)
+    result_of(world.engine.resize("job", 1, gpus))
     world.after(3.0)
 
 
 def test_launches_say_whether_replicas_may_change(world):
     world.submit("elastic", on_resize="live")
-    world.engine.cancel("elastic")
+    result_of(world.engine.cancel("elastic"))
     world.submit("default")
-    world.engine.cancel("default")
+    result_of(world.engine.cancel("default"))
     world.submit("restarts", on_resize="restart")
-    world.engine.cancel("restarts")
+    result_of(world.engine.cancel("restarts"))
     world.submit("rigid", min_gpus=2, max_gpus=2)
     assert [launch.live for launch in world.backend.launches] == [True, True, False, False]
 
@@ -45,7 +45,7 @@ def test_a_job_that_can_is_changed_while_it_runs(running):
     assert (running.backend.stops, len(running.backend.launches)) == ([], 1)
     assert running.engine.job("job").state == "resizing"
     running.backend.started("job")
-    running.engine.settle()
+    running.engine.loop.settle()
     assert running.engine.job("job").state == "running"
 
 
@@ -53,9 +53,9 @@ def test_a_job_that_can_is_changed_while_it_runs(running):
 def test_others_are_stopped_and_started(world, how):
     world.submit(min_gpus=3, max_gpus=4, on_resize="restart" if how == "may not" else "live")
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, live=how != "said it cannot"))
+    result_of(world.engine.report("job", sample_report(1, live=how != "said it cannot")))
     if how == "failed too often":
-        record = world.engine.runner.controller.jobs["job"]
+        record = world.engine.pipeline.controller.jobs["job"]
         record.failed_moves, record.failed_move_at = 3, world.clock.time
     resize(world, 1)
     assert world.backend.resizes == []
@@ -66,52 +66,52 @@ def test_others_are_stopped_and_started(world, how):
 
 
 def test_survivors_of_a_loss_are_told_to_go_on(running):
-    running.engine.resize("job", 1, 4)
+    result_of(running.engine.resize("job", 1, 4))
     held = running.engine.job("job").gpus
     running.backend.lost("job", (held - 1,), Placement.of({"node-0": held - 1}), "replica 3 was killed by signal 9")
-    running.engine.settle()
+    running.engine.loop.settle()
     order = running.backend.resizes[0]
     assert (order.generation, order.placement.num_gpus) == (2, held - 1)
     assert running.backend.stops == []
-    assert any("killed by signal 9" in line.text for line in running.engine.story("job"))
+    assert any("killed by signal 9" in line.text for line in running.engine.events_of("job"))
     assert running.engine.job("job").reason.code in ("replicas-lost", "grew")
 
 
 def test_a_loss_that_is_told_twice_counts_once(running):
     held = running.engine.job("job").gpus
     remaining = Placement.of({"node-0": held - 1})
-    running.engine.resize("job", 1, 4)
-    running.engine.settle()
+    result_of(running.engine.resize("job", 1, 4))
+    running.engine.loop.settle()
     generation = running.engine.job("job").generation
     for _ in range(2):
         running.backend.tell(ReplicasLost(running.clock.now(), "job", generation, (0,), remaining))
-        running.engine.settle()
-    assert running.engine.runner.controller.jobs["job"].losses == 1
+        running.engine.loop.settle()
+    assert running.engine.pipeline.controller.jobs["job"].losses == 1
 
 
 def test_a_withdrawn_change_is_no_loss(running):
     held = running.engine.job("job").gpus
-    running.engine.resize("job", 1, 4)
-    running.engine.settle()
+    result_of(running.engine.resize("job", 1, 4))
+    running.engine.loop.settle()
     generation = running.engine.job("job").generation
     remaining = Placement.of({"node-0": held - 1})
     running.backend.tell(
         ReplicasLost(running.clock.now(), "job", generation, (0,), remaining, "never came", withdrawn=True)
     )
-    running.engine.settle()
-    record = running.engine.runner.controller.jobs["job"]
+    running.engine.loop.settle()
+    record = running.engine.pipeline.controller.jobs["job"]
     assert (record.losses, record.placement.num_gpus, record.detail) == (0, held - 1, "never came")
 
 
 def test_progress_of_a_job_without_an_end_is_known_after_a_loss(running):
-    record = running.engine.runner.controller.jobs["job"]
-    running.engine.resize("job", 1, 4)
+    record = running.engine.pipeline.controller.jobs["job"]
+    result_of(running.engine.resize("job", 1, 4))
     for progress in (100.0, 101.0, 102.0):
         held = record.placement.num_gpus
         told = sample_report(record.generation, live=True, progress=progress, total_progress=None)
-        running.engine.report("job", told)
+        result_of(running.engine.report("job", told))
         running.backend.lost("job", (held - 1,), Placement.of({"node-0": held - 1}), "killed")
-        running.engine.settle()
+        running.engine.loop.settle()
         if record.placement.num_gpus == 1:
             break
     assert (record.losses, record.progress_at_loss) == (1, record.progress)
@@ -121,7 +121,7 @@ def test_too_few_survivors_are_stopped(world):
     world.submit(min_gpus=3, max_gpus=4, on_resize="live")
     world.backend.started("job")
     world.backend.lost("job", (0, 1), Placement.of({"node-0": 2}))
-    world.engine.settle()
+    world.engine.loop.settle()
     assert world.backend.stops == [("job", 2)]
     assert world.backend.resizes == []
 
@@ -129,22 +129,22 @@ def test_too_few_survivors_are_stopped(world):
 def test_a_change_that_was_given_up_becomes_a_restart_with_its_reason(running):
     resize(running, 1)
     running.backend.ended("job", "lost", "the state of 'tokenizer' cannot travel")
-    running.engine.settle()
+    running.engine.loop.settle()
     launch = running.backend.launches[-1]
     assert (launch.generation, launch.placement.num_gpus, launch.live) == (3, 1, True)
-    assert any("'tokenizer' cannot travel" in line.text for line in running.engine.story("job"))
+    assert any("'tokenizer' cannot travel" in line.text for line in running.engine.events_of("job"))
     running.backend.started("job")
-    running.engine.settle()
+    running.engine.loop.settle()
     assert running.engine.job("job").state == "running"
 
 
 def test_what_it_costs_is_shown(running):
     before = running.engine.job("job")
     assert (before.resize_kind, before.resize_seconds, before.resize_costs) == ("live", 30.0, {})
-    running.engine.report("job", sample_report(1, live=True, resize_seconds=0.4, resize_kind="grow"))
+    result_of(running.engine.report("job", sample_report(1, live=True, resize_seconds=0.4, resize_kind="grow")))
     after = running.engine.job("job")
     assert (after.resize_seconds, after.resize_costs) == (0.4, {"grow": 0.4})
-    assert "0.4 s, in its living processes" in explain_cost(running.engine.board.get("job").record)
+    assert "0.4 s, in its living processes" in explain_cost(running.engine.views.board.get("job").record)
 
 
 def test_the_backend_says_what_to_expect_at_first(world):
@@ -160,14 +160,14 @@ def test_the_backend_says_what_to_expect_at_first(world):
 def test_what_the_backend_measured_is_kept_if_it_can_be(running, seconds, kind, noted):
     resize(running, 1)
     running.backend.tell(ReplicasStarted(running.clock.now(), "job", 2, seconds, kind))
-    running.engine.settle()
+    running.engine.loop.settle()
     status = running.engine.job("job")
     assert (status.state, status.resize_costs) == ("running", noted)
 
 
 def test_a_kind_that_nobody_knows_is_refused(running):
     with pytest.raises(InvalidInput, match="resize_kind 'teleport'; give one of restart, ") as refused:
-        running.engine.report("job", sample_report(1, resize_seconds=0.4, resize_kind="teleport"))
+        result_of(running.engine.report("job", sample_report(1, resize_seconds=0.4, resize_kind="teleport")))
     assert refused.value.http_status == 422, "the job is there"
 
 
@@ -189,16 +189,16 @@ def test_who_then_shows_that_it_cannot_is_restarted_until_it_says_otherwise(worl
     world.backend.started("job")
     resize(world, 1)
     world.backend.ended("job", "lost", "it cannot change while it runs: no agent gives a sign of life")
-    world.engine.settle()
+    world.engine.loop.settle()
     status = world.engine.job("job")
     assert (world.backend.launches[-1].generation, status.reason.code) == (3, "fell-back")
     assert "no agent gives a sign of life" in status.reason.text
     world.backend.started("job")
-    world.engine.settle()
+    world.engine.loop.settle()
     assert world.engine.job("job").resize_kind == "restart"
     resize(world, 4)
     assert len(world.backend.resizes) == 1
-    world.engine.report("job", sample_report(world.engine.job("job").generation, live=True))
+    result_of(world.engine.report("job", sample_report(world.engine.job("job").generation, live=True)))
     assert world.engine.job("job").resize_kind == "live"
 
 
@@ -213,19 +213,19 @@ def test_the_pause_of_a_change_that_became_a_restart_is_measured(running):
     assert "POLLUX_STOPPED_AT" not in running.backend.launches[0].env, "a first start is no pause"
     resize(running, 1)
     running.backend.ended("job", "lost", "it cannot travel")
-    running.engine.settle()
+    running.engine.loop.settle()
     assert stopped_at(running.backend.launches[-1]) == running.clock.time
     running.backend.started("job")
-    running.engine.report("job", sample_report(3, live=True, resize_seconds=9.0, resize_kind="restart"))
+    result_of(running.engine.report("job", sample_report(3, live=True, resize_seconds=9.0, resize_kind="restart")))
     status = running.engine.job("job")
     assert status.resize_costs == {"restart": 9.0}
-    running.engine.report("job", sample_report(3, live=True, resize_seconds=1.5, resize_kind="shrink"))
-    assert "cost 9 s" in explain_cost(running.engine.board.get("job").record)
+    result_of(running.engine.report("job", sample_report(3, live=True, resize_seconds=1.5, resize_kind="shrink")))
+    assert "cost 9 s" in explain_cost(running.engine.views.board.get("job").record)
 
 
 def test_so_is_the_start_after_a_loss(running):
     running.backend.ended("job", "lost", "its shim ended")
-    running.engine.settle()
+    running.engine.loop.settle()
     running.after(5.0)
     again = running.backend.launches[-1]
     assert again.generation > 1
@@ -248,7 +248,7 @@ def test_a_move_that_keeps_no_node_is_live_too(make_world, monkeypatch):
     world = make_world()
     world.submit(min_gpus=1, max_gpus=2)
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, live=True))
+    result_of(world.engine.report("job", sample_report(1, live=True)))
     world.after(3.0)
     world.backend.node_up(Node("node-1", 4, "cpu"))
     world.after(3.0)
@@ -267,7 +267,7 @@ def test_only_who_is_resized_by_a_restart_waits_for_itself(make_world, monkeypat
     world = make_world()
     world.submit(min_gpus=1, max_gpus=2)
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, live=live))
+    result_of(world.engine.report("job", sample_report(1, live=live)))
     world.after(3.0)
     world.backend.resize = lambda launch: None
     world.backend.stop = lambda *words: None

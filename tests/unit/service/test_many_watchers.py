@@ -11,13 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.controller import ENDED, JobRecord, JobState
 from pollux.controller.messages.events import JobSpec
 from pollux.core import JobLimits
 from pollux.service import create_app
-from pollux.service.views.job_board import Board, Card
+from pollux.service.views.job_board import JobBoard, JobEntry
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "src/pollux/service/web/static/js"
@@ -33,7 +33,7 @@ def client(world):
 @pytest.fixture
 def crowd(world):
     """Nine who follow the events; what they hear is of no interest."""
-    feed = world.engine.runner.feed
+    feed = world.engine.views.feed
     numbers = [feed.subscribe(lambda text: None, None)[0] for _ in range(9)]
     yield numbers
     for number in numbers:
@@ -54,7 +54,7 @@ def counted(monkeypatch, thing, name):
 
 def test_many_share_one_answer_about_the_service(world, client, crowd, monkeypatch):
     world.submit("a", max_gpus=1)
-    asked = counted(monkeypatch, world.engine, "_look")
+    asked = counted(monkeypatch, world.engine.loop, "read")
     answers = [client.get("/v1/status") for _ in range(20)]
     assert {answer.status_code for answer in answers} == {200}
     assert answers[0].json()["jobs_by_state"] == {"starting": 1}
@@ -72,7 +72,7 @@ def test_a_few_are_told_what_is_so_at_this_moment(world, client):
 def test_many_share_a_page_of_the_list_each_filter_its_own(world, client, crowd, monkeypatch):
     for name in ("a", "b", "c"):
         world.submit(name, min_gpus=2, max_gpus=2)
-    made = counted(monkeypatch, Board, "cards")
+    made = counted(monkeypatch, JobBoard, "entries")
 
     def names(query):
         return [job["id"] for job in client.get(f"/v1/jobs?{query}").json()["jobs"]]
@@ -91,30 +91,30 @@ def test_the_page_is_told_how_many_watch(client, crowd):
     assert client.get("/v1/summary").json()["watchers"] == 9
 
 
-def card(job_id, state):
-    return Card(JobRecord(JobSpec(job_id, limits=JobLimits()), 0.0, state), {}, None, None)
+def entry(job_id, state):
+    return JobEntry(JobRecord(JobSpec(job_id, limits=JobLimits()), 0.0, state), {}, None, None)
 
 
 def test_lists_by_state_are_what_a_walk_over_all_would_find():
     draw = random.Random(7)
-    board, states = Board(), {}
+    board, states = JobBoard(), {}
     for step in range(400):
         job_id = f"job-{draw.randrange(60)}"
         states[job_id] = draw.choice(list(JobState))
-        board.put(card(job_id, states[job_id]))
+        board.put(entry(job_id, states[job_id]))
         if step % 50 == 49:
             gone = set(draw.sample(sorted(states), 3))
             board.remove(gone)
             states = {name: state for name, state in states.items() if name not in gone}
         if step % 7:
             continue
-        order = [one.record.spec.id for one in board.cards()]
+        order = [one.record.spec.id for one in board.entries()]
         assert sorted(order) == sorted(states)
         after = draw.choice([None, *order])
         rest = order if after is None else order[order.index(after) + 1 :]
 
         def found(after=after, **wanted):
-            return [one.record.spec.id for one in board.cards(after, **wanted)]
+            return [one.record.spec.id for one in board.entries(after, **wanted)]
 
         assert found() == rest
         for state in JobState:

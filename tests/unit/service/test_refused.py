@@ -8,7 +8,7 @@ from pollux import policies
 from pollux.backends.protocol import ReplicasLost
 from pollux.core import Decision, Node, Placement
 from pollux.core.errors import BackendFailed
-from pollux.testing.servers.service import sample_report
+from pollux.testing.servers.service import result_of, sample_report
 
 
 class All:
@@ -35,7 +35,7 @@ def fleet(make_world, monkeypatch):
     world = make_world(gpus=2)
     world.submit(min_gpus=1, max_gpus=2, on_resize="live", retries=0)
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, live=True))
+    result_of(world.engine.report("job", sample_report(1, live=True)))
     world.backend.node_up(Node("node-1", 2, "cpu"))
     world.after(3.0)
     assert world.engine.job("job").placement == {"node-0": 2}
@@ -70,7 +70,7 @@ def test_a_start_on_a_node_that_has_just_gone_is_no_crash(make_world):
 
 def test_a_live_job_that_cannot_be_changed_is_not_left_without_anybody(fleet):
     lacks(fleet, "node-1")
-    fleet.engine.resize("job", 1, 4)
+    result_of(fleet.engine.resize("job", 1, 4))
     fleet.after(3.0)
     status = fleet.engine.job("job")
     assert (status.crashes, status.state) == (0, "queued")
@@ -78,7 +78,7 @@ def test_a_live_job_that_cannot_be_changed_is_not_left_without_anybody(fleet):
 
 
 def test_growth_that_the_engine_does_not_lend_is_tried_again_later(fleet):
-    fleet.engine.resize("job", 1, 4)
+    result_of(fleet.engine.resize("job", 1, 4))
     held = fleet.backend.launches[0].placement
     fleet.after(3.0)
     tried = []
@@ -90,14 +90,14 @@ def test_growth_that_the_engine_does_not_lend_is_tried_again_later(fleet):
             fleet.clock.time, "job", order.generation, (2, 3), held, "other Ray jobs hold it", refused=True
         )
         fleet.backend.tell(told)
-        fleet.engine.settle()
+        fleet.engine.loop.settle()
         assert fleet.backend.resizes[-1].placement == Placement.of(dict(held.shares))
         fleet.backend.started("job")
-        fleet.engine.settle()
+        fleet.engine.loop.settle()
         assert fleet.engine.job("job").state == "running"
         while fleet.backend.resizes[-1].placement.num_gpus < 4:
             fleet.after(1.0)
-    record = fleet.engine.runner.controller.jobs["job"]
+    record = fleet.engine.pipeline.controller.jobs["job"]
     assert (record.losses, record.crashes, record.failed_moves) == (0, 0, 0)
     gaps = [late - early for early, late in itertools.pairwise(tried)]
     assert gaps[-1] >= 60.0

@@ -8,7 +8,7 @@ from pollux.controller import JobRecord, JobSpec, JobState, ResizeJob
 from pollux.core import Node, Placement
 from pollux.service import ServiceSettings, Tokens
 from pollux.service.engine.executor import Executor, reconcile
-from pollux.testing.servers.service import sample_report
+from pollux.testing.servers.service import result_of, sample_report
 from pollux.wire.job import JobRequest
 
 
@@ -16,7 +16,7 @@ def restart(world, jobs="keep"):
     world.engine.stop(jobs)
     world.engine = world.new_engine()
     world.engine.start()
-    world.engine.settle()
+    world.engine.loop.settle()
 
 
 def a_record(state, generation=1):
@@ -28,7 +28,7 @@ def a_record(state, generation=1):
 def test_a_kept_job_is_found_again_and_nothing_starts_twice(world):
     world.submit()
     world.backend.started("job")
-    world.engine.settle()
+    world.engine.loop.settle()
     before = world.engine.job("job")
     restart(world)
     assert world.engine.job("job") == before
@@ -39,7 +39,7 @@ def test_a_kept_job_is_found_again_and_nothing_starts_twice(world):
 def test_a_stopped_job_goes_on_at_the_next_start(world):
     world.backend._by_itself = True
     world.submit()
-    world.engine.settle()
+    world.engine.loop.settle()
     assert world.engine.job("job").state == "running"
     restart(world, "stop")
     world.after(5.0)
@@ -76,32 +76,32 @@ def test_nodes_that_changed_meanwhile_are_noticed(world):
     world.backend.nodes = {"node-7": Node("node-7", 2)}
     world.engine = world.new_engine()
     world.engine.start()
-    assert [(node.id, node.gpus) for node in world.engine.status().nodes] == [("node-7", 2)]
+    assert [(node.id, node.gpus) for node in result_of(world.engine.status()).nodes] == [("node-7", 2)]
 
 
 def test_everything_shown_survives_a_restart(world):
     world.submit("a", max_gpus=1)
     world.submit("b", max_gpus=1)
-    world.engine.cancel("a")
-    world.engine.runner.save()
+    result_of(world.engine.cancel("a"))
+    world.engine.pipeline.save()
     world.submit("c", max_gpus=1)
-    before = world.engine.jobs(), world.engine.story("a"), world.engine.status().revision
+    before = world.engine.jobs(), world.engine.events_of("a"), result_of(world.engine.status()).revision
     restart(world)
-    assert (world.engine.jobs(), world.engine.story("a"), world.engine.status().revision) == before
+    assert (world.engine.jobs(), world.engine.events_of("a"), result_of(world.engine.status()).revision) == before
 
 
 def test_rounds_are_not_shifted_by_a_restart(make_world):
     world = make_world(trigger="rounds")
     world.at(1030.0)
-    assert world.engine.next_due() == 1060.0
+    assert world.engine.loop.next_due() == 1060.0
     restart(world)
-    assert world.engine.next_due() == 1060.0
+    assert world.engine.loop.next_due() == 1060.0
 
 
 def test_rounds_begin_where_there_were_none(world):
     world.settings["trigger"] = "rounds"
     restart(world)
-    assert world.engine.next_due() == world.clock.time + 60.0
+    assert world.engine.loop.next_due() == world.clock.time + 60.0
 
 
 def test_reconciling_compares_generations():
@@ -151,8 +151,8 @@ def test_where_nothing_runs_any_more_there_is_nothing_to_change(entry):
 def test_a_service_that_died_before_it_gave_the_order_is_followed_by_one_that_does(world):
     world.submit(min_gpus=3, max_gpus=4, on_resize="live")
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, live=True))
-    world.engine.resize("job", 1, 1)
+    result_of(world.engine.report("job", sample_report(1, live=True)))
+    result_of(world.engine.resize("job", 1, 1))
     world.after(3.0)
     assert world.engine.job("job").state == "resizing"
     order = world.backend.resizes.pop()
@@ -166,11 +166,11 @@ def test_a_service_that_died_before_it_gave_the_order_is_followed_by_one_that_do
 def test_a_job_whose_nodes_are_all_others_is_told_while_it_runs(world, tmp_path):
     world.submit(min_gpus=3, max_gpus=4, on_resize="live")
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, live=True))
+    result_of(world.engine.report("job", sample_report(1, live=True)))
     settings = ServiceSettings(home=tmp_path)
     executor = Executor(world.backend, settings, Tokens.random(), policies.create("pollux").batch, print)
     there, elsewhere = Placement.of({"node-0": 3}), Placement.of({"node-1": 3})
-    executor.execute([ResizeJob("job", 2, there, elsewhere)], world.engine.runner.controller.jobs, world.clock.time)
+    executor.execute([ResizeJob("job", 2, there, elsewhere)], world.engine.pipeline.controller.jobs, world.clock.time)
     assert [order.placement for order in world.backend.resizes] == [elsewhere]
     assert world.backend.stops == []
 
@@ -179,7 +179,7 @@ def test_a_restart_that_is_given_again_is_measured(world):
     world.submit(min_gpus=3, max_gpus=4, on_resize="restart")
     world.backend.started("job")
     world.after(10.0)
-    world.engine.resize("job", 1, 1)
+    result_of(world.engine.resize("job", 1, 1))
     world.after(3.0)
     world.backend._entries.pop("job")
     restart(world)

@@ -83,7 +83,7 @@ def test_signing_out_ends_the_streams_of_that_browser_and_no_others(world, app):
             await stream.says(b"secret")
             await stream.leave()
         assert all(b"secret" not in stream.text for stream in tabs)
-        assert world.engine.runner.feed.num_listeners == 0
+        assert world.engine.views.feed.num_listeners == 0
         assert app._sessions.num_watched == 0
 
     asyncio.run(scene())

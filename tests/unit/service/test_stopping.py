@@ -10,8 +10,8 @@ import pytest
 from pollux.backends.protocol import Running
 from pollux.core.errors import UnknownName, Unreachable
 from pollux.service.engine.executor import waits_to_leave
-from pollux.service.engine.loop import _Stop
-from pollux.testing.servers.service import sample_report
+from pollux.service.engine.loop import _Action
+from pollux.testing.servers.service import result_of, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
 
@@ -23,24 +23,24 @@ def request(name):
 def test_while_jobs_stop_everything_but_new_jobs_is_answered(world):
     world.submit("a", max_gpus=1, grace_seconds=7.0)
     world.backend.started("a")
-    world.engine.settle()
-    assert world.engine.stopping_seconds("stop") == 22.0
-    assert world.engine.stopping_seconds("keep") == 15.0
-    down = threading.Thread(target=world.engine.wind_down, args=("stop",))
+    world.engine.loop.settle()
+    assert world.engine.loop.stopping_seconds("stop") == 22.0
+    assert world.engine.loop.stopping_seconds("keep") == 15.0
+    down = threading.Thread(target=world.engine.loop.wind_down, args=("stop",))
     down.start()
     while not world.backend.stops:
-        world.engine.status()
+        result_of(world.engine.status())
     assert world.engine.stopping
     with pytest.raises(Unreachable, match="stopping"):
-        world.engine.submit(request("b"))
+        result_of(world.engine.submit(request("b")))
     with pytest.raises(Unreachable, match="stopping"):
-        world.engine.plan(request("b"))
-    assert world.engine.report("a", sample_report(1)).report_every_seconds == 30.0
-    assert world.engine.status().jobs_by_state == {"running": 1}
+        result_of(world.engine.plan(request("b")))
+    assert result_of(world.engine.report("a", sample_report(1))).report_every_seconds == 30.0
+    assert result_of(world.engine.status()).jobs_by_state == {"running": 1}
     world.backend.ended("a", "stopped")
     down.join(PATIENCE_SECONDS)
     assert not down.is_alive()
-    world.engine.settle()
+    world.engine.loop.settle()
     assert world.engine.job("a").state == "queued"
     world.engine.stop()
     assert len(world.backend.launches) == 1
@@ -48,8 +48,8 @@ def test_while_jobs_stop_everything_but_new_jobs_is_answered(world):
 
 def test_on_the_way_down_nothing_is_started(world):
     world.submit("a", max_gpus=1)
-    world.engine.begin_submit(request("b"))
-    world.engine.wind_down("keep")
+    world.engine.submit(request("b"))
+    world.engine.loop.wind_down("keep")
     world.after(10.0)
     world.backend.ended("a", "crashed", "x")
     world.after(100.0)
@@ -59,41 +59,41 @@ def test_on_the_way_down_nothing_is_started(world):
 
 
 def test_a_decision_in_flight_is_dropped_on_the_way_down(world):
-    from pollux.service.engine.decision_thread import Thought
+    from pollux.service.engine.decision_thread import DecisionResult
 
     world.submit("a", max_gpus=1)
-    snapshot = world.engine.runner.controller.snapshot(world.clock.time)
+    snapshot = world.engine.pipeline.controller.snapshot(world.clock.time)
     decision = world.engine.policy.allocate(snapshot)
-    world.engine.wind_down("keep")
+    world.engine.loop.wind_down("keep")
     before = world.store.revision
-    world.engine._queue.put(Thought(snapshot, decision, 0.0))
-    world.engine.settle()
+    world.engine.loop._decided(DecisionResult(snapshot, decision, 0.0))
+    world.engine.loop.settle()
     assert world.store.revision == before
 
 
 def test_asks_beside_a_stop_are_answered_or_refused(world):
     gate = threading.Event()
-    world.engine._look(lambda: gate.wait(PATIENCE_SECONDS))
-    status = world.engine.begin_status()
+    world.engine.loop.read(lambda: gate.wait(PATIENCE_SECONDS))
+    status = world.engine.status()
     stop = threading.Thread(target=world.engine.stop, args=("keep",))
     stop.start()
-    asks = [world.engine.begin_status() for _ in range(50)]
+    asks = [world.engine.status() for _ in range(50)]
     gate.set()
-    late = [world.engine.begin_status() for _ in range(50)]
+    late = [world.engine.status() for _ in range(50)]
     for ask in (status, *asks, *late):
         error = ask.exception(30)
         assert error is None or isinstance(error, Unreachable)
     assert status.exception(30) is None
     stop.join(PATIENCE_SECONDS)
-    assert isinstance(world.engine.begin_status().exception(30), Unreachable)
+    assert isinstance(world.engine.status().exception(30), Unreachable)
 
 
 def test_asks_of_the_same_turn_as_a_stop_are_answered(world):
     gate = threading.Event()
-    world.engine._look(lambda: gate.wait(PATIENCE_SECONDS))
-    asks = [world.engine.begin_status() for _ in range(3)]
+    world.engine.loop.read(lambda: gate.wait(PATIENCE_SECONDS))
+    asks = [world.engine.status() for _ in range(3)]
     ended: Future[None] = Future()
-    world.engine._queue.put(_Stop(ended))
+    world.engine.loop._queue.put(_Action(lambda: world.engine.loop._stop_after_turn(ended), ended))
     gate.set()
     for ask in asks:
         assert ask.exception(10) is None
@@ -101,27 +101,27 @@ def test_asks_of_the_same_turn_as_a_stop_are_answered(world):
 
 
 def test_what_is_put_as_the_loop_ends_is_refused(world, monkeypatch):
-    put = world.engine._queue.put
+    put = world.engine.loop._queue.put
 
     class Late:
         """A queue in which the loop ends just before something is put."""
 
         def put(self, item):
-            world.engine._queue = real
+            world.engine.loop._queue = real
             world.engine.stop("keep")
             put(item)
 
-    real, world.engine._queue = world.engine._queue, Late()
-    assert isinstance(world.engine.begin_status().exception(30), Unreachable)
+    real, world.engine.loop._queue = world.engine.loop._queue, Late()
+    assert isinstance(world.engine.status().exception(30), Unreachable)
 
 
 def test_who_gave_up_waiting_is_not_served(world):
     gate = threading.Event()
-    world.engine._look(lambda: gate.wait(PATIENCE_SECONDS))
-    asked = world.engine._ask(lambda at: pytest.fail("was served"), lambda: None)
+    world.engine.loop.read(lambda: gate.wait(PATIENCE_SECONDS))
+    asked = world.engine.loop.request(lambda at: pytest.fail("was served"), lambda: None)
     assert asked.cancel()
     gate.set()
-    assert world.engine.status().nodes
+    assert result_of(world.engine.status()).nodes
 
 
 # What is said
@@ -131,7 +131,7 @@ def test_a_job_that_waits_for_leaving_replicas_says_so(make_world):
     world = make_world(gpus=1)
     world.submit("old", min_gpus=1, max_gpus=1)
     world.backend.started("old")
-    world.engine.cancel("old")
+    result_of(world.engine.cancel("old"))
     world.submit("new", min_gpus=1, max_gpus=1)
     world.backend._entries["new"] = Running("new", 1, "waiting")
     assert world.engine.job("new").detail == "waits for 'old' to leave"
@@ -153,7 +153,7 @@ def test_who_leaves_is_named():
 
 
 def test_a_job_that_cannot_start_here_is_told_what_there_is(world):
-    _, plan = world.engine.submit(JobRequest("big", ("x",), 99, 99, workdir="/"))
+    _, plan = result_of(world.engine.submit(JobRequest("big", ("x",), 99, 99, workdir="/")))
     assert plan.text == "cannot start here now: it needs 99 GPUs, and there are 4"
     world.after(5.0)
     reason = world.engine.job("big").reason
@@ -163,7 +163,7 @@ def test_a_job_that_cannot_start_here_is_told_what_there_is(world):
 def test_re_allocations_are_told_with_their_reason(make_world):
     world = make_world(gpus=1)
     world.submit("a", min_gpus=1, max_gpus=1)
-    lines = [line.text for line in world.engine.story("a")]
+    lines = [line.text for line in world.engine.events_of("a")]
     assert lines[0] == "submitted for 1 GPU"
     assert lines[1].startswith("given 1 GPU: node-0:1; started on 1 GPU")
 
@@ -184,11 +184,11 @@ def test_who_follows_another_gets_an_eta_by_it(world):
 
     world.submit("first", max_gpus=1)
     world.backend.started("first")
-    world.engine.report("first", sample_report(1, model=SAMPLE_MODEL))
+    result_of(world.engine.report("first", sample_report(1, model=SAMPLE_MODEL)))
     world.submit("second", max_gpus=1, after=("first",))
-    record, first = world.engine.runner.controller.jobs["second"], world.engine.runner.controller.jobs["first"]
+    record, first = world.engine.pipeline.controller.jobs["second"], world.engine.pipeline.controller.jobs["first"]
     record.goodput, record.remaining = first.goodput, first.remaining
-    world.engine.runner.desk.show(["second"], world.engine.runner.controller, world.clock.time)
+    world.engine.views.show(["second"], world.engine.pipeline.controller, world.clock.time)
     eta, before = world.engine.job("second").eta, world.engine.job("first").eta
     assert eta is not None
     assert eta.low > before.low

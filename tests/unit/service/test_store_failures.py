@@ -10,9 +10,9 @@ import pytest
 
 from pollux.core import Node
 from pollux.core.errors import Conflict, StoreFailed
-from pollux.service.engine.decision_thread import Thought
+from pollux.service.engine.decision_thread import DecisionResult
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
 
@@ -68,23 +68,23 @@ def request(name, **fields):
 def test_a_failed_snapshot_and_a_failed_fact_lose_nothing(world, store):
     world.submit("a", max_gpus=1)
     world.backend.started("a")
-    world.engine.settle()
+    world.engine.loop.settle()
     store.full = True
     world.after(700.0)
     assert store.saves > 0, "a snapshot was due"
     with pytest.raises(StoreFailed):
-        world.engine.submit(request("b"))
+        result_of(world.engine.submit(request("b")))
     assert [(status.id, status.state) for status in world.engine.jobs()] == [("a", "running")]
-    assert list(world.engine.runner.controller.jobs) == ["a"]
-    assert world.engine.status().nodes[0].gpus == 4
+    assert list(world.engine.pipeline.controller.jobs) == ["a"]
+    assert result_of(world.engine.status()).nodes[0].gpus == 4
     store.full = False
     with pytest.raises(Conflict, match="'a' is there"):
-        world.engine.submit(request("a"))
+        result_of(world.engine.submit(request("a")))
     world.submit("b", max_gpus=1)
     assert [(launch.job_id, launch.generation) for launch in world.backend.launches] == [("a", 1), ("b", 1)]
     world.engine.stop("keep")
     world.engine = world.new_engine()
-    assert list(world.engine.runner.controller.jobs) == ["a", "b"]
+    assert list(world.engine.pipeline.controller.jobs) == ["a", "b"]
 
 
 def test_a_snapshot_counts_once_it_is_written(world, store):
@@ -103,19 +103,19 @@ def test_a_state_that_cannot_be_read_back_is_not_worked_with(world, store):
     world.submit("a", max_gpus=1)
     store.full = store.unreadable = True
     with pytest.raises(StoreFailed):
-        world.engine.submit(request("b"))
+        result_of(world.engine.submit(request("b")))
     with pytest.raises(StoreFailed, match="disk gone"):
-        world.engine.status()
+        result_of(world.engine.status())
     store.full = store.unreadable = False
-    assert world.engine.status().jobs_by_state == {"starting": 1}
-    assert world.engine.submit(request("b"))[0].id == "b"
+    assert result_of(world.engine.status()).jobs_by_state == {"starting": 1}
+    assert result_of(world.engine.submit(request("b")))[0].id == "b"
 
 
 def test_decisions_wait_longer_and_longer_for_a_full_disk(world, store):
-    world.engine.submit(request("a"))
-    world.engine.settle()
-    world.engine.submit(request("b"))
-    world.engine.settle()
+    result_of(world.engine.submit(request("a")))
+    world.engine.loop.settle()
+    result_of(world.engine.submit(request("b")))
+    world.engine.loop.settle()
     assert world.engine.job("b").state == "queued", "decisions are at least two seconds apart"
     store.full = True
     due, pauses = world.clock.time + 5.0, []
@@ -123,10 +123,10 @@ def test_decisions_wait_longer_and_longer_for_a_full_disk(world, store):
         before, began = store.attempts, due
         world.move(began)
         assert store.attempts == before + 1, "one attempt, then a pause"
-        due = world.engine.next_due()
+        due = world.engine.loop.next_due()
         pauses.append(due - began)
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert world.engine.status().jobs_by_state == {"starting": 1, "queued": 1}
+    assert result_of(world.engine.status()).jobs_by_state == {"starting": 1, "queued": 1}
     store.full = False
     world.move(due)
     assert world.engine.job("b").state == "starting"
@@ -135,16 +135,16 @@ def test_decisions_wait_longer_and_longer_for_a_full_disk(world, store):
 def test_a_timer_waits_for_a_full_disk_as_well(world, store):
     world.submit("a", max_gpus=1)
     world.backend.ended("a", "crashed", "x")
-    world.engine.settle()
+    world.engine.loop.settle()
     store.full = True
     world.after(5.0)
     attempts = store.attempts
     for _ in range(20):
-        world.engine.settle()
+        world.engine.loop.settle()
     assert store.attempts == attempts
-    assert world.engine.next_due() > world.clock.time
+    assert world.engine.loop.next_due() > world.clock.time
     store.full = False
-    world.engine.submit(request("b"))
+    result_of(world.engine.submit(request("b")))
     world.after(3.0)
     assert [launch.job_id for launch in world.backend.launches][-2:] == ["a", "b"], (
         "a fact that was written ends the pause"
@@ -163,15 +163,15 @@ def test_who_only_looks_is_answered_whatever_the_disk_does(make_world, store):
     world = make_world(store=store)
     world.submit("a", max_gpus=1)
     telemetry = world.telemetry = FullTelemetry()
-    world.engine.runner._telemetry = telemetry
+    world.engine.pipeline._telemetry = telemetry
     world.backend.started("a")
-    world.engine.report("a", sample_report(1, model=SAMPLE_MODEL))
+    result_of(world.engine.report("a", sample_report(1, model=SAMPLE_MODEL)))
     telemetry.full = store.full = True
     for _ in range(3):
-        assert world.engine.status().jobs_by_state == {"running": 1}
+        assert result_of(world.engine.status()).jobs_by_state == {"running": 1}
     with pytest.raises(StoreFailed):
-        world.engine.report("a", sample_report(1, progress=500.0, model=SAMPLE_MODEL))
-    assert world.engine.status().jobs_by_state == {"running": 1}
+        result_of(world.engine.report("a", sample_report(1, progress=500.0, model=SAMPLE_MODEL)))
+    assert result_of(world.engine.status()).jobs_by_state == {"running": 1}
 
 
 def test_what_a_backend_said_meanwhile_is_not_lost(world, store):
@@ -180,15 +180,15 @@ def test_what_a_backend_said_meanwhile_is_not_lost(world, store):
     store.full = True
     world.backend.started("a")
     world.backend.ended("b", "crashed", "exit code 3")
-    world.engine.settle()
-    assert world.engine.status().jobs_by_state == {"starting": 2}
+    world.engine.loop.settle()
+    assert result_of(world.engine.status()).jobs_by_state == {"starting": 2}
     attempts = store.attempts
     for _ in range(20):
-        world.engine.settle()
+        world.engine.loop.settle()
     assert store.attempts == attempts
     store.full = False
     world.after(60.0)
-    assert world.engine.status().jobs_by_state == {"running": 1, "failed": 1}
+    assert result_of(world.engine.status()).jobs_by_state == {"running": 1, "failed": 1}
 
 
 # Mistakes of ours, and of backends
@@ -202,8 +202,8 @@ def test_a_backend_that_fails_inside_holds_nobody_up(world, caplog):
         raise OSError(30, "Read-only file system")
 
     world.backend.stop = broken
-    world.engine.cancel("a")
-    world.engine.submit(request("b"))
+    result_of(world.engine.cancel("a"))
+    result_of(world.engine.submit(request("b")))
     assert "could not be carried out" in caplog.text
     world.backend.stop = stop
     world.after(5.0)
@@ -214,19 +214,19 @@ def test_a_backend_that_fails_inside_holds_nobody_up(world, caplog):
 def test_an_answer_of_the_policy_is_not_lost_with_others_of_its_turn(world, caplog, monkeypatch):
     world.submit("a", max_gpus=1)
     gate = threading.Event()
-    world.engine._look(lambda: gate.wait(PATIENCE_SECONDS))
-    monkeypatch.setattr(world.engine.runner.desk, "took", lambda *_: 1 / 0)
-    failed = world.engine.begin_status()
-    snapshot = world.engine.runner.controller.snapshot(world.clock.time)
-    world.engine._thinking = snapshot
-    world.engine._queue.put(Thought(snapshot, None, 0.0))
-    others = world.engine.begin_status()
+    world.engine.loop.read(lambda: gate.wait(PATIENCE_SECONDS))
+    monkeypatch.setattr(world.engine.views, "project", lambda *_: 1 / 0)
+    failed = world.engine.status()
+    snapshot = world.engine.pipeline.controller.snapshot(world.clock.time)
+    world.engine.loop._deciding_on = snapshot
+    world.engine.loop._decided(DecisionResult(snapshot, None, 0.0))
+    others = world.engine.status()
     gate.set()
     for ask in (failed, others):
         assert "failed inside" in str(ask.exception(30))
     monkeypatch.undo()
-    world.engine.settle()
-    assert world.engine._thinking is None
+    world.engine.loop.settle()
+    assert world.engine.loop._deciding_on is None
     world.submit("b", max_gpus=1)
     assert world.engine.job("b").state == "starting"
     assert "requests failed" in caplog.text
@@ -237,12 +237,12 @@ def test_an_end_that_nobody_heard_of_starts_nothing_again(world):
     generation = world.engine.job("a").generation
     world.engine.stop("keep")
     world.backend.ended("a", "succeeded")
-    record = world.engine.runner.controller.jobs["a"]
+    record = world.engine.pipeline.controller.jobs["a"]
     assert record.generation == generation
     world.backend.nodes = {"node-0": Node("node-0", 4, "cpu")}
     world.engine = world.new_engine()
     # As after a crash between the log and the backend: the log is one generation further.
-    moved = world.engine.runner.controller.jobs["a"]
+    moved = world.engine.pipeline.controller.jobs["a"]
     moved.generation += 1
     world.engine.start()
     assert world.engine.job("a").state == "succeeded"
@@ -257,12 +257,12 @@ def test_stumbling_over_and_over_is_slow(world, caplog, monkeypatch):
         turns.append(1)
         return 1 / 0
 
-    monkeypatch.setattr(world.engine.runner, "fire_timer", stumble)
+    monkeypatch.setattr(world.engine.pipeline, "fire_timer", stumble)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while world.engine._stumbles < 3 and time.monotonic() < deadline:
-        world.engine.begin_status()
+    while world.engine.loop._num_failures < 3 and time.monotonic() < deadline:
+        world.engine.status()
         time.sleep(0.01)
     monkeypatch.undo()
-    world.engine.settle()
+    world.engine.loop.settle()
     assert len(turns) < 20
-    assert world.engine.status().nodes
+    assert result_of(world.engine.status()).nodes

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "tracking.md"
 
@@ -85,14 +85,14 @@ def generations(world):
     """The environments of one job's processes: before and after a change of its GPUs, a restart, and a crash."""
     job_id = world.submit("train", min_gpus=1, max_gpus=2)
     world.backend.started(job_id)
-    world.engine.settle()
-    world.engine.report(job_id, sample_report(1, model=SAMPLE_MODEL, total_progress=1e6, progress=2e5))
+    world.engine.loop.settle()
+    result_of(world.engine.report(job_id, sample_report(1, model=SAMPLE_MODEL, total_progress=1e6, progress=2e5)))
     yield "started"
-    world.engine.resize(job_id, 4, 4)
+    result_of(world.engine.resize(job_id, 4, 4))
     world.after(100.0)
     assert world.backend.launches[-1].placement.num_gpus == 4
     world.backend.started(job_id)
-    world.engine.settle()
+    world.engine.loop.settle()
     yield "resized"
     world.engine.stop("keep")
     world.engine = world.new_engine()
@@ -117,7 +117,7 @@ def test_one_run_through_a_change_of_gpus_a_restart_and_a_crash(world, monkeypat
     assert len(launched) == 3
     (curve,) = tracker.runs.values()
     assert [samples for samples, _ in curve] == [100, 200, 300], "replica 0 writes, one curve"
-    world.engine.cancel("train")
+    result_of(world.engine.cancel("train"))
     world.backend.ended("train", "stopped")
     other = world.submit("other", max_gpus=1)
     world.after(100.0)

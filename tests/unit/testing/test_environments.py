@@ -1,8 +1,11 @@
 """The tool that runs tests in other people's surroundings: what it changes reaches them, and what fails is told."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from pollux.testing.waiting import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[3]
 TOOL = REPOSITORY / "tools" / "test_environments.py"
@@ -22,7 +25,11 @@ def test_what_depends_on_its_surroundings_is_found(tmp_path):
     (tmp_path / "test_dependent.py").write_text(DEPENDENT)
     names = ["umask-077", "narrow", "background", "blocked"]
     command = [sys.executable, str(TOOL), *names, "--tests", str(tmp_path / "test_dependent.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    # The plugins that matter here; others take seconds to load.
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin,pytest_rerunfailures"}
+    done = subprocess.run(
+        command, env=os.environ | plugins, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert done.returncode == 1, done.stderr
     told = {line.split()[0]: line for line in done.stdout.splitlines() if line.split()[:1] and line.split()[0] in names}
     assert "ok     2 passed" in told["umask-077"]

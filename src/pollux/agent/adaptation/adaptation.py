@@ -7,29 +7,28 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import torch
+from typing import Any, TypeVar
 
 from pollux.agent.adaptation.background_fit import BackgroundFit
 from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice, is_clear, next_batch
 from pollux.agent.adaptation.loss_guard import LossGuard, Spike
 from pollux.agent.adaptation.lr_rules import Rule
+from pollux.agent.adaptation.measurements import ReplicaExchange, StepSource, StepTime
+from pollux.agent.adaptation.memory_limits import MemoryLimits
 from pollux.agent.adaptation.noise_scale import MIN_MEASURED, NoiseEstimate, NoiseTracker
+from pollux.agent.adaptation.round_exchange import RoundNumbers, SummedNoise, exchange
 from pollux.agent.adaptation.second_moments import SecondMoments
 from pollux.agent.adaptation.step_profile import Profile, ProfileKey
-from pollux.agent.data.step_shape import StepShape
-from pollux.agent.distributed.process_group import ReplicaGroup
-from pollux.agent.step.gradient_norms import GradientNormMeter
-from pollux.agent.step.oom import MemoryLimits
-from pollux.agent.step.step_clock import StepClock, StepTime
+from pollux.agent.data.step_shape import MicroBatch, StepShape
 from pollux.goodput import BatchChoice, BatchLimits, Efficiency, GoodputModel, PublishedThroughput
 
-__all__ = ["Adaptation", "BatchRange", "RoundReport", "StepSource"]
+__all__ = ["Adaptation", "BatchRange", "RoundReport"]
 
+_Item = TypeVar("_Item")
 _ROUND_SECONDS = 1.0
 _ROUND_STEPS = (10, 20)
 _EXACT_ROUND_SECONDS = 5.0
@@ -50,7 +49,6 @@ _SHORT_BURST_EVERY = 2
 _TIMED_EVERY = 32
 _TIMED_EVERY_ALONE = 4
 _RESTS_KEPT = 64
-_PARAMETERS = 7
 _LEAST_ROUNDS = 6
 _RATE = 0.5  # of the best learning rate: how a step that is too short is taken to count
 
@@ -79,25 +77,6 @@ class RoundReport:
     spike: Spike | None = None
 
 
-class StepSource(Protocol):
-    """Where steps are taken, as far as measuring them goes: our own engine, or a framework's loop."""
-
-    @property
-    def meter(self) -> GradientNormMeter | None:
-        """Measures gradient noise; None: nothing does."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Whose parameter groups have noise and learning rates."""
-
-    @property
-    def clock(self) -> StepClock:
-        """Times the steps."""
-
-    def losses(self) -> tuple[float, int]:
-        """Sum over steps of this replica's share of the mean loss, and the number of steps, since the last call."""
-
-
 class Adaptation:
     """Holds the present batch and everything that decides about the next one.
 
@@ -110,7 +89,7 @@ class Adaptation:
         allowed: BatchRange,
         rule: Rule,
         engine: StepSource,
-        replicas: ReplicaGroup,
+        replicas: ReplicaExchange,
         gpu_type: str,
         freeze_progress: float,
         measure_noise: bool,
@@ -259,6 +238,23 @@ class Adaptation:
         """The local batch that is known to fit, where this one is larger than any that ran; else None."""
         return max(self.memory.held, 1) if local_batch > self.memory.held else None
 
+    def timed_next(self, source: Iterator[_Item]) -> _Item | None:
+        """The next item of a source of data, whose wait is timed; None where there is none."""
+        began = time.perf_counter()
+        item = next(source, None)
+        self._engine.clock.waited(time.perf_counter() - began)
+        return item
+
+    def begin_step(self, micro: MicroBatch, epochs: float) -> tuple[float, ...]:
+        """The first part of a step is about to be run: the factors of its learning rates."""
+        self._engine.clock.begin(self.is_told_apart(micro.step, micro.measured))
+        return self.factors(micro.total, epochs)
+
+    def end_step(self, micro: MicroBatch) -> float:
+        """The optimiser has stepped, and `micro` was the last part: the progress per sample that the step counts."""
+        self._engine.clock.end(micro.repeats, micro.largest_local_batch, micro.measured)
+        return self.stepped(micro.largest_local_batch, micro.total)
+
     def stepped(self, local_batch: int, total: int) -> float:
         """A step was done; the progress per sample that it counts."""
         self.memory.ran(local_batch)
@@ -318,31 +314,32 @@ class Adaptation:
         times = self._engine.clock.drain()
         self._record(times)
         losses, count = self._engine.losses()
-        plain = [time.step_seconds for time in times if not time.measured]
+        plain = [each.step_seconds for each in times if not each.measured]
         seconds = statistics.median(plain) if plain else math.nan
-        measured = [time.step_seconds for time in times if time.measured]
+        measured = [each.step_seconds for each in times if each.measured]
         cost = statistics.median(measured) / seconds - 1.0 if plain and measured else math.nan
-        rows = self._engine.meter.collect() if self.measures_noise and self._engine.meter is not None else None
-        parts = [] if rows is None else torch.cat([each.reshape(-1).double() for each in rows[:3]]).tolist()
-        cap = self.memory.predicted_largest(self._replicas.device, self.choice.local_batch)
-        mine = [losses, float(count), seconds, cost, float(cap or 0), *self._model_numbers(), *parts]
-        table = self._replicas.gather(mine)
-        first = table[0]
-        if rows is not None:
-            shape, size, columns = tuple(rows.parts.shape), rows.parts.numel(), table[:, 5 + 1 + _PARAMETERS :]
-            together = columns[:, :size].sum(axis=0).reshape(shape)
-            # Equal on all replicas but for rounding, which must not decide either.
-            whole = columns[0, size : 2 * size].reshape(shape)
-            self._take_rows(together, whole, columns[:, 2 * size :].sum(axis=0), rows.totals.numpy())
-        self.model = self._model_from(first[5 : 6 + _PARAMETERS])
-        self._cap = int(min(table[:, 4])) or None
-        self._pace(step, float(first[2]), float(first[3]))
+        table = exchange(
+            RoundNumbers(
+                loss_sum=losses,
+                num_losses=count,
+                step_seconds=seconds,
+                measuring_cost=cost,
+                memory_holds=self._engine.predicted_local_batch(self.choice.local_batch),
+                model=self.fit.parameters,
+                noise=self._engine.meter.collect() if self.measures_noise and self._engine.meter is not None else None,
+            ),
+            self._replicas,
+        )
+        if table.noise is not None:
+            self._take_rows(table.noise)
+        self.model = table.model or self.model
+        self._cap = table.memory_holds
+        self._pace(step, table.step_seconds, table.measuring_cost)
         self._rounds_since_change += 1
-        mean = float(table[:, 0].sum() / first[1]) if first[1] else None
         samples, self._samples = self._samples, 0
-        spent = sum(time.step_seconds for time in times)
+        spent = sum(each.step_seconds for each in times)
         throughput = samples / spent if spent > 0.0 and len(times) >= count else None
-        return RoundReport(mean, throughput, self._judge(mean, samples))
+        return RoundReport(table.mean_loss, throughput, self._judge(table.mean_loss, samples))
 
     def _judge(self, loss: float | None, samples: int) -> Spike | None:
         if loss is None or not self.adapts:
@@ -352,27 +349,26 @@ class Adaptation:
 
     def _record(self, times: Sequence[StepTime]) -> None:
         replicas = self._replicas
-        for time in times:
-            compute = time.compute_seconds
-            if compute is not None and replicas.device.type == "cpu":
-                # On a GPU the stream's own clock has it already, as far as the wait was not hidden.
-                compute += time.data_seconds / time.repeats
-            key = ProfileKey(replicas.num_nodes, replicas.num_replicas, time.local_batch, self._gpu_type)
-            if replicas.num_replicas == 1 and compute is not None and not time.measured:
-                self._rests.append(time.step_seconds - time.repeats * compute)
-            if replicas.num_replicas == 1 and time.measured:
-                self._record_half(key, compute, time)
+        for step in times:
+            compute = step.compute_seconds
+            if compute is not None and not self._engine.clock.includes_data_wait:
+                compute += step.data_seconds / step.repeats
+            key = ProfileKey(replicas.num_nodes, replicas.num_replicas, step.local_batch, self._gpu_type)
+            if replicas.num_replicas == 1 and compute is not None and not step.measured:
+                self._rests.append(step.step_seconds - step.repeats * compute)
+            if replicas.num_replicas == 1 and step.measured:
+                self._record_half(key, compute, step)
                 continue
             self.profile.add(
                 key,
                 compute_seconds=compute,
-                step_seconds=time.step_seconds,
-                data_seconds=time.data_seconds,
-                repeats=time.repeats,
+                step_seconds=step.step_seconds,
+                data_seconds=step.data_seconds,
+                repeats=step.repeats,
             )
         self.fit.request(self.profile.observations(self._gpu_type))
 
-    def _record_half(self, key: ProfileKey, compute: float | None, time: StepTime) -> None:
+    def _record_half(self, key: ProfileKey, compute: float | None, step: StepTime) -> None:
         """A measured step alone runs in parts: what one part would take as a step tells αc from βc early on.
 
         Measuring itself stays out of it; what a step does beside computing comes from other steps.
@@ -380,17 +376,10 @@ class Adaptation:
         if compute is None or not self._rests:
             return
         seconds = compute + max(statistics.median(self._rests), 0.0)
-        data = time.data_seconds / time.repeats
+        data = step.data_seconds / step.repeats
         self.profile.add(key, compute_seconds=None, step_seconds=seconds, data_seconds=data, repeats=1)
 
-    def _model_numbers(self) -> list[float]:
-        model = self.fit.parameters
-        return [0.0] * (1 + _PARAMETERS) if model is None else [1.0, *model.parameters]
-
-    def _model_from(self, numbers: Any) -> PublishedThroughput | None:
-        return PublishedThroughput(*(float(number) for number in numbers[1:])) if numbers[0] else self.model
-
-    def _take_rows(self, parts: Any, whole: Any, counts: Any, totals: Any) -> None:
+    def _take_rows(self, rows: SummedNoise) -> None:
         meter = self._engine.meter
         assert meter is not None
         if meter.num_groups != self.tracker.num_groups:
@@ -400,8 +389,8 @@ class Adaptation:
         self._kind = meter.kind
         if self._moments is not None:
             self._moments.follow(self._engine.optimizer)
-        if len(counts) and parts.shape[1] == self.tracker.num_groups:
-            self.tracker.add(parts, whole, counts, totals)
+        if len(rows.counts) and rows.parts.shape[1] == self.tracker.num_groups:
+            self.tracker.add(rows.parts, rows.whole, rows.counts, rows.totals)
         estimate = self.estimate()
         if estimate.is_known:
             self.believed = estimate

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.core.errors import InvalidInput, UnknownName
 
-__all__ = ["OwnRule", "Rule", "create", "default_rule", "names"]
+__all__ = ["OwnRule", "Rule", "create", "default_rule", "names", "scaled_rates"]
 
 OwnRule: TypeAlias = Callable[[float, float, int], float]
 
@@ -135,3 +136,22 @@ def default_rule(optimizer: _HasDefaults) -> str:
     They are told by the options `betas` or `eps`, which plain and momentum SGD do not have.
     """
     return "sqrt" if {"betas", "eps"} & set(optimizer.defaults) else "adascale"
+
+
+@contextlib.contextmanager
+def scaled_rates(groups: Sequence[MutableMapping[str, Any]], factors: Sequence[float]) -> Iterator[None]:
+    """Multiply each parameter group's learning rate for one optimiser step, and put the base rates back after it.
+
+    Schedules and logs thus see the base rates alone. Factors that are all 1 leave the groups untouched.
+    """
+    if all(factor == 1.0 for factor in factors):
+        yield
+        return
+    base = [group["lr"] for group in groups]
+    for group, factor in zip(groups, factors, strict=True):
+        group["lr"] = group["lr"] * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, base, strict=True):
+            group["lr"] = rate

@@ -53,6 +53,12 @@ class TrainingProgress:
         """Progress in epochs."""
         return self.epoch + (self.in_epoch / self.epoch_size if self.epoch_size else 0.0)
 
+    def scheduled_steps(self, initial_batch: int) -> int:
+        """How often a schedule by step is due by now: an epoch has as many as optimiser steps at the initial batch."""
+        if not self.epoch_size:
+            return math.floor(self.progress / initial_batch + _SLACK)
+        return math.floor(self.epochs * math.ceil(self.epoch_size / initial_batch) + _SLACK)
+
     def close_epoch(self) -> None:
         """The next epoch begins. What was done beyond this one's end counts for it, what was left out does not."""
         reached = self.epoch_reached and self.epoch_size is not None
@@ -103,12 +109,11 @@ class Schedule:
             return
         if self._exact:
             due = self.taken + 1
-        elif progress.epoch_size is not None:
-            steps = math.ceil(progress.epoch_size / self._initial)
-            # What was done beyond an epoch's end counts in the next one: a schedule of so many steps ends with them.
-            due = min(math.floor(progress.epochs * steps + _SLACK), (progress.epoch + 1) * steps)
         else:
-            due = math.floor(progress.progress / self._initial + _SLACK)
+            due = progress.scheduled_steps(self._initial)
+            if progress.epoch_size is not None:
+                # What was done beyond an epoch's end counts in the next one: a schedule of so many steps ends with it.
+                due = min(due, (progress.epoch + 1) * math.ceil(progress.epoch_size / self._initial))
         self._advance(due)
 
     def after_epoch(self) -> None:

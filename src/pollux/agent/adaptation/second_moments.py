@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+from pollux.agent.adaptation.measurements import GroupedOptimizer
 
 __all__ = ["SecondMoments"]
 
@@ -44,14 +43,14 @@ class SecondMoments:
         self._most = list(self._filled)
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, kind: str) -> SecondMoments | None:
+    def of(cls, optimizer: GroupedOptimizer, kind: str) -> SecondMoments | None:
         """Those of an optimiser of that kind of preconditioner as it is; None where it has none. It may wait."""
         if kind != "adagrad" and kind not in _DECAYS:
             return None
         steps = [state["step"] for state in optimizer.state.values() if "step" in state]
         return cls(kind, _decays(optimizer, kind), int(steps[0]) if steps else 0)
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+    def follow(self, optimizer: GroupedOptimizer) -> None:
         """Take over groups that were added since, and decays that were changed."""
         self._decays = _decays(optimizer, self.kind)
         for column in (self._filled, self._level, self._most):
@@ -102,14 +101,15 @@ class SecondMoments:
         return moments
 
 
-def _decays(optimizer: torch.optim.Optimizer, kind: str) -> list[float]:
+def _decays(optimizer: GroupedOptimizer, kind: str) -> list[float]:
     return [_decay(group.get(_DECAYS.get(kind, ""))) for group in optimizer.param_groups]
 
 
 def _decay(option: Any) -> float:
     value = option[1] if isinstance(option, tuple | list) else option
-    if value is None or (isinstance(value, Tensor) and value.device.type != "cpu"):
-        # Reading one on a GPU would wait for the device, at every step.
+    device = getattr(getattr(value, "device", None), "type", "cpu")
+    if value is None or device != "cpu":
+        # To read a tensor on a GPU would wait for the device, at every step.
         return _DEFAULT_DECAY
     decay = float(value)
     return decay if math.isfinite(decay) and 0.0 <= decay < 1.0 else _DEFAULT_DECAY

@@ -27,6 +27,7 @@ from torch import Tensor
 from pollux._version import __version__
 from pollux.agent.checkpoint.agreement import Outcome, attempt, broadcast_text, gather_texts
 from pollux.agent.checkpoint.folder import CheckpointFolder, flush, last_created
+from pollux.agent.checkpoint.handover import FolderHold
 from pollux.agent.checkpoint.host_buffers import Abandoned, HostBuffers, StagedState, pickled, write_files
 from pollux.agent.checkpoint.lease import Holder
 from pollux.agent.checkpoint.manifest import (
@@ -53,7 +54,6 @@ __all__ = ["Checkpointer", "Loaded", "Saved", "load", "parameter_signature", "re
 
 _logger = logging.getLogger("pollux")
 _T = TypeVar("_T")
-_HANDOVER_SECONDS = 30.0
 _LOOK_SECONDS = 5.0
 
 
@@ -99,12 +99,10 @@ class Checkpointer:
         self._buffers = HostBuffers()
         self._thread: threading.Thread | None = None
         self._abandoned = threading.Event()
-        self._disk: CheckpointFolder | None = None
         self._holder = holder or Holder()
-        self._opening: threading.Thread | None = None
-        self._closed = False
+        self._hold = FolderHold(self.folder, self._store, self._holder, wanted=replica == 0)
         if opens:
-            self._on_first_replica(self._open)
+            self._on_first_replica(self._hold.open)
 
     @property
     def writes(self) -> bool:
@@ -209,13 +207,13 @@ class Checkpointer:
         It takes hold of it when it first writes, since the one before may have to finish a save.
         """
         self._replica, self._num_replicas, self._group = replica, num_replicas, group
-        if replica != 0 and self._disk is not None:
+        self._hold.wanted = replica == 0
+        if replica != 0 and self._hold.folder is not None:
             self.wait()
-            self._let_go()
-        if replica == 0 and self._store is not None and self._disk is None:
+            self._hold.let_go()
+        if replica == 0 and self._store is not None and self._hold.folder is None:
             # Nobody else is to find that nobody holds it.
-            self._opening = threading.Thread(target=self._take_hold_or_say, name="pollux-hold", daemon=True)
-            self._opening.start()
+            self._hold.take_in_background()
 
     def abandon(self) -> None:
         """Give up the save in flight, if any; what it wrote is removed. When sharded, call it on all replicas."""
@@ -278,8 +276,8 @@ class Checkpointer:
         Where no whole one is left at or before the step, the later one nearest to it stays until the next save.
         """
         self.wait()
-        if self._disk is not None:
-            self._disk.drop_after(step)
+        if self._hold.folder is not None:
+            self._hold.folder.drop_after(step)
 
     def close(self, most_seconds: float | None = None) -> None:
         """Wait for a save in flight and release the folder; nothing can be saved afterwards.
@@ -290,52 +288,12 @@ class Checkpointer:
             self._thread.join(most_seconds)
             self._abandoned.set()
         self.wait()
-        self._closed = True
-        self._let_go()
-
-    def _let_go(self) -> None:
-        # The thread that takes hold of a store may come to the same end at this moment.
-        disk, self._disk = self._disk, None
-        if disk is not None:
-            disk.release()
-
-    def _open(self) -> None:
-        self._disk = (
-            CheckpointFolder(self.folder) if self._store is None else ObjectStoreFolder(self._store, self._holder)
-        )
-
-    def _take_hold_or_say(self) -> None:
-        try:
-            self._take_hold()
-        except PolluxError as error:
-            # It is tried again when there is something to save.
-            _logger.warning("%s is not held yet: %s", self.where, error)
-        if self._is_over:
-            # A store took its time, and it is not wanted any more.
-            self._let_go()
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether this one is not to hold anything any more."""
-        return self._closed or self._replica != 0
-
-    def _take_hold(self) -> None:
-        """Open the folder as soon as the replica that held it has let it go."""
-        if self._opening not in (None, threading.current_thread()):
-            self._opening.join()
-        end = time.monotonic() + _HANDOVER_SECONDS
-        while self._disk is None and not self._is_over:
-            try:
-                self._open()
-            except MisusedJob:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.02)
+        self._hold.close()
 
     def _folder_here(self) -> CheckpointFolder:
-        if self._disk is None:
+        if self._hold.folder is None:
             raise MisusedJob(f"replica {self._replica} does not hold {self.where}; only replica 0 does")
-        return self._disk
+        return self._hold.folder
 
     def _on_first_replica(self, decide: Callable[[], _T]) -> _T:
         """What `decide` returns on replica 0, or the error it raises there, on all replicas."""
@@ -405,18 +363,18 @@ class Checkpointer:
 
     def _clear(self, beside: str, target: str) -> None:
         """Remove what is left of a save: the folder that was written to, and what was put under a name in vain."""
-        if beside and (self._disk is not None or self._store is not None):
+        if beside and (self._hold.folder is not None or self._store is not None):
             shutil.rmtree(self.folder / beside, ignore_errors=True)
-        if target and self._disk is not None:
+        if target and self._hold.folder is not None:
             with contextlib.suppress(PolluxError):
-                self._disk.withdraw(target)
+                self._hold.folder.withdraw(target)
 
     def _begin(self, request: _Request) -> tuple[str, str]:
         """On replica 0 the names of the new folder to write to and, where known, of what it will be."""
         _require_finite(request.staged.get(), request.finite)
         if self._replica == 0:
-            self._take_hold()
-        return self._disk.begin(request.manifest.step) if self._disk is not None else ("", "")
+            self._hold.take()
+        return self._hold.folder.begin(request.manifest.step) if self._hold.folder is not None else ("", "")
 
     def _write_beside(self, request: _Request, beside: Path, target: str) -> tuple[str, str]:
         """The name under which what was written there is now published, and its manifest as text."""
@@ -442,11 +400,11 @@ class Checkpointer:
         self, request: _Request, beside: Path, target: str, files: Mapping[str, FileDigest]
     ) -> tuple[str, str]:
         request.proceed()
-        if self._disk is None:
+        if self._hold.folder is None:
             return "", ""
         manifest = dataclasses.replace(request.manifest, files=files, tied=request.staged.get().tied)
-        name = self._disk.publish(beside, manifest, target)
-        self._disk.retain(name, self._keep, self._protected)
+        name = self._hold.folder.publish(beside, manifest, target)
+        self._hold.folder.retain(name, self._keep, self._protected)
         return name, encode(manifest).decode()
 
     def _together(self, action: Callable[[], _T]) -> list[_T]:

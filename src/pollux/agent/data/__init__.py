@@ -1,4 +1,5 @@
-"""Which replica reads which samples: the order of a pass, the loader, streams, and the ledger of what was read.
+"""Which replica reads which samples: the order of a pass, the loader, and the ledger of what was read.
 
-Runs in every replica. Imports no other part of the agent but `distributed`.
+Runs in every replica. `loader`, `order`, `ledger`, `step_shape` and `stream_position` import no framework. PyTorch's
+part is `torch_reader` with `stream`, `sample_reader`, `permutation` and `random_numbers`.
 """

@@ -1,6 +1,7 @@
 """Batches for one replica: every sample exactly once per pass, at any number of replicas and through any resize.
 
-Which order a pass has is in `order` and `stream`; how large a step is, is asked of the caller.
+It knows which samples are due and which were used. A framework reads them: PyTorch's reader is in `torch_reader`. How
+large a step is, the caller says.
 """
 
 from __future__ import annotations
@@ -11,26 +12,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
 
 from pollux.agent.data.ledger import Indices, SampleLedger
-from pollux.agent.data.order import PassOrder, ReadRequest, SampleReader, mix_seed
+from pollux.agent.data.order import PassOrder, ReadRequest, mix_seed
 from pollux.agent.data.step_shape import MicroBatch, StepShape, share
-from pollux.agent.data.stream import Item, Stream, StreamPosition, WorkerStart
+from pollux.agent.data.stream_position import Item, ItemStream, StreamPosition
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
-__all__ = ["Loader", "LoaderOptions"]
+__all__ = ["BatchReader", "Loader", "LoaderOptions"]
 
 _Run = Generator[tuple[MicroBatch, Any], None, None]
 _Shapes = Callable[[int], StepShape]
@@ -64,80 +56,48 @@ class LoaderOptions:
             if value is not None and value < least:
                 raise InvalidInput(f"{name} is {value}; it must be at least {least}")
 
-    @classmethod
-    def from_dataloader(cls, loader: DataLoader[Any]) -> LoaderOptions:
-        """What a user's own `DataLoader` was set to; its `dataset` and `batch_size` are read by the caller.
 
-        The order becomes ours: a random or distributed sampler turns into `shuffle`, with the seed of the loader's
-        generator if it has one; any other sampler is kept.
-        """
-        _check_batching(loader)
-        chosen: dict[str, Any] = {"shuffle": False}
-        if not isinstance(loader.dataset, IterableDataset):
-            chosen = _sampling(loader.sampler)
-        if isinstance(loader.sampler, RandomSampler) and loader.generator is not None:
-            chosen["seed"] = loader.generator.initial_seed() & (2**63 - 1)
-        same = ("num_workers", "pin_memory", "drop_last", "worker_init_fn", "persistent_workers", "timeout")
-        return cls(
-            collate_fn=loader.collate_fn,
-            prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
-            multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
-            **{name: getattr(loader, name) for name in same},
-            **chosen,
-        )
+class BatchReader(Protocol):
+    """What a framework supplies so that a `Loader` can read a dataset: the order of its samples, and batches of them.
 
-    def worker_arguments(self, dataset: Any) -> dict[str, Any]:
-        """The arguments of a `DataLoader` that only concern its workers."""
-        return {
-            "worker_init_fn": WorkerStart(dataset, self.worker_init_fn),
-            "prefetch_factor": self.prefetch_factor,
-            "multiprocessing_context": self.multiprocessing_context,
-            "timeout": self.timeout,
-        }
+    `length` is that of a map-style dataset, or what a stream says of itself; `stream` is None for a map-style dataset.
+    """
 
+    @property
+    def dataset(self) -> Any:
+        """The user's dataset."""
 
-def _check_batching(loader: DataLoader[Any]) -> None:
-    if loader.batch_size is not None:
-        return
-    what = "batch_sampler" if loader.batch_sampler is not None else "batch_size=None"
-    raise InvalidInput(
-        f"the DataLoader was made with {what}, but Pollux forms the batches itself, of sizes that may change; "
-        "make it with batch_size= and sampler= (one index per sample), or pass the dataset"
-    )
+    @property
+    def length(self) -> int | None:
+        """How many samples the dataset has; None: not known."""
 
+    @property
+    def stream(self) -> ItemStream | None:
+        """The dataset as a stream of items, where it can only be iterated."""
 
-def _sampling(sampler: Any) -> dict[str, Any]:
-    if isinstance(sampler, SequentialSampler):
-        return {"shuffle": False}
-    if isinstance(sampler, DistributedSampler):
-        return {"shuffle": sampler.shuffle, "seed": sampler.seed}
-    is_random = isinstance(sampler, RandomSampler) and not sampler.replacement
-    if is_random and sampler.num_samples == len(sampler.data_source):
-        return {"shuffle": True}
-    return {"shuffle": False, "sampler": sampler}
+    def permutation(self, size: int, seed: int, pass_index: int) -> Indices:
+        """The order of a shuffled pass; it must follow from these numbers alone."""
 
+    def draw(self, sampler: Iterable[int], size: int, seed: int, pass_index: int) -> Indices:
+        """What a sampler of the user's gives for a pass."""
 
-class _Requests:
-    """The batch sampler of our one DataLoader: hands out whatever iterator is set at the time."""
+    def to_saved(self, indices: Indices) -> Any:
+        """Indices in the form in which the framework's checkpoints hold arrays; `numpy.asarray` must read it."""
 
-    source: Iterator[ReadRequest] = iter(())
+    def read(self, requests: Generator[ReadRequest, None, None]) -> Iterator[Any]:
+        """A batch for each request, in their order; requests may be taken ahead of the batches."""
 
-    def __iter__(self) -> Iterator[ReadRequest]:
-        return self.source
+    def collate(self, items: list[Any]) -> Any:
+        """A batch of items of a stream."""
 
+    def ready(self, batches: Iterator[Any]) -> Iterable[Any]:
+        """The same batches, brought to where the device reads them fast."""
 
-class _Ready(IterableDataset[Any]):
-    """Batches that are formed already, so that a DataLoader can pin their memory."""
+    def again(self) -> BatchReader:
+        """Another reader of the same data, which reads independently of this one."""
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.batches
-
-
-def _same(batch: Any) -> Any:
-    return batch
+    def end_workers(self) -> None:
+        """End worker processes, if there are any."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -175,42 +135,6 @@ def _ask(shape: _Shapes, step: int) -> StepShape:
     return asked
 
 
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except (TypeError, RuntimeError):  # what a length that is there but not known may raise
-        return None
-
-
-def _check_dataset(dataset: Any, options: LoaderOptions) -> bool:
-    """Refuse what cannot be read; says whether the dataset is a stream."""
-    name = type(dataset).__name__
-    if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")):
-        if hasattr(dataset, "__next__"):
-            raise InvalidInput(f"the dataset {name} is an iterator, gone after one pass; give what makes it iterable")
-        if options.sampler is not None:
-            raise InvalidInput(f"the dataset {name} is iterable, so a sampler has no meaning; leave sampler out")
-        if options.num_shards is not None and options.num_workers not in (0, options.num_shards):
-            raise InvalidInput(
-                f"num_workers is {options.num_workers} and num_shards {options.num_shards}; an iterable dataset is "
-                "read by one worker per shard or by none: make them equal, or num_workers=0"
-            )
-        return True
-    if isinstance(options.sampler, DistributedSampler):
-        raise InvalidInput(
-            "the sampler is a DistributedSampler, which gives one rank's part; Pollux shares the samples out itself: "
-            "leave it out and set shuffle"
-        )
-    if not hasattr(dataset, "__getitem__") or _length(dataset) is None:
-        raise InvalidInput(
-            f"the dataset {name} has neither __getitem__ with __len__ nor __iter__; "
-            "give a map-style dataset with a length, or an iterable one"
-        )
-    if _length(dataset) == 0:
-        raise InvalidInput(f"the dataset {name} is empty (length 0); give one with samples")
-    return False
-
-
 class Loader:
     """One replica's view of the data: yields its micro-batches, and knows what has been committed by all.
 
@@ -218,35 +142,30 @@ class Loader:
     step differ. A step's samples count when `commit()` says that the optimiser has used them.
     """
 
-    def __init__(self, dataset: Any, options: LoaderOptions, replica: int, num_replicas: int) -> None:
-        is_stream = _check_dataset(dataset, options)
-        self.dataset = dataset
+    def __init__(self, reader: BatchReader, options: LoaderOptions, replica: int, num_replicas: int) -> None:
         self.options = options
         self.pass_index = 0
         self.cursor = 0
         self.ledger = SampleLedger()
-        self._length = _length(dataset)
+        self._reader = reader
+        self._length = reader.length
         self._steps: deque[_Step] = deque()
         self._yielded = 0
         self._run: weakref.ref[_Run] | None = None
         self._order: PassOrder | None = None
-        self._torch_loader: DataLoader[Any] | None = None
-        self._requests = _Requests()
-        self._collate = options.collate_fn or default_collate
         self._dropped_at: int | None = None
         self._stream_end: int | None = None
         self._stream_size: int | None = None
-        self._stream = self._make_stream() if is_stream else None
+        self._stream = reader.stream
         self._position = self._stream.origin() if self._stream else StreamPosition(())
         self._set_replica(replica, num_replicas)
         if options.sampler is not None:
             self._current_order()
 
-    def _make_stream(self) -> Stream:
-        options = self.options
-        shards = options.num_shards or max(1, options.num_workers)
-        arguments = options.worker_arguments(self.dataset)
-        return Stream(self.dataset, options.seed, shards, options.num_workers > 0, arguments)
+    @property
+    def dataset(self) -> Any:
+        """The user's dataset."""
+        return self._reader.dataset
 
     def _set_replica(self, replica: int, num_replicas: int) -> None:
         if not 0 <= replica < num_replicas:
@@ -321,7 +240,7 @@ class Loader:
     def end_workers(self) -> None:
         """End the worker processes of a map-style dataset, persistent ones too; implies `rewind()`."""
         self.rewind()
-        self._torch_loader = None
+        self._reader.end_workers()
 
     def next_pass(self) -> None:
         """Begin another pass, in another order, with an empty ledger."""
@@ -334,10 +253,16 @@ class Loader:
         self.rewind()
         self._start(self.pass_index + 1)
 
+    def following(self) -> Loader:
+        """Another loader of the same data at the beginning of the next pass; the steps of this one may be under way."""
+        loader = Loader(self._reader.again(), self.options, self.replica, self.num_replicas)
+        loader.load_state_dict({**loader.state_dict(), "pass": self.pass_index + 1, "order": None})
+        return loader
+
     def close(self) -> None:
         """Forget what is in flight and end worker processes, persistent ones too."""
         self.rewind()
-        self._torch_loader = None
+        self._reader.end_workers()
         if self._stream is not None:
             self._stream.close()
 
@@ -392,7 +317,7 @@ class Loader:
             "seed": self.options.seed,
             "shuffle": self.options.shuffle,
             "size": self._length if self._stream is None else self._stream_size,
-            "order": None if drawn is None else torch.from_numpy(drawn.copy()),
+            "order": None if drawn is None else self._reader.to_saved(drawn),
             "dropped_at": self._dropped_at if self._dropped_at == self.cursor else None,
             "stream_end": self._stream_end,
             "shards": list(self._position.shards),
@@ -416,9 +341,7 @@ class Loader:
             )
         elif state["order"] is not None:
             drawn = np.asarray(state["order"], dtype=np.int64).copy()
-            self._order = PassOrder(
-                self._dataset_size(), self.options.seed, self.pass_index, shuffle=False, drawn=drawn
-            )
+            self._order = PassOrder(self._dataset_size(), drawn=drawn)
 
     def _kind(self) -> str:
         if self._stream is not None:
@@ -458,43 +381,26 @@ class Loader:
 
     def _current_order(self) -> PassOrder:
         if self._order is None:
-            size, seed = self._dataset_size(), self.options.seed
-            if self.options.sampler is None:
-                self._order = PassOrder(size, seed, self.pass_index, self.options.shuffle)
-            else:
-                self._order = PassOrder.from_sampler(self.options.sampler, size, seed, self.pass_index)
+            size, options = self._dataset_size(), self.options
+            permutation = drawn = None
+            if options.sampler is not None:
+                drawn = self._reader.draw(options.sampler, size, options.seed, self.pass_index)
+            elif options.shuffle:
+                permutation = self._reader.permutation(size, options.seed, self.pass_index)
+            self._order = PassOrder(size, permutation, drawn)
         return self._order
 
     def _map_run(self, shape: _Shapes, first_step: int) -> _Run:
         issued: deque[MicroBatch] = deque()
-        self._requests.source = source = self._issue(shape, first_step, issued)
-        if self._torch_loader is None:
-            self._torch_loader = self._make_torch_loader()
+        requests = self._issue(shape, first_step, issued)
         try:
-            for batch in self._torch_loader:
+            for batch in self._reader.read(requests):
                 micro = issued.popleft()
                 self._yielded += micro.is_last
                 yield micro, batch
         finally:
-            # It holds this object, which through the DataLoader holds it.
-            source.close()
-
-    def _make_torch_loader(self) -> DataLoader[Any]:
-        options = self.options
-        arguments = options.worker_arguments(self.dataset) if options.num_workers else {}
-        # Its own generator: the base seed of the workers must not be drawn from the user's.
-        generator = torch.Generator()
-        generator.manual_seed(mix_seed(options.seed))
-        return DataLoader(
-            SampleReader(self.dataset, self._collate),
-            batch_sampler=self._requests,  # type: ignore[arg-type]  # passed on to SampleReader as it is
-            num_workers=options.num_workers,
-            collate_fn=_same,
-            pin_memory=options.pin_memory and torch.accelerator.is_available(),
-            persistent_workers=options.persistent_workers and options.num_workers > 0,
-            generator=generator,
-            **arguments,
-        )
+            # The requests hold this object, and the reader holds them.
+            requests.close()
 
     def _issue(self, shape: _Shapes, step: int, issued: deque[MicroBatch]) -> Generator[ReadRequest, None, None]:
         order, place = self._current_order(), self.cursor
@@ -520,11 +426,7 @@ class Loader:
 
     def _stream_run(self, shape: _Shapes, first_step: int) -> _Run:
         issued: deque[MicroBatch] = deque()
-        batches: Iterable[Any] = self._stream_batches(shape, first_step, issued)
-        if self.options.pin_memory and torch.accelerator.is_available():
-            ready = _Ready(iter(batches))
-            batches = DataLoader(ready, batch_size=None, collate_fn=_same, pin_memory=True, generator=torch.Generator())
-        for batch in batches:
+        for batch in self._reader.ready(self._stream_batches(shape, first_step, issued)):
             micro = issued.popleft()
             self._yielded += micro.is_last
             yield micro, batch
@@ -541,7 +443,7 @@ class Loader:
                     numbers = [number for number, _ in waiting.items[first:end]]
                     waiting.own.append(np.array(numbers, dtype=np.int64))
                 issued.append(micro)
-                yield self._collate([item for _, item in waiting.items[first:end]])
+                yield self._reader.collate([item for _, item in waiting.items[first:end]])
             place += waiting.total
             assert waiting.position is not None
             position = waiting.position

@@ -41,6 +41,11 @@ class MicroBatch:
         """Whether the optimiser steps after this one."""
         return self.index == self.repeats - 1
 
+    @property
+    def largest_local_batch(self) -> int:
+        """The largest part that any replica has in the step."""
+        return -(-self.total // (len(self.samples_by_replica) * self.repeats))
+
 
 def share(total: int, num_replicas: int, repeats: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """How `total` consecutive samples are dealt out: `share(...)[micro_step][replica]` = (first, end).

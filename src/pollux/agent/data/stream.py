@@ -13,60 +13,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch.utils.data
 
-from pollux.agent.data.ledger import Indices, SampleLedger
-from pollux.agent.data.order import RandomState, isolated_random, mix_seed, seed_random
+from pollux.agent.data.order import mix_seed
+from pollux.agent.data.random_numbers import RandomState, isolated_random, seed_random
+from pollux.agent.data.stream_position import Item, StreamPosition, Taken
 
-__all__ = ["Item", "Stream", "StreamPosition", "Taken", "WorkerStart"]
+__all__ = ["Stream", "WorkerStart"]
 
 _log = logging.getLogger("pollux")
 
 _STRETCH = 64
-
-Item = tuple[int, Any]
-"""A stream's item with its running number: place in its shard × number of shards + shard."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPosition:
-    """A place in a stream: items taken of each shard, and a state of the dataset's own from which to seek.
-
-    `dataset_state` was taken after `state_after` items of the pass, at or before this place; None: start and skip.
-    """
-
-    shards: tuple[int, ...]
-    dataset_state: Any = None
-    state_after: int = 0
-
-    def advanced(self, numbers: Indices, mark: Any) -> StreamPosition:
-        """This place moved past items with these numbers; `mark` is the dataset's state there, if it was taken."""
-        shards = list(self.shards)
-        for shard, count in enumerate(np.bincount(numbers % len(shards), minlength=len(shards))):
-            shards[shard] += int(count)
-        if mark is None:
-            return StreamPosition(tuple(shards), self.dataset_state, self.state_after)
-        return StreamPosition(tuple(shards), mark, sum(shards))
-
-    def ledger(self) -> SampleLedger:
-        """What committing all items before this place must leave."""
-        ledger = SampleLedger()
-        for shard, count in enumerate(self.shards):
-            ledger.add(np.arange(count, dtype=np.int64) * len(self.shards) + shard)
-        return ledger
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Items of one step; `mark` is the dataset's own state after them, None where it has none or was read past them."""
-
-    items: list[Item]
-    mark: Any
-    is_end: bool
 
 
 class WorkerStart:

@@ -306,6 +306,11 @@ class ReplicaGroup:
             dist.all_reduce(values, group=self.control)
         return values
 
+    def sum_integers(self, values: Sequence[int]) -> list[int]:
+        """The sums of everyone's signed 64-bit integers, which wrap around; a collective."""
+        sums: list[int] = self.add_up(torch.tensor(values, dtype=torch.int64)).tolist()
+        return sums
+
     def gather_bytes(self, text: bytes) -> list[bytes]:
         """Everyone's bytes, by replica; a collective."""
         if self.num_replicas == 1:

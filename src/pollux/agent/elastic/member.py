@@ -12,22 +12,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch.distributed as dist
 
 from pollux.agent.checkpoint.training_state import State
-from pollux.agent.distributed.connections import cut, is_possible, own_ends
 from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic.heartbeat import HeartbeatSource, thread_clock, thread_is_held_up
 from pollux.agent.elastic.membership import OPEN, SHUT, Membership
+from pollux.agent.elastic.pause import ResizePause
+from pollux.agent.elastic.peer_connections import PeerConnections
 from pollux.agent.elastic.resizable import Resizable
 from pollux.agent.elastic.state_transfer import Packed, exchange, pack
 from pollux.agent.elastic.step_requests import STOP, StepRequests
 from pollux.agent.elastic.stray_collective import StrayCollectiveCheck
 from pollux.core.errors import CheckpointMismatch, InvalidInput, PolluxError
 from pollux.wire.live import exit_codes, keys
-from pollux.wire.live.heartbeat import Activity, Heartbeat, PauseReport
+from pollux.wire.live.heartbeat import Activity, Heartbeat
 from pollux.wire.live.plan import LOST, GenerationPlan
 
 __all__ = ["ElasticMember", "JobLost", "NotNeeded", "refuse_all"]
@@ -36,8 +37,6 @@ _PATIENCE_SECONDS = 30.0
 _LEAVE_SECONDS = 5.0
 _FIRST_LEFT_SECONDS = 10.0
 _REFUSE_SECONDS = 0.2
-# Who was killed is noticed by the others at once, through their connections. After so long nobody will.
-_FREE_SECONDS = 1.0
 _log = logging.getLogger("pollux")
 
 
@@ -70,21 +69,6 @@ at_phase: Callable[[str, int], None] = _nothing
 """Called at each phase of a change with this replica's rank there; tests put failures here."""
 
 
-@dataclass(slots=True)
-class _Pause:
-    plan: GenerationPlan
-    kind: str
-    began: float
-    num_bytes: int = 0
-    parts: dict[str, float] = field(default_factory=dict)
-    last: float = 0.0
-
-    def part(self, name: str) -> None:
-        now = time.perf_counter()
-        self.parts[name] = self.parts.get(name, 0.0) + now - self.last
-        self.last = now
-
-
 class ElasticMember:
     """This replica's way through the generations of its job; `beat` are its signs of life.
 
@@ -101,14 +85,12 @@ class ElasticMember:
         self._replicas = replicas
         self.joins = joins
         self._has_state = not joins
-        self._pause: _Pause | None = None
+        self._pause: ResizePause | None = None
         self._stepped_at = time.perf_counter()
         self._refused: set[int] = set()
         self._stop_wanted: Callable[[], bool] = lambda: False
         self._sendable: Callable[[], State] = State
-        self._cutting = threading.Lock()
-        self._told_ends = (-1, 0)
-        self._lost_since: tuple[int, float] | None = None
+        self._connections = PeerConnections(membership, replicas)
         self.astray = StrayCollectiveCheck(lambda why: membership.fail(membership.generation, why))
 
     def attend(self, job: Resizable, watch: StepRequests) -> None:
@@ -117,49 +99,11 @@ class ElasticMember:
         self._stop_wanted = lambda: watch.wants(STOP)
         if not self.joins:
             with contextlib.suppress(dist.DistError, RuntimeError):
-                self._tell_ends(self.membership.generation)
-
-    def _tell_ends(self, generation: int) -> None:
-        """Let others know which connections are ours, for when one of us falls silent."""
-        if self._replicas.num_replicas > 1:
-            self.membership.tell_ends(generation, self._replicas.replica, own_ends())
-        self._told_ends = generation, self._replicas.num_replicas
-
-    def _forget_ends(self) -> None:
-        """Nobody waits for the old generation any more: ports of it may be those of the next one's connections."""
-        with self._cutting:
-            self._told_ends = (-1, 0)
+                self._connections.publish(self.membership.generation)
 
     def free_from_lost(self) -> None:
-        """End the connections of a generation of which one is lost, a moment after that is known; from any thread.
-
-        One that was killed has freed the others by then; a node that was cut off, or stands still, never would.
-        """
-        generation, num_replicas = self._told_ends
-        known = self._lost_since
-        if num_replicas < 2 or (known is not None and known == (generation, -1.0)):
-            return
-        if not self.membership.lost(generation):
-            return
-        now = time.monotonic()
-        if known is None or known[0] != generation:
-            self._lost_since = generation, now
-        elif now - known[1] >= _FREE_SECONDS:
-            self._lost_since = generation, -1.0
-            ends = self.membership.ends(generation, num_replicas)
-            with self._cutting:
-                # The training thread may have freed itself meanwhile, and be elsewhere.
-                if self._told_ends[0] == generation:
-                    self._cut(ends)
-                    self._replicas.break_off()
-
-    def _cut(self, ends: frozenset[str]) -> None:
-        count = cut(ends)
-        if count:
-            _log.warning("replicas are lost and their connections silent: %d connections are cut", count)
-        else:
-            why = "socket.setdefaulttimeout is set" if not is_possible() else "none of their ends is known here"
-            _log.warning("replicas are lost and their connections silent, but none was cut: %s", why)
+        """Stop the training thread from waiting for replicas that are known to be lost; from any thread."""
+        self._connections.free_from_lost()
 
     def tell_beat(self) -> None:
         """Tell that this replica lives, where that is so and due."""
@@ -192,13 +136,11 @@ class ElasticMember:
     def _end_pause(self, step: int) -> None:
         pause, self._pause = self._pause, None
         assert pause is not None
-        pause.part("first_step")
+        pause.end_part("first_step")
         at_phase("first step", self._replicas.replica)
-        seconds = pause.last - pause.began
-        self.last_pause = seconds, pause.kind
-        report = PauseReport(seconds, pause.kind, step, pause.num_bytes, pause.parts)
+        self.last_pause = pause.seconds, pause.kind
         with contextlib.suppress(dist.DistError, RuntimeError):
-            self.membership.tell(keys.done(pause.plan.generation, self._replicas.replica), report)
+            self.membership.tell(keys.done(pause.plan.generation, self._replicas.replica), pause.report(step))
 
     def rest(self, what: Activity) -> None:
         """No step comes next but code of the user's own: that is no part of a pause, which ends here if one is open."""
@@ -270,7 +212,7 @@ class ElasticMember:
 
     def _break_off(self, job: Resizable) -> None:
         """Leave the groups that some are lost in, and the step under way, for the state before it."""
-        self._forget_ends()
+        self._connections.forget()
         if not self._replicas.break_off():
             _log.warning("a step on the GPU waited for the lost replicas: what it left is not gone on from")
             self._has_state = False
@@ -316,7 +258,7 @@ class ElasticMember:
                     self._leave(job, plan, is_whole)
                     raise NotNeeded
                 self.membership.enters(plan, rank)
-                pause = _Pause(plan, "grow" if self.joins else plan.kind(num_before), began, last=began)
+                pause = ResizePause(plan, "grow" if self.joins else plan.kind(num_before), began, last=began)
                 self._attempt(job, plan, rank, pause, num_before)
                 break
             except _Withdrawn as error:
@@ -335,7 +277,7 @@ class ElasticMember:
                 problem = f"{type(error).__name__}: {error}"
             _log.warning("generation %d did not come about: %s", plan.generation, problem.splitlines()[0][:300])
             is_whole = False
-            self._forget_ends()
+            self._connections.forget()
             # Whether a step was under way does not matter: none is, and who sends only reads.
             self._replicas.break_off()
             job.disconnect()
@@ -351,30 +293,30 @@ class ElasticMember:
             return membership.rank
         return plan.rank_of(membership.ranks[plan.before])
 
-    def _attempt(self, job: Resizable, plan: GenerationPlan, rank: int, pause: _Pause, num_before: int) -> None:
+    def _attempt(self, job: Resizable, plan: GenerationPlan, rank: int, pause: ResizePause, num_before: int) -> None:
         receives, state = self._get_state(job, plan, rank, pause, num_before)
         if self.joins:
             pause.kind = plan.kind(int(state.values["num_replicas"]))
         at_phase("wrap", rank)
-        pause.part("transfer")
+        pause.end_part("transfer")
         if plan.senders:
             self._connect(job, plan, rank, plan.num_replicas)
-            pause.part("regroup")
+            pause.end_part("regroup")
         job.settle(state, receives)
         self._has_state = True
         # Once more: some of the job's parts have groups of their own, which are there now.
-        self._tell_ends(plan.generation)
+        self._connections.publish(plan.generation)
         self.membership.generation = plan.generation
-        pause.part("wrap")
+        pause.end_part("wrap")
 
     def _get_state(
-        self, job: Resizable, plan: GenerationPlan, number: int, pause: _Pause, num_before: int
+        self, job: Resizable, plan: GenerationPlan, number: int, pause: ResizePause, num_before: int
     ) -> tuple[bool, State]:
         """Meet all that come to the door, as that number of them, and have those get the state that lack it."""
         self._meet(plan, number)
         at_phase("regroup", number)
         self._connect(job, plan, number, plan.num_present)
-        pause.part("regroup")
+        pause.end_part("regroup")
         at_phase("transfer", number)
         receives, state = self._transfer(job, pause, num_before)
         if plan.senders:
@@ -386,20 +328,20 @@ class ElasticMember:
     def _connect(self, job: Resizable, plan: GenerationPlan, number: int, size: int) -> None:
         """Leave what there is for a group of that many: the members, or those and who hands the state over to them."""
         membership, generation = self.membership, plan.generation
-        self._forget_ends()
+        self._connections.forget()
         job.disconnect()
         with_senders = size > plan.num_replicas
         store = membership.handover_store(generation) if with_senders else membership.group_store(generation)
         self._replicas.connect(number, size, plan.num_nodes, store, plan.deadlines.regroup)
-        self._tell_ends(generation)
+        self._connections.publish(generation)
 
     def _hand_over(self, job: Resizable, plan: GenerationPlan, began: float, num_before: int) -> None:
         """Send the state to those that come in the place of all; returns once nobody needs this replica any more."""
         number = plan.place_of_sender(self.membership.ranks[plan.before])
         if number is None:
             return
-        self._get_state(job, plan, number, _Pause(plan, "", began, last=began), num_before)
-        self._forget_ends()
+        self._get_state(job, plan, number, ResizePause(plan, "", began, last=began), num_before)
+        self._connections.forget()
         job.disconnect()
         at_phase("handed over", number)
         self._await(plan, lambda: self.membership.is_handed_over(plan.generation), plan.deadlines.join)
@@ -454,7 +396,7 @@ class ElasticMember:
             return membership.decide(generation, OPEN)
         return membership.decide(generation, SHUT) if membership.withdrawn(generation) is not None else None
 
-    def _transfer(self, job: Resizable, pause: _Pause, num_before: int) -> tuple[bool, State]:
+    def _transfer(self, job: Resizable, pause: ResizePause, num_before: int) -> tuple[bool, State]:
         """Whoever is furthest sends to whoever is not; returns whether this replica received, and what."""
         replicas = self._replicas
         mine = [*job.position()] if self._has_state else [-1] * len(job.position())
@@ -485,8 +427,7 @@ class ElasticMember:
         )
         if self.joins and "paused_seconds" in state.values:
             # It waited for the others' boundary, which is no part of their pause; older releases do not tell theirs.
-            pause.began, pause.last = met - float(state.values["paused_seconds"]), met
-            pause.parts["regroup"] = met - pause.began
+            pause.count_from(met, float(state.values["paused_seconds"]))
         return receives, state
 
     def _await_plan(self, job: Resizable, above: int, problem: str) -> GenerationPlan:

@@ -1,119 +1,135 @@
-"""For a framework's training loop: what a user may choose about the batch, and one optimiser's steps as measured.
+"""The steps of a loop that a framework owns, as PyTorch takes them: weights, gradient noise, times, learning rates.
 
-The order of a training is in `framework_loop`.
+The order of a training is in `framework_loop`, what a user may choose in `options`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from pollux.agent.adaptation import lr_rules
-from pollux.agent.adaptation.adaptation import BatchRange
-from pollux.agent.adaptation.lr_rules import OwnRule
-from pollux.agent.environment import Environment
-from pollux.agent.step.deferred_copy import DeferredCopy
+from pollux.agent.adaptation.lr_rules import scaled_rates
+from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.step.gradient_norms import GradientNormMeter
+from pollux.agent.step.loss_sum import LossSum
+from pollux.agent.step.loss_weighting import LossWeighting
+from pollux.agent.step.oom import predicted_local_batch
 from pollux.agent.step.step_clock import StepClock
-from pollux.core.errors import InvalidInput
+from pollux.core.errors import MisusedJob
 
-__all__ = ["FrameworkOptions", "HostedSteps"]
-
-
-@dataclass(frozen=True, slots=True)
-class FrameworkOptions:
-    """What a user may choose about the batch; the same words and meanings as in `pollux.init`."""
-
-    batch_size: int
-    max_batch_size: int | None = None
-    max_local_batch: int | None = None
-    accumulation: int = 0
-    lr_rule: str | OwnRule | None = None
-    warmup_epochs: float = 0.0
-    measure_noise: bool | None = None
-    epoch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        least = {"batch_size": 1, "max_batch_size": 1, "max_local_batch": 1, "accumulation": 0, "epoch_size": 1}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value is None and name != "batch_size":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-                raise InvalidInput(f"{name} is {value!r}: give a whole number, {lowest} or more")
-        if self.max_batch_size is not None and self.max_batch_size < self.batch_size:
-            raise InvalidInput(
-                f"batch_size is {self.batch_size}, above max_batch_size {self.max_batch_size}: raise the ceiling or "
-                "lower the initial batch"
-            )
-        lr_rules.create(self.lr_rule if self.lr_rule is not None else "none", warmup=self.warmup_epochs)
-
-    def within(self, environment: Environment, may_grow: bool = True) -> FrameworkOptions:
-        """With the limits of whoever started this process, as `pollux.init` takes them; see `Environment.batches`."""
-        _, most, local = environment.batches(self.batch_size, self.max_batch_size, self.max_local_batch)
-        return replace(self, max_batch_size=most if may_grow else None, max_local_batch=local)
-
-    @property
-    def allowed(self) -> BatchRange:
-        """The batches that may be run."""
-        return BatchRange(self.batch_size, self.max_batch_size, self.max_local_batch, self.accumulation)
+__all__ = ["FrameworkSteps"]
 
 
-class HostedSteps:
-    """What one optimiser of a framework does, as far as it is measured: noise, times, losses, learning rates.
+class FrameworkSteps:
+    """What happens around the backward passes and the optimiser of a framework's step.
 
     The learning rates are multiplied just before the optimiser steps and put back just after it, by hooks of the
-    optimiser's own, so that schedules and logs see the base rates.
+    optimiser's own, so that schedules and logs see the base rates. `micro` is the part that is run now, None for none.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, measures: bool) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, device: torch.device, weighting: LossWeighting, measures: bool
+    ) -> None:
         self.optimizer = optimizer
-        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.meter = GradientNormMeter(optimizer, device) if measures else None
-        self.clock = StepClock(device, self.parameters)
-        self.factors: tuple[float, ...] = ()
-        self._base: list[float] | None = None
-        exact = torch.float32 if device.type != "cpu" else torch.float64
-        self._losses = torch.zeros((), dtype=exact, device=device)
-        self._num_losses = 0
-        self._late_losses: DeferredCopy[int] = DeferredCopy()
+        self.micro: MicroBatch | None = None
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.clock = StepClock(device, self._parameters)
+        self._weighting = weighting
+        self._losses = LossSum(device)
+        self._device = device
+        self._factors: Sequence[float] = ()
+        self._scaled = contextlib.ExitStack()
         self._handles: list[RemovableHandle] = [
-            optimizer.register_step_pre_hook(self._raise_rates),
-            optimizer.register_step_post_hook(self._lower_rates),
+            optimizer.register_step_pre_hook(self._scale_rates),
+            optimizer.register_step_post_hook(self._restore_rates),
         ]
 
-    def _raise_rates(self, *_: object) -> None:
+    def _scale_rates(self, *_: object) -> None:
+        # A step that failed before its post hook ran has left its rates scaled.
+        self._scaled.close()
         groups = self.optimizer.param_groups
-        if self._base is not None or len(self.factors) != len(groups) or all(f == 1.0 for f in self.factors):
+        if len(self._factors) == len(groups):
+            self._scaled.enter_context(scaled_rates(groups, self._factors))
+
+    def _restore_rates(self, *_: object) -> None:
+        self._scaled.close()
+
+    def begin(self, micro: MicroBatch, factors: Sequence[float] | None) -> None:
+        """A batch is about to be run; `factors` are the learning rates' for its step, given with the first part."""
+        self.micro = micro
+        if factors is not None:
+            self._factors = factors
+        self.clock.begin_micro()
+
+    def end(self) -> MicroBatch:
+        """The optimiser has stepped: the part that was last in the step."""
+        micro, self.micro = self._current(), None
+        self._losses.count_step()
+        return micro
+
+    def _current(self) -> MicroBatch:
+        if self.micro is None:
+            raise MisusedJob("a backward pass or an optimiser step came without a batch of Pollux's loader before it")
+        return self.micro
+
+    def weight(self, like: Tensor, weight: float | Tensor | None = None) -> Tensor:
+        """The factor of this batch's mean loss, so that the mean over replicas is that of the whole step.
+
+        `weight` is the number of tokens, or of whatever else the loss is the mean of; None: of samples.
+        """
+        one = torch.ones((), dtype=like.dtype, device=like.device)
+        return self._weighting.scale(one, self._current(), "mean", weight)
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Count this batch's mean loss."""
+        micro = self._current()
+        if micro.samples:
+            self._losses.add(loss, micro.samples / micro.total)
+
+    def note_share(self, share: Tensor) -> None:
+        """Count what this batch adds to the mean loss of its step."""
+        self._losses.add(share)
+
+    def begin_backward(self, weight: float | Tensor | None = None, part: float | None = None) -> None:
+        """Set hooks where this step is measured; `part`: see `GradientNormMeter.begin`, None for that of `weight`."""
+        micro = self._current()
+        if self.meter is not None and micro.measured:
+            self.meter.begin(self._weighting.noise_factors(micro, weight).part if part is None else part)
+
+    def end_backward(self) -> None:
+        """The backward pass is over."""
+        if self.meter is not None and self.meter.is_measuring:
+            self.meter.end()
+        self.clock.end_micro()
+
+    def before_step(self, loss_scale: Tensor | None = None, *, unscaled: bool = False) -> None:
+        """Gradients are averaged over replicas, and not clipped yet; `unscaled`: freed of the loss scale already."""
+        micro = self._current()
+        weights = self._weighting.finish(self._parameters)
+        if self.meter is None or not micro.measured:
             return
-        self._base = [group["lr"] for group in groups]
-        for group, factor in zip(groups, self.factors, strict=True):
-            group["lr"] = group["lr"] * factor
+        parts: float | Tensor = 1.0 if weights is None else 1.0 / weights
+        if unscaled and loss_scale is not None:
+            parts, loss_scale = parts / loss_scale.double().square(), None
+        self.meter.finish(None, micro.total, loss_scale=loss_scale, parts_factor=parts)
 
-    def _lower_rates(self, *_: object) -> None:
-        if self._base is None:
-            return
-        for group, rate in zip(self.optimizer.param_groups, self._base, strict=True):
-            group["lr"] = rate
-        self._base = None
-
-    def note_loss(self, share: Tensor) -> None:
-        """Add this part's share of the step's mean loss."""
-        self._losses.add_(share.detach().reshape(()).to(self._losses.dtype))
-
-    def count_step(self) -> None:
-        """The step that these losses belong to is over."""
-        self._num_losses += 1
+    def refresh(self) -> None:
+        """The optimiser's state was restored after this object was made."""
+        if self.meter is not None:
+            self.meter.refresh()
 
     def losses(self) -> tuple[float, int]:
         """Sum over steps of this replica's share of the mean loss, and the steps, between two calls; late on a GPU."""
-        arrived = self._late_losses.exchange(self._losses, self._num_losses)
-        self._losses.zero_()
-        self._num_losses = 0
-        return (float(arrived[0]), arrived[1]) if arrived is not None else (0.0, 0)
+        return self._losses.read()
+
+    def predicted_local_batch(self, local_batch: int) -> int | None:
+        """The largest local batch that the device's memory should hold; None: cannot be told."""
+        return predicted_local_batch(self._device, local_batch)
 
     def close(self) -> None:
         """Take every hook off the optimiser."""

@@ -23,7 +23,7 @@ from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.environment import read_environment
 from pollux.agent.frameworks.framework_loop import FrameworkTraining
-from pollux.agent.frameworks.framework_steps import FrameworkOptions
+from pollux.agent.frameworks.options import FrameworkOptions
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class PolluxTrainerMixin(Trainer):
         batches: list[Any] = []
         counted: list[Any] = []
         for batch in epoch_iterator:
-            micro = self.hosted.last_issued
+            micro = self.hosted.batches.last_issued
             batches.append(batch)
             counted.append(batch if micro.samples else _without_labels(batch))
             if micro.is_last:
@@ -171,18 +171,18 @@ class PolluxTrainerMixin(Trainer):
         micro = training.begin()
         self._micros_begun += 1
         self._pollux_weighed = False
-        training.begin_backward(part=self._noise_part(micro, inputs, num_items_in_batch))
+        training.steps.begin_backward(part=self._noise_part(micro, inputs, num_items_in_batch))
         loss = super().training_step(model, inputs, num_items_in_batch)
-        training.end_backward()
+        training.steps.end_backward()
         if not self._pollux_weighed:
             raise MisusedJob(
                 f"{type(self).__name__}.compute_loss goes round Pollux's: define it in a class of its own, after the "
                 "mixin: class MyTrainer(PolluxTrainerMixin, TrainerWithMyLoss)"
             )
-        training.note_share(loss.detach() / self.args.world_size)
+        training.steps.note_share(loss.detach() / self.args.world_size)
         if micro.is_last:
             scaler = self.accelerator.scaler
-            training.before_step(None if scaler is None else scaler.scale(torch.ones((), device=loss.device)))
+            training.steps.before_step(None if scaler is None else scaler.scale(torch.ones((), device=loss.device)))
         return loss
 
     def compute_loss(
@@ -208,7 +208,7 @@ class PolluxTrainerMixin(Trainer):
         if scaled is None:
             scaled = self.compute_loss_func is not None
         # The trainer divides by the number of micro-batches, which the weight takes account of already.
-        return loss * self.hosted.weight(loss) * (1 if scaled else self.current_gradient_accumulation_steps)
+        return loss * self.hosted.steps.weight(loss) * (1 if scaled else self.current_gradient_accumulation_steps)
 
     def _noise_part(self, micro: MicroBatch, inputs: Any, num_items: Any) -> float | None:
         """By tokens g' = g·K·w/W, so that (w/W)·|g|² = |g'|²·W/(w·K²); None: by samples."""

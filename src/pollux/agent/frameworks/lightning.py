@@ -21,7 +21,7 @@ from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.environment import read_environment
 from pollux.agent.frameworks.framework_loop import FrameworkTraining
-from pollux.agent.frameworks.framework_steps import FrameworkOptions
+from pollux.agent.frameworks.options import FrameworkOptions
 from pollux.core.errors import InvalidInput, MisusedJob
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class PolluxCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The optimiser is restored by now; what came before is not timed. SIGTERM is ours from here on."""
         self._training.listen()
-        self._training.refresh()
+        self._training.steps.refresh()
         self._training.pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -197,16 +197,16 @@ class PolluxCallback(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Give the gradient its weight: the trainer has divided the loss by its own number of batches."""
         divided = trainer.accumulate_grad_batches
-        factor = self._training.weight(loss, self._weight) * divided
+        factor = self._training.steps.weight(loss, self._weight) * divided
         scale = _loss_scale(trainer, loss.device)
         value = loss.detach() * divided
-        self._training.note_loss(value if scale is None else value / scale)
+        self._training.steps.note_loss(value if scale is None else value / scale)
         loss.register_hook(lambda gradient: gradient * factor)
-        self._training.begin_backward(self._weight)
+        self._training.steps.begin_backward(self._weight)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The gradients of this batch are there."""
-        self._training.end_backward()
+        self._training.steps.end_backward()
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -216,7 +216,7 @@ class PolluxCallback(Callback):
             raise MisusedJob(
                 "the trainer ended an epoch inside a step: leave limit_train_batches out, and max_steps counts steps"
             )
-        self._training.before_step(_loss_scale(trainer, self._device(trainer)), unscaled=True)
+        self._training.steps.before_step(_loss_scale(trainer, self._device(trainer)), unscaled=True)
 
     @staticmethod
     def _device(trainer: Trainer) -> torch.device:

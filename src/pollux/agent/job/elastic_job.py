@@ -1,6 +1,6 @@
-"""A job whose replicas change while it runs: what it lets go of, hands over and builds anew.
+"""A job whose replicas change while it runs: what it lets go of, hands over and builds again.
 
-When and with whom is decided in `member`; the loop is in `job`.
+When and with whom is decided in `pollux.agent.elastic.member`.
 """
 
 from __future__ import annotations
@@ -9,122 +9,135 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch.distributed as dist
 from torch import Tensor
 
 from pollux.agent.checkpoint.training_state import State
-from pollux.agent.distributed.process_group import WrappedModel, is_loss
-from pollux.agent.distributed.sync_batchnorm import has_batchnorm, set_counted, synchronise_batchnorm
-from pollux.agent.elastic.member import ElasticMember
-from pollux.agent.environment import gpu_type
-from pollux.agent.job.persistence import SavedJob
-from pollux.agent.reporting.reporter import ReportBuilder
+from pollux.agent.distributed.process_group import is_loss
+from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
+from pollux.agent.job.batch_feed import BatchFeed
+from pollux.agent.job.oom_survival import OomSurvival
+from pollux.agent.job.parts import JobParts
+from pollux.agent.job.persistence import JobPersistence
+from pollux.agent.job.record import RunRecord
+from pollux.agent.job.rounds import JobRounds
 from pollux.core.errors import PolluxError
 
-__all__ = ["MovingJob"]
+__all__ = ["ElasticJob"]
 
 _log = logging.getLogger("pollux")
 _BUFFERS = "buffers"
 _LEAVE_SECONDS = 8.0
 
 
-class MovingJob(SavedJob):
-    """A job that can go on among other replicas; see `pollux.agent.elastic.resizable.Resizable` for who calls what."""
+class ElasticJob:
+    """What `ElasticMember` asks of a job; see `pollux.agent.elastic.resizable.Resizable` for what each call means.
 
-    _rng_texts: tuple[str, ...] = ()
-    _epochs_wanted: int | None = None
-    _left_loop: bool = False
+    `saved_alone` says that this replica was left alone, saved what it holds, and ends.
+    """
 
-    def attend(self) -> ElasticMember | None:
-        """This replica's way to other generations, from now on with this job; None where nobody supervises it."""
-        live = self._parts.live
-        if live is not None:
-            live.attend(self, self._parts.watch)
-        return live
+    def __init__(
+        self,
+        parts: JobParts,
+        record: RunRecord,
+        persistence: JobPersistence,
+        feed: BatchFeed,
+        oom: OomSurvival,
+        rounds: JobRounds,
+    ) -> None:
+        self._parts = parts
+        self._record = record
+        self._persistence = persistence
+        self._feed = feed
+        self._oom = oom
+        self._rounds = rounds
+        self._rng_texts: tuple[str, ...] = ()
+        self.saved_alone = False
 
-    def _forget_course(self) -> None:
-        """Forget what the loop holds of the replicas before: data under way, and the state to roll back to."""
-        raise AssertionError("the loop says what it holds")
+    def survive_loss(self, action: Callable[[], object]) -> bool:
+        """Do something that other replicas take part in; False where some were lost, and it is to be done again.
 
-    def _surviving(self, action: Callable[[], object]) -> bool:
-        """Do something that other replicas take part in; False where some were lost and it is to be done anew.
-
-        Where it returns, whoever is left has regrouped and stands at the last step that any of them finished.
+        After False, the replicas that are left stand together at the last step that any of them finished.
         """
-        live = self._parts.live
-        if live is None:
+        member = self._parts.member
+        if member is None:
             action()
             return True
         try:
             action()
         except (dist.DistError, RuntimeError) as error:
-            if self.num_replicas == 1 or not is_loss(error):
+            if self._parts.replicas.num_replicas == 1 or not is_loss(error):
                 raise
             problem = str(error)
         else:
             return True
         # Not inside the handler: the traceback holds the wrapper, and with it the groups that must be let go.
-        live.recover(self, problem)
+        member.recover(self, problem)
         return False
+
+    def _forget_course(self) -> None:
+        """Forget what the loop holds of the replicas before: data drawn ahead, and the state to roll back to."""
+        self._oom.end_trial()
+        self._feed.forget()
+        self._rounds.forget()
 
     def position(self) -> tuple[int, ...]:
         """Steps, epoch, pass and place in it: whoever is further in this order holds the newer state."""
-        return self._progress.steps, self._progress.epoch, self._loader.pass_index, self._loader.cursor
+        progress, loader = self._parts.progress, self._parts.loader
+        return progress.steps, progress.epoch, loader.pass_index, loader.cursor
 
     def part_in_peace(self, same_size: bool, first_leaves: bool) -> None:
         """Bring together what replicas hold parts of, while all are there; a collective."""
-        if not self._engine.counts_batchnorm:
-            self._replicas.broadcast_buffers(self._engine.inner)
-        self._merge_ledger()
+        self._persistence.merge_shares()
         if first_leaves:
             self._hand_receipt_over()
         self._rng_texts = tuple(self._parts.state.rng_texts()) if same_size else ()
 
     def _hand_receipt_over(self) -> None:
         """Replica 0's receipt for all: what a script logs there only, and what was saved, is in no other."""
-        checkpointer = self._parts.checkpointer
-        if self.is_first and checkpointer is not None and not checkpointer.busy:
-            self._note_saved()
-        mine = json.dumps(self._receipt.state_dict()).encode() if self.is_first else b""
-        first = self._replicas.gather_bytes(mine)[0]
-        if not self.is_first:
-            self._receipt.load_state_dict(json.loads(first))
+        parts, is_first = self._parts, self._parts.replicas.is_first
+        if is_first and parts.checkpointer is not None and not parts.checkpointer.busy:
+            self._persistence.confirm_save()
+        mine = json.dumps(parts.receipt.state_dict()).encode() if is_first else b""
+        first = parts.replicas.gather_bytes(mine)[0]
+        if not is_first:
+            parts.receipt.load_state_dict(json.loads(first))
 
     def drop_unfinished(self) -> None:
         """Forget the step under way. Samples that lost replicas had committed are known from the order of the pass."""
         with contextlib.suppress(dist.DistError, RuntimeError):
-            self._engine.abandon()
-        self._loader.rewind()
-        self._loader.rebuild_ledger()
+            self._parts.engine.abandon()
+        self._parts.loader.rewind()
+        self._parts.loader.rebuild_ledger()
         self._forget_course()
         self._rng_texts = ()
 
     def disconnect(self) -> None:
         """Let go of every process group, and of all that holds one: processes that were forked have its sockets too."""
+        parts = self._parts
         self._forget_course()
-        self._loader.end_workers()
-        if self._engine.counts_batchnorm:
-            synchronise_batchnorm(self._engine.inner, None)
-        if self._parts.checkpointer is not None:
-            self._parts.checkpointer.unbind()
-        self._engine.disconnect()
-        self._replicas.disconnect()
+        parts.loader.end_workers()
+        if parts.engine.counts_batchnorm:
+            synchronise_batchnorm(parts.engine.inner, None)
+        if parts.checkpointer is not None:
+            parts.checkpointer.unbind()
+        parts.engine.disconnect()
+        parts.replicas.disconnect()
 
     def local_state(self, whole: bool) -> State:
         """Everything, without asking anybody; or what all replicas must have alike."""
         if not whole:
-            return State(values={"adaptation": self._adaptation.state_dict(), "rng": list(self._rng_texts)})
-        state = self._own_state(list(self._rng_texts))
+            return State(values={"adaptation": self._parts.adaptation.state_dict(), "rng": list(self._rng_texts)})
+        state = self._persistence.own_state(list(self._rng_texts))
         # Among the objects, which come from one sender: what replicas made of such buffers may differ.
         state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
         return state
 
     def sendable(self) -> State:
-        """What would have to travel to a replica that joins, for a look whether it can."""
+        """What would have to travel to a replica that joins, to find out whether it can."""
         state = self._parts.state.own(())
-        state.objects["data.dataset"] = self._loader.dataset_state
+        state.objects["data.dataset"] = self._parts.loader.dataset_state
         state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
         return state
 
@@ -133,101 +146,70 @@ class MovingJob(SavedJob):
         return self._parts.state.model_tensors()
 
     def settle(self, state: State, receives: bool) -> None:
-        """Everything anew for the replicas there are now, from a state received or the own one."""
+        """Build everything again for the replicas there are now, from a state received or the own one."""
         parts, values = self._parts, state.values
         self._forget_course()
-        self._resumed_at = None
+        self._persistence.forget_resume()
         if receives:
             # Older releases send none.
             parts.state.take_buffers(state.objects.pop(_BUFFERS, {}))  # type: ignore[arg-type]
-            self._restore(state, in_place=False)
-            self._receipt.load_state_dict(values["receipt"])
-            self._seconds_before = float(values["seconds"])
-        self._loader.resize(self._replicas.replica, self._replicas.num_replicas)
+            self._persistence.restore(state, in_place=False)
+            self._persistence.take_over_record(values)
+        replicas = parts.replicas
+        parts.loader.resize(replicas.replica, replicas.num_replicas)
         self._rebuild_engine()
-        self._adaptation.regrouped(values["adaptation"], self.step)
-        parts.state.restore_rng(values, self.step)
-        self._rebind_checkpointer()
-        parts.watch.regrouped()
-        self._tell_anew()
-        num_before, after = int(values["num_replicas"]), self.num_replicas
-        text = f"from {num_before} to {after} replicas, without a restart"
-        self._receipt.event("resized", self.step, self.progress, text, before=num_before, after=after)
+        parts.adaptation.regrouped(values["adaptation"], parts.progress.steps)
+        parts.state.restore_rng(values, parts.progress.steps)
+        if parts.checkpointer is not None:
+            parts.checkpointer.rebind(replicas.replica, replicas.num_replicas, replicas.control)
+        parts.requests.regrouped()
+        self._change_reports()
+        before, after = int(values["num_replicas"]), replicas.num_replicas
+        text = f"from {before} to {after} replicas, without a restart"
+        self._record.event("resized", text, before=before, after=after)
 
     def _rebuild_engine(self) -> None:
-        engine, replicas = self._engine, self._replicas
+        engine, replicas = self._parts.engine, self._parts.replicas
         synchronised = replicas.num_replicas > 1 and self._parts.sync_batchnorm and has_batchnorm(engine.inner)
         if synchronised:
             synchronise_batchnorm(engine.inner, dist.group.WORLD)
         engine.counts_batchnorm = synchronised
         engine.regroup()
 
-    def _rebind_checkpointer(self) -> None:
-        checkpointer = self._parts.checkpointer
-        if checkpointer is not None:
-            checkpointer.rebind(self._replicas.replica, self._replicas.num_replicas, self._replicas.control)
-
-    def _tell_anew(self) -> None:
+    def _change_reports(self) -> None:
         """Reports come from replica 0, whichever process that is now; the last checkpoint may be another's."""
-        parts, live, replicas = self._parts, self._parts.live, self._replicas
-        if live is None:
+        member, checkpointer = self._parts.member, self._parts.checkpointer
+        if member is None:
             return
-        generation = max(live.membership.ranks)
-        environment = replace(
-            parts.environment,
-            replica=replicas.replica,
-            num_replicas=replicas.num_replicas,
-            num_nodes=replicas.num_nodes,
-            generation=generation,
-        )
-        was_first, parts.environment = parts.environment.replica == 0, environment
-        if parts.teller is not None and replicas.is_first:
-            parts.teller.moved(environment)
-        elif replicas.is_first:
-            # What this process may have paused for when it began has been told by whoever was the first replica then.
-            parts.teller = ReportBuilder.of(replace(environment, stopped_at=None), gpu_type(replicas.device))
-            if parts.teller is not None and self._epochs_wanted is not None:
-                parts.teller.wants_epochs(self._epochs_wanted)
-        teller, checkpointer = parts.teller, parts.checkpointer
-        known = teller is not None and was_first and teller.knows_of_checkpoint
-        if teller is not None and checkpointer is not None and replicas.is_first and not known:
+        asks_age = self._record.change_generation(max(member.membership.ranks))
+        reports = self._record.reports
+        if asks_age and reports is not None and checkpointer is not None:
             # Whoever wrote it may be gone without a word.
-            checkpointer.ask_created(teller.heard_of_save)
-        if parts.scalars is not None:
-            parts.scalars.moved(replicas.replica)
+            checkpointer.ask_created(reports.heard_of_save)
 
     def save_alone(self) -> None:
         """A checkpoint of what this replica holds, when there is nobody left to agree with."""
-        self._parts.watch.ends()
-        checkpointer = self._parts.checkpointer
-        if checkpointer is None:
+        parts = self._parts
+        parts.requests.ends()
+        if parts.checkpointer is None:
             return
         try:
-            self._replicas.connect(0, 1, 1, None)
-            checkpointer.rebind(0, 1, None)
-            self._loader.resize(0, 1)
-            self._left_loop = False
-            self.checkpoint(wait=True)
+            parts.replicas.connect(0, 1, 1, None)
+            parts.checkpointer.rebind(0, 1, None)
+            parts.loader.resize(0, 1)
+            self.saved_alone = True
+            self._persistence.checkpoint(wait=True)
         except (PolluxError, RuntimeError) as error:
             _log.error("the last steps were not saved: %s", error)
 
     def prepare_to_leave(self) -> None:
         """Write what is being written, let the folder go, and the groups."""
         parts = self._parts
-        self._await_buffers()
+        self._persistence.await_buffers()
         if parts.checkpointer is not None:
             # Whoever is first from now on saves soon; one that takes long to leave is ended.
             parts.checkpointer.close(_LEAVE_SECONDS)
-        if parts.scalars is not None:
-            # Nothing else runs before the process ends.
-            parts.scalars.close()
-        self._loader.close()
+        # Nothing else runs before the process ends.
+        self._record.close_scalars()
+        parts.loader.close()
         self.disconnect()
-
-    def _require_whole_model(self) -> None:
-        """Notice that a replica was lost in a forward pass, in which layers talk to each other."""
-        model = self._engine.model
-        if isinstance(model, WrappedModel) and model.broken:
-            problem, model.broken = model.broken, ""
-            set_counted(self._engine.inner, True)
-            raise RuntimeError(problem)

@@ -1,6 +1,6 @@
-"""The receipt of a run: what was adapted and why, as JSON, as text and, through `receipt_plot`, as a figure.
+"""The receipt of a run: what was adapted and why, recorded as the run goes on, and written as JSON.
 
-It records what it is told; who decides, measures and checks is elsewhere in this room.
+Its text is in `receipt_text`, its figure in `receipt_plot`; what is decided, measured and checked is elsewhere.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pollux.agent.reporting.realised import realised_against, realised_at_changes
+from pollux.agent.reporting.receipt_row import ReceiptEvent, ReceiptRow
+from pollux.agent.reporting.receipt_text import summary
 from pollux.core.errors import CheckpointMismatch, InvalidInput, UnknownName
 
-__all__ = ["EVENT_KINDS", "Receipt", "ReceiptEvent", "ReceiptRow"]
+__all__ = ["EVENT_KINDS", "Receipt"]
 
 EVENT_KINDS = (
     "started",
@@ -48,67 +50,6 @@ _MAX_PASSES = 1000
 # Only these come by the clock; all other kinds are changes, and kept for good.
 _ROUTINE_KINDS = frozenset({"checkpointed"})
 _MAX_ROUTINE = 20
-_JUDGED_CHANGES = 20
-_ROWS_ASIDE = 100
-_FEWEST_ASIDE = 8
-# Over more than this part of the way so far, loss curves (exponential, power, logarithm) are no longer quadratic
-# to within their noise, and the interval misses the truth.
-_SPAN_ASIDE = 0.4
-_RATIOS = np.geomspace(0.2, 5.0, 81)
-_COMPARED_POINTS = 20
-_SMOOTHED_ROWS = 4
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptRow:
-    """One moment of a run. `progress`, `samples` and `seconds` count from the very beginning of the job.
-
-    `progress` is Σ samples × efficiency in samples at the initial batch, `seconds` the time spent training,
-    `throughput` the samples per second that were measured, `goodput` what the fitted model predicts for this
-    configuration (measured goodput is throughput × efficiency). `lr_factors` has what the rule multiplies the rate
-    of each parameter group by, `learning_rates` the rates used, base × factor. `noise_high` None: no upper bound.
-    Other values that may be None are None where they are not known; what is not finite becomes None.
-    """
-
-    step: int
-    progress: float
-    samples: int
-    seconds: float
-    num_replicas: int
-    num_nodes: int
-    local_batch: int
-    accumulation: int
-    total_batch: int
-    lr_factors: tuple[float, ...]
-    efficiency: float
-    throughput: float | None = None
-    goodput: float | None = None
-    noise_scale: float | None = None
-    noise_low: float | None = None
-    noise_high: float | None = None
-    loss: float | None = None
-    learning_rates: tuple[float, ...] = ()
-
-    @property
-    def configuration(self) -> tuple[int, int, int, int, int]:
-        """(replicas, nodes, local batch, accumulation, total batch): what counts as a change of the run."""
-        return (self.num_replicas, self.num_nodes, self.local_batch, self.accumulation, self.total_batch)
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptEvent:
-    """Something that happened to the run, at a step and a progress; `time` in seconds since 1970, UTC."""
-
-    kind: str
-    step: int
-    progress: float
-    text: str
-    time: float
-    numbers: Mapping[str, float] = field(default_factory=dict)
-
-
 _COLUMNS = tuple(column.name for column in fields(ReceiptRow))
 _MAYBE_UNKNOWN = ("throughput", "goodput", "noise_scale", "noise_low", "noise_high", "loss")
 
@@ -284,7 +225,7 @@ class Receipt:
 
     def summary(self) -> str:
         """What was adapted and why, in at most 15 lines of text."""
-        return "\n".join(_summary_lines(self.to_json())[:15])
+        return summary(self.to_json(), EVENT_KINDS)
 
     def write(self, folder: str | os.PathLike[str], *, reference: Mapping[str, Any] | None = None) -> list[Path]:
         """Write `receipt.json`, and `receipt.png` where matplotlib is installed and there is a row; the files written.
@@ -354,6 +295,8 @@ class Receipt:
         self._stride *= 2
 
     def _progress(self, rows: Sequence[ReceiptRow], reference: Mapping[str, Any] | None) -> dict[str, Any]:
+        if reference is not None:
+            _require_receipt(reference)
         predicted = rows[-1].progress if rows else 0.0
         samples = rows[-1].samples if rows else 0
         return {
@@ -363,10 +306,16 @@ class Receipt:
             "exact_samples": predicted,
             "exact_steps": math.ceil(predicted / self._initial_batch),
             "realised": {
-                "changes": list(_realised_at_changes(rows)),
-                "against_reference": None if reference is None else _realised_against(rows, reference),
+                "changes": list(realised_at_changes(rows)),
+                "against_reference": None if reference is None else realised_against(rows, reference),
             },
         }
+
+
+def _require_receipt(reference: Mapping[str, Any]) -> None:
+    if reference.get("schema") != _SCHEMA or reference.get("version") != _VERSION:
+        seen = f"schema '{reference.get('schema')}', version {reference.get('version')}"
+        raise InvalidInput(f"the reference has {seen}: give the receipt.json of an exact run of the same job")
 
 
 def _finite(value: float | None) -> float | None:
@@ -407,94 +356,6 @@ def _configurations(rows: Sequence[ReceiptRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _realised_at_changes(rows: Sequence[ReceiptRow]) -> Iterator[dict[str, Any]]:
-    """What the loss says about each change of the total batch, the last 20 of them."""
-    edges = [index for index in range(1, len(rows)) if rows[index].total_batch != rows[index - 1].total_batch]
-    bounds = [0, *edges, len(rows)]
-    for number, edge in list(enumerate(edges, start=1))[-_JUDGED_CHANGES:]:
-        before = rows[max(bounds[number - 1], edge - _ROWS_ASIDE) : edge]
-        after = rows[edge : min(bounds[number + 1], edge + _ROWS_ASIDE)]
-        ratio, low, high = _realised_ratio(before, after)
-        yield {
-            "step": rows[edge].step,
-            "progress": rows[edge].progress,
-            "from_batch": rows[edge - 1].total_batch,
-            "to_batch": rows[edge].total_batch,
-            "realised_over_predicted": ratio,
-            "low": low,
-            "high": high,
-        }
-
-
-def _realised_ratio(
-    before: Sequence[ReceiptRow], after: Sequence[ReceiptRow]
-) -> tuple[float | None, float | None, float | None]:
-    """The r with which loss = a + b·q + c·q² fits best, q being progress before the change and r·progress after it.
-
-    The interval holds the r whose squared error is within the 95 % F bound of the least. Both are None where
-    there are few rows, progress was rolled back, or the interval is open at an end of [0.2, 5].
-    """
-    edge = after[0].progress
-    told = [
-        [row for row in side if row.loss is not None and abs(row.progress - edge) <= _SPAN_ASIDE * edge]
-        for side in (before, after)
-    ]
-    if min(map(len, told)) < _FEWEST_ASIDE:
-        return None, None, None
-    progress = np.array([row.progress - edge for side in told for row in side])
-    is_after = np.repeat([False, True], [len(side) for side in told])
-    loss = np.array([row.loss for side in told for row in side], dtype=float)
-    span = float(np.abs(progress).max())
-    if not (np.diff(progress) > 0.0).all():
-        return None, None, None
-    errors = np.array([_quadratic_error(np.where(is_after, r, 1.0) * progress / span, loss) for r in _RATIOS])
-    best = int(errors.argmin())
-    # 4 + 9/n is at least the 95 % quantile of F(1, n) from n = 12 on. A loss without any noise needs the last term.
-    freedom = max(len(loss) - 4, 1)
-    bound = errors[best] * (1.0 + (4.0 + 9.0 / freedom) / freedom) + 1e-12 * float(loss @ loss)
-    inside = np.flatnonzero(errors <= bound)
-    if inside[0] == 0 or inside[-1] == len(_RATIOS) - 1:
-        return None, None, None
-    return float(_RATIOS[best]), float(_RATIOS[inside[0]]), float(_RATIOS[inside[-1]])
-
-
-def _quadratic_error(x: Floats, y: Floats) -> float:
-    """The least sum of squares of y − (a + b·x + c·x²)."""
-    columns = np.column_stack((np.ones_like(x), x, x * x))
-    residual = y - columns @ np.linalg.lstsq(columns, y, rcond=None)[0]
-    return float(residual @ residual)
-
-
-def _realised_against(rows: Sequence[ReceiptRow], reference: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a reference run first had the losses of this one; `realised` null where it never did."""
-    if reference.get("schema") != _SCHEMA or reference.get("version") != _VERSION:
-        seen = f"schema '{reference.get('schema')}', version {reference.get('version')}"
-        raise InvalidInput(f"the reference has {seen}: give the receipt.json of an exact run of the same job")
-    other = [
-        (float(progress), float(loss))
-        for progress, loss in zip(reference["rows"]["progress"], reference["rows"]["loss"], strict=True)
-        if loss is not None
-    ]
-    ours = [(row.progress, row.loss) for row in rows if row.loss is not None]
-    if not other or not ours:
-        return {"job": reference.get("job"), "points": []}
-    lowest = np.minimum.accumulate(_smoothed([loss for _, loss in other]))
-    losses = _smoothed([loss for _, loss in ours])
-    chosen = np.unique(np.linspace(0, len(ours) - 1, _COMPARED_POINTS).round().astype(int))
-    points = []
-    for index in chosen.tolist():
-        reached = np.flatnonzero(lowest <= losses[index])
-        realised = other[int(reached[0])][0] if len(reached) else None
-        points.append({"predicted": ours[index][0], "realised": realised, "loss": float(losses[index])})
-    return {"job": reference.get("job"), "points": points}
-
-
-def _smoothed(values: Sequence[float]) -> Floats:
-    """A running median over four rows on either side."""
-    reach = range(len(values))
-    return np.array([np.median(values[max(index - _SMOOTHED_ROWS, 0) : index + _SMOOTHED_ROWS + 1]) for index in reach])
-
-
 def _write_whole(path: Path, content: bytes) -> None:
     """Write beside, make durable, rename."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -509,85 +370,3 @@ def _write_whole(path: Path, content: bytes) -> None:
         with suppress(OSError):
             beside.unlink()
         raise InvalidInput(f"the receipt cannot be written to {path}: {error}; choose another folder") from None
-
-
-def _summary_lines(receipt: Mapping[str, Any]) -> list[str]:
-    """The text of `summary`: one fact a line, those that do not apply left out."""
-    totals, progress = receipt["totals"], receipt["progress"]
-    where = _where(progress["predicted"], receipt["dataset_size"])
-    kept = "exact" if receipt["exact"] else "not exact" if receipt["mode"] == "exact" else "adaptive"
-    lines = [f"{receipt['job']}: {kept}, {where} in {totals['steps']:,} steps and {_duration(totals['seconds'])}"]
-    lines += [f"not exact: {reason}" for reason in receipt["not_exact_because"][:2]]
-    if not receipt["configurations"]:
-        return [*lines, "nothing was recorded yet"]
-    lines.append(_batch_line(receipt))
-    replicas = [entry["num_replicas"] for entry in receipt["configurations"]]
-    few, many = min(replicas), max(replicas)
-    held = f"{few}" if few == many else f"{few} to {many}, now {replicas[-1]}"
-    lines.append(f"replicas: {held}; {_duration(totals['replica_seconds'])} of replica time")
-    if receipt["mode"] == "adaptive":
-        lines += _learning_lines(receipt)
-    losses = [loss for loss in receipt["rows"]["loss"] if loss is not None]
-    if losses:
-        lines.append(f"loss: {losses[0]:.4g} at first, {losses[-1]:.4g} at last")
-    lines += _event_lines(receipt)
-    return lines
-
-
-def _batch_line(receipt: Mapping[str, Any]) -> str:
-    batches = [entry["total_batch"] for entry in receipt["configurations"]]
-    factors = receipt["rows"]["lr_factors"][-1]
-    limit = "" if receipt["max_batch"] is None else f", at most {receipt['max_batch']} allowed"
-    rate = ", ".join(f"×{factor:.3g}" for factor in factors[:4]) or "as set"
-    path = f"{receipt['initial_batch']}"
-    if set(batches) != {receipt["initial_batch"]}:
-        path += f" → {batches[-1]} (largest {max(batches)}{limit})"
-    return f"total batch: {path}; learning rate by rule '{receipt['rule']}', now {rate}"
-
-
-def _learning_lines(receipt: Mapping[str, Any]) -> list[str]:
-    progress, rows = receipt["progress"], receipt["rows"]
-    lines = []
-    if progress["mean_efficiency"] is not None:
-        lines.append(
-            f"efficiency: {progress['mean_efficiency']:.3f} on average; {progress['samples']:,} samples did the "
-            f"predicted work of {progress['exact_samples']:,.0f} at batch {receipt['initial_batch']}"
-        )
-        lines.append(f"an exact run would take {progress['exact_steps']:,} steps for it")
-    low, high = rows["noise_low"][-1], rows["noise_high"][-1]
-    if rows["noise_scale"][-1] is not None and high is not None:
-        lines.append(f"noise scale: {rows['noise_scale'][-1]:.4g} samples, between {low or 0.0:.4g} and {high:.4g}")
-    elif low is not None:
-        lines.append(f"noise scale: unknown, at least {low:.4g} samples")
-    told = [entry for entry in progress["realised"]["changes"] if entry["realised_over_predicted"] is not None]
-    if told:
-        ratios = ", ".join(
-            f"{entry['realised_over_predicted']:.2f} ({entry['low']:.2f} to {entry['high']:.2f})" for entry in told[-3:]
-        )
-        lines.append(f"realised over predicted progress after changes, by the loss: {ratios}")
-    elif progress["realised"]["changes"]:
-        lines.append("realised against predicted progress: the loss is too noisy to tell")
-    return lines
-
-
-def _event_lines(receipt: Mapping[str, Any]) -> list[str]:
-    """How often each thing happened, then the newest reasons."""
-    counts = receipt["totals"]["events"]
-    lines = []
-    if counts:
-        lines.append("events: " + ", ".join(f"{kind} {counts[kind]}" for kind in EVENT_KINDS if kind in counts))
-    telling = ("batch-changed", "resized", "out-of-memory", "rolled-back", "frozen")
-    for event in [event for event in receipt["events"] if event["kind"] in telling][-4:]:
-        lines.append(f"  {_where(event['progress'], receipt['dataset_size'])}: {event['kind']}: {event['text']}")
-    return lines
-
-
-def _where(progress: float, dataset_size: int | None) -> str:
-    return f"epoch {progress / dataset_size:.2f}" if dataset_size else f"{progress:,.0f} samples of progress"
-
-
-def _duration(seconds: float) -> str:
-    for size, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.1f} s"

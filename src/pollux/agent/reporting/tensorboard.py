@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pollux.agent.reporting.receipt import ReceiptRow
+from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.core.errors import InvalidInput
 
 __all__ = ["Scalars"]

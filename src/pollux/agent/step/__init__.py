@@ -1,4 +1,4 @@
 """One optimiser step: weighted losses, gradient norms, clocks, and surviving too little memory.
 
-Runs in every replica. Imports `data` and `distributed`.
+Runs in every replica. Imports `adaptation`, `data` and `distributed`.
 """

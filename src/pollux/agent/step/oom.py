@@ -18,7 +18,7 @@ from torch.utils import _pytree
 
 from pollux.core.errors import InvalidInput
 
-__all__ = ["MemoryLimits", "OomTrial", "free_memory", "is_out_of_memory"]
+__all__ = ["OomTrial", "free_memory", "is_out_of_memory", "predicted_local_batch"]
 
 _log = logging.getLogger("pollux")
 _HEADROOM = 0.92
@@ -34,70 +34,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-class MemoryLimits:
-    """Largest local batch that ran, and smallest that did not, by GPU type.
+def predicted_local_batch(device: torch.device, local_batch: int) -> int | None:
+    """The largest local batch that the device should hold: memory beyond what stays grows in proportion to it.
 
-    `held` is what memory held so far (0: nothing yet), `burst` the smallest local batch that ran out of memory.
+    `local_batch` is the one that runs now. None without a GPU. Reads counters only.
     """
-
-    def __init__(self, gpu_type: str) -> None:
-        self.gpu_type = gpu_type
-        self._held: dict[str, int] = {}
-        self._burst: dict[str, int] = {}
-
-    @property
-    def held(self) -> int:
-        """The largest local batch that a whole step ran with on this GPU type; 0 before the first."""
-        return self._held.get(self.gpu_type, 0)
-
-    @property
-    def largest(self) -> int | None:
-        """The largest local batch worth trying on this GPU type; None where nothing is known."""
-        burst = self._burst.get(self.gpu_type)
-        return None if burst is None else max(burst - 1, 1)
-
-    def ran(self, local_batch: int) -> None:
-        """A whole step ran with this local batch."""
-        if local_batch > self.held:
-            self._held[self.gpu_type] = local_batch
-
-    def ran_out(self, local_batch: int) -> int:
-        """This local batch was too large; returns the one to go back to."""
-        self._burst[self.gpu_type] = min(self._burst.get(self.gpu_type, local_batch), local_batch)
-        fitting = self.held if self.held < local_batch else 0
-        if fitting == 0:
-            self._held.pop(self.gpu_type, None)
-        return fitting or max(local_batch // 2, 1)
-
-    def limit(self, largest: int) -> bool:
-        """An earlier start died above `largest`: never again; returns whether that was not known yet."""
-        is_new = self.largest is None or self.largest > largest
-        if is_new:
-            self._burst[self.gpu_type] = largest + 1
-        if self.held > largest:
-            self._held[self.gpu_type] = largest
-        return is_new
-
-    def predicted_largest(self, device: torch.device, local_batch: int) -> int | None:
-        """What the device should hold: memory beyond what stays grows in proportion to the local batch.
-
-        None without a GPU. Reads counters only.
-        """
-        if device.type != "cuda" or local_batch < 1:
-            return None
-        stays = torch.cuda.memory_allocated(device)
-        grows = torch.cuda.max_memory_allocated(device) - stays
-        room = _HEADROOM * torch.cuda.get_device_properties(device).total_memory - stays
-        return max(local_batch, int(room / grows * local_batch)) if grows > 0 else None
-
-    def state_dict(self) -> dict[str, dict[str, int]]:
-        """Plain values, by GPU type."""
-        return {"held": dict(self._held), "burst": dict(self._burst)}
-
-    def load_state_dict(self, state: dict[str, dict[str, int]]) -> None:
-        """Take up what an earlier run learned."""
-        self._held = {str(key): int(value) for key, value in state["held"].items()}
-        self._burst = {str(key): int(value) for key, value in state["burst"].items()}
+    if device.type != "cuda" or local_batch < 1:
+        return None
+    stays = torch.cuda.memory_allocated(device)
+    grows = torch.cuda.max_memory_allocated(device) - stays
+    room = _HEADROOM * torch.cuda.get_device_properties(device).total_memory - stays
+    return max(local_batch, int(room / grows * local_batch)) if grows > 0 else None
 
 
 class OomTrial:

@@ -14,14 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pollux.agent.adaptation.lr_rules import scaled_rates
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.distributed.process_group import ReplicaGroup, WrappedModel
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, set_counted
-from pollux.agent.step.deferred_copy import DeferredCopy
 from pollux.agent.step.gradient_norms import GradientNormMeter
+from pollux.agent.step.loss_sum import LossSum
 from pollux.agent.step.loss_weighting import LossWeighting, check_weighting
 from pollux.agent.step.model_handle import stable_handle
-from pollux.agent.step.oom import OomTrial, free_memory, is_out_of_memory
+from pollux.agent.step.oom import OomTrial, free_memory, is_out_of_memory, predicted_local_batch
 from pollux.agent.step.step_clock import StepClock
 from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue
 
@@ -76,9 +77,7 @@ class StepRunner:
         self._ran_backward = True
         self._trial: OomTrial | None = None
         self._on_gpu = replicas.device.type == "cuda"
-        self._losses = torch.zeros((), dtype=torch.float32 if self._on_gpu else torch.float64, device=replicas.device)
-        self._num_losses = 0
-        self._late_losses: DeferredCopy[int] = DeferredCopy()
+        self._losses = LossSum(replicas.device)
         self._weighted: Tensor | None = None
         self._whole_factor = 1.0
         self.model = self._wrap()
@@ -226,7 +225,7 @@ class StepRunner:
                 "(clip_norm=), or check the data; the last checkpoint is untouched"
             )
         if weight is None:
-            self._losses.add_(value.reshape(()).to(self._losses.dtype), alpha=share)
+            self._losses.add(value, share)
 
     def finish(self, lr_factors: Sequence[float]) -> bool:
         """After the last micro-batch: average, measure, clip, step. False where memory did not suffice anywhere."""
@@ -241,13 +240,13 @@ class StepRunner:
             self._replicas.average_gradients(self.parameters)
         weights = self._averager.finish(self.parameters)
         if weights is not None and self._weighted is not None:
-            self._losses.add_((self._weighted / weights).reshape(()).to(self._losses.dtype))
+            self._losses.add(self._weighted / weights)
         self._weighted = None
         if self.meter is not None and micro.measured:
             self._measure(self.meter, micro, weights)
         self._step(lr_factors, micro)
         self._num_finished += 1
-        self._num_losses += 1
+        self._losses.count_step()
         return True
 
     def _anywhere(self, failed: bool) -> bool:
@@ -273,17 +272,12 @@ class StepRunner:
             self._require_finite(micro)
         if self._replicas.is_broken:
             raise dist.DistError("other replicas are gone, and this step's gradients with them")
-        base = [group["lr"] for group in optimizer.param_groups]
-        if any(factor != 1.0 for factor in lr_factors):
-            for group, factor in zip(optimizer.param_groups, lr_factors, strict=True):
-                group["lr"] = group["lr"] * factor
-        if scaler is not None:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-        for group, rate in zip(optimizer.param_groups, base, strict=True):
-            group["lr"] = rate
+        with scaled_rates(optimizer.param_groups, lr_factors):
+            if scaler is not None:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     def _require_finite(self, micro: MicroBatch) -> None:
@@ -305,9 +299,7 @@ class StepRunner:
         if self.meter is not None:
             self.meter.abandon()
         self.optimizer.zero_grad(set_to_none=True)
-        self._losses.zero_()
-        self._num_losses = 0
-        self._late_losses.forget()
+        self._losses.forget()
         self._weighted = None
         self._ran_backward = True
         self._micro = None
@@ -332,9 +324,7 @@ class StepRunner:
         if self.meter is not None:
             self.meter.regroup(set_aside=alone)
         self._averager.forget()
-        self._losses.zero_()
-        self._num_losses = 0
-        self._late_losses.forget()
+        self._losses.forget()
         self._weighted = None
         self.tolerates = False
         self.rebuild()
@@ -344,10 +334,11 @@ class StepRunner:
 
         Summed over replicas and divided by the steps it is the mean loss. On a GPU it is one call late.
         """
-        arrived = self._late_losses.exchange(self._losses, self._num_losses)
-        self._losses.zero_()
-        self._num_losses = 0
-        return (float(arrived[0]), arrived[1]) if arrived is not None else (0.0, 0)
+        return self._losses.read()
+
+    def predicted_local_batch(self, local_batch: int) -> int | None:
+        """The largest local batch that the device's memory should hold; None: cannot be told."""
+        return predicted_local_batch(self._replicas.device, local_batch)
 
 
 def _is_sharded(model: nn.Module) -> bool:

@@ -14,23 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["StepClock", "StepTime"]
+from pollux.agent.adaptation.measurements import StepTime
+
+__all__ = ["StepClock"]
 
 _Instant: TypeAlias = "float | torch.cuda.Event"
 _MAX_PENDING = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """One step's times in seconds: the whole step, the host's wait for data, and, where it was told apart, the
-    forward and backward pass of one micro-step (`compute_seconds`)."""
-
-    step_seconds: float
-    data_seconds: float
-    compute_seconds: float | None
-    repeats: int
-    local_batch: int
-    measured: bool
 
 
 @dataclass(slots=True)
@@ -60,6 +49,11 @@ class StepClock:
         self._micro_began: _Instant | None = None
         self._last_gradient: _Instant | None = None
         self._remaining = 0
+
+    @property
+    def includes_data_wait(self) -> bool:
+        """Whether computing is timed by the stream of the GPU, which itself waits for data that comes late."""
+        return self._on_gpu
 
     def _now(self) -> _Instant:
         if not self._on_gpu:

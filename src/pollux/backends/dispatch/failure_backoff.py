@@ -18,7 +18,7 @@ class FailureBackoff:
 
     def __init__(self) -> None:
         self._bad_turns = 0
-        self._stumbled = False
+        self._has_failed = False
 
     @property
     def are_few(self) -> bool:
@@ -27,9 +27,9 @@ class FailureBackoff:
 
     def turn(self, what: Callable[[], object]) -> float:
         """Do one turn; seconds to wait before the next, 0 where all of it went well."""
-        self._stumbled = False
+        self._has_failed = False
         self.step(what)
-        if not self._stumbled:
+        if not self._has_failed:
             self._bad_turns = 0
             return 0.0
         self._bad_turns += 1
@@ -41,6 +41,6 @@ class FailureBackoff:
         try:
             what()
         except Exception:
-            self._stumbled = True
+            self._has_failed = True
             if self.are_few:
-                _log.exception("the local backend stumbled; it goes on")
+                _log.exception("a step of the backend failed; it is tried again")

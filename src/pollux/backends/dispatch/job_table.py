@@ -1,18 +1,27 @@
-"""What a backend with shims remembers of each job: the generation that has processes, and the one that waits for it."""
+"""The jobs of a backend with shims: of each, the generation that has processes and the one that waits for it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pollux.backends.dispatch.shim_client import ShimClient
-from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost, ReplicasStarted, Running
+from pollux.backends.dispatch.slots import SlotAllocator
+from pollux.backends.protocol import (
+    BackendEvent,
+    Launch,
+    Outcome,
+    ReplicasEnded,
+    ReplicasLost,
+    ReplicasStarted,
+    Running,
+)
 from pollux.core import Placement
 
-__all__ = ["DispatchedJob", "HeldGeneration", "loss_of", "start_of"]
+__all__ = ["DispatchedJob", "HeldGeneration", "JobTable", "loss_of", "start_of"]
 
 
 @dataclass(slots=True)
@@ -74,12 +83,18 @@ class DispatchedJob:
         return self.now is None or self.now.ended is not None
 
     @property
+    def is_live(self) -> bool:
+        """Whether what runs may change its replicas while it runs, and is not to end."""
+        now = self.now
+        return now is not None and now.live and now.ended is None and now.stop_grace is None
+
+    @property
     def can_change(self) -> bool:
         """Whether the generation that runs can become another: it is live, and neither ending nor changing itself."""
         now = self.now
-        if now is None or now.ended is not None or now.stop_grace is not None or self.link is None:
+        if now is None or self.link is None or not self.is_live:
             return False
-        return now.live and now.sent and (now.started or now.kept is not None)
+        return now.sent and (now.started or now.kept is not None)
 
     @property
     def awaits_change(self) -> bool:
@@ -98,6 +113,41 @@ class DispatchedJob:
         """The newest generation, as `Backend.running` tells it; None for a job that was never given one."""
         held = self.next or self.now
         return None if held is None else Running(self.id, held.generation, held.state, held.ended)
+
+
+class JobTable:
+    """All jobs of a backend by id, and the slots that they hold; `tell` takes events. Used under the thread's lock."""
+
+    def __init__(self, slots: SlotAllocator, tell: Callable[[BackendEvent], None]) -> None:
+        self.jobs: dict[str, DispatchedJob] = {}
+        self.slots = slots
+        self.tell = tell
+
+    def keep_slots(self, job: DispatchedJob) -> None:
+        """Have the job hold what it uses, and nothing else."""
+        now = job.now
+        self.slots.keep(job.id, () if now is None or now.ended is not None else now.places)
+
+    def finish(self, job: DispatchedJob, ended: ReplicasEnded) -> None:
+        """Note and tell the end of the generation that runs; what is another's, or was told before, does not matter."""
+        held = job.now
+        if held is None or held.ended is not None or held.generation != ended.generation:
+            return
+        held.ended = ended
+        self.keep_slots(job)
+        self.tell(ended)
+
+    def end_unstarted(self, job: DispatchedJob, held: HeldGeneration, outcome: Outcome, detail: str) -> None:
+        """An end without processes, which only this object knows of."""
+        self.finish(job, ReplicasEnded(time.time(), job.id, held.generation, outcome, (), detail))
+
+    def end_waiting(self, job: DispatchedJob, detail: str) -> HeldGeneration:
+        """The generation that waits never begins: note and tell it."""
+        waiting, job.next = job.next, None
+        assert waiting is not None
+        waiting.ended = ReplicasEnded(time.time(), job.id, waiting.generation, "stopped", (), detail)
+        self.tell(waiting.ended)
+        return waiting
 
 
 def start_of(job_id: str, generation: int, message: Mapping[str, Any]) -> ReplicasStarted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,43 +15,43 @@ from pollux.backends.protocol import BackendCapabilities, Launch, Listener, LogC
 from pollux.backends.shim.liveness import DEFAULT_HANG_SECONDS
 from pollux.core.errors import InvalidInput
 
-__all__ = ["ShimBackend", "hang_seconds", "seconds_from"]
+__all__ = ["ShimBackend", "can_be_warm", "seconds_from", "seconds_of_hang"]
 
 
 class ShimBackend(BackendCapabilities, ABC):
-    """A backend over `Dispatcher`; several objects, one after another, may work in the same `home`."""
+    """A backend over a `Dispatcher`; several objects, one after another, may work in the same `home`."""
 
     restart_seconds = 5.0
     live_seconds = 1.0
 
-    def __init__(self, home: Path, work: Dispatcher) -> None:
+    def __init__(self, home: Path, dispatcher: Dispatcher) -> None:
         self._home = home
-        self._work = work
+        self._dispatcher = dispatcher
 
     @property
     def is_warm(self) -> bool:
         """Whether jobs start from a process that has everything imported; false while that one is on its way."""
-        nursery = self._work.nursery
-        return nursery is not None and nursery.is_ready
+        forkserver = self._dispatcher.forkserver
+        return forkserver is not None and forkserver.is_ready
 
     @property
     def healthy(self) -> bool:
         """Whether its thread runs and gets its work done; false after several turns in a row that failed."""
-        return self._work.healthy
+        return self._dispatcher.thread.healthy
 
     @property
     def false_alarms(self) -> int:
         """How often a node or a replica that was given up gave a sign of life, since this object began."""
-        return self._work.false_alarms
+        return self._dispatcher.shims.false_alarms
 
     def start(self, listener: Listener) -> None:
         """Find what runs from before and tell how what ended meanwhile did; one object at a time works in a home."""
-        self._work.start(listener)
+        self._dispatcher.start(listener)
 
     def submit(self, launch: Launch) -> None:
         """Start it as soon as its places are free; a generation that is not newer than the newest known is ignored."""
         self._check(launch)
-        self._work.submit(launch)
+        self._dispatcher.submit(launch)
 
     def resize(self, launch: Launch) -> None:
         """Another number of replicas, in living processes where the job was launched `live`; else by a restart.
@@ -58,15 +59,15 @@ class ShimBackend(BackendCapabilities, ABC):
         Those that stay keep their places. GPUs that are not free yet are waited for while the job goes on.
         """
         self._check_change(launch)
-        self._work.resize(launch)
+        self._dispatcher.resize(launch)
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
         """End what the job has up to that generation; what still waits ends at once."""
-        self._work.stop(job_id, generation, grace_seconds)
+        self._dispatcher.stop(job_id, generation, grace_seconds)
 
     def running(self) -> tuple[Running, ...]:
         """Every job that was not forgotten, with its newest generation."""
-        return self._work.running()
+        return self._dispatcher.running()
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
         """A piece of `home/logs/<job>/<replica>.log`; empty where that replica never wrote anything."""
@@ -76,11 +77,11 @@ class ShimBackend(BackendCapabilities, ABC):
 
     def forget(self, job_id: str) -> None:
         """Remove its records, now or, where it still runs, when it has ended; its logs stay."""
-        self._work.forget(job_id)
+        self._dispatcher.forget(job_id)
 
     def close(self) -> None:
         """Let go of everything; shims and replicas go on, and a new object with the same home finds them."""
-        self._work.close()
+        self._dispatcher.close()
 
     @abstractmethod
     def _check_placement(self, launch: Launch) -> None:
@@ -115,6 +116,11 @@ def seconds_from(name: str, default: float, environ: Mapping[str, str] = os.envi
     return seconds
 
 
-def hang_seconds(given: float | None) -> float:
+def can_be_warm(wanted: bool) -> bool:
+    """Whether jobs can start from a process that has imported PyTorch."""
+    return wanted and importlib.util.find_spec("torch") is not None
+
+
+def seconds_of_hang(given: float | None) -> float:
     """After how much silence a replica counts as hung: as given, else POLLUX_HANG_SECONDS, else 30."""
     return seconds_from("POLLUX_HANG_SECONDS", DEFAULT_HANG_SECONDS) if given is None else given

@@ -21,7 +21,7 @@ from pollux.backends.protocol import Launch
 from pollux.core import Node, Placement
 from pollux.wire.live.messages import FleetAccess
 
-__all__ = ["FleetSlotAllocator", "LocalSlotAllocator", "SlotAllocator"]
+__all__ = ["FleetSlotAllocator", "LocalSlotAllocator", "SlotAllocator", "gone_slot"]
 
 _GONE = "gone:"
 
@@ -234,10 +234,6 @@ class FleetSlotAllocator:
         )
         return why, (*first, *others)
 
-    def gone(self, place: str) -> str:
-        """What a place that must not be used is called."""
-        return place if place.startswith(_GONE) else f"{_GONE}{place}"
-
     def placement(self, places: Iterable[str]) -> Placement:
         """By node, in the order in which they come first."""
         counts: dict[str, int] = {}
@@ -273,6 +269,11 @@ class FleetSlotAllocator:
             return False
         del self._ends[run]
         return True
+
+
+def gone_slot(place: str) -> str:
+    """What a slot that must not be used is called."""
+    return place if place.startswith(_GONE) else f"{_GONE}{place}"
 
 
 def _share(node: Node) -> int:

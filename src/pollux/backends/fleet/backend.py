@@ -1,13 +1,12 @@
 """Jobs on nodes that an engine lends: shims beside the service, replicas on the nodes, whatever the engine is.
 
-An engine's backend is this one with its `NodeProvider`. Hosts of nodes are in `daemon`; how losses are noticed is in
-`docs/design/0008-fleet.md`.
+An engine's backend is this one with its `NodeProvider`. What runs on nodes is in `node_daemon`; how losses are noticed
+is in `docs/design/0008-fleet.md`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pollux.backends.dispatch import shim_backend
-from pollux.backends.dispatch.shim_backend import ShimBackend, seconds_from
+from pollux.backends.dispatch.dispatcher import Dispatcher, ShimSettings
+from pollux.backends.dispatch.shim_backend import ShimBackend, can_be_warm, seconds_from, seconds_of_hang
 from pollux.backends.dispatch.slots import FleetSlotAllocator
-from pollux.backends.fleet.dispatcher import FleetDispatcher
+from pollux.backends.fleet.node_watch import NodeWatch
 from pollux.backends.fleet.shared_folders import SharedFolders
 from pollux.backends.nodes.provider import NodeProvider
 from pollux.backends.process import replica_env
-from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
 from pollux.backends.process.network import is_loopback, own_address
 from pollux.backends.protocol import Launch
 from pollux.core import Node
@@ -38,7 +36,7 @@ LOST_SECONDS = 12.0
 
 
 class FleetBackend(ShimBackend):
-    """Runs jobs on the nodes of a lender; several objects, one after another, may work in the same `home`.
+    """Runs jobs on the nodes of a provider; several objects, one after another, may work in the same `home`.
 
     `head`: the address by which nodes reach this machine; None: found out. `lease_seconds` and `lost_seconds`: None for
     POLLUX_LEASE_SECONDS and POLLUX_LOST_SECONDS, or 10 and 12. `warm` and `hang_seconds` as for the local backend.
@@ -47,7 +45,7 @@ class FleetBackend(ShimBackend):
     def __init__(
         self,
         home: Path,
-        lender: NodeProvider,
+        provider: NodeProvider,
         name: str = "fleet",
         head: str | None = None,
         warm: bool = True,
@@ -64,27 +62,24 @@ class FleetBackend(ShimBackend):
                 "nothing runs twice (POLLUX_LEASE_SECONDS, POLLUX_LOST_SECONDS)"
             )
         home = Path(home).absolute()
-        self._lender = lender
-        self._ground = FleetSlotAllocator(lender, fleet_secret(home), head or own_address(), lease, lost)
-        self._shared = SharedFolders(self._ground.secret)
-        can_warm = warm and importlib.util.find_spec("torch") is not None
-        environ, hang = replica_env.inherited(os.environ), shim_backend.hang_seconds(hang_seconds)
+        self._provider = provider
+        self._slots = FleetSlotAllocator(provider, fleet_secret(home), head or own_address(), lease, lost)
+        self._shared = SharedFolders(self._slots.secret)
+        self._watch = NodeWatch(home, self._slots, provider, self._shared)
         self._reports_to = ""
-        self._fleet = FleetDispatcher(
-            home, self._ground, lender, environ, can_warm, DEFAULT_CAP_BYTES, hang, self._shared
-        )
-        super().__init__(home, self._fleet)
-        self._fleet.log(self.warnings)
+        settings = ShimSettings(replica_env.inherited(os.environ), can_be_warm(warm), seconds_of_hang(hang_seconds))
+        super().__init__(home, Dispatcher(home, self._slots, settings, self._watch))
+        self._watch.log(self.warnings)
 
     @property
     def secret(self) -> bytes:
         """What hosts of this fleet know."""
-        return self._ground.secret
+        return self._slots.secret
 
     @property
     def head(self) -> str:
         """The address by which nodes reach this machine."""
-        return self._ground.head
+        return self._slots.head
 
     @classmethod
     def head_of(cls, options: Mapping[str, Any]) -> str:
@@ -97,14 +92,14 @@ class FleetBackend(ShimBackend):
 
     def inventory(self) -> tuple[Node, ...]:
         """Nodes whose host is up and answers."""
-        return self._fleet.nodes()
+        return self._watch.nodes()
 
     def warnings(self) -> tuple[str, ...]:
-        """What is degraded now, a sentence each: nodes that do not answer, and what the lender says."""
-        silent = tuple(f"{why}; it is not used until it answers" for why in self._fleet.suspects.values())
-        alarms = self._fleet.node_alarms
+        """What is degraded now, a sentence each: nodes that do not answer, and what the provider says."""
+        silent = tuple(f"{why}; it is not used until it answers" for why in self._watch.suspects.values())
+        alarms = self._watch.node_alarms
         told = (f"{alarms} nodes were given up and answered later; raise POLLUX_LOST_SECONDS",) if alarms else ()
-        return (*silent, *told, *self._deaf(), *self._lender.warnings())
+        return (*silent, *told, *self._deaf(), *self._provider.warnings())
 
     def _deaf(self) -> tuple[str, ...]:
         """What is wrong where agents on other machines are told to report to their own."""
@@ -112,7 +107,7 @@ class FleetBackend(ShimBackend):
             return ()
         far = [
             f"'{hosted.node.id}' ({hosted.address[0]})"
-            for hosted in self._ground.hosts.values()
+            for hosted in self._slots.hosts.values()
             if not is_loopback(hosted.address[0]) and hosted.address[0] not in (self.head, own_address())
         ]
         if not far:
@@ -125,11 +120,11 @@ class FleetBackend(ShimBackend):
 
     def refuses(self, folders: Sequence[str]) -> str:
         """Why a job with these folders cannot run on the nodes there are: one that is not shared with them."""
-        return self._shared.refuses(folders, self._ground.hosts.values())
+        return self._shared.refuses(folders, self._slots.hosts.values())
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """How many nodes would be used, for engines that scale, and whether a job that has none waits for them."""
-        self._lender.desire(num_nodes, awaited)
+        self._provider.desire(num_nodes, awaited)
 
     def _check_change(self, launch: Launch) -> None:
         """A node that has just gone is no reason to leave what runs without a word: the change is told as refused."""
@@ -138,7 +133,7 @@ class FleetBackend(ShimBackend):
         self._check_words(launch)
 
     def _check_placement(self, launch: Launch) -> None:
-        nodes = {node.id: node for node in self._ground.nodes()}
+        nodes = {node.id: node for node in self._slots.nodes()}
         for node, count in launch.placement:
             if node not in nodes:
                 known = ", ".join(sorted(nodes)[:8]) + (", ..." if len(nodes) > 8 else "") or "none at all"

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from pollux.backends.dispatch.site import FolderCheck
 from pollux.backends.nodes.provider import LentNode
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed
@@ -22,18 +22,6 @@ _KNOWN_SECONDS = 600.0
 _AT_ONCE = 16
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class FolderCheck:
-    """Why folders cannot be used on some nodes, empty where they can.
-
-    `silent`: a node that did not answer, so that it is not known. `elsewhere`: other nodes share them.
-    """
-
-    why: str = ""
-    silent: str = ""
-    elsewhere: bool = False
 
 
 class SharedFolders:

@@ -6,13 +6,11 @@ the service ends.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
-from pollux.backends.dispatch import shim_backend
-from pollux.backends.dispatch.dispatcher import Dispatcher
-from pollux.backends.dispatch.shim_backend import ShimBackend
+from pollux.backends.dispatch.dispatcher import Dispatcher, ShimSettings
+from pollux.backends.dispatch.shim_backend import ShimBackend, can_be_warm, seconds_of_hang
 from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.process import replica_env
 from pollux.backends.process.devices import find_devices
@@ -46,12 +44,10 @@ class LocalBackend(ShimBackend):
         orphan_seconds: float | None = None,
     ) -> None:
         self._devices = find_devices(slots, os.environ)
-        can_warm = warm and importlib.util.find_spec("torch") is not None
-        environ = replica_env.inherited(os.environ)
-        self._ground = LocalSlotAllocator(self._devices, environ)
-        home = Path(home).absolute()
-        hang = shim_backend.hang_seconds(hang_seconds)
-        super().__init__(home, Dispatcher(home, self._ground, environ, can_warm, log_cap_bytes, hang, orphan_seconds))
+        home, environ = Path(home).absolute(), replica_env.inherited(os.environ)
+        hang = seconds_of_hang(hang_seconds)
+        settings = ShimSettings(environ, can_be_warm(warm), hang, orphan_seconds, log_cap_bytes)
+        super().__init__(home, Dispatcher(home, LocalSlotAllocator(self._devices, environ), settings))
 
     def inventory(self) -> tuple[Node, ...]:
         """One node; where it has no GPU, its type is `cpu` and its "GPUs" are CPU slots."""

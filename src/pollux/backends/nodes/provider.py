@@ -61,10 +61,10 @@ class NodeProvider(Protocol):
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
         """The job needs these no more; those it does not hold do not matter."""
 
-    def look_at(self, node: str) -> None:
+    def check_node(self, node: str) -> None:
         """A job has heard that this node is taken back: look soon."""
 
-    def give_up(self, silent: Collection[LentNode]) -> None:
+    def release_silent(self, silent: Collection[LentNode]) -> None:
         """These have not answered for long, and all others do: what is held there without work may go back."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
@@ -109,8 +109,7 @@ class PooledNodeProvider:
             for hosted in new:
                 table = self._tables.setdefault(hosted.node.id, SlotTable(hosted.node.num_gpus))
                 table.count = hosted.node.num_gpus
-            for job_id in [*self._wanted]:
-                self._serve(job_id)
+            self.serve_all()
         self._changed()
 
     def hosts(self) -> tuple[LentNode, ...]:
@@ -174,14 +173,13 @@ class PooledNodeProvider:
                 self._held.pop(job_id, None)
             if not wanted:
                 self._wanted.pop(job_id, None)
-            for other in [*self._wanted]:
-                self._serve(other)
+            self.serve_all()
         self._changed()
 
-    def look_at(self, node: str) -> None:
+    def check_node(self, node: str) -> None:
         """Nothing: nobody takes them back."""
 
-    def give_up(self, silent: Collection[LentNode]) -> None:
+    def release_silent(self, silent: Collection[LentNode]) -> None:
         """Nothing: there is nobody to give it to."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
@@ -193,6 +191,17 @@ class PooledNodeProvider:
 
     def close(self) -> None:
         """Let go."""
+
+    def nodes_in_use(self) -> set[str]:
+        """Nodes of which jobs hold places."""
+        with self._books:
+            return {node for held in self._held.values() for node, places in held.items() if places}
+
+    def serve_all(self) -> bool:
+        """Give every job what is free of what it wants; whether anything was given."""
+        with self._books:
+            served = [self._serve(job_id) for job_id in [*self._wanted]]
+            return any(served)
 
     def _giving(self) -> Container[str]:
         """The nodes that can give something now."""

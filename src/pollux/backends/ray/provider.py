@@ -207,10 +207,10 @@ class RayNodeProvider:
                 if again:
                     self._link.send({"do": "wait anew", "names": again})
 
-    def look_at(self, node: str) -> None:
+    def check_node(self, node: str) -> None:
         """Nothing: Ray tells by itself."""
 
-    def give_up(self, silent: Collection[LentNode]) -> None:
+    def release_silent(self, silent: Collection[LentNode]) -> None:
         """Nothing: Ray sees its end within a minute or so, and what is held there goes with it."""
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.slurm.commands import SlurmCommands
-from pollux.backends.slurm.job_provider import SlurmJobProvider, job_script
+from pollux.backends.slurm.job_provider import SlurmJobProvider
+from pollux.backends.slurm.job_requests import job_script
 from pollux.backends.slurm.pilot_provider import SlurmPilotProvider
 from pollux.backends.slurm.script import JOB_MODE, SlurmOptions, array_words, batch_script
 from pollux.core.errors import BackendFailed
@@ -88,7 +89,7 @@ class SlurmBackend(FleetBackend):
 
     def refuses(self, folders: Sequence[str]) -> str:
         """Only hosts that are up can tell; the others are asked when a job is placed there."""
-        there = [hosted for node, hosted in self._ground.hosts.items() if self._slurm.is_up(node)]
+        there = [hosted for node, hosted in self._slots.hosts.items() if self._slurm.is_up(node)]
         return self._shared.refuses(folders, there)
 
     @property

@@ -12,7 +12,7 @@ from pollux.backends.slurm.parse import NodeRow, PilotRow, gres_type
 from pollux.backends.slurm.script import SlurmOptions
 from pollux.core import Node
 
-__all__ = ["ANNOUNCE_SECONDS", "GIVE_UP_SECONDS", "NodeNote", "PoolPlan", "PoolView", "look", "plan"]
+__all__ = ["ANNOUNCE_SECONDS", "GIVE_UP_SECONDS", "NodeNote", "PoolPlan", "PoolView", "plan_pool", "view_pool"]
 
 ANNOUNCE_SECONDS = 90.0
 """A host that has not announced itself so long after its pilot began is not likely to."""
@@ -52,13 +52,13 @@ _NOTHING = NodeNote()
 class PoolView:
     """The pool at one moment: hosts that are up, those of them to be left (by id, with why), and warnings for people.
 
-    `steady` are the pilots that count for what is wanted; `of` names the pilot of each host. `faulty` are to go, and
-    those of them that are `given_up` since their hosts never came.
+    `steady` are the pilots that count for what is wanted; `pilot_of` names the pilot of each host. `faulty` pilots are
+    to go; those of them whose hosts never came are `given_up`.
     """
 
     hosts: tuple[LentNode, ...] = ()
     leaving: Mapping[str, str] = field(default_factory=dict)
-    of: Mapping[str, str] = field(default_factory=dict)
+    pilot_of: Mapping[str, str] = field(default_factory=dict)
     steady: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     faulty: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class PoolPlan:
     cancel: tuple[str, ...] = ()
 
 
-def look(
+def view_pool(
     options: SlurmOptions,
     rows: Collection[PilotRow],
     states: Mapping[str, NodeRow],
@@ -88,14 +88,14 @@ def look(
     `seconds_left` of the rows is that of now. `running_seconds`: for how long each pilot has been seen running; one
     that brings no host in `give_up_seconds` is faulty.
     """
-    looking = _Looking(options, states, notes)
+    builder = _ViewBuilder(options, states, notes)
     for row in rows:
-        looking.take(row)
-    return looking.picture(running_seconds, give_up_seconds)
+        builder.add(row)
+    return builder.view(running_seconds, give_up_seconds)
 
 
-class _Looking:
-    """A picture in the making, a row at a time."""
+class _ViewBuilder:
+    """Makes the view, a row at a time."""
 
     def __init__(
         self, options: SlurmOptions, states: Mapping[str, NodeRow], notes: Mapping[tuple[str, str], NodeNote]
@@ -105,14 +105,14 @@ class _Looking:
         self._notes = notes
         self._hosts: list[LentNode] = []
         self._leaving: dict[str, str] = {}
-        self._of: dict[str, str] = {}
+        self._pilot_of: dict[str, str] = {}
         self._steady: list[str] = []
         self._waiting: list[PilotRow] = []
         self._faulty: dict[str, str] = {}
         self._bad: list[str] = []
         self._silent: list[PilotRow] = []
 
-    def take(self, row: PilotRow) -> None:
+    def add(self, row: PilotRow) -> None:
         """Note what this pilot brings."""
         if row.is_waiting:
             self._waiting.append(row)
@@ -134,14 +134,14 @@ class _Looking:
             self._bad.append(name)
             return False
         why = _row_leaves(self._options, row) or _node_leaves(state, note, self._note(row.id, "-"))
-        if note.id and note.id not in self._of:
-            self._hosts.append(_hosted(self._options, note, state))
-            self._of[note.id] = row.id
+        if note.id and note.id not in self._pilot_of:
+            self._hosts.append(_lent_node(self._options, note, state))
+            self._pilot_of[note.id] = row.id
             if why:
                 self._leaving[note.id] = why
         return not why
 
-    def picture(self, running_seconds: Mapping[str, float], give_up_seconds: float) -> PoolView:
+    def view(self, running_seconds: Mapping[str, float], give_up_seconds: float) -> PoolView:
         """All of it."""
         silent = [row for row in self._silent if running_seconds.get(row.id, 0.0) > ANNOUNCE_SECONDS]
         # One that nobody can use is held for nothing, and stands for a node that is lacking.
@@ -151,7 +151,7 @@ class _Looking:
         return PoolView(
             tuple(sorted(self._hosts, key=lambda hosted: _natural(hosted.node.id))),
             self._leaving,
-            self._of,
+            self._pilot_of,
             tuple(pilot for pilot in self._steady if pilot not in given_up),
             tuple(row.id for row in self._waiting),
             (*self._faulty, *sorted(given_up)),
@@ -193,7 +193,7 @@ def _node_leaves(state: NodeRow | None, note: NodeNote, batch: NodeNote) -> str:
     return ""
 
 
-def _hosted(options: SlurmOptions, note: NodeNote, state: NodeRow | None) -> LentNode:
+def _lent_node(options: SlurmOptions, note: NodeNote, state: NodeRow | None) -> LentNode:
     gpu_type = note.gpu_type or (gres_type(state.gres) if state is not None else "") or "gpu"
     node = Node(
         note.id,
@@ -233,19 +233,19 @@ def _goings(leaving: Mapping[str, str]) -> list[str]:
     return [f"node '{name}' is being left: {why}" for name, why in sorted(leaving.items())]
 
 
-def plan(
-    options: SlurmOptions, picture: PoolView, wanted: int, in_use: Collection[str], may_submit: bool, may_shrink: bool
+def plan_pool(
+    options: SlurmOptions, pool: PoolView, wanted: int, in_use: Collection[str], may_submit: bool, may_shrink: bool
 ) -> PoolPlan:
     """Pilots to ask for, and to give back: those to be left once nothing runs there, and what is too much.
 
     `in_use`: ids of hosts that hold work; `may_shrink`: for long enough, more was held than wanted.
     """
-    busy = {picture.of[host] for host in in_use if host in picture.of}
-    left = {picture.of[host] for host in picture.leaving} - busy - set(picture.steady)
-    cancel = [*sorted(left), *(pilot for pilot in picture.faulty if pilot not in left and pilot not in busy)]
-    lacking = wanted - len(picture.steady) - len(picture.waiting)
+    busy = {pool.pilot_of[host] for host in in_use if host in pool.pilot_of}
+    left = {pool.pilot_of[host] for host in pool.leaving} - busy - set(pool.steady)
+    cancel = [*sorted(left), *(pilot for pilot in pool.faulty if pilot not in left and pilot not in busy)]
+    lacking = wanted - len(pool.steady) - len(pool.waiting)
     if lacking > 0:
         return PoolPlan(min(lacking, _MOST_AT_ONCE) if may_submit else 0, tuple(cancel))
-    idle = [pilot for pilot in reversed(picture.steady) if pilot not in busy]
-    surplus = [*picture.waiting, *idle] if may_shrink else []
+    idle = [pilot for pilot in reversed(pool.steady) if pilot not in busy]
+    surplus = [*pool.waiting, *idle] if may_shrink else []
     return PoolPlan(0, (*cancel, *surplus[: -lacking if lacking else 0]))

@@ -39,7 +39,8 @@ class ReportDesk:
             raise Unreachable("not started yet")
         if self.engine.tokens.caller(authorization).job_id not in (None, found.group(1)):
             raise Forbidden("a job may report for itself only")
-        reply = self.engine.report(found.group(1), decode(Report, decode_json(body, "report"), "report"))
+        report = decode(Report, decode_json(body, "report"), "report")
+        reply = self.engine.report(found.group(1), report).result()
         answer: dict[str, Any] = encode(reply)
         return answer
 

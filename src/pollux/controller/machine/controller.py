@@ -56,6 +56,8 @@ from pollux.core import (
     check,
     plan,
 )
+from pollux.goodput.bank import ModelBank
+from pollux.goodput.model import GoodputModel
 
 __all__ = ["Controller"]
 
@@ -70,6 +72,7 @@ class Controller:
         self.revision = 0
         self._books = Books(cluster, queues)
         self._memory: object = None
+        self.bank = ModelBank()
         self._last_decision = -math.inf
         self._next_decision: float | None = None
         self._last_change = 0
@@ -157,7 +160,7 @@ class Controller:
             records.append(newcomer)
         jobs, running = [], {}
         for record in records:
-            jobs.append(record.view(now))
+            jobs.append(record.view(now, self.bank.prior(record.spec.kind) if record.spec.kind else None))
             if record.placement:
                 running[record.spec.id] = record.placement
         seed, memory = self.settings.seed, self._memory
@@ -237,8 +240,17 @@ class Controller:
             record.note_pause(event.resize_kind, event.resize_cost_seconds)
         if event.local_batch is not None:
             record.local_batch = event.local_batch
+            self._learn(record, event)
         record.forget_view()
         return self._changed(event.at) if event.goodput is not None and self._drifted(record) else []
+
+    def _learn(self, record: JobRecord, event: JobReported) -> None:
+        kind, model, place = record.spec.kind, record.goodput, record.placement
+        if kind and isinstance(model, GoodputModel) and place and record.state is JobState.RUNNING:
+            node = self.cluster.by_id.get(place.shares[0][0])
+            where = ("" if node is None else node.gpu_type, place.num_nodes, place.num_gpus)
+            assert event.local_batch is not None
+            self.bank = self.bank.measured(kind, model, where, event.local_batch, record.progress or 0.0, event.at)
 
     def _drifted(self, record: JobRecord) -> bool:
         return self.settings.trigger == "events" and significance.drifted(
@@ -336,6 +348,8 @@ class Controller:
 
     def _finished(self, event: JobFinished) -> list[Command]:
         record = self._books.record(event.job_id)
+        if record.spec.kind and event.outcome == "succeeded" and record.progress is not None:
+            self.bank = self.bank.ended(record.spec.kind, record.progress + (record.remaining or 0.0))
         self._books.end(record, JobState(event.outcome), event.at, event.detail, Reason(event.outcome))
         return self._changed(event.at)
 

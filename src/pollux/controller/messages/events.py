@@ -55,6 +55,7 @@ class JobSpec:
     after: tuple[str, ...] = ()
     time_limit_seconds: float | None = None
     request: JobRequest | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from pollux.controller.messages.events import JobSpec
 from pollux.controller.state.costs import RESTART, Costs, likely_seconds, noted
 from pollux.controller.state.lifecycle import JobState
-from pollux.core import NOWHERE, GoodputFunction, JobLimits, JobView, Placement, Reason
+from pollux.core import NOWHERE, GoodputFunction, JobLimits, JobView, Placement, Prior, Reason
 
 __all__ = ["FORGIVEN_AFTER_SECONDS", "MOST_FAILED_MOVES", "JobRecord"]
 
@@ -163,7 +163,7 @@ class JobRecord:
         self.reason = reason
         self.reason_at = None if reason is None else at
 
-    def view(self, now: float) -> JobView:
+    def view(self, now: float, prior: Prior | None = None) -> JobView:
         """What a policy is shown; the same object as last time where nothing changed, see `forget_view`."""
         attained = self.attained(now)
         view = self.seen
@@ -175,9 +175,10 @@ class JobRecord:
                 attained_gpu_seconds=attained, num_restarts=self.num_restarts,
                 largest_gpus=self.largest_gpus, resize_cost_seconds=self.resize_cost_seconds,
                 goodput=self.goodput, remaining=self.remaining, oracle=spec.oracle,
+                kind=spec.kind, prior=prior, crashes=self.streak,
             )  # fmt: skip
-        elif view.attained_gpu_seconds != attained:
-            view = replace(view, attained_gpu_seconds=attained)
+        elif view.attained_gpu_seconds != attained or view.prior is not prior:
+            view = replace(view, attained_gpu_seconds=attained, prior=prior)
         self.seen = view
         return view
 

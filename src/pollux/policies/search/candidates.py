@@ -16,7 +16,7 @@ from pollux.policies.packing.placement_board import Shares
 from pollux.policies.search.knapsack import IntArray, Options
 from pollux.policies.search.objective import FloatArray, Objective
 
-__all__ = ["FIRST", "NOTHING", "STAY", "Shape", "Table", "gpu_cap", "node_sizes"]
+__all__ = ["FIRST", "NOTHING", "STAY", "Shape", "Table", "node_sizes"]
 
 NOTHING = 0
 """Column of the option to hold no GPU."""
@@ -29,11 +29,6 @@ Shape = tuple[int, int, int]
 """(type, nodes, GPUs) of a placement on as few nodes as possible."""
 
 BoolArray = npt.NDArray[np.bool_]
-
-
-def gpu_cap(job: JobView) -> int:
-    """Most GPUs a job may have now: it at most doubles the most it has run with (published)."""
-    return min(max(2 * job.largest_gpus, job.limits.min_gpus), job.limits.max_gpus)
 
 
 @functools.cache
@@ -62,7 +57,7 @@ class Table:
         self.types = list(dict.fromkeys(node.gpu_type for node in self.nodes))
         self._kinds = {(n.gpu_type, n.num_gpus, n.num_cpus, n.memory_bytes) for n in self.nodes if n.schedulable}
         self._shares: dict[tuple[str, float, float], int] = {}
-        self.caps = np.array([gpu_cap(job) for job in self.jobs], dtype=np.int64)
+        self.caps = objective.caps()
         self.shapes: list[Shape] = []
         packs: list[bool] = []
         for t in range(len(self.types)):
@@ -71,17 +66,17 @@ class Table:
                 packs.append(pack)
         self.column = {(t, k): FIRST + i for i, (t, _, k) in enumerate(self.shapes)}
         self.gpus_of = np.array([k for _, _, k in self.shapes], dtype=np.int64)
-        self.factors = objective.restart_factors
         self.type_of = [self.types.index(node.gpu_type) for node in self.nodes]
         self.speedups = speedups = self._speedups()
         self.stay_speedups = self._stay_speedups()
+        objective.prepare(self.stay_speedups)
+        self.factors = objective.restart_factors
         self._may_stay = [self._allowed_to_stay(j) for j in range(len(self.jobs))]
-        weights = objective.weights
-        self.nothing_cost = weights * objective.costs(objective.utilities(np.zeros(len(self.jobs))))
-        self.stay_cost = weights * objective.costs(objective.utilities(self.stay_speedups))
-        moved = objective.utilities(self.stay_speedups, self.factors)
-        self.moved_cost = weights * objective.costs(moved)
-        self.shape_cost = weights[:, None] * objective.costs(objective.utilities(speedups, self.factors[:, None]))
+        price = objective.weighted_costs
+        self.nothing_cost = price(np.zeros(len(self.jobs)))
+        self.stay_cost = price(self.stay_speedups)
+        self.moved_cost = price(self.stay_speedups, moved=True)
+        self.shape_cost = price(speedups, moved=True)
         self.shape_cost[self._forbidden(speedups)] = np.inf
         self.ending: set[int] = set()
         self._odd_costs: dict[Shape, FloatArray] = {}
@@ -158,11 +153,12 @@ class Table:
         do not say how much they have left.
         """
         pointless: BoolArray = np.zeros(speedups.shape, dtype=bool)
+        remaining = self.objective.remaining
         for j, job in enumerate(self.jobs):
-            rate = self.stay_speedups[j] * self.objective.fair_goodputs[j]
-            if job.remaining is None or not self._may_stay[j] or rate <= 0.0:
+            left, rate = remaining[j], self.stay_speedups[j] * self.objective.fair_goodputs[j]
+            if left is None or not self._may_stay[j] or rate <= 0.0:
                 continue
-            seconds, cost = job.remaining / rate, job.resize_cost_seconds
+            seconds, cost = left / rate, job.resize_cost_seconds
             if seconds <= cost:
                 self.ending.add(j)
                 pointless[j] = True
@@ -203,8 +199,7 @@ class Table:
             return float(self.shape_cost[j, column - FIRST])
         if shape not in self._odd_costs:
             speedups = self.objective.speedups([shape[1]], [shape[2]], self.types[shape[0]])[:, 0]
-            utilities = self.objective.utilities(speedups, self.factors)
-            self._odd_costs[shape] = self.objective.weights * self.objective.costs(utilities)
+            self._odd_costs[shape] = self.objective.weighted_costs(speedups, moved=True)
         return float(self._odd_costs[shape][j])
 
     def may_stay(self, j: int) -> bool:

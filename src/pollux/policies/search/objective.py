@@ -6,7 +6,7 @@ Shared by the solver and by the genetic reference, so that both are judged by th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pollux.core import InvalidInput, JobView, Snapshot
 from pollux.goodput import GoodputModel, goodput_tables
 
-__all__ = ["Objective", "check_fairness"]
+__all__ = ["Objective", "check_fairness", "gpu_cap", "restart_factors"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -50,7 +50,7 @@ class Objective:
         self.scale = len(nodes) / num_gpus
         self.fair_gpus = max(math.ceil(num_gpus / max(len(jobs), 1)), 1)
         self.weights = np.array([snapshot.weight(job) for job in jobs], dtype=float)
-        self.restart_factors = _restart_factors(snapshot, jobs)
+        self.restart_factors = restart_factors(snapshot, jobs)
         # Jobs that hold nothing and to which, as published, nothing could be given that counts.
         holds = np.array([bool(snapshot.placement(job.id)) for job in jobs], dtype=bool)
         self.hopeless = ~holds & (self.restart_factors == 0.0)
@@ -131,6 +131,29 @@ class Objective:
         powers: FloatArray = utilities**p
         return powers if p < 0 else -powers
 
+    def prepare(self, held_speedups: FloatArray) -> None:
+        """Take notice of every job's speed-up where it is now, before anything is priced."""
+
+    @property
+    def remaining(self) -> Sequence[float | None]:
+        """Useful samples that each job has left."""
+        return [job.remaining for job in self.jobs]
+
+    def numbers(self, j: int) -> Mapping[str, float]:
+        """What a reason may say of a job beside what holds for every objective."""
+        return {}
+
+    def caps(self) -> npt.NDArray[np.int64]:
+        """Most GPUs each job may have now: it at most doubles the most it has run with, Eq. (G29)."""
+        return np.array([gpu_cap(job) for job in self.jobs], dtype=np.int64)
+
+    def weighted_costs(self, speedups: FloatArray, moved: bool = False) -> FloatArray:
+        """The terms of all jobs in the sum to be minimised, for speed-ups of shape [jobs] or [jobs, placements]."""
+        weights, factors = self.weights, self.restart_factors if moved else np.ones(len(self.jobs))
+        if speedups.ndim == 2:
+            weights, factors = weights[:, None], factors[:, None]
+        return weights * self.costs(self.utilities(speedups, factors))
+
     def fitness(self, utilities: FloatArray) -> float:
         """The weighted power mean of the utilities of all jobs, Eq. (G27)."""
         if not len(utilities):
@@ -143,7 +166,12 @@ class Objective:
         return float(abs(mean) ** (1.0 / p))
 
 
-def _restart_factors(snapshot: Snapshot, jobs: Sequence[JobView]) -> FloatArray:
+def gpu_cap(job: JobView) -> int:
+    """Most GPUs a job may have now: it at most doubles the most it has run with (published)."""
+    return min(max(2 * job.largest_gpus, job.limits.min_gpus), job.limits.max_gpus)
+
+
+def restart_factors(snapshot: Snapshot, jobs: Sequence[JobView]) -> FloatArray:
     """`ρ = max(age - restarts·d, 0) / (age + d)`, Eq. (G24), d the job's own resize cost."""
     factors = np.empty(len(jobs))
     for i, job in enumerate(jobs):

@@ -1,4 +1,4 @@
-"""How many nodes the jobs at hand could use, for engines that can lend more or take some back. Pure."""
+"""How many nodes the present jobs could use, for backends that can borrow more or give some back. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pollux.controller import JobRecord, JobState
 from pollux.core import Cluster
 
-__all__ = ["nodes_wanted", "somebody_waits"]
+__all__ = ["desired_num_nodes", "is_job_waiting"]
 
 
-def nodes_wanted(jobs: Iterable[JobRecord], cluster: Cluster, desired: int | None = None) -> int:
+def desired_num_nodes(jobs: Iterable[JobRecord], cluster: Cluster, desired: int | None = None) -> int:
     """Nodes of the largest size there is that would hold every unfinished job at its most GPUs.
 
     Jobs that are paused, or wait for others, want none. While no node is known, one is enough to find out how large
@@ -26,7 +26,7 @@ def nodes_wanted(jobs: Iterable[JobRecord], cluster: Cluster, desired: int | Non
     return math.ceil(most / size)
 
 
-def somebody_waits(jobs: Iterable[JobRecord]) -> bool:
+def is_job_waiting(jobs: Iterable[JobRecord]) -> bool:
     """Whether a job that wants GPUs has none."""
     return any(_wants(record) and not record.placement for record in jobs)
 

@@ -1,6 +1,6 @@
-"""The thread in which the policy thinks: decisions before plans, and one answer for all plans that it covers.
+"""The thread in which the policy runs: decisions before plans, and one answer for all plans that it covers.
 
-What a decision does is in `event_log`, what a plan says in `forecast`.
+What a decision changes is in `pipeline`, what a plan says in `forecast`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 from pollux.controller import JobRecord
 from pollux.core import Decision, Policy, Snapshot
 from pollux.core.errors import PolluxError, Unreachable
-from pollux.service.engine.event_log import our_fault
 from pollux.service.engine.forecast import Forecast, plan_of
+from pollux.service.engine.requests import our_fault
 from pollux.wire.status import Plan
 
-__all__ = ["STOPPING", "Thinker", "Thought", "pass_on"]
+__all__ = ["STOPPING", "DecisionResult", "DecisionThread", "pass_on"]
 
 _log = logging.getLogger("pollux.service")
 
 STOPPING = "the service is stopping; try again when it is back ('pollux up')"
-"""What is said to whoever asks too late."""
+"""The answer to requests that come too late."""
 
-# While the policy thinks, whoever answers requests gets the interpreter back this soon (Python's own is 5 ms).
+# While the policy runs, threads that answer requests get the interpreter back this soon (Python's own is 5 ms).
 _SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class DecisionResult:
     """What the policy answered; None when it failed."""
 
     snapshot: Snapshot
@@ -43,43 +43,43 @@ class Thought:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
-    """Somebody waits for a plan."""
+class _PlanRequest:
+    """A caller waits for a plan."""
 
     forecast: Forecast
     answer: Future[Plan] = field(default_factory=Future)
 
 
-class Thinker:
+class DecisionThread:
     """One policy in one thread. `jobs` are all records, for estimates; they may be read from any thread."""
 
     def __init__(self, policy: Policy, jobs: Mapping[str, JobRecord]) -> None:
         self._policy = policy
         self._jobs = jobs
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._decisions: list[Callable[[], tuple[Snapshot, Decision | None]]] = []
-        self._plans: list[_Waiting] = []
+        self._plans: list[_PlanRequest] = []
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def decide(self, snapshot: Snapshot, begins: Callable[[], None], done: Callable[[Thought], None]) -> None:
-        """Think about a snapshot before any plan that waits; both functions are called in the thread."""
+    def decide(self, snapshot: Snapshot, begins: Callable[[], None], done: Callable[[DecisionResult], None]) -> None:
+        """Decide on a snapshot before any plan that waits; `begins` and `done` are called in the thread."""
 
         def work() -> tuple[Snapshot, Decision | None]:
             begins()
             began = time.perf_counter()
-            decision = self._asked(snapshot)
-            done(Thought(snapshot, decision, time.perf_counter() - began))
+            decision = self._allocate(snapshot)
+            done(DecisionResult(snapshot, decision, time.perf_counter() - began))
             return snapshot, decision
 
-        with self._news:
+        with self._changed:
             self._decisions.append(work)
             self._wake()
 
     def plan(self, forecast: Forecast) -> Future[Plan]:
         """What the policy will make of a job, once no decision is due."""
-        waiting = _Waiting(forecast)
-        with self._news:
+        waiting = _PlanRequest(forecast)
+        with self._changed:
             if self._stopped:
                 waiting.answer.set_exception(Unreachable(STOPPING))
             else:
@@ -88,12 +88,12 @@ class Thinker:
         return waiting.answer
 
     def stop(self) -> None:
-        """End when the present thought is over; plans that wait are refused."""
-        with self._news:
+        """End when the policy has answered; plans that wait are refused."""
+        with self._changed:
             self._stopped = True
             self._decisions.clear()
             refused, self._plans = self._plans, []
-            self._news.notify_all()
+            self._changed.notify_all()
         for waiting in refused:
             waiting.answer.set_exception(Unreachable(STOPPING))
         if self._thread is not None:
@@ -103,21 +103,21 @@ class Thinker:
         if self._thread is None and not self._stopped:
             self._thread = threading.Thread(target=self._run, name="pollux-policy", daemon=True)
             self._thread.start()
-        self._news.notify_all()
+        self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._stopped or self._decisions or self._plans)
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._decisions or self._plans)
                 if self._stopped:
                     return
                 work = self._decisions.pop(0) if self._decisions else None
             try:
-                self._decided(work) if work is not None else self._next_plans()
+                self._decide_next(work) if work is not None else self._next_plans()
             except Exception:
-                _log.exception("the policy's thread stumbled; it goes on with what is next")
+                _log.exception("the policy's thread failed; it goes on with what is next")
 
-    def _asked(self, snapshot: Snapshot) -> Decision | None:
+    def _allocate(self, snapshot: Snapshot) -> Decision | None:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(min(_SWITCH_SECONDS, interval))
         try:
@@ -128,25 +128,25 @@ class Thinker:
         finally:
             sys.setswitchinterval(interval)
 
-    def _decided(self, work: Callable[[], tuple[Snapshot, Decision | None]]) -> None:
+    def _decide_next(self, work: Callable[[], tuple[Snapshot, Decision | None]]) -> None:
         snapshot, decision = work()
         if decision is not None:
             self._answer(self._covered(snapshot), snapshot, decision)
 
-    def _covered(self, snapshot: Snapshot) -> list[_Waiting]:
-        """Plans that an answer to this snapshot settles, which wait no longer: of jobs that it shows."""
+    def _covered(self, snapshot: Snapshot) -> list[_PlanRequest]:
+        """Take the plans out that an answer to this snapshot covers: those of jobs that the snapshot shows."""
         shown = {job.id for job in snapshot.jobs}
-        covered: list[_Waiting] = []
-        with self._news:
+        covered: list[_PlanRequest] = []
+        with self._changed:
             waiting, self._plans = self._plans, []
             for one in waiting:
-                settled = not one.forecast.is_draft and one.forecast.job_id in shown
-                (covered if settled else self._plans).append(one)
+                covers = not one.forecast.is_draft and one.forecast.job_id in shown
+                (covered if covers else self._plans).append(one)
         return covered
 
     def _next_plans(self) -> None:
-        """Answer the plan that waits longest, and with it all that the newest snapshot covers."""
-        with self._news:
+        """Answer the plan that waits longest, and all others that the newest snapshot covers."""
+        with self._changed:
             if not self._plans:
                 return
             first = self._plans.pop(0)
@@ -157,11 +157,11 @@ class Thinker:
             if not newest.shows(first.forecast.job_id):
                 newest = first.forecast
         snapshot = newest.snapshot
-        decision = self._asked(snapshot) if newest.shows(first.forecast.job_id) else Decision({})
+        decision = self._allocate(snapshot) if newest.shows(first.forecast.job_id) else Decision({})
         covered = [] if newest.is_draft else self._covered(snapshot)
         self._answer([first, *covered], snapshot, Decision({}) if decision is None else decision)
 
-    def _answer(self, plans: list[_Waiting], snapshot: Snapshot, decision: Decision) -> None:
+    def _answer(self, plans: list[_PlanRequest], snapshot: Snapshot, decision: Decision) -> None:
         for waiting in plans:
             if not waiting.answer.set_running_or_notify_cancel():
                 continue
@@ -175,7 +175,7 @@ class Thinker:
 
 
 def pass_on(done: Future[Any], onward: Future[Any], what: Callable[[Any], Any]) -> None:
-    """Give an answer, or the error instead of it, to whoever waits; not to one that gave up."""
+    """Pass the result of one future, or its error, on to another that was not cancelled."""
     with suppress(InvalidStateError):
         if (error := done.exception()) is not None:
             onward.set_exception(error)

@@ -1,9 +1,9 @@
-"""From an agent's report to a fact for the controller. Which facts are news is the controller's to say."""
+"""From an agent's report to an event for the controller, which says whether the event is significant."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +15,31 @@ from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec
 from pollux.wire.report import LARGEST_NUMBER, REPORT_VERSION, Report
 
-__all__ = ["check_report", "fact_of", "row_of"]
+__all__ = ["check_report", "event_of_report", "row_of"]
 
-# What is a number of its own; losses and metrics may diverge.
+_COUNTS = (
+    "step", "samples", "num_replicas", "num_nodes", "batch_size", "local_batch", "accumulation", "progress",
+)  # fmt: skip
+# Losses and metrics are not among them: they may diverge.
 _NUMBERS = (
     "progress", "epoch", "learning_rate_factor", "efficiency", "throughput", "step_seconds", "goodput",
     "total_progress", "resize_seconds", "checkpoint_age_seconds", "checkpoint_seconds",
 )  # fmt: skip
+_NOT_NEGATIVE = ("total_progress", "resize_seconds")
 
 
 def check_report(record: JobRecord, report: Report) -> None:
-    """Refuse a report of a version or generation that cannot be, with numbers below zero, or a model that is none."""
+    """Refuse a report of an impossible version or generation, with impossible numbers, or with an invalid model."""
+    _check_origin(record, report)
+    fault = next(_faults_of(report), None)
+    if fault is not None:
+        raise InvalidInput(f"job '{record.spec.id}' reports {fault}")
+    if report.model is not None and report.generation != record.generation:
+        # A model that is not used must be valid all the same; one that is used is checked when it is made.
+        model_from(report.model)
+
+
+def _check_origin(record: JobRecord, report: Report) -> None:
     job_id = record.spec.id
     if not 1 <= report.version <= REPORT_VERSION:
         raise InvalidInput(
@@ -38,44 +52,29 @@ def check_report(record: JobRecord, report: Report) -> None:
             f"job '{job_id}' reports for generation {report.generation}, but only {record.generation} were started; "
             "is another service running it?"
         )
-    for name in (
-        "step",
-        "samples",
-        "num_replicas",
-        "num_nodes",
-        "batch_size",
-        "local_batch",
-        "accumulation",
-        "progress",
-    ):
+
+
+def _faults_of(report: Report) -> Iterator[str]:
+    for name in _COUNTS:
         if getattr(report, name) < 0:
-            raise InvalidInput(f"job '{job_id}' reports {name} {getattr(report, name)}; give 0 or more")
-    for name in _NUMBERS:
-        value = getattr(report, name)
-        if value is not None and not abs(value) <= LARGEST_NUMBER:
-            raise InvalidInput(f"job '{job_id}' reports {name} {value}; give a number up to {LARGEST_NUMBER:g}")
+            yield f"{name} {getattr(report, name)}; give 0 or more"
+    numbers = {name: getattr(report, name) for name in _NUMBERS}
     if report.noise is not None:
-        for name in ("scale", "low", "high"):
-            value = getattr(report.noise, name)
-            if value is not None and not abs(value) <= LARGEST_NUMBER:
-                raise InvalidInput(
-                    f"job '{job_id}' reports noise.{name} {value}; give a number up to {LARGEST_NUMBER:g}"
-                )
-    if report.resize_kind not in ("", RESTART, *LIVE_KINDS):
-        known = ", ".join((RESTART, *LIVE_KINDS))
-        raise InvalidInput(f"job '{job_id}' reports resize_kind '{report.resize_kind[:80]}'; give one of {known}")
+        numbers |= {f"noise.{name}": getattr(report.noise, name) for name in ("scale", "low", "high")}
+    for name, value in numbers.items():
+        if value is not None and not abs(value) <= LARGEST_NUMBER:
+            yield f"{name} {value}; give a number up to {LARGEST_NUMBER:g}"
+    kinds = (RESTART, *LIVE_KINDS)
+    if report.resize_kind not in ("", *kinds):
+        yield f"resize_kind '{report.resize_kind[:80]}'; give one of {', '.join(kinds)}"
     if report.noise is not None and report.noise.measured < 0:
-        raise InvalidInput(f"job '{job_id}' reports noise.measured {report.noise.measured}; give 0 or more")
-    for name in ("total_progress", "resize_seconds"):
-        value = getattr(report, name)
-        if value is not None and value < 0:
-            raise InvalidInput(f"job '{job_id}' reports {name} {value}; give 0 or more, or null")
-    if report.model is not None and report.generation != record.generation:
-        # What is not taken up is to be right all the same; a model that is, is checked when it is made.
-        model_from(report.model)
+        yield f"noise.measured {report.noise.measured}; give 0 or more"
+    for name in _NOT_NEGATIVE:
+        if numbers[name] is not None and numbers[name] < 0:
+            yield f"{name} {numbers[name]}; give 0 or more, or null"
 
 
-def fact_of(record: JobRecord, report: Report, at: float) -> JobReported | None:
+def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported | None:
     """What of a report can change a decision; None where it comes from replicas that are no longer the job's."""
     if report.generation != record.generation:
         return None

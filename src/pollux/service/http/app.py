@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from pollux.core.errors import PolluxError
 from pollux.service.auth.sessions import Sessions, WrongTokens
@@ -50,7 +51,7 @@ def create_app(
     stop: Callable[[AtStop], None] | None = None,
 ) -> Guard:
     """The application; `stop` is called when somebody asks the service to end."""
-    app = FastAPI(title="Pollux", openapi_url=None, docs_url=None, redoc_url=None)
+    app = Starlette()
     sessions = Sessions(engine.store, tokens, engine.now)
     app.state.sessions, app.state.wrong_tokens = sessions, WrongTokens(engine.now)
     app.state.views = Views(engine)
@@ -72,7 +73,7 @@ def create_app(
 
 def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:
     """The working folders of jobs, and until when each was used: now, where its job has not ended."""
-    records = [card.record for card in engine.board.cards()]
+    records = [entry.record for entry in engine.views.board.entries()]
     return [
         (record.spec.request.workdir, time.time() if record.ended_at is None else record.ended_at)
         for record in records
@@ -80,7 +81,7 @@ def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:
     ]
 
 
-def _describe_at(app: FastAPI, document: dict[str, Any]) -> None:
+def _describe_at(app: Starlette, document: dict[str, Any]) -> None:
     text = page(document)
 
     async def schema(request: Request) -> Response:

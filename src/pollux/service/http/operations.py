@@ -1,28 +1,48 @@
 """How a request becomes a call: operations as data, strict parameters and bodies, one shape of errors.
 
-Which operations there are is in `jobs` and `cluster`; how they are described to others in `openapi`.
+Which operations there are is in `routes`; how they are described to others in `openapi`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
-from pollux.core.errors import InvalidInput, PolluxError, choices
+from pollux.core.errors import InvalidInput, PolluxError, Unreachable, choices
 from pollux.service.auth.tokens import Caller
 from pollux.service.engine.engine import Engine
 from pollux.service.http.middleware import check_scope, error_body
-from pollux.wire.codec import decode_json, encode_json
+from pollux.wire.codec import decode_json, encode, encode_json
 
-__all__ = ["Call", "Handler", "Operation", "Param", "endpoint", "error_response", "json_response"]
+__all__ = [
+    "ANSWER_SECONDS",
+    "Call",
+    "Handler",
+    "Operation",
+    "Param",
+    "answer",
+    "endpoint",
+    "error_response",
+    "json_response",
+    "keys_of",
+    "told",
+]
 
 _log = logging.getLogger("pollux.service")
+
+ANSWER_SECONDS = 120.0
+"""How long a request waits for the engine."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +168,30 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
             return error_response(error)
 
     return answer
+
+
+async def answer(future: Future[T]) -> T:
+    """Wait for the engine; other requests are served meanwhile."""
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_SECONDS)
+    except TimeoutError:
+        raise Unreachable(f"no answer after {ANSWER_SECONDS:g} s; try again later") from None
+
+
+async def told(future: Future[Any], key: str | None = None) -> Response:
+    """The engine's answer as the body, or under one key of it."""
+    value = await answer(future)
+    return json_response(value if key is None else {key: encode(value)})
+
+
+def keys_of(body: object, known: Sequence[str], example: str) -> dict[str, Any]:
+    """The body of a request: an object of no other than the `known` keys. An unknown one is named, with the closest."""
+    if not isinstance(body, dict):
+        raise InvalidInput(f"the body is no object; give one such as {example}")
+    for key in body:
+        if key not in known:
+            raise InvalidInput(f"unknown key '{key[:80]}' in the body: {choices(key[:80], known)}")
+    return body
 
 
 def _whole(value: Any) -> Any:

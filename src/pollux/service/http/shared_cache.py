@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-__all__ = ["Kept"]
+__all__ = ["SharedCache"]
 
 _MOST_KEYS = 32
 
@@ -18,7 +18,7 @@ class _Entry:
     made_at: float
 
 
-class Kept:
+class SharedCache:
     """Answers by key. To be used in one event loop; whoever asks while one is being made waits for that one."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

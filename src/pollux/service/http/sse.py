@@ -61,7 +61,7 @@ async def event_stream(
 
     def deliver(text: bytes) -> None:
         if waiting.qsize() >= _MOST_WAITING:
-            engine.runner.feed.unsubscribe(number)
+            engine.views.feed.unsubscribe(number)
             waiting.put_nowait(None)
         else:
             waiting.put_nowait(text)
@@ -78,7 +78,7 @@ async def event_stream(
         return sign_in is None or sign_in.holds
 
     unwatch = None if sign_in is None else sign_in.watch(signed_out)
-    number, missed = engine.runner.feed.subscribe(hear, after)
+    number, missed = engine.views.feed.subscribe(hear, after)
     try:
         yield b": hello\n\n"
         if missed is None:
@@ -91,14 +91,14 @@ async def event_stream(
             except TimeoutError:
                 yield b": still here\n\n"
                 continue
-            for piece in await _together(new, waiting, engine.runner.feed.num_listeners):
+            for piece in await _together(new, waiting, engine.views.feed.num_listeners):
                 if piece is None or not may_go_on():
                     return
                 yield piece
     finally:
         if unwatch is not None:
             unwatch()
-        engine.runner.feed.unsubscribe(number)
+        engine.views.feed.unsubscribe(number)
 
 
 async def _together(

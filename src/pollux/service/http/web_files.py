@@ -11,8 +11,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 __all__ = ["FOLDER", "WebFile", "WebFiles", "add_pages", "is_page"]
 
@@ -70,7 +72,7 @@ def _read(path: Path) -> WebFile:
     return WebFile(body, media, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
-def add_pages(app: FastAPI, files: WebFiles) -> None:
+def add_pages(app: Starlette, files: WebFiles) -> None:
     """Serve the pages, and everything under `static`."""
 
     def page(path: str, name: str) -> None:

@@ -1,6 +1,6 @@
 """The cluster in a few numbers: use, goodput against a static allocation, fairness, what changes have cost.
 
-Read from cards, so in any thread; the models are those that the policy decides by.
+Read from entries, so in any thread; the models are those that the policy decides by.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pollux.controller import HOLDING
 from pollux.core import Cluster
 from pollux.service.views.fairness import Fairness
 from pollux.service.views.goodput_curves import largest_nodes, packed, placed, static_model, suitable
-from pollux.service.views.job_board import Board, Card
+from pollux.service.views.job_board import JobBoard, JobEntry
 from pollux.service.views.timeline import Timeline
 
 __all__ = ["goodputs", "summary_of", "unfairness"]
@@ -22,17 +22,17 @@ _SHOWN = 50
 
 
 def summary_of(
-    board: Board, timeline: Timeline, cluster: Cluster, now: float, false_alarms: int | None = None
+    board: JobBoard, timeline: Timeline, cluster: Cluster, now: float, false_alarms: int | None = None
 ) -> dict[str, Any]:
     """All of it; numbers that are not known are None."""
-    cards = list(board.cards())
-    active = [card for card in cards if not card.ended]
+    entries = list(board.entries())
+    active = [entry for entry in entries if not entry.ended]
     states: dict[str, int] = {}
-    for card in cards:
-        states[str(card.record.state)] = states.get(str(card.record.state), 0) + 1
-    used = sum(card.record.placement.num_gpus for card in active if card.record.state in HOLDING)
+    for entry in entries:
+        states[str(entry.record.state)] = states.get(str(entry.record.state), 0) + 1
+    used = sum(entry.record.placement.num_gpus for entry in active if entry.record.state in HOLDING)
     total = cluster.num_gpus
-    spent = board.forgotten_gpu_seconds + sum(card.record.attained(now) for card in cards)
+    spent = board.forgotten_gpu_seconds + sum(entry.record.attained(now) for entry in entries)
     cost = timeline.reallocation_cost
     return {
         "now": now,
@@ -49,7 +49,7 @@ def summary_of(
     }
 
 
-def goodputs(active: Sequence[Card], cluster: Cluster) -> dict[str, Any]:
+def goodputs(active: Sequence[JobEntry], cluster: Cluster) -> dict[str, Any]:
     """Goodput now beside that of a static allocation: the same jobs, models and GPUs.
 
     Static: in order of submission each job gets the GPUs that a policy of fixed sizes would give it, while they last,
@@ -60,8 +60,8 @@ def goodputs(active: Sequence[Card], cluster: Cluster) -> dict[str, Any]:
     now = static = 0.0
     num_now = num_static = unknown = 0
     free, nodes = cluster.num_gpus, largest_nodes(cluster)
-    for card in active:
-        record = card.record
+    for entry in active:
+        record = entry.record
         if record.goodput is None:
             unknown += 1
             continue
@@ -90,9 +90,9 @@ def goodputs(active: Sequence[Card], cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def unfairness(active: Sequence[Card], fairness: Fairness) -> dict[str, Any]:
+def unfairness(active: Sequence[JobEntry], fairness: Fairness) -> dict[str, Any]:
     """Finish-time fairness of the jobs that have not ended, where it can be told: the middle, and the worst by name."""
-    known = [(rho, card.record.spec.id) for card in active if (rho := fairness.of(card)) is not None]
+    known = [(rho, entry.record.spec.id) for entry in active if (rho := fairness.of(entry)) is not None]
     known.sort(key=lambda entry: (-entry[0], entry[1]))
     values = [rho for rho, _ in known]
     return {

@@ -1,6 +1,6 @@
 """Why jobs have what they have, in the words of `pollux explain`; the same for one job and for every row of a list.
 
-What depends on the job alone is kept with its card; what depends on other jobs is put in for every answer.
+What depends on the job alone is kept with its entry; what depends on other jobs is put in for every answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from pollux.backends.protocol import Running
 from pollux.controller import JobState
 from pollux.service.engine.engine import Engine
-from pollux.service.views.job_board import Card
+from pollux.service.views.job_board import JobEntry
 
 __all__ = ["Explainer", "Explanation", "explanation_of"]
 
@@ -38,9 +38,9 @@ class Explanation:
     jobs: tuple[str, ...]
 
 
-def explanation_of(card: Card, leaving: str, known: _Pages) -> Explanation:
+def explanation_of(entry: JobEntry, leaving: str, known: _Pages) -> Explanation:
     """The reason, for whom the job waits to leave (`leaving`, may be empty), and what a change of its GPUs costs."""
-    said = card.said()
+    said = entry.said()
     text = said.cause
     named = list(said.jobs)
     if leaving:
@@ -59,19 +59,19 @@ class Explainer:
     engine: Engine
     _running: Sequence[Running] | None = field(default=None, init=False)
 
-    def json(self, card: Card) -> bytes:
+    def json(self, entry: JobEntry) -> bytes:
         """`"id":{"text":…,"jobs":[…]}`, a member of an object."""
-        job_id = card.record.spec.id
-        found = explanation_of(card, self._leaving(card, job_id), self.engine.board)
+        job_id = entry.record.spec.id
+        found = explanation_of(entry, self._leaving(entry, job_id), self.engine.views.board)
         # Ids are of letters that need no care; a whole encoder for each row would take longer than all the rest of it.
         names = ",".join(f'"{name}"' for name in found.jobs)
         return f'"{job_id}":{{"text":{json.dumps(found.text)},"jobs":[{names}]}}'.encode()
 
-    def _leaving(self, card: Card, job_id: str) -> str:
-        if card.record.state not in _COMING:
+    def _leaving(self, entry: JobEntry, job_id: str) -> str:
+        if entry.record.state not in _COMING:
             return ""
         if self._running is None:
             found = self.engine.backend.running()
             self._running = [entry for entry in found if entry.state in ("waiting", "stopping")]
         # It may be gone from the list since it was begun.
-        return self.engine.leaving_before(job_id, self._running) if job_id in self.engine.board else ""
+        return self.engine.leaving_before(job_id, self._running) if job_id in self.engine.views.board else ""

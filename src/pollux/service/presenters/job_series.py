@@ -59,7 +59,7 @@ def predicted_seconds(model: Mapping[str, Any] | None, values: Mapping[str, Any]
 
 
 def _decisions(engine: Engine, job_id: str, since: float) -> list[dict[str, Any]]:
-    texts = {line.at: line.text for line in engine.story(job_id) if line.kind in _TOLD}
+    texts = {line.at: line.text for line in engine.events_of(job_id) if line.kind in _TOLD}
     return [
         {
             "at": found.at,
@@ -70,7 +70,7 @@ def _decisions(engine: Engine, job_id: str, since: float) -> list[dict[str, Any]
                 "text": texts.get(found.at) or _sentence(found),
             },
         }
-        for found in engine.runner.desk.timeline.reallocations_of(job_id)
+        for found in engine.views.timeline.reallocations_of(job_id)
         if found.at >= since
     ]
 

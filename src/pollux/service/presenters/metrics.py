@@ -15,7 +15,7 @@ from pollux._version import __version__
 from pollux.controller import HOLDING, JobState
 from pollux.service.engine.engine import Engine
 from pollux.service.presenters.prometheus_text import Family
-from pollux.service.views.job_board import Card
+from pollux.service.views.job_board import JobEntry
 
 __all__ = ["MOST_JOBS", "MOST_QUEUES", "NAMES", "OTHER", "families"]
 
@@ -85,28 +85,27 @@ def families(engine: Engine, summary: Mapping[str, Any]) -> Iterable[Family]:
     """All numbers as of now, with those of a `summary`. May be called in any thread; takes some milliseconds."""
     numbers = _Numbers()
     now = engine.now()
-    cards = list(engine.board.cards())
+    entries = list(engine.views.board.entries())
     _service(numbers, engine)
-    numbers.add("nodes", len(engine.runner.controller.cluster.nodes))
+    numbers.add("nodes", len(engine.cluster.nodes))
     _summed(numbers, summary)
     # Jobs are forgotten one day; what they held stays in the sum, since a counter never falls.
-    held = sum(card.record.attained(now) for card in cards)
-    numbers.add("gpu_seconds_total", engine.board.forgotten_gpu_seconds + held)
-    active = [card for card in cards if not card.ended]
+    held = sum(entry.record.attained(now) for entry in entries)
+    numbers.add("gpu_seconds_total", engine.views.board.forgotten_gpu_seconds + held)
+    active = [entry for entry in entries if not entry.ended]
     named = _queues(numbers, active)
-    _jobs(numbers, [card for card in active if card.record.state in HOLDING], named)
+    _jobs(numbers, [entry for entry in active if entry.record.state in HOLDING], named)
     return numbers.families.values()
 
 
 def _service(numbers: _Numbers, engine: Engine) -> None:
-    runner = engine.runner
     numbers.add("build_info", 1, version=__version__, policy=engine.policy.name, backend=engine.backend.name)
     numbers.add("start_time_seconds", engine.started_at)
     numbers.add("facts_total", engine.store.revision)
-    numbers.add("decision_seconds", runner.decision_seconds)
-    numbers.add("decision_delay_seconds", runner.latest_decision_delay)
-    numbers.add("last_decision_timestamp_seconds", runner.last_decision_at)
-    numbers.add("eta_covered_ratio", engine.eta_quality()["covered"])
+    numbers.add("decision_seconds", engine.decision_times.seconds)
+    numbers.add("decision_delay_seconds", engine.decision_times.delay_seconds)
+    numbers.add("last_decision_timestamp_seconds", engine.decision_times.at)
+    numbers.add("eta_covered_ratio", engine.views.etas.overall()["covered"])
     numbers.add("cpu_seconds_total", time.process_time())
     numbers.add("resident_memory_bytes", _memory())
 
@@ -138,14 +137,14 @@ def _summed(numbers: _Numbers, summary: Mapping[str, Any]) -> None:
     numbers.add("false_alarms_total", summary["false_alarms"])
 
 
-def _queues(numbers: _Numbers, active: Sequence[Card]) -> frozenset[str]:
+def _queues(numbers: _Numbers, active: Sequence[JobEntry]) -> frozenset[str]:
     """The numbers of queues; returns the queues that have a label of their own."""
     jobs: dict[str, int] = {}
     gpus: dict[str, int] = {}
-    for card in active:
-        name = card.record.spec.queue
+    for entry in active:
+        name = entry.record.spec.queue
         jobs[name] = jobs.get(name, 0) + 1
-        gpus[name] = gpus.get(name, 0) + card.record.placement.num_gpus
+        gpus[name] = gpus.get(name, 0) + entry.record.placement.num_gpus
     ranked = sorted(jobs, key=lambda name: (-gpus[name], -jobs[name], name))
     shown, rest = ranked[:MOST_QUEUES], ranked[MOST_QUEUES:]
     for name in shown:
@@ -157,16 +156,16 @@ def _queues(numbers: _Numbers, active: Sequence[Card]) -> frozenset[str]:
     return frozenset(shown)
 
 
-def _jobs(numbers: _Numbers, holding: Sequence[Card], named: Collection[str]) -> None:
-    ranked = sorted(holding, key=lambda card: (-card.record.placement.num_gpus, card.record.spec.id))
-    for card in ranked[:MOST_JOBS]:
-        record, report = card.record, card.report
+def _jobs(numbers: _Numbers, holding: Sequence[JobEntry], named: Collection[str]) -> None:
+    ranked = sorted(holding, key=lambda entry: (-entry.record.placement.num_gpus, entry.record.spec.id))
+    for entry in ranked[:MOST_JOBS]:
+        record, report = entry.record, entry.report
         labels = {"job_id": record.spec.id, "queue": record.spec.queue if record.spec.queue in named else OTHER}
         noise = report.get("noise") or {}
         total, done = report.get("total_progress"), report.get("progress")
         numbers.add("job_gpus", record.placement.num_gpus, **labels)
         # Rates of the GPUs that it held before say nothing about those that it holds now.
-        for name in () if card.outdated else ("goodput", "throughput"):
+        for name in () if entry.outdated else ("goodput", "throughput"):
             numbers.add(f"job_{name}", report.get(name), **labels)
         for name in ("efficiency", "batch_size", "loss"):
             numbers.add(f"job_{name}", report.get(name), **labels)
@@ -175,4 +174,4 @@ def _jobs(numbers: _Numbers, holding: Sequence[Card], named: Collection[str]) ->
             numbers.add("job_progress_ratio", min(max(done / total, 0.0), 1.0), **labels)
     rest = ranked[MOST_JOBS:]
     if rest:
-        numbers.add("job_gpus", sum(card.record.placement.num_gpus for card in rest), job_id=OTHER, queue=OTHER)
+        numbers.add("job_gpus", sum(entry.record.placement.num_gpus for entry in rest), job_id=OTHER, queue=OTHER)

@@ -328,13 +328,13 @@ def _answer(
     def stop(jobs: AtStop) -> None:
         if engine.stopping:
             return
-        engine.go_down()
+        engine.loop.go_down()
         threading.Thread(target=wind_down, args=(jobs,), name="pollux-stopping", daemon=True).start()
 
     def wind_down(jobs: AtStop) -> None:
         # Requests are answered meanwhile: jobs that end report, and people want to see what is waited for.
         try:
-            engine.wind_down(jobs)
+            engine.loop.wind_down(jobs)
         finally:
             server.should_exit = True
 

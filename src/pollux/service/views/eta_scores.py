@@ -44,7 +44,7 @@ class EtaBook:
         for score in self._scores.values():
             self._learn(score)
 
-    def saw(
+    def note(
         self, record: JobRecord, predict: Callable[[], Eta | None], report: TelemetryRow | None, now: float
     ) -> None:
         """Note the interval when the job has passed another mark; score them when it is done.

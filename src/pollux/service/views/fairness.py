@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pollux.core import Cluster
 from pollux.service.views.goodput_curves import largest_nodes, packed, placed, suitable
-from pollux.service.views.job_board import Card
+from pollux.service.views.job_board import JobEntry
 
 __all__ = ["Fairness"]
 
@@ -16,24 +16,24 @@ __all__ = ["Fairness"]
 class Fairness:
     """What fairness depends on beside the job: the cluster, how many jobs have not ended, and the time.
 
-    It moves with each of them, so it is never kept with a job's card: whoever shows it works it out for what is shown.
+    It moves with each of them, so it is never kept with a job's entry: whoever shows it works it out for what is shown.
     """
 
     cluster: Cluster
     num_active: int
     now: float
 
-    def of(self, card: Card) -> float | None:
+    def of(self, entry: JobEntry) -> float | None:
         """ρ = (time since submission + time left) / time alone on the fair share; above 1 is worse than alone.
 
         The fair share is GPUs / jobs that have not ended, as of now, within the job's limits; below its fewest GPUs k0
         the time grows as k0/share. Who holds nothing is taken to get its share now. None for a job that has ended, and
         without a model or the work in all.
         """
-        record = card.record
-        total: float | None = card.report.get("total_progress")
+        record = entry.record
+        total: float | None = entry.report.get("total_progress")
         model, left = record.goodput, record.remaining
-        if card.ended or model is None or left is None or not total or not self.cluster.num_gpus:
+        if entry.ended or model is None or left is None or not total or not self.cluster.num_gpus:
             return None
         limits = record.spec.limits
         share = self.cluster.num_gpus / max(self.num_active, 1)

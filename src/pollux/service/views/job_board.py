@@ -1,4 +1,4 @@
-"""What people see of jobs, kept ready: one card per job, written by the engine's thread and read by any other.
+"""What people see of jobs, kept ready: one entry per job, written by the engine's thread and read by any other.
 
 Cards hold copies, so that a reader never meets a record in the middle of a change.
 """
@@ -21,7 +21,7 @@ from pollux.service.views.estimates import estimate, explained
 from pollux.wire import codec
 from pollux.wire.status import Eta, JobStatus
 
-__all__ = ["Board", "Card", "Said", "frozen"]
+__all__ = ["Explained", "JobBoard", "JobEntry", "frozen"]
 
 # While it is being resized, its earlier replicas may go on and report.
 _STARTED = (JobState.STARTING, JobState.RUNNING)
@@ -29,7 +29,7 @@ _ACTIVE = "active"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Explained:
     """What the job's record alone says about why it has what it has; `explanations` makes the whole text of it."""
 
     cause: str
@@ -39,7 +39,7 @@ class Said:
 
 
 @dataclass(slots=True)
-class Card:
+class JobEntry:
     """One job as it was at its last change, its newest report, and the bytes made of them last."""
 
     record: JobRecord
@@ -49,7 +49,7 @@ class Card:
     others: Mapping[str, JobRecord] = field(default_factory=dict)
     widened: Callable[[str, Eta, float], Eta] | None = None
     rendered: bytes = b""
-    _said: Said | None = None
+    _said: Explained | None = None
 
     @property
     def ended(self) -> bool:
@@ -100,14 +100,14 @@ class Card:
             fairness=fairness,
         )  # fmt: skip
 
-    def said(self) -> Said:
-        """The reason and the cost of a change in words: made once, since nothing but a new card changes them."""
+    def said(self) -> Explained:
+        """The reason and the cost of a change in words: made once, since nothing but a new entry changes them."""
         if self._said is None:
             reason, cost = explained(self.record), explain_cost(self.record)
             if reason is None:
-                self._said = Said(self.record.detail or "no decision was made about it yet", "", (), cost)
+                self._said = Explained(self.record.detail or "no decision was made about it yet", "", (), cost)
             else:
-                self._said = Said(reason.text, reason.next_step, reason.jobs, cost)
+                self._said = Explained(reason.text, reason.next_step, reason.jobs, cost)
         return self._said
 
     @property
@@ -129,25 +129,25 @@ class Card:
 class _Records(Mapping[str, JobRecord]):
     """Cards seen as their records."""
 
-    def __init__(self, cards: Mapping[str, Card]) -> None:
-        self._cards = cards
+    def __init__(self, entries: Mapping[str, JobEntry]) -> None:
+        self._entries = entries
 
     def __getitem__(self, job_id: str) -> JobRecord:
-        return self._cards[job_id].record
+        return self._entries[job_id].record
 
     def __iter__(self) -> Iterator[str]:
-        # A copy, made in one go: the engine's thread may add a card meanwhile.
-        return iter(list(self._cards))
+        # A copy, made in one go: the engine's thread may add a entry meanwhile.
+        return iter(list(self._entries))
 
     def __len__(self) -> int:
-        return len(self._cards)
+        return len(self._entries)
 
 
-class Board:
-    """The cards of all jobs in the order in which they were submitted. One writer, any number of readers."""
+class JobBoard:
+    """The entries of all jobs in the order in which they were submitted. One writer, any number of readers."""
 
     def __init__(self) -> None:
-        self._cards: dict[str, Card] = {}
+        self._entries: dict[str, JobEntry] = {}
         self._order: list[str] = []
         self._position: dict[str, int] = {}
         self.forgotten_gpu_seconds = 0.0
@@ -156,11 +156,11 @@ class Board:
         self._changes = 0
         self._sorted: dict[str, tuple[int, tuple[str, ...]]] = {}
 
-    def put(self, card: Card) -> None:
+    def put(self, entry: JobEntry) -> None:
         """Show a job, or show it anew."""
-        job_id, state = card.record.spec.id, card.record.state
-        before = self._cards.get(job_id)
-        self._cards[job_id] = card
+        job_id, state = entry.record.spec.id, entry.record.state
+        before = self._entries.get(job_id)
+        self._entries[job_id] = entry
         if job_id not in self._position:
             self._position[job_id] = len(self._order)
             self._order.append(job_id)
@@ -168,7 +168,7 @@ class Board:
             if before is not None:
                 self._groups[before.record.state].discard(job_id)
             self._groups[state].add(job_id)
-            (self._groups[_ACTIVE].discard if card.ended else self._groups[_ACTIVE].add)(job_id)
+            (self._groups[_ACTIVE].discard if entry.ended else self._groups[_ACTIVE].add)(job_id)
             self._changes += 1
 
     def remove(self, job_ids: Set[str]) -> None:
@@ -176,22 +176,22 @@ class Board:
         order = [job_id for job_id in self._order if job_id not in job_ids]
         self._order, self._position = order, {job_id: index for index, job_id in enumerate(order)}
         for job_id in job_ids:
-            card = self._cards.pop(job_id, None)
-            if card is not None:
-                self.forgotten_gpu_seconds += card.record.attained(card.record.ended_at or 0.0)
+            entry = self._entries.pop(job_id, None)
+            if entry is not None:
+                self.forgotten_gpu_seconds += entry.record.attained(entry.record.ended_at or 0.0)
         for members in self._groups.values():
             members -= job_ids
         self._changes += 1
 
-    def get(self, job_id: str) -> Card:
-        """A job's card; UnknownName with a few names that are there."""
-        card = self._cards.get(job_id)
-        if card is None:
+    def get(self, job_id: str) -> JobEntry:
+        """A job's entry; UnknownName with a few names that are there."""
+        entry = self._entries.get(job_id)
+        if entry is None:
             raise UnknownName("job", job_id[:80], self._near(job_id))
-        return card
+        return entry
 
     def __contains__(self, job_id: str) -> bool:
-        return job_id in self._cards
+        return job_id in self._entries
 
     @property
     def num_active(self) -> int:
@@ -201,14 +201,16 @@ class Board:
     @property
     def records(self) -> Mapping[str, JobRecord]:
         """Every job's record as it is shown, always the newest."""
-        return _Records(self._cards)
+        return _Records(self._entries)
 
     def check(self, after: str | None) -> None:
         """Refuse a job to go on behind that is not there."""
         if after is not None:
             self.get(after)
 
-    def cards(self, after: str | None = None, state: str | None = None, active: bool | None = None) -> Iterator[Card]:
+    def entries(
+        self, after: str | None = None, state: str | None = None, active: bool | None = None
+    ) -> Iterator[JobEntry]:
         """Cards in order of submission: those behind `after`, in one state, not ended or ended only."""
         self.check(after)
         start = -1 if after is None else self._position.get(after, -1)
@@ -219,12 +221,12 @@ class Board:
             order = self._group(_ACTIVE if state is None else state)
             begin = bisect_right(order, start, key=self._place) if start >= 0 else 0
         for index in range(begin, len(order)):
-            card = self._cards.get(order[index])
+            entry = self._entries.get(order[index])
             # It may have changed since the order was made, or be asked for by two filters at once.
-            if card is None or (state is not None and card.record.state != state):
+            if entry is None or (state is not None and entry.record.state != state):
                 continue
-            if active is None or card.ended is not active:
-                yield card
+            if active is None or entry.ended is not active:
+                yield entry
 
     def _place(self, job_id: str) -> int:
         return self._position.get(job_id, len(self._order))
@@ -238,9 +240,9 @@ class Board:
         return known[1]
 
     def shows(self, record: JobRecord) -> bool:
-        """Whether a job's card says what its record does."""
-        card = self._cards.get(record.spec.id)
-        return card is not None and card.record == record
+        """Whether a job's entry says what its record does."""
+        entry = self._entries.get(record.spec.id)
+        return entry is not None and entry.record == record
 
     def _near(self, job_id: str) -> list[str]:
         # All names would make a message of many pages, and comparing with all of them takes long.

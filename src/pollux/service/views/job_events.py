@@ -31,7 +31,7 @@ from pollux.controller import (
 from pollux.controller.explanations.explain import explain, gpus
 from pollux.core import JobLimits, Placement, Reason
 
-__all__ = ["Feed", "Line", "Story", "kind_of", "lines_of", "message"]
+__all__ = ["Feed", "JobEvent", "JobEvents", "kind_of", "lines_of", "message"]
 
 _KEPT_LINES = 100
 _KEPT_MESSAGES = 4096
@@ -39,7 +39,7 @@ _ENDS = ("ended", "finished", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JobEvent:
     """One thing that happened: to a job, or (`job_id` None) to the cluster. `jobs` are the others that it names."""
 
     at: float
@@ -74,21 +74,21 @@ def kind_of(event: Event) -> str:
     return _KINDS.get(type(event), "other")
 
 
-def lines_of(event: Event) -> list[Line]:
+def lines_of(event: Event) -> list[JobEvent]:
     """The lines that an event makes: one, or one per job that a decision names."""
     if isinstance(event, DecisionMade):
         return [
             _line_of(event.at, job_id, placement, event.decision.reasons.get(job_id))
             for job_id, placement in event.decision.allocation.items()
         ]
-    return [Line(event.at, kind_of(event), _text(event), _job_of(event))]
+    return [JobEvent(event.at, kind_of(event), _text(event), _job_of(event))]
 
 
-def _line_of(at: float, job_id: str, placement: Placement, reason: Reason | None) -> Line:
+def _line_of(at: float, job_id: str, placement: Placement, reason: Reason | None) -> JobEvent:
     text = f"given {gpus(placement.num_gpus)}: {placement}" if placement else "all GPUs taken back"
     if reason is None:
-        return Line(at, "placed", text, job_id)
-    return Line(at, "placed", f"{text}; {explain(reason, job_id)[0]}", job_id, reason.jobs)
+        return JobEvent(at, "placed", text, job_id)
+    return JobEvent(at, "placed", f"{text}; {explain(reason, job_id)[0]}", job_id, reason.jobs)
 
 
 def _span(limits: JobLimits) -> str:
@@ -140,11 +140,11 @@ def _text(event: Event) -> str:
             return f"{kind_of(event)} by its user"
 
 
-class Story:
+class JobEvents:
     """The last lines of each job; reports are left out, since a job has thousands."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[Line]] = {}
+        self._lines: dict[str, deque[JobEvent]] = {}
         self._closed: set[str] = set()
 
     def add(self, event: Event) -> None:
@@ -168,14 +168,14 @@ class Story:
         for _ in later:
             lines.pop()
         said = str(record.state) + (f": {record.detail}" if record.detail else "")
-        lines.extend((Line(at, "finished", said, job_id, record.spec.after), *later))
+        lines.extend((JobEvent(at, "finished", said, job_id, record.spec.after), *later))
 
     def forget(self, job_id: str) -> None:
         """Drop a job's lines."""
         self._lines.pop(job_id, None)
         self._closed.discard(job_id)
 
-    def of(self, job_id: str) -> tuple[Line, ...]:
+    def of(self, job_id: str) -> tuple[JobEvent, ...]:
         """A job's last lines, oldest first."""
         return tuple(self._lines.get(job_id, ()))
 

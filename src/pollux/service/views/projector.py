@@ -1,4 +1,4 @@
-"""Keeps what people see in step with the facts: cards, stories, newest reports, and how good the ETAs were.
+"""Keeps what people see in step with the facts: the board, job events, newest reports, and how good the ETAs were.
 
 Called by the engine's thread; others read the board.
 """
@@ -22,85 +22,93 @@ from pollux.controller import (
 )
 from pollux.core import Snapshot
 from pollux.service.views.eta_scores import EtaBook
-from pollux.service.views.job_board import Board, Card, frozen
-from pollux.service.views.job_events import Story
+from pollux.service.views.job_board import JobBoard, JobEntry, frozen
+from pollux.service.views.job_events import Feed, JobEvents
 from pollux.service.views.timeline import Timeline
 from pollux.store.protocol import Telemetry, TelemetryRow
 from pollux.wire.status import NodeStatus, QueueStatus
 
-__all__ = ["Desk", "nodes_of", "queues_of"]
+__all__ = ["Projector", "nodes_of", "queues_of"]
 
 _SURROUNDINGS_SECONDS = 5.0
 
 
-class Desk:
+class Projector:
     """Everything shown about jobs."""
 
     def __init__(self, telemetry: Telemetry) -> None:
-        self.board = Board()
-        self.story = Story()
+        self.board = JobBoard()
+        self.job_events = JobEvents()
         self.timeline = Timeline()
+        self.feed = Feed()
         self.etas = EtaBook(telemetry)
         self._snapshot: Snapshot | None = None
         self._newest = dict(telemetry.latest("report"))
 
-    def took(self, events: Sequence[Event], rows: Sequence[TelemetryRow], controller: Controller, now: float) -> None:
-        """Facts and measurements became durable: show what they changed."""
+    def project(
+        self, events: Sequence[Event], rows: Sequence[TelemetryRow], controller: Controller, now: float, revision: int
+    ) -> None:
+        """Show what events and measurements changed that are durable now; `revision` is that of the last event."""
         for row in rows:
             if row.kind == "report":
                 self._newest[row.job_id] = row
         if any(isinstance(event, JobsForgotten) for event in events):
-            self._forget({card.record.spec.id for card in self.board.cards()} - controller.jobs.keys())
+            self._forget({entry.record.spec.id for entry in self.board.entries()} - controller.jobs.keys())
         # In order: those of one batch stand on the board as they were submitted.
         touched: dict[str, None] | None = dict.fromkeys(row.job_id for row in rows)
         for event in events:
-            self.tell(event)
+            self._add(event)
             names = _names(event)
             touched = None if touched is None or names is None else touched | dict.fromkeys(names)
         if touched is None:
             self.show_all(controller, now)
         elif touched:
             self.show([job_id for job_id in touched if job_id in controller.jobs], controller, now)
+        self.feed.publish(zip(range(revision - len(events) + 1, revision + 1), events, strict=True))
 
-    def tell(self, event: Event) -> None:
-        """Let a fact into the stories; at a start, those that were in the log come first."""
-        self.story.add(event)
+    def replay(self, revision: int, event: Event) -> None:
+        """Take in an event that was in the log before the service started."""
+        self._add(event)
+        self.feed.start_at(revision, event)
+
+    def _add(self, event: Event) -> None:
+        self.job_events.add(event)
         self.timeline.add(event)
 
     def _forget(self, job_ids: Set[str]) -> None:
         self.board.remove(job_ids)
         for job_id in job_ids:
             self._newest.pop(job_id, None)
-            self.story.forget(job_id)
+            self.job_events.forget(job_id)
             self.timeline.forget(job_id)
             self.etas.forget(job_id)
 
-    def said_done(self, job_id: str, generation: int) -> bool:
-        """Whether the job's last report was that generation's, and said that it is done."""
+    def reported_done(self, job_id: str, generation: int) -> bool:
+        """Whether the job's last report was of that generation, and said that it is done."""
         row = self._newest.get(job_id)
         return row is not None and bool(row.values.get("final")) and row.values.get("generation") == generation
 
     def show_all(self, controller: Controller, now: float) -> None:
-        """Write the cards of all jobs that changed since their last."""
+        """Renew the entries of all jobs that have changed."""
         changed = [job_id for job_id, record in controller.jobs.items() if not self.board.shows(record)]
         self.show(changed, controller, now)
-        self.timeline.has_nodes(((node.id, node.num_gpus) for node in controller.cluster.nodes), now)
+        self.timeline.set_nodes(((node.id, node.num_gpus) for node in controller.cluster.nodes), now)
 
     def show(self, job_ids: Iterable[str], controller: Controller, now: float) -> None:
-        """Write the cards of these jobs."""
+        """Renew the entries of these jobs."""
         for job_id in job_ids:
             record = controller.jobs[job_id]
             row = self._newest.get(job_id)
             around = None if record.state in ENDED else self._surroundings(controller, now)
             known, at = (row.values, row.at) if row else ({}, None)
-            card = Card(frozen(record), known, at, around, self.board.records, self.etas.widened)
-            self.board.put(card)
-            self.timeline.holds(record)
-            self.story.close(record)
-            self.etas.saw(record, card.raw_eta, row, now)
+            entry = JobEntry(frozen(record), known, at, around, self.board.records, self.etas.widened)
+            self.board.put(entry)
+            self.timeline.set_placement(record)
+            self.job_events.close(record)
+            self.etas.note(record, entry.raw_eta, row, now)
 
     def _surroundings(self, controller: Controller, now: float) -> Snapshot:
-        """What an ETA depends on beside the job: how many others, and how far they are. It may be seconds old."""
+        """What an ETA depends on beside the job: the other jobs and their progress. It may be seconds old."""
         known = self._snapshot
         if known is None or not 0.0 <= now - known.now < _SURROUNDINGS_SECONDS:
             known = self._snapshot = controller.snapshot(now)
@@ -108,7 +116,7 @@ class Desk:
 
 
 def _names(event: Event) -> Collection[str] | None:
-    """The jobs that an event can have changed; None: any."""
+    """The jobs that an event can have changed; None: any job."""
     if isinstance(event, JobSubmitted):
         # One that waits for a job which has failed ends at once, and so may others.
         return None if event.spec.after else (event.spec.id,)

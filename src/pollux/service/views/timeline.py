@@ -137,7 +137,7 @@ class Timeline:
             with self._lock:
                 handler(event)
 
-    def holds(self, record: JobRecord) -> None:
+    def set_placement(self, record: JobRecord) -> None:
         """What the controller says that a job holds; it is right where the facts alone do not tell, such as limits."""
         with self._lock:
             job = self._job(record.spec.id)
@@ -147,7 +147,7 @@ class Timeline:
                     self._mark(record.held_since, record.spec.id, job, str(record.state))
                 self._place(job, record.placement, record.held_since)
 
-    def has_nodes(self, nodes: Iterable[tuple[str, int]], at: float) -> None:
+    def set_nodes(self, nodes: Iterable[tuple[str, int]], at: float) -> None:
         """The nodes there are; for a log whose beginning was trimmed."""
         with self._lock:
             found = dict(nodes)

@@ -17,7 +17,7 @@ from pollux.sim.simulation.compare import PolicyChoice
 from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings
 from pollux.sim.workloads.workload import Workload
 
-__all__ = ["TIMINGS", "configuration", "describe_world", "document", "measure", "to_json"]
+__all__ = ["TIMINGS", "configuration", "describe_world", "document", "jain_index", "measure", "to_json"]
 
 TIMINGS = ("decision_ms_mean", "decision_ms_max", "cpu_seconds")
 """Fields of a result that depend on the machine; all others repeat to the byte."""
@@ -73,6 +73,12 @@ def measure(
             for job, rho in zip(jobs, fairness, strict=True)
         ],
     }
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """Jain's index `(Σx)² / (n·Σx²)` of slow-downs: 1 where all fare alike, 1/n where one bears it all."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
 def configuration(

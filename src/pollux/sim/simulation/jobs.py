@@ -18,6 +18,7 @@ from pollux.goodput import (
 )
 from pollux.sim.applications.application import Application
 from pollux.sim.applications.isolated import packed_counts
+from pollux.sim.simulation.disturbances import JobDisturbance
 
 __all__ = ["Batching", "FixedBatch", "LearnedBatch", "Oracle", "Sample", "SimulatedJob", "packed_step_seconds"]
 
@@ -59,6 +60,9 @@ class Batching(Protocol):
     def observe(self, placement: Placement, batch: BatchChoice, times: tuple[float, float], noise: Efficiency) -> None:
         """Take in what one stretch of training showed."""
 
+    def measured_local_batch(self, placement: Placement) -> int | None:
+        """The local batch last measured on a placement of this size; `None` where there is none."""
+
     @property
     def model(self) -> GoodputFunction | None:
         """What the job knows of its own goodput; `None` while it knows nothing."""
@@ -81,6 +85,9 @@ class FixedBatch:
 
     def observe(self, placement: Placement, batch: BatchChoice, times: tuple[float, float], noise: Efficiency) -> None:
         """A rigid job learns nothing."""
+
+    def measured_local_batch(self, placement: Placement) -> None:
+        """A rigid job measures nothing."""
 
     @property
     def model(self) -> None:
@@ -110,11 +117,17 @@ class LearnedBatch:
         self._chosen: dict[tuple[int, int], BatchChoice] = {}
         self.num_failed_fits = 0
         self._last: tuple[tuple[int, int], BatchChoice] | None = None
+        self._measured: tuple[int, int, int] | None = None
 
     @property
     def model(self) -> GoodputModel | None:
         """The current model."""
         return self._model
+
+    def measured_local_batch(self, placement: Placement) -> int | None:
+        """The local batch that was measured last, if that was on so many nodes and GPUs."""
+        last, here = self._measured, (placement.num_nodes, placement.num_gpus)
+        return None if last is None or last[:2] != here else last[2]
 
     def choose(self, placement: Placement) -> BatchChoice:
         """Best batch by the model; before there is one, the smallest that is allowed."""
@@ -139,6 +152,7 @@ class LearnedBatch:
         """Record step times under their key, refit when the key is new, follow the noise."""
         key = (placement.num_nodes, placement.num_gpus, batch.local_batch)
         new_key = key not in self._seen
+        self._measured = key
         if new_key:
             step, sync = times
             self._seen[key] = Observation(*key, compute_seconds=step - sync, step_seconds=step)
@@ -166,6 +180,8 @@ class SimulatedJob:
     standstill_seconds: float = 0.0
     completed_at: float | None = None
     clock: float = 0.0
+    placed_at: float = 0.0
+    disturbance: JobDisturbance | None = None
     samples: list[Sample] = field(default_factory=list)
 
     def place(self, placement: Placement, resize_seconds: float) -> None:
@@ -173,6 +189,7 @@ class SimulatedJob:
         self.placement = placement
         self.batch = self.batching.choose(placement) if placement else None
         self.standstill_seconds = resize_seconds if placement else 0.0
+        self.placed_at = self.clock
         self._record()
 
     def advance(self, until: float, slowdown: float = 0.0) -> None:
@@ -193,6 +210,8 @@ class SimulatedJob:
     def _stretch(self, until: float, slowdown: float) -> None:
         assert self.batch is not None
         rate, times, noise = self._rate(slowdown)
+        if self.disturbance is not None:
+            times, noise = self.disturbance.times(*times), self.disturbance.noise(noise)
         self.batching.observe(self.placement, self.batch, times, noise)
         target = self.application.progress[self.epoch]
         seconds = until - self.clock
@@ -213,6 +232,15 @@ class SimulatedJob:
             self.batch = batch
             self._record()
 
+    def lose(self, checkpoint_seconds: float) -> None:
+        """Fall back to the last checkpoint, of which there is one at every change of GPUs and then at intervals."""
+        if self.completed_at is not None or not self.placement:
+            return
+        ran = max(self.clock - self.placed_at, 0.0)
+        lost = ran % checkpoint_seconds if checkpoint_seconds else 0.0
+        self.progress = max(self.progress - self._rate(0.0)[0] * lost, 0.0)
+        self.epoch = next(e for e, target in enumerate(self.application.progress) if self.progress < target)
+
     def _rate(self, slowdown: float) -> tuple[float, tuple[float, float], Efficiency]:
         """Progress per second: gain over step time."""
         assert self.batch is not None
@@ -228,6 +256,11 @@ class SimulatedJob:
             return None
         rate, _, _ = self._rate(slowdown)
         return self.clock + self.standstill_seconds + (self.application.progress[self.epoch] - self.progress) / rate
+
+    @property
+    def useful_samples(self) -> float:
+        """Useful samples so far."""
+        return self.progress * self.application.limits.initial
 
     @property
     def remaining_samples(self) -> float:

@@ -23,15 +23,18 @@ from pollux.controller import (
     JobRunning,
     JobSpec,
     JobSubmitted,
+    NodeAdded,
+    NodeRemoved,
     QueueChanged,
     ResizeJob,
     StartJob,
     StopJob,
     require,
 )
-from pollux.core import NOWHERE, Cluster, GoodputFunction, InvalidInput, JobLimits, Policy
+from pollux.core import NOWHERE, Cluster, GoodputFunction, InvalidInput, JobLimits, Node, Policy
 from pollux.sim.applications.application import Application
 from pollux.sim.applications.modelled import Terms
+from pollux.sim.simulation.disturbances import Disturbances, JobDisturbance, node_failures
 from pollux.sim.simulation.jobs import FixedBatch, LearnedBatch, Oracle, SimulatedJob
 from pollux.sim.simulation.resize_cost import AUTO, Pauses
 from pollux.sim.workloads.workload import JobRequest, Workload, check_applications
@@ -47,7 +50,7 @@ _DAY_SECONDS = 86_400.0
 # A cluster on which nothing runs for a simulated day while jobs wait will not run anything later either.
 _PATIENCE_SECONDS = _DAY_SECONDS
 
-_OFFERED = frozenset({"goodput", "oracle", "remaining"})
+_OFFERED = frozenset({"goodput", "oracle", "remaining", "prior"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ class _Run:
         progress: Callable[[int, int], None] | None,
         record: Record | None = None,
         only_news: bool = False,
+        disturbances: Disturbances | None = None,
     ) -> None:
         require(policy, _OFFERED)
         check_applications(workload, applications, settings.num_gpus)
@@ -141,6 +145,10 @@ class _Run:
             Cluster.uniform(settings.num_nodes, settings.gpus_per_node),
             ControllerSettings(settings.trigger, settings.interval_seconds, seed=settings.seed),
         )
+        self.disturbances = disturbances
+        self.failures = node_failures(disturbances or Disturbances(), settings.seed, settings.num_nodes)
+        self.next_failure = next(self.failures, None)
+        self.repairs: list[tuple[float, Node]] = []
         self.rounds = settings.trigger == "rounds"
         self.pauses = Pauses(settings.resize_seconds)
         self.arrivals = list(reversed(workload.jobs))
@@ -167,6 +175,7 @@ class _Run:
             if now > self.idle_since + _PATIENCE_SECONDS and not self.arrivals:
                 raise self._stuck()
             self._advance(now)
+            self._break_and_repair(now)
             self._arrive(now)
             due = self.controller.next_decision_at
             if due is not None and due <= now:
@@ -179,9 +188,28 @@ class _Run:
         if not self.rounds:
             moments += [self.arrivals[-1].time] if self.arrivals else []
             moments += self.wake.values()
+            moments += [at for at, _ in self.repairs[:1]]
+            moments += [] if self.next_failure is None else [self.next_failure[0]]
         if not moments:
             raise self._stuck()
         return min(moments)
+
+    def _break_and_repair(self, now: float) -> None:
+        """Nodes that fail by now, with what runs there, and those that are back."""
+        while self.repairs and self.repairs[0][0] <= now:
+            self._apply(NodeAdded(now, self.repairs.pop(0)[1]))
+        while self.next_failure is not None and self.next_failure[0] <= now:
+            assert self.disturbances is not None
+            node = self.controller.cluster.by_id.get(f"node-{self.next_failure[1]}")
+            self.next_failure = next(self.failures, None)
+            if node is None:
+                continue
+            self._advance_jobs(self.unfinished, now)
+            for command in self._apply(NodeRemoved(now, node.id)):
+                if isinstance(command, StopJob):
+                    self.jobs[command.job_id].lose(self.disturbances.checkpoint_seconds)
+                self._execute(command, now)
+            self.repairs.append((now + self.disturbances.repair_seconds, node))
 
     def _stuck(self) -> InvalidInput:
         return InvalidInput(
@@ -227,7 +255,11 @@ class _Run:
         self._set_wake(job_id, job)
 
     def _report(self, job_id: str, job: SimulatedJob, model: GoodputFunction, now: float) -> None:
-        remaining = job.remaining_samples
+        remaining: float | None = job.remaining_samples
+        progress: float | None = job.useful_samples
+        if job.disturbance is not None:
+            remaining = job.disturbance.remaining(job.remaining_samples, job.remaining_samples + job.useful_samples)
+            progress = None if remaining is None else progress
         if self.only_news:
             event = JobReported(now, job_id, model, remaining, local_batch=job.batch.local_batch if job.batch else None)
             if self.controller.is_news(event):
@@ -235,7 +267,8 @@ class _Run:
             return
         news = None if model is self.reported.get(job_id) else model
         self.reported[job_id] = model
-        self._apply(JobReported(now, job_id, news, remaining))
+        local_batch = job.batching.measured_local_batch(job.placement)
+        self._apply(JobReported(now, job_id, news, remaining, local_batch=local_batch, progress=progress))
 
     def _apply(self, event: Event) -> list[Command]:
         commands = self.controller.apply(event)
@@ -272,6 +305,8 @@ class _Run:
             whole_seconds=self.rounds,
             clock=request.time,
         )
+        if self.disturbances is not None:
+            job.disturbance = JobDisturbance(self.disturbances, settings.seed, request.name)
         if self.policy.batch == "fixed":
             most = max(request.batch_size // limits.local_min, request.num_gpus)
             if application.fixed is not None:
@@ -290,6 +325,7 @@ class _Run:
             queue="" if terms.queue is None else terms.queue.name,
             resize_cost_seconds=self.pauses.expected(application),
             oracle=oracle,
+            kind=application.name,
         )
         return job, spec
 
@@ -328,10 +364,13 @@ class _Run:
             if isinstance(command, StopJob):
                 job.place(NOWHERE, 0.0)
             elif isinstance(command, ResizeJob):
-                job.place(command.placement, self.pauses.change(job.application))
+                job.place(command.placement, self._pause(job, self.pauses.change(job.application)))
             else:
                 first = self.controller.jobs[command.job_id].num_starts == 1
-                job.place(command.placement, self.pauses.start(job.application, first))
+                job.place(command.placement, self._pause(job, self.pauses.start(job.application, first)))
+
+    def _pause(self, job: SimulatedJob, seconds: float) -> float:
+        return seconds if job.disturbance is None else job.disturbance.pause(seconds)
 
     def _interfere(self) -> None:
         """Who shares a node's network with another distributed job."""
@@ -388,11 +427,12 @@ def simulate(
     *,
     record: Record | None = None,
     only_news: bool = False,
+    disturbances: Disturbances | None = None,
 ) -> RunOutcome:
     """Run one workload under one policy; `progress(done, total)` is called as jobs end.
 
     `record` hears every fact and what came of it. With `only_news`, reports that a service would keep as mere telemetry
-    (`Controller.is_news`) do not reach the controller.
+    (`Controller.is_news`) do not reach the controller. `disturbances` are what goes wrong; None: nothing.
     """
     world = settings or SimulationSettings()
-    return _Run(workload, policy, applications, world, progress, record, only_news).run()
+    return _Run(workload, policy, applications, world, progress, record, only_news, disturbances).run()

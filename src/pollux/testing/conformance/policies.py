@@ -94,7 +94,7 @@ class PolicyConformance(ABC):
         """Name, needs and batch mode are such as a driver can use."""
         policy = self.policy()
         assert policy.name
-        assert policy.needs <= {"goodput", "oracle", "remaining"}
+        assert policy.needs <= {"goodput", "oracle", "prior", "remaining"}
         assert policy.batch in get_args(BatchMode)
 
     # In every situation

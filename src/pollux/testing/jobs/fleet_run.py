@@ -65,7 +65,9 @@ class FleetRun(EventRun):
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.nodes = nodes
-        super().__init__(lambda: nodes.backend(folder / "home", watch), folder, epochs, env=env)
+        super().__init__(
+            lambda: nodes.backend(folder / "home", watch), folder, epochs, env={**float64_job.SLOW, **(env or {})}
+        )
         self.all_nodes()
 
     @property

@@ -1,6 +1,7 @@
 """A small job in float64 whose replicas note who they are, and what plain PyTorch makes of it: `python live_job.py`.
 
-Runs are told from each other by their folder. It is slow until the file `fast` is there. `POLLUX_FAIL_AT`, as in
+Runs are told from each other by their folder. It is slow until the file `fast` is there:
+after each step it sleeps `LIVE_JOB_PACE` seconds. `POLLUX_FAIL_AT`, as in
 "transfer/0,1/9", has replicas of these ranks get that signal where they first come to a phase of a change. After pass
 `POLLUX_HOLD_AT`, or after all where that is their number, replicas do something of their own until `go` is there. While
 the file `stall` is there, data does not come to the replica that was started as number 1.
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BATCH", "SAMPLES", "expected", "living", "main", "results"]
+__all__ = ["BATCH", "SAMPLES", "SLOW", "expected", "living", "main", "results"]
 
 SAMPLES = 98
 """Of its dataset."""
@@ -24,7 +25,10 @@ SAMPLES = 98
 BATCH = 12
 """Samples of a step; the last step of a pass has two."""
 
-_PACE_SECONDS = 0.02
+SLOW = {"LIVE_JOB_PACE": "0.06"}
+"""Variables for few steps and long sleeps: what happens to a job in its time needs the processor, too."""
+
+_PACE_SECONDS = "0.02"
 
 
 def _task() -> tuple[Any, Any, Any]:
@@ -64,7 +68,7 @@ def expected(epochs: int) -> list[float]:
     """The parameters after so many passes of plain PyTorch, in one process."""
     import torch.nn.functional as F
 
-    from pollux.agent.data.order import pass_order
+    from pollux.agent.data.permutation import pass_order
 
     model, optimizer, data = _task()
     for number in range(epochs):
@@ -142,6 +146,7 @@ def main(folder: Path, epochs: int) -> None:
         model, optimizer, data, BATCH, checkpoint_dir=store or folder / "checkpoints", checkpoint_every=0.3
     )
     began = job.step
+    pace = float(os.environ.get("LIVE_JOB_PACE", _PACE_SECONDS))
     hold = int(os.environ.get("POLLUX_HOLD_AT", "-1"))
     for epoch in job.epochs(epochs):
         for x, y in job.batches():
@@ -149,7 +154,7 @@ def main(folder: Path, epochs: int) -> None:
             if job.step == began + 2:
                 (folder / f"stepped-{pid}").touch()
             if not (folder / "fast").exists():
-                time.sleep(_PACE_SECONDS)
+                time.sleep(pace)
         if hold == epoch and not (folder / "go").exists():
             _wait(folder, "held")
     passes = [[each["pass"], each["samples"]] for each in job.receipt.to_json()["ledger"]]

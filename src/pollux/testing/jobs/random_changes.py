@@ -39,7 +39,8 @@ _PASSES_KEPT = 1000
 # As slow as a pass may be on a busy machine, all of which may be left.
 _EPOCH_SECONDS = 0.1
 _POLL_SECONDS = 0.02
-_GONE_SECONDS = 10.0
+# A process that is just importing PyTorch sees only then that nobody needs it any more.
+_GONE_SECONDS = 60.0
 _WEIGHTS = {"resize": 10, "hasty resize": 3, "kill": 4, "hang": 1, "notice": 1, "new service": 1}
 
 

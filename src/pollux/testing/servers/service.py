@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pollux.backends.protocol import (
     BackendCapabilities,
@@ -24,9 +25,12 @@ from pollux.backends.protocol import (
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed
 from pollux.service.engine.engine import Engine
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.report import ModelReport, Report
 
-__all__ = ["SAMPLE_MODEL", "FakeBackend", "ManualClock", "sample_report"]
+__all__ = ["SAMPLE_MODEL", "FakeBackend", "ManualClock", "result_of", "sample_report"]
+
+T = TypeVar("T")
 
 SAMPLE_MODEL = ModelReport((0.1, 0.002, 0.02, 0.003, 0.01, 0.002, 1.5), "cpu", 128, 2048, 512, 1.0, 100.0)
 """A model that an agent may have learned: more GPUs and larger batches help, less and less."""
@@ -39,6 +43,11 @@ def sample_report(generation: int, progress: float = 100.0, **fields: Any) -> Re
         "local_batch": 128, "accumulation": 1, "total_progress": 1000.0, "throughput": 50.0, "goodput": 40.0,
     }  # fmt: skip
     return Report(generation=generation, progress=progress, **{**given, **fields})
+
+
+def result_of(answer: Future[T]) -> T:
+    """Wait for an engine's answer."""
+    return answer.result(PATIENCE_SECONDS)
 
 
 class ManualClock:
@@ -69,7 +78,7 @@ class ManualClock:
         def move() -> None:
             self._time = time
 
-        move() if engine is None else engine.move_clock(move)
+        move() if engine is None else engine.loop.move_clock(move)
 
 
 class FakeBackend(BackendCapabilities):

@@ -12,6 +12,7 @@ from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import Adaptation, BatchRange
 from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
+from pollux.agent.adaptation.round_exchange import SummedNoise
 from pollux.agent.adaptation.second_moments import SecondMoments
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.environment import Environment
@@ -36,6 +37,9 @@ class Steps:
 
     def losses(self):
         return self.sums
+
+    def predicted_local_batch(self, local_batch):
+        return None
 
 
 def known(phi: float = 500.0, initial: int = 16) -> NoiseEstimate:
@@ -283,7 +287,7 @@ def test_what_is_believed_gives_way_to_at_least_so_much(made, low, measured, aft
         16, float("inf"), low, float("inf"), -1.0, 2.0, (-1.0, 0.0), (2.0, 0.0), (False, False), measured
     )
     one.estimate = lambda: unknown
-    one._take_rows(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+    one._take_rows(SummedNoise(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0)))
     assert one.believed.noise_scale == after
     assert one.efficiency(64) == pytest.approx((after + 16) / (after + 64))
 
@@ -306,7 +310,7 @@ def test_a_step_counts_by_second_moments_as_they_are(made):
     one.believed = known()
     for group in one._engine.optimizer.param_groups:
         group["betas"] = (0.9, 0.9)
-    one._take_rows(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+    one._take_rows(SummedNoise(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0)))
     one.believed = known()
     assert one.efficiency(64) == pytest.approx(516 / 564)
     counted = optimiser_steps(one, 60, 64)

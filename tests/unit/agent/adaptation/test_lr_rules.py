@@ -1,5 +1,6 @@
 """Learning-rate rules: what each gives, and what is refused."""
 
+import contextlib
 import math
 
 import pytest
@@ -142,3 +143,18 @@ def test_a_warm_up_that_cannot_be(warmup):
 )
 def test_default_by_optimiser(kind, expected):
     assert lr_rules.default_rule(kind([torch.nn.Parameter(torch.zeros(2))], lr=0.1)) == expected
+
+
+def test_rates_are_scaled_for_one_step_and_put_back_even_after_an_error():
+    groups = [{"lr": 0.5}, {"lr": 2.0}]
+    with contextlib.suppress(ZeroDivisionError), lr_rules.scaled_rates(groups, (2.0, 3.0)):
+        assert [group["lr"] for group in groups] == [1.0, 6.0]
+        raise ZeroDivisionError
+    assert [group["lr"] for group in groups] == [0.5, 2.0]
+
+
+def test_factors_of_one_leave_what_an_optimiser_does_to_its_rates():
+    groups = [{"lr": 0.5}]
+    with lr_rules.scaled_rates(groups, (1.0,)):
+        groups[0]["lr"] = 0.25
+    assert groups == [{"lr": 0.25}]

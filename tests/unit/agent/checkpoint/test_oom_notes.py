@@ -119,7 +119,7 @@ def train(job, limit: int, error: BaseException, change_at: int = -1, raise_at: 
             ran.append(len(x))
             if job.step == change_at:
                 job.checkpoint()
-                job._change(BatchChange(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test"))
+                job._loop._rounds.change_batch(BatchChange(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test"))
     return ran
 
 
@@ -132,14 +132,14 @@ def test_a_loss_that_runs_out_of_memory_at_a_new_size_does_so_once(tmp_path, cap
         train(job, 8, OUT, change_at=4)
     with caplog.at_level(logging.WARNING), pollux.init(*parts(), 8, **options) as job:
         assert job.step == 4
-        assert job._adaptation.local_max == 8
+        assert job._parts.adaptation.local_max == 8
         assert "a local batch of 16 ended an earlier start" in caplog.text
-        job._change(BatchChange(job._adaptation.fitted(), 1.5, 1.0, 0.9, "for the test"))
+        job._loop._rounds.change_batch(BatchChange(job._parts.adaptation.fitted(), 1.5, 1.0, 0.9, "for the test"))
         assert max(train(job, 8, OUT)) == 8
         assert [event["kind"] for event in job.receipt.to_json()["events"]].count("out-of-memory") == 1
     caplog.clear()
     with caplog.at_level(logging.WARNING), pollux.init(*parts(), 8, **options) as job:
-        assert job._adaptation.local_max == 8
+        assert job._parts.adaptation.local_max == 8
         assert "ended an earlier start" not in caplog.text
 
 
@@ -169,11 +169,11 @@ def test_other_errors_change_nothing(tmp_path, error):
         with pytest.raises(type(error)), pollux.init(*parts(), 8, **options) as job:
             train(job, 8, error, change_at)
     with pollux.init(*parts(), 8, **options) as job:
-        assert job._adaptation.local_max is None
+        assert job._parts.adaptation.local_max is None
 
 
 def test_memory_that_runs_out_at_a_size_that_ran_before_is_not_the_sizes_fault(tmp_path):
     with pytest.raises(torch.OutOfMemoryError), pollux.init(*parts(), 8, checkpoint_dir=tmp_path) as job:
         train(job, 8, OUT, raise_at=3)
     with pollux.init(*parts(), 8, checkpoint_dir=tmp_path) as job:
-        assert job._adaptation.local_max is None
+        assert job._parts.adaptation.local_max is None

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from torch.utils import data
 
 from pollux.agent.data.ledger import SampleLedger
-from pollux.agent.data.loader import Loader, LoaderOptions
-from pollux.agent.data.order import RandomState, pass_order
+from pollux.agent.data.loader import LoaderOptions
+from pollux.agent.data.permutation import pass_order
+from pollux.agent.data.random_numbers import RandomState
 from pollux.agent.data.step_shape import StepShape
+from pollux.agent.data.torch_reader import options_of, torch_loader
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
 
@@ -68,7 +70,7 @@ class Fleet:
         self.runs = None
 
     def start(self, replicas):
-        return [Loader(self.make(), self.options, replica, replicas) for replica in range(replicas)]
+        return [torch_loader(self.make(), self.options, replica, replicas) for replica in range(replicas)]
 
     def shape(self, step):
         return StepShape(*self.shapes[step % len(self.shapes)])
@@ -282,7 +284,7 @@ def test_workers_change_nothing_and_leave_nothing_behind(persistent):
 
 
 def test_persistent_workers_survive_passes_and_rewinds():
-    loader = Loader(TensorNumbers(40), LoaderOptions(num_workers=1, persistent_workers=True), 0, 1)
+    loader = torch_loader(TensorNumbers(40), LoaderOptions(num_workers=1, persistent_workers=True), 0, 1)
     workers = []
     for _ in range(3):
         for micro, _ in loader.micro_batches(lambda step: StepShape(8, 1), 0):
@@ -300,7 +302,7 @@ def test_persistent_workers_survive_passes_and_rewinds():
 
 def test_a_loop_that_is_left_ends_its_workers():
     before = set(multiprocessing.active_children())
-    loader = Loader(TensorNumbers(40), LoaderOptions(num_workers=1), 0, 1)
+    loader = torch_loader(TensorNumbers(40), LoaderOptions(num_workers=1), 0, 1)
     for _ in loader.micro_batches(lambda step: StepShape(4, 1), 0):
         break
     assert set(multiprocessing.active_children()) == before
@@ -312,7 +314,7 @@ def test_a_loader_that_is_dropped_is_freed_without_the_garbage_collector():
     try:
         for options in (LoaderOptions(), LoaderOptions(num_workers=1, persistent_workers=True)):
             before = set(multiprocessing.active_children())
-            loader = Loader(TensorNumbers(40), options, 0, 1)
+            loader = torch_loader(TensorNumbers(40), options, 0, 1)
             for _ in loader.micro_batches(lambda step: StepShape(4, 1), 0):
                 break
             del loader
@@ -326,7 +328,7 @@ def test_every_replica_asks_for_the_same_shapes_at_the_same_time(workers):
     """The answer may depend on what was committed so far: the asking must come at the same point everywhere."""
     asked = []
     for replica in range(3):
-        loader = Loader(
+        loader = torch_loader(
             TensorNumbers(100), LoaderOptions(num_workers=workers, prefetch_factor=workers or None), replica, 3
         )
         seen: list[tuple[int, int]] = []
@@ -356,7 +358,7 @@ class Augmented(data.Dataset[torch.Tensor]):
 def augmented(replicas, workers, sampler=None):
     rows = []
     loaders = [
-        Loader(Augmented(), LoaderOptions(seed=3, num_workers=workers, sampler=sampler), replica, replicas)
+        torch_loader(Augmented(), LoaderOptions(seed=3, num_workers=workers, sampler=sampler), replica, replicas)
         for replica in range(replicas)
     ]
     for loader in loaders:
@@ -379,7 +381,7 @@ def test_augmentation_does_not_depend_on_replicas_or_workers():
 
 
 def test_augmentation_differs_between_passes_and_between_repeats_of_a_sampler():
-    loader = Loader(Augmented(), LoaderOptions(shuffle=False), 0, 1)
+    loader = torch_loader(Augmented(), LoaderOptions(shuffle=False), 0, 1)
     passes = []
     for _ in range(2):
         for _, batch in loader.micro_batches(lambda step: StepShape(24, 1), 0):
@@ -396,7 +398,7 @@ def test_augmentation_differs_between_passes_and_between_repeats_of_a_sampler():
 def test_the_users_random_numbers_are_never_drawn():
     before = RandomState.now()
     for dataset in (TensorNumbers(10), data.TensorDataset(torch.arange(10)), Numbers(10), Augmented()):
-        for _ in Loader(dataset, LoaderOptions(), 0, 1).micro_batches(lambda step: StepShape(4, 1), 0):
+        for _ in torch_loader(dataset, LoaderOptions(), 0, 1).micro_batches(lambda step: StepShape(4, 1), 0):
             pass
     assert not before.has_moved()
 
@@ -404,14 +406,14 @@ def test_the_users_random_numbers_are_never_drawn():
 def test_plain_pytorch_in_the_same_order_sees_the_same_batches():
     dataset = data.TensorDataset(torch.randn(50, 3), torch.arange(50))
     plain = data.DataLoader(dataset, batch_size=8, sampler=pass_order(50, 9, 0).tolist())
-    ours = Loader(dataset, LoaderOptions(seed=9), 0, 1).micro_batches(lambda step: StepShape(8, 1), 0)
+    ours = torch_loader(dataset, LoaderOptions(seed=9), 0, 1).micro_batches(lambda step: StepShape(8, 1), 0)
     for expected, (_, batch) in zip(plain, ours, strict=True):
         assert type(batch) is type(expected)
         assert all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True))
 
 
 def test_commit_and_next_pass_only_when_it_is_time():
-    loader = Loader(TensorNumbers(10), LoaderOptions(), 0, 1)
+    loader = torch_loader(TensorNumbers(10), LoaderOptions(), 0, 1)
     with pytest.raises(MisusedJob, match="no step is waiting"):
         loader.commit()
     run = loader.micro_batches(lambda step: StepShape(6, 2), 0)
@@ -426,7 +428,7 @@ def test_commit_and_next_pass_only_when_it_is_time():
 
 
 def test_steps_commit_in_order_after_running_ahead():
-    loader = Loader(TensorNumbers(10), LoaderOptions(shuffle=False), 0, 1)
+    loader = torch_loader(TensorNumbers(10), LoaderOptions(shuffle=False), 0, 1)
     run = loader.micro_batches(lambda step: StepShape(3, 1), 0)
     next(run)
     next(run)
@@ -441,7 +443,7 @@ def test_steps_commit_in_order_after_running_ahead():
 
 
 def test_a_state_needs_a_merged_ledger():
-    loader = Loader(TensorNumbers(10), LoaderOptions(), 0, 2)
+    loader = torch_loader(TensorNumbers(10), LoaderOptions(), 0, 2)
     next(loader.micro_batches(lambda step: StepShape(4, 1), 0))
     loader.state_dict()
     run = loader.micro_batches(lambda step: StepShape(4, 1), 0)
@@ -462,15 +464,15 @@ def test_a_state_needs_a_merged_ledger():
     ],
 )
 def test_a_state_of_other_data_is_refused(dataset, options, says):
-    state = Loader(TensorNumbers(10), LoaderOptions(), 0, 1).state_dict()
+    state = torch_loader(TensorNumbers(10), LoaderOptions(), 0, 1).state_dict()
     with pytest.raises(CheckpointMismatch, match=says):
-        Loader(dataset, options, 0, 1).load_state_dict(state)
+        torch_loader(dataset, options, 0, 1).load_state_dict(state)
 
 
 def test_a_stream_of_other_shards_is_refused():
-    state = Loader(Numbers(10), LoaderOptions(num_shards=3), 0, 1).state_dict()
+    state = torch_loader(Numbers(10), LoaderOptions(num_shards=3), 0, 1).state_dict()
     with pytest.raises(CheckpointMismatch, match="num_shards 3, this job's has 1"):
-        Loader(Numbers(10), LoaderOptions(), 0, 1).load_state_dict(state)
+        torch_loader(Numbers(10), LoaderOptions(), 0, 1).load_state_dict(state)
 
 
 class NoLength:
@@ -493,12 +495,12 @@ class NoLength:
 )
 def test_data_that_cannot_be_read_is_refused_at_once(dataset, options, says):
     with pytest.raises(InvalidInput, match=says):
-        Loader(dataset, LoaderOptions(**options), 0, 1)
+        torch_loader(dataset, LoaderOptions(**options), 0, 1)
 
 
 def test_an_empty_stream_is_refused_when_it_is_read():
     with pytest.raises(InvalidInput, match="Numbers gave no items"):
-        list(Loader(Numbers(0), LoaderOptions(), 0, 1).micro_batches(lambda step: StepShape(1, 1), 0))
+        list(torch_loader(Numbers(0), LoaderOptions(), 0, 1).micro_batches(lambda step: StepShape(1, 1), 0))
 
 
 @pytest.mark.parametrize(
@@ -512,11 +514,11 @@ def test_impossible_options_are_refused(options):
 @pytest.mark.parametrize("shape", [StepShape(0, 1), StepShape(1, 0)])
 def test_a_step_of_nothing_is_refused(shape):
     with pytest.raises(InvalidInput, match="at least one sample and one micro-step"):
-        next(Loader([1], LoaderOptions(), 0, 1).micro_batches(lambda step: shape, 0))
+        next(torch_loader([1], LoaderOptions(), 0, 1).micro_batches(lambda step: shape, 0))
 
 
 def test_a_replica_that_does_not_exist_is_refused():
-    loader = Loader([1], LoaderOptions(), 0, 1)
+    loader = torch_loader([1], LoaderOptions(), 0, 1)
     with pytest.raises(InvalidInput, match="replica 2 of 2"):
         loader.resize(2, 2)
 
@@ -524,32 +526,32 @@ def test_a_replica_that_does_not_exist_is_refused():
 def test_a_users_dataloader_is_taken_apart():
     dataset = TensorNumbers(10)
     generator = torch.Generator().manual_seed(42)
-    options = LoaderOptions.from_dataloader(
+    options = options_of(
         data.DataLoader(dataset, 4, shuffle=True, generator=generator, drop_last=True, num_workers=1, prefetch_factor=3)
     )
     assert (options.shuffle, options.seed, options.sampler, options.drop_last) == (True, 42, None, True)
     assert (options.num_workers, options.prefetch_factor, options.num_shards) == (1, 3, None)
-    in_order = LoaderOptions.from_dataloader(data.DataLoader(dataset, 4))
+    in_order = options_of(data.DataLoader(dataset, 4))
     assert (in_order.shuffle, in_order.prefetch_factor, in_order.sampler) == (False, None, None)
     distributed: data.DistributedSampler[int] = data.DistributedSampler(dataset, 2, 1, seed=7)
-    options = LoaderOptions.from_dataloader(data.DataLoader(dataset, 4, sampler=distributed))
+    options = options_of(data.DataLoader(dataset, 4, sampler=distributed))
     assert (options.shuffle, options.seed, options.sampler) == (True, 7, None)
     for sampler in (
         data.SubsetRandomSampler([1, 2]),
         data.RandomSampler(dataset, replacement=True),
         data.RandomSampler(dataset, num_samples=3),
     ):
-        assert LoaderOptions.from_dataloader(data.DataLoader(dataset, 4, sampler=sampler)).sampler is sampler
-    stream = LoaderOptions.from_dataloader(data.DataLoader(Numbers(10), 4, num_workers=2))
+        assert options_of(data.DataLoader(dataset, 4, sampler=sampler)).sampler is sampler
+    stream = options_of(data.DataLoader(Numbers(10), 4, num_workers=2))
     assert (stream.num_workers, stream.sampler) == (2, None)
 
 
 def test_a_users_dataloader_that_makes_its_own_batches_is_refused():
     batches = data.BatchSampler(data.SequentialSampler(range(10)), 2, drop_last=False)
     with pytest.raises(InvalidInput, match=r"made with batch_sampler.*make it with batch_size="):
-        LoaderOptions.from_dataloader(data.DataLoader(TensorNumbers(10), batch_sampler=batches))
+        options_of(data.DataLoader(TensorNumbers(10), batch_sampler=batches))
     with pytest.raises(InvalidInput, match="made with batch_size=None"):
-        LoaderOptions.from_dataloader(data.DataLoader(TensorNumbers(10), batch_size=None))
+        options_of(data.DataLoader(TensorNumbers(10), batch_size=None))
 
 
 class Told:
@@ -566,14 +568,14 @@ class Sized(TensorNumbers):
 
 
 def test_worker_init_fn_sees_the_users_dataset():
-    loader = Loader(Sized(10), LoaderOptions(num_workers=1, worker_init_fn=Told(), collate_fn=sum), 0, 1)
+    loader = torch_loader(Sized(10), LoaderOptions(num_workers=1, worker_init_fn=Told(), collate_fn=sum), 0, 1)
     assert [batch for _, batch in loader.micro_batches(lambda step: StepShape(5, 1), 0)] == [500, 500]
 
 
 @pytest.mark.parametrize("dataset", [TensorNumbers(10), Numbers(10)], ids=["map", "stream"])
 def test_memory_is_pinned_where_there_is_an_accelerator_and_only_there(dataset, monkeypatch):
     def run():
-        loader = Loader(dataset, LoaderOptions(shuffle=False, pin_memory=True), 0, 1)
+        loader = torch_loader(dataset, LoaderOptions(shuffle=False, pin_memory=True), 0, 1)
         return [batch.tolist() for _, batch in loader.micro_batches(lambda step: StepShape(5, 1), 0)]
 
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
@@ -585,13 +587,13 @@ def test_memory_is_pinned_where_there_is_an_accelerator_and_only_there(dataset, 
 
 @pytest.mark.parametrize("dataset", [TensorNumbers(10), Numbers(10)], ids=["map", "stream"])
 def test_what_was_dropped_stays_dropped(dataset):
-    loader = Loader(dataset, LoaderOptions(drop_last=True), 0, 1)
+    loader = torch_loader(dataset, LoaderOptions(drop_last=True), 0, 1)
     assert loader.expected_ledger() is None
     for _ in loader.micro_batches(lambda step: StepShape(4, 1), 0):
         loader.commit()
     loader.rewind()
     assert (loader.cursor, loader.pass_done, loader.size) == (8, True, 10)
-    resumed = Loader(dataset, LoaderOptions(drop_last=True), 0, 1)
+    resumed = torch_loader(dataset, LoaderOptions(drop_last=True), 0, 1)
     resumed.load_state_dict(loader.state_dict())
     assert resumed.pass_done
     assert list(resumed.micro_batches(lambda step: StepShape(1, 1), 2)) == []

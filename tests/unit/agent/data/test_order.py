@@ -10,15 +10,10 @@ import torch
 from torch.utils.data import RandomSampler, Subset, SubsetRandomSampler, TensorDataset, default_collate
 
 from pollux.agent.data.ledger import SampleLedger
-from pollux.agent.data.order import (
-    PassOrder,
-    RandomState,
-    SampleReader,
-    isolated_random,
-    mix_seed,
-    pass_order,
-    seed_random,
-)
+from pollux.agent.data.order import PassOrder, mix_seed
+from pollux.agent.data.permutation import draw_indices, pass_order
+from pollux.agent.data.random_numbers import RandomState, isolated_random, seed_random
+from pollux.agent.data.sample_reader import SampleReader
 from pollux.core.errors import InvalidInput
 
 DRAWS = {
@@ -27,6 +22,10 @@ DRAWS = {
     "numpy": np.random.rand,
     "numpy normal": np.random.randn,
 }
+
+
+def drawn_order(sampler, size, seed, pass_index):
+    return PassOrder(size, drawn=draw_indices(sampler, size, seed, pass_index))
 
 
 def draw_all():
@@ -44,7 +43,7 @@ def test_the_order_follows_from_seed_and_pass():
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_an_order_gives_its_places_and_what_they_leave(shuffle):
-    order = PassOrder(50, 3, 2, shuffle)
+    order = PassOrder(50, pass_order(50, 3, 2).numpy() if shuffle else None)
     assert order.size == 50
     assert order.indices(10, 20).tolist() == pass_order(50, 3, 2, shuffle)[10:20].tolist()
     assert order.ledger(50) == SampleLedger.of_range(50)
@@ -53,8 +52,8 @@ def test_an_order_gives_its_places_and_what_they_leave(shuffle):
 
 def test_making_an_order_leaves_the_users_random_numbers_alone():
     before = RandomState.now()
-    PassOrder(50, 3, 2, shuffle=True)
-    PassOrder.from_sampler(RandomSampler(range(50), replacement=True), 50, 3, 2)
+    PassOrder(50, pass_order(50, 3, 2).numpy())
+    drawn_order(RandomSampler(range(50), replacement=True), 50, 3, 2)
     assert not before.has_moved()
 
 
@@ -65,7 +64,7 @@ def test_every_replica_draws_the_same_from_a_sampler(generator):
         own = None if generator is None else torch.Generator().manual_seed(generator + replica)
         torch.manual_seed(replica)
         sampler = SubsetRandomSampler([2, 3, 5, 7], generator=own)
-        drawn.append([PassOrder.from_sampler(sampler, 10, 0, number).indices(0, 4).tolist() for number in range(6)])
+        drawn.append([drawn_order(sampler, 10, 0, number).indices(0, 4).tolist() for number in range(6)])
     assert drawn[0] == drawn[1]
     assert len({tuple(order) for order in drawn[0]}) > 1
 
@@ -78,7 +77,7 @@ def test_a_sampler_is_told_the_pass_and_may_repeat_or_leave_out():
         def __iter__(self):
             return iter([self.epoch, 0, torch.tensor(0), np.int64(3)])
 
-    order = PassOrder.from_sampler(Sampler(), 5, 0, 4)
+    order = drawn_order(Sampler(), 5, 0, 4)
     assert order.drawn is not None
     assert order.indices(0, 4).tolist() == [4, 0, 0, 3]
     assert order.ledger(4) == SampleLedger.of(np.array([0, 0, 3, 4]))
@@ -98,7 +97,7 @@ def test_a_sampler_is_told_the_pass_and_may_repeat_or_leave_out():
 )
 def test_bad_samplers_are_refused(sampler, says):
     with pytest.raises(InvalidInput, match=says):
-        PassOrder.from_sampler(sampler, 10, 0, 0)
+        drawn_order(sampler, 10, 0, 0)
 
 
 def test_a_sampler_without_end_is_refused():
@@ -107,7 +106,7 @@ def test_a_sampler_without_end_is_refused():
             return itertools.repeat(0)
 
     with pytest.raises(InvalidInput, match="a pass must end"):
-        PassOrder.from_sampler(Endless(), 10, 0, 0)
+        drawn_order(Endless(), 10, 0, 0)
 
 
 @pytest.mark.parametrize("name", DRAWS)

@@ -14,8 +14,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from pollux.agent.data import stream as stream_module
 from pollux.agent.data.ledger import SampleLedger
-from pollux.agent.data.order import RandomState, seed_random
-from pollux.agent.data.stream import Stream, StreamPosition, WorkerStart
+from pollux.agent.data.random_numbers import RandomState, seed_random
+from pollux.agent.data.stream import Stream, WorkerStart
+from pollux.agent.data.stream_position import StreamPosition
 
 
 class Shards(IterableDataset[Any]):

@@ -12,6 +12,7 @@ from pollux.agent.distributed import abort as abort_module
 from pollux.agent.distributed import process_group
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as regroup_module
+from pollux.agent.elastic import peer_connections
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import Membership
 from pollux.agent.environment import Environment
@@ -153,10 +154,10 @@ def test_after_a_loss_only_what_can_be_trusted_is_saved(made, monkeypatch, idle)
 
 
 def test_who_is_stuck_is_freed_by_the_thread_that_watches(made, monkeypatch):
-    monkeypatch.setattr(regroup_module, "_FREE_SECONDS", 0.0)
+    monkeypatch.setattr(peer_connections, "_FREE_SECONDS", 0.0)
     store = dist.HashStore()
     live = ElasticMember(Membership(store, 0, 0), made, joins=False)
-    live._told_ends = 0, 2
+    live._connections._published = 0, 2
     monkeypatch.setattr(live.membership, "lost", lambda generation: frozenset({1}))
     monkeypatch.setattr(live.membership, "ends", lambda generation, count: frozenset())
     for _ in range(3):

@@ -7,12 +7,15 @@ import torch.distributed as dist
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.training_state import State
-from pollux.agent.data.loader import Loader, LoaderOptions
+from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import StepShape
+from pollux.agent.data.torch_reader import torch_loader
 from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic import member as module
+from pollux.agent.elastic import peer_connections
 from pollux.agent.elastic.member import ElasticMember, JobLost, NotNeeded, refuse_all
 from pollux.agent.elastic.membership import Membership
+from pollux.agent.elastic.pause import ResizePause
 from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP, StepRequests
 from pollux.agent.environment import Environment
 from pollux.core.errors import CheckpointMismatch
@@ -233,10 +236,10 @@ def test_who_joins_counts_the_pause_of_those_that_trained(live, monkeypatch):
     plan = GenerationPlan(1, 0, (PlanMember(0, None),), senders=(0,))
     # It has waited for long until the others came to a boundary.
     began = module.time.perf_counter() - 100.0
-    pause = module._Pause(plan, "grow", began, last=began)
-    pause.part("regroup")
+    pause = ResizePause(plan, "grow", began, last=began)
+    pause.end_part("regroup")
     assert live._transfer(Job(), pause, 1) == (True, state)
-    pause.part("transfer")
+    pause.end_part("transfer")
     assert pause.parts["regroup"] == pytest.approx(0.25)
     assert sum(pause.parts.values()) == pytest.approx(pause.last - pause.began)
 
@@ -287,9 +290,9 @@ class Ends:
         self.cuts: list[frozenset[str]] = []
         self.live = live
         self.count = count
-        monkeypatch.setattr(module, "cut", self.cut)
-        monkeypatch.setattr(module, "_FREE_SECONDS", 0.0)
-        live._told_ends = (0, 2)
+        monkeypatch.setattr(peer_connections, "cut", self.cut)
+        monkeypatch.setattr(peer_connections, "_FREE_SECONDS", 0.0)
+        live._connections._published = (0, 2)
         keys(live).set("ends/0/0", '["127.0.0.1 7"]')
 
     def cut(self, ends: frozenset[str]) -> int:
@@ -322,7 +325,7 @@ def test_nothing_is_cut_any_more_where_the_training_thread_is_free(live, monkeyp
 @pytest.mark.parametrize(("possible", "says"), [(True, "is known here"), (False, "setdefaulttimeout")])
 def test_that_nothing_could_be_cut_is_told(live, monkeypatch, caplog, possible, says):
     ends = Ends(monkeypatch, live, count=0)
-    monkeypatch.setattr(module, "is_possible", lambda: possible)
+    monkeypatch.setattr(peer_connections, "is_possible", lambda: possible)
     keys(live).set("lost/0", "[1]")
     ends.look()
     assert says in caplog.text
@@ -533,7 +536,7 @@ def test_requests_outlive_a_regroup_but_for_the_resize():
 
 def test_a_ledger_is_rebuilt_from_the_order():
     data = torch.utils.data.TensorDataset(torch.arange(50))
-    whole, half = (Loader(data, LoaderOptions(), 0, count) for count in (1, 2))
+    whole, half = (torch_loader(data, LoaderOptions(), 0, count) for count in (1, 2))
     for loader in (whole, half):
         run = loader.micro_batches(lambda step: StepShape(10, 1), 0)
         for _ in range(3):

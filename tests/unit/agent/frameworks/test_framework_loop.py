@@ -21,11 +21,11 @@ from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.environment import Environment
 from pollux.agent.frameworks.framework_loop import FrameworkTraining
-from pollux.agent.frameworks.framework_steps import FrameworkOptions
 from pollux.agent.frameworks.huggingface import PolluxTrainerMixin
 from pollux.agent.frameworks.lightning import PolluxCallback, PolluxDataLoader
+from pollux.agent.frameworks.options import FrameworkOptions
 from pollux.agent.job.job import JobStopped
-from pollux.agent.reporting import reporter
+from pollux.agent.reporting import report_client
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
 SAMPLES = 22
@@ -71,18 +71,18 @@ class Host:
         index, x, y = batch
         self.step_samples += index.tolist()
         loss = nn.functional.mse_loss(self.model(x), y)
-        training.note_loss(loss)
+        training.steps.note_loss(loss)
         weight = None if self.weigh is None else self.weigh(index)
-        scaled = loss * training.weight(loss, weight) * (1.0 if self.loss_scale is None else self.loss_scale)
-        training.begin_backward(weight)
+        scaled = loss * training.steps.weight(loss, weight) * (1.0 if self.loss_scale is None else self.loss_scale)
+        training.steps.begin_backward(weight)
         scaled.backward()
-        training.end_backward()
+        training.steps.end_backward()
         if micro.is_last:
             if self.loss_scale is not None and self.unscales:
                 for parameter in self.model.parameters():
                     assert parameter.grad is not None
                     parameter.grad /= self.loss_scale
-            training.before_step(self.loss_scale, unscaled=self.unscales)
+            training.steps.before_step(self.loss_scale, unscaled=self.unscales)
             gradients = [p.grad.reshape(-1) for p in self.model.parameters() if p.grad is not None]
             self.gradient = torch.cat(gradients).tolist()
             self.optimizer.step()
@@ -318,7 +318,7 @@ def test_it_reports_and_stops_as_a_job_does(monkeypatch, ends):
         told.append(json.loads(body))
         return {}
 
-    monkeypatch.setattr(reporter, "post_report", post)
+    monkeypatch.setattr(report_client, "post_report", post)
     monkeypatch.setattr(Adaptation, "is_round", lambda self, step: step % 2 == 0)
     host = Host(FrameworkOptions(batch_size=4))
     host.training.epochs_wanted = 3.0

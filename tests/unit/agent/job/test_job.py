@@ -274,7 +274,7 @@ def test_leaving_an_epoch_early_skips_the_rest_of_the_pass():
                 if epoch == 0 and number == 1:
                     break
         assert (job.samples, job.epoch) == (30, 2)
-        assert job._loader.pass_index == 2
+        assert job._parts.loader.pass_index == 2
 
 
 def test_leaving_in_mid_step_forgets_the_half_step():
@@ -294,7 +294,7 @@ def test_measuring_noise_in_exact_mode_changes_no_loss():
         steps, part = [], 0.0
         for _ in job.epochs(2):
             for batch in job.batches():
-                micro: Any = job._engine._micro
+                micro: Any = job._parts.engine._micro
                 loss = loss_of(job, batch)
                 part += float(loss.detach()) * micro.samples / micro.total
                 job.backward(loss)

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pollux.agent.reporting.receipt import EVENT_KINDS, Receipt, ReceiptRow
+from pollux.agent.reporting.receipt import EVENT_KINDS, Receipt
 from pollux.agent.reporting.receipt_plot import draw, png
+from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.core.errors import CheckpointMismatch, InvalidInput, UnknownName
 
 SIZE = 10_000

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from pollux.agent.reporting.reporter import Address, Reporter, model_report, post_report
+from pollux.agent.reporting.report_client import Address, Reporter, post_report
+from pollux.agent.reporting.reporter import model_report
 from pollux.core.errors import InvalidInput
 from pollux.goodput import BatchLimits, Efficiency, FabricThroughput, GoodputModel, PublishedThroughput
 from pollux.testing.waiting import PATIENCE_SECONDS

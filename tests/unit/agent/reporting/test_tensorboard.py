@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pollux.agent.reporting.receipt import ReceiptRow
+from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.agent.reporting.tensorboard import Scalars
 from pollux.core.errors import InvalidInput
 

@@ -1,4 +1,4 @@
-"""Limits learned from what ran and what did not, and the guard in front of a forward pass."""
+"""Which errors mean memory, and the guard in front of a forward pass."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pollux.agent.step.oom import MemoryLimits, OomTrial, is_out_of_memory
+from pollux.agent.step.oom import OomTrial, is_out_of_memory, predicted_local_batch
 from pollux.core.errors import InvalidInput
 
 
@@ -25,47 +25,8 @@ def test_which_errors_mean_memory(error, expected):
     assert is_out_of_memory(error) is expected
 
 
-def test_nothing_is_known_at_first():
-    limits = MemoryLimits("A")
-    assert (limits.held, limits.largest) == (0, None)
-    assert limits.predicted_largest(torch.device("cpu"), 8) is None
-
-
-def test_back_to_the_largest_that_ran():
-    limits = MemoryLimits("A")
-    limits.ran(8)
-    limits.ran(6)
-    assert limits.held == 8
-    assert limits.ran_out(16) == 8
-    assert (limits.held, limits.largest) == (8, 15)
-
-
-def test_half_where_nothing_ran_yet():
-    limits = MemoryLimits("A")
-    assert limits.ran_out(16) == 8
-    assert limits.ran_out(8) == 4
-    assert limits.largest == 7
-    assert limits.ran_out(1) == 1
-
-
-def test_what_ran_once_may_run_out_later():
-    """Fragmentation, or a neighbour: the limit then falls below what had run."""
-    limits = MemoryLimits("A")
-    limits.ran(8)
-    assert limits.ran_out(8) == 4
-    assert (limits.held, limits.largest) == (0, 7)
-
-
-def test_limits_are_kept_by_gpu_type():
-    limits = MemoryLimits("A")
-    limits.ran(8)
-    limits.ran_out(20)
-    other = MemoryLimits("B")
-    other.load_state_dict(limits.state_dict())
-    assert (other.held, other.largest) == (0, None)
-    same = MemoryLimits("A")
-    same.load_state_dict(limits.state_dict())
-    assert (same.held, same.largest) == (8, 19)
+def test_nothing_is_predicted_without_a_gpu():
+    assert predicted_local_batch(torch.device("cpu"), 8) is None
 
 
 class Hungry(nn.Module):

@@ -180,7 +180,7 @@ def test_what_cannot_be_placed_is_refused(backend, lender):
 
 def test_every_replica_knows_its_ranks(backend, lender):
     lender.offer([node("a", gpus=(4, 6)), node("b", gpus=(0, 1))])
-    details = backend._ground.details(launch(a=2, b=1), ["a/0", "a/1", "b/0"], "run")
+    details = backend._slots.details(launch(a=2, b=1), ["a/0", "a/1", "b/0"], "run")
     ranks = [each["RANK"] + each["LOCAL_RANK"] + each["NODE_RANK"] for each in details["replicas"]]
     assert ranks == ["000", "110", "201"]
     assert {**details["environ"], **details["replicas"][0]}["MASTER_ADDR"] == "127.0.0.1"
@@ -260,15 +260,15 @@ def test_a_thousand_hosts_cost_a_quiet_turn_nothing(backend, lender):
         return {}
 
     lender.held = held
-    listed = backend._ground.hosts
+    listed = backend._slots.hosts
     for _ in range(100):
-        backend._work._rouse()
-    assert backend._ground.hosts is listed
+        backend._dispatcher.thread.wake()
+    assert backend._slots.hosts is listed
     assert calls == []
 
 
 def test_what_is_degraded_is_in_the_log_once(backend, caplog):
-    work = backend._fleet
+    work = backend._watch
     said = ["node 'n1' waits 5 s", "node 'n2' waits 5 s"]
     with caplog.at_level("WARNING", "pollux.backends"):
         work._log_warnings(lambda: said)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.backends.fleet import dispatcher, shared_folders
+from pollux.backends.fleet import node_watch, shared_folders
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.fleet.shared_folders import FolderCheck, SharedFolders
 from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
@@ -38,7 +38,7 @@ class Hosts:
 def hosts(monkeypatch):
     made = Hosts()
     monkeypatch.setattr(shared_folders, "ask_host", made.answer)
-    monkeypatch.setattr("pollux.backends.fleet.dispatcher.ask_host", made.answer)
+    monkeypatch.setattr("pollux.backends.fleet.node_watch.ask_host", made.answer)
     monkeypatch.setattr(shared_folders, "_PAUSE_SECONDS", 0.001)
     return made
 
@@ -168,16 +168,16 @@ def test_nothing_is_started_on_a_node_that_does_not_say(backend, hosts, tmp_path
 
 def test_a_node_that_does_not_answer_for_long_is_given_up_until_it_answers(backend, hosts, tmp_path, monkeypatch):
     given_up: list[list[str]] = []
-    monkeypatch.setattr(dispatcher, "_PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(node_watch, "_PROBE_SECONDS", 0.01)
     monkeypatch.setattr(
-        backend.lender, "give_up", lambda silent: given_up.append([hosted.node.id for hosted in silent])
+        backend.lender, "release_silent", lambda silent: given_up.append([hosted.node.id for hosted in silent])
     )
     hosts.silent.add(1)
     backend.lender.offer([host(1), host(2)])
     assert end_of(backend, tmp_path, n1=1).outcome == "refused"
     until(lambda: len(given_up) > 3)
     assert not any(given_up), "it may answer yet"
-    monkeypatch.setattr(dispatcher, "_GIVE_UP_TIMES", 0.0)
+    monkeypatch.setattr(node_watch, "_GIVE_UP_TIMES", 0.0)
     until(lambda: ["n1"] in given_up)
     hosts.silent.clear()
     until(lambda: given_up[-1] == [])
@@ -195,13 +195,13 @@ def test_who_would_join_there_does_not(backend, hosts, tmp_path):
     hosts.blind.add(2)
     backend.lender.offer([host(1), host(2)])
     backend.refuses([str(tmp_path)])
-    work = backend._fleet
+    work = backend._dispatcher.changes
     launch = Launch("job", 2, Placement.of({"n1": 1, "n2": 1}), ("python", "x.py"), str(tmp_path))
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (said := work._vet(launch, ("n1/0", "n2/0"), ("n1/0",))) is None:
+    while (said := work.vet(launch, ("n1/0", "n2/0"), ("n1/0",))) is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     why, left = said
     assert "'n2'" in why
     assert left == ("n1/0", "gone:n2/0")
-    assert work._vet(launch, ("n1/0", "n1/1"), ("n1/0",)) == ("", ("n1/0", "n1/1"))
+    assert work.vet(launch, ("n1/0", "n1/1"), ("n1/0",)) == ("", ("n1/0", "n1/1"))

@@ -7,7 +7,8 @@ import pytest
 from pollux import backends
 from pollux.backends.nodes.provider import LentNode
 from pollux.backends.slurm.backend import SlurmBackend
-from pollux.backends.slurm.job_provider import SlurmJobProvider, host_port
+from pollux.backends.slurm.job_provider import SlurmJobProvider
+from pollux.backends.slurm.job_requests import host_port
 from pollux.backends.slurm.script import SlurmOptions, array_words
 from pollux.core import Node
 from pollux.core.errors import InvalidInput
@@ -42,7 +43,7 @@ def test_a_preview_without_pilots_is_what_a_decision_would_send(tmp_path):
 
     lender = SlurmJobProvider(tmp_path / "pool", SlurmOptions(gpus_per_node=4, mode="job"), PlayedSlurm())
     lender.head = "10.0.0.1"
-    lender._submit_for("JOB", {"NODE"})
+    lender._request("JOB", {"NODE"})
     assert [text] == [f"{' '.join(array_words(count))} <<'END'\n{script}END\n" for script, count in sent]
     assert f"--ports NODE:{host_port(str(tmp_path / 'pool'), 'NODE')}" in text
 

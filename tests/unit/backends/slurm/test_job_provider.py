@@ -5,7 +5,8 @@ import json
 import pytest
 
 from pollux.backends.nodes.slot_table import SlotTable
-from pollux.backends.slurm.job_provider import SlurmJobProvider, host_port
+from pollux.backends.slurm.job_provider import SlurmJobProvider
+from pollux.backends.slurm.job_requests import host_port
 from pollux.backends.slurm.script import SlurmOptions
 from pollux.core.errors import BackendFailed
 
@@ -68,7 +69,7 @@ class Bench:
         self.changes = 0
         options = SlurmOptions(gpus_per_node=4, mode="job")
         self.lender = SlurmJobProvider(self.folder, options, self.slurm, lambda: self.now)
-        self.lender._folder.prepare(b"secret")
+        self.lender.queue.folder.prepare(b"secret")
         self.lender._changed = self.changed
 
     def changed(self):
@@ -259,7 +260,7 @@ def test_a_node_with_less_than_is_asked_for_is_not_offered(tmp_path, monkeypatch
     ]
     monkeypatch.setattr(slurm, "all_nodes", lambda partition: "\n".join(rows) + "\n")
     lender = SlurmJobProvider(tmp_path / "pool", SlurmOptions(mode="job", **asked), slurm, lambda: 1000.0)
-    lender._folder.prepare(b"secret")
+    lender.queue.folder.prepare(b"secret")
     lender.turn()
     assert [hosted.node.id for hosted in lender.hosts()] == names
     assert {hosted.node.num_gpus for hosted in lender.hosts()} == {asked.get("slots") or asked["gpus_per_node"]}
@@ -327,7 +328,7 @@ def test_a_batch_job_of_which_one_node_is_faulty_is_kept_while_another_is_in_use
     (bench.folder / "pilots" / "1_0.node2.json").unlink()
     (bench.folder / "pilots" / "1_0.node2.problem").write_text("its GPUs are not those that Slurm has")
     bench.turn()
-    assert bench.lender._picture.faulty == ("1_0",)
+    assert bench.lender.queue.pool.faulty == ("1_0",)
     assert bench.slurm.cancelled == [], "a job trains on node1"
     bench.lender.drop("train", {"node1": (0,), "node2": (0,)})
     bench.turn()
@@ -343,8 +344,8 @@ def test_one_that_could_not_start_gives_nothing_back_on_which_jobs_may_run(bench
     bench.lender.ask("other", {"node2": 1})
     bench.turn()
     later = SlurmJobProvider(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
-    later._folder.prepare(b"secret")
-    later._read_queue()
+    later.queue.folder.prepare(b"secret")
+    later.queue._read_queue()
     later._leave()
     assert bench.slurm.cancelled == ["2_0"], "only what waits"
 
@@ -391,7 +392,7 @@ def test_only_what_is_left_of_a_node_can_be_lent(tmp_path, monkeypatch, row, is_
     monkeypatch.setattr(slurm, "all_nodes", lambda partition: f"node9|{row}\n")
     options = SlurmOptions(mode="job", gpus_per_node=4, cpus_per_node=4)
     lender = SlurmJobProvider(tmp_path / "pool", options, slurm, lambda: 1000.0)
-    lender._folder.prepare(b"secret")
+    lender.queue.folder.prepare(b"secret")
     lender.turn()
     assert [hosted.node.id for hosted in lender.hosts()] == ["node9"] * is_offered
 
@@ -401,7 +402,7 @@ def test_who_asks_for_a_reservation_is_lent_its_nodes(tmp_path, monkeypatch):
     slurm.states = {"node1": "reserved"}
     options = SlurmOptions(mode="job", gpus_per_node=4, words="--reservation=course")
     lender = SlurmJobProvider(tmp_path / "pool", options, slurm, lambda: 1000.0)
-    lender._folder.prepare(b"secret")
+    lender.queue.folder.prepare(b"secret")
     lender.turn()
     assert [hosted.node.id for hosted in lender.hosts()] == ["node1"]
 

@@ -67,7 +67,7 @@ class Bench:
         options = {"nodes": "2", "gpus_per_node": 4, "poll_seconds": 1000.0, **given}
         self.lender = SlurmPilotProvider(self.folder, SlurmOptions(**options), self.slurm, lambda: self.now)
         self.changes = 0
-        self.lender._folder.prepare(b"secret")
+        self.lender.queue.folder.prepare(b"secret")
         self.lender._changed = self.changed
 
     def changed(self):
@@ -160,9 +160,9 @@ def test_a_host_that_does_not_come_is_not_looked_for_all_the_time(bench):
     bench.turn()
     bench.slurm.grant("1_0", "node1")
     bench.turn()
-    assert bench.lender._expects
+    assert bench.lender.rounds.expect_news
     bench.turn(91.0)
-    assert not bench.lender._expects
+    assert not bench.lender.rounds.expect_news
     assert any("has not announced itself" in warning for warning in bench.lender.warnings())
     bench.announce("1_0", "node1")
     bench.turn()
@@ -268,17 +268,17 @@ def test_a_node_that_does_not_answer_for_long_is_given_back_and_another_is_asked
     bench.lender.ask("job", {"node2": 1})
     asked = len(bench.slurm.submitted)
     (silent,) = [hosted for hosted in bench.lender.hosts() if hosted.node.id == "node2"]
-    bench.lender.give_up([silent])
+    bench.lender.release_silent([silent])
     bench.turn()
     assert bench.slurm.cancelled == [], "a job still counts on it"
-    bench.lender.give_up([])
+    bench.lender.release_silent([])
     bench.lender.drop("job", bench.lender.held("job"))
     bench.turn()
     assert bench.slurm.cancelled == [], "it has answered meanwhile"
-    bench.lender.give_up([replace(silent, address=("10.0.0.9", 1))])
+    bench.lender.release_silent([replace(silent, address=("10.0.0.9", 1))])
     bench.turn()
     assert bench.slurm.cancelled == [], "that was another host of its name"
-    bench.lender.give_up([silent])
+    bench.lender.release_silent([silent])
     bench.turn()
     bench.turn()
     assert bench.slurm.cancelled == ["1_1"]
@@ -411,14 +411,14 @@ def test_a_quota_for_some_of_the_nodes_gives_those(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_full_keeps_nobody_from_looking(bench, monkeypatch, caplog):
     bench.turn()
-    put, full = bench.lender._folder._put, [True]
+    put, full = bench.lender.queue.folder._put, [True]
 
     def no_space(name, text):
         if full:
             raise OSError(28, "No space left on device")
         put(name, text)
 
-    monkeypatch.setattr(bench.lender._folder, "_put", no_space)
+    monkeypatch.setattr(bench.lender.queue.folder, "_put", no_space)
     bench.lend("1_0", "node1")
     bench.turn()
     assert bench.nodes == ["node1"]
@@ -428,7 +428,9 @@ def test_a_folder_that_is_full_keeps_nobody_from_looking(bench, monkeypatch, cap
     full.clear()
     bench.turn()
     assert not any("No space left" in each for each in bench.lender.warnings())
-    assert [row.id for row in bench.lender._folder.remembered()[0]] == ["1_0"], "what could not be kept is kept later"
+    assert [row.id for row in bench.lender.queue.folder.remembered()[0]] == ["1_0"], (
+        "what could not be kept is kept later"
+    )
 
 
 def test_a_node_that_lies_is_given_back_and_not_asked_for_again(bench):
@@ -497,7 +499,7 @@ def test_a_node_whose_type_only_slurm_knows_keeps_it_under_a_new_object(bench, m
 @pytest.mark.parametrize("text", ["[]", '[["1_0", ["node1"], "pilot"]]', '{"pilots": 1, "nodes": {}}', "{", "null"])
 def test_what_was_kept_and_cannot_be_understood_is_left_out(bench, text):
     (bench.folder / "running.json").write_text(text)
-    assert bench.lender._folder.remembered() == ([], {})
+    assert bench.lender.queue.folder.remembered() == ([], {})
 
 
 def test_closing_cancels_only_what_waits_and_only_without_jobs(bench):

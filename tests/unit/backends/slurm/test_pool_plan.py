@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pollux.backends.slurm.parse import JOB_STATES, PilotRow, read_nodes
-from pollux.backends.slurm.pool_plan import NodeNote, look, plan
+from pollux.backends.slurm.pool_plan import NodeNote, plan_pool, view_pool
 from pollux.backends.slurm.script import SlurmOptions
 
 OPTIONS = SlurmOptions(nodes="1..4", gpus_per_node=4, margin_seconds=100.0, ahead_seconds=200.0)
@@ -32,7 +32,7 @@ def states(**by_node):
 
 
 def seen(rows, notes=None, nodes=None, running_seconds=None):
-    return look(OPTIONS, rows, nodes or {}, notes or {}, running_seconds or {})
+    return view_pool(OPTIONS, rows, nodes or {}, notes or {}, running_seconds or {})
 
 
 def test_a_node_is_lent_once_its_host_is_up():
@@ -86,7 +86,7 @@ def test_a_pilot_that_is_about_to_end_is_left_and_another_counted(state):
     assert [hosted.node.id for hosted in picture.hosts] == ["node1"]
     assert picture.leaving == {"node1": f"Slurm has its pilot as {state}"}
     assert picture.steady == picture.waiting == ()
-    busy, idle = (plan(OPTIONS, picture, 1, used, may_submit=True, may_shrink=True) for used in (["node1"], []))
+    busy, idle = (plan_pool(OPTIONS, picture, 1, used, may_submit=True, may_shrink=True) for used in (["node1"], []))
     assert (busy.submit, busy.cancel) == (1, ())
     assert (idle.submit, idle.cancel) == (1, ("7_1",))
 
@@ -113,7 +113,7 @@ def test_a_node_that_lies_is_not_lent_and_not_asked_for_again():
     picture = seen([running(1)], {("7_1", "node1"): NodeNote(problem="2 GPUs are missing")})
     assert (picture.hosts, picture.faulty, picture.bad_nodes) == ((), ("7_1",), ("node1",))
     assert picture.warnings == ("node 'node1' cannot be used: 2 GPUs are missing",)
-    assert plan(OPTIONS, picture, 1, (), may_submit=True, may_shrink=False).cancel == ("7_1",)
+    assert plan_pool(OPTIONS, picture, 1, (), may_submit=True, may_shrink=False).cancel == ("7_1",)
 
 
 def test_silence_is_told_after_a_while():
@@ -124,20 +124,20 @@ def test_silence_is_told_after_a_while():
 
 def test_what_lacks_is_asked_for_at_once():
     picture = seen([running(1), waiting(2)], notes(1))
-    assert plan(OPTIONS, picture, 4, (), may_submit=True, may_shrink=False).submit == 2
-    assert plan(OPTIONS, picture, 4, (), may_submit=False, may_shrink=False).submit == 0
+    assert plan_pool(OPTIONS, picture, 4, (), may_submit=True, may_shrink=False).submit == 2
+    assert plan_pool(OPTIONS, picture, 4, (), may_submit=False, may_shrink=False).submit == 0
 
 
 def test_what_is_too_much_goes_later_and_never_under_a_job():
     picture = seen([running(1), running(2), waiting(3)], notes(1, 2))
-    assert plan(OPTIONS, picture, 1, (), may_submit=True, may_shrink=False).cancel == ()
-    assert plan(OPTIONS, picture, 1, (), may_submit=True, may_shrink=True).cancel == ("7_3", "7_2")
-    assert plan(OPTIONS, picture, 1, {"node2"}, may_submit=True, may_shrink=True).cancel == ("7_3", "7_1")
-    assert plan(OPTIONS, picture, 3, (), may_submit=True, may_shrink=True).cancel == ()
+    assert plan_pool(OPTIONS, picture, 1, (), may_submit=True, may_shrink=False).cancel == ()
+    assert plan_pool(OPTIONS, picture, 1, (), may_submit=True, may_shrink=True).cancel == ("7_3", "7_2")
+    assert plan_pool(OPTIONS, picture, 1, {"node2"}, may_submit=True, may_shrink=True).cancel == ("7_3", "7_1")
+    assert plan_pool(OPTIONS, picture, 3, (), may_submit=True, may_shrink=True).cancel == ()
 
 
 def test_a_node_that_is_left_goes_once_it_is_empty():
     picture = seen([running(1, 50.0, 3600.0)], notes(1))
-    assert plan(OPTIONS, picture, 1, {"node1"}, may_submit=True, may_shrink=False).cancel == ()
-    todo = plan(OPTIONS, picture, 1, (), may_submit=True, may_shrink=False)
+    assert plan_pool(OPTIONS, picture, 1, {"node1"}, may_submit=True, may_shrink=False).cancel == ()
+    todo = plan_pool(OPTIONS, picture, 1, (), may_submit=True, may_shrink=False)
     assert (todo.cancel, todo.submit) == (("7_1",), 1)

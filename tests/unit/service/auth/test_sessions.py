@@ -4,7 +4,7 @@ import json
 import stat
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.core.errors import InvalidInput, StoreFailed, Unauthorised
 from pollux.service import ServiceSettings, Tokens, create_app

@@ -9,9 +9,9 @@ from pollux import policies
 from pollux.controller import JobState
 from pollux.core import Cluster, JobLimits, Node, Placement
 from pollux.service import Engine, ServiceSettings
-from pollux.service.engine.autoscaling import nodes_wanted, somebody_waits
+from pollux.service.engine.autoscaling import desired_num_nodes, is_job_waiting
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.servers.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock, result_of
 from pollux.wire.job import JobRequest
 
 
@@ -27,26 +27,26 @@ def job(most, state=JobState.QUEUED, waiting_for=()):
 )
 def test_nodes_for_everybody(most, nodes, wanted):
     cluster = Cluster.uniform(nodes, 4) if nodes else Cluster(())
-    assert nodes_wanted([job(each) for each in most], cluster) == wanted
+    assert desired_num_nodes([job(each) for each in most], cluster) == wanted
 
 
 def test_jobs_that_may_not_run_want_no_nodes():
     jobs = [job(4, JobState.RUNNING), job(8, JobState.PAUSED), job(16, waiting_for=("first",))]
-    assert nodes_wanted(jobs, Cluster.uniform(3, 4)) == 1
-    assert nodes_wanted(jobs[1:], Cluster.uniform(3, 4)) == 0
+    assert desired_num_nodes(jobs, Cluster.uniform(3, 4)) == 1
+    assert desired_num_nodes(jobs[1:], Cluster.uniform(3, 4)) == 0
 
 
 def test_who_wants_gpus_and_has_none_waits():
     waits, runs = job(4), job(4, JobState.RUNNING)
     runs.placement = Placement.of({"n": 1})
     idle = [job(8, JobState.PAUSED), job(16, waiting_for=("first",))]
-    assert somebody_waits([runs, waits])
-    assert not somebody_waits([runs, *idle])
+    assert is_job_waiting([runs, waits])
+    assert not is_job_waiting([runs, *idle])
 
 
 @pytest.mark.parametrize("desired", [0, 7])
 def test_a_policy_that_says_how_many_is_heard(desired):
-    assert nodes_wanted([job(8)], Cluster.uniform(1, 4), desired) == desired
+    assert desired_num_nodes([job(8)], Cluster.uniform(1, 4), desired) == desired
 
 
 class Wishing:
@@ -74,18 +74,18 @@ def test_the_backend_hears_what_is_wanted_after_each_decision(tmp_path, monkeypa
 
     def decide():
         clock.set(clock.time + 1000.0, engine)
-        engine.settle()
+        engine.loop.settle()
         return wishes[-1]
 
     try:
-        engine.submit(JobRequest("job", ("x",), 1, 9, workdir="/"))
+        result_of(engine.submit(JobRequest("job", ("x",), 1, 9, workdir="/")))
         assert decide() == 3
         policy.desired = 6
-        engine.submit(JobRequest("other", ("x",), 1, 1, workdir="/"))
+        result_of(engine.submit(JobRequest("other", ("x",), 1, 1, workdir="/")))
         assert decide() == 6
         policy.desired = None
-        engine.pause("job")
-        engine.pause("other")
+        result_of(engine.pause("job"))
+        result_of(engine.pause("other"))
         assert decide() == 0
     finally:
         engine.stop("keep")

@@ -12,7 +12,7 @@ from pollux.core import Decision, Node
 from pollux.core.errors import Unreachable
 from pollux.service import Engine, ServiceSettings
 from pollux.store import MemoryStore, MemoryTelemetry
-from pollux.testing.servers.service import FakeBackend, ManualClock
+from pollux.testing.servers.service import FakeBackend, ManualClock, result_of
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import JobRequest
 
@@ -60,7 +60,7 @@ def engine(policy, clock, tmp_path):
     backend = FakeBackend([Node("n", 4)], clock)
     engine = Engine(policy, backend, MemoryStore(), MemoryTelemetry(), ServiceSettings(home=tmp_path), clock)
     engine.start()
-    engine.settle()
+    engine.loop.settle()
     yield engine
     for _ in range(1000):
         policy.gate.release()
@@ -72,26 +72,26 @@ def busy_with_a_plan(engine, policy):
     while policy.asked.acquire(blocking=False):
         pass
     policy.hold()
-    first = engine.begin_plan(request("probe"))
+    first = engine.plan(request("probe"))
     assert policy.asked.acquire(timeout=PATIENCE_SECONDS)
     return first
 
 
 def test_a_decision_overtakes_plans_that_wait(engine, policy, clock):
     first = busy_with_a_plan(engine, policy)
-    drafts = [engine.begin_plan(request(f"draft-{index}")) for index in range(5)]
+    drafts = [engine.plan(request(f"draft-{index}")) for index in range(5)]
     clock.set(200.0, engine)
-    submitted = engine.begin_submit(request("a"))
+    submitted = engine.submit(request("a"))
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while engine._thinking is None and time.monotonic() < deadline:
+    while engine.loop._deciding_on is None and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert engine.runner.latest_decision_delay == 0.0
+    assert engine.decision_times.delay_seconds == 0.0
     clock.set(203.0, engine)
     policy.gate.release()
     assert first.result(PATIENCE_SECONDS).starts_now
     assert policy.asked.acquire(timeout=PATIENCE_SECONDS)
     assert policy.shown[-1] == ["a"], "the decision, though five plans came before it"
-    assert engine.runner.latest_decision_delay == 3.0, "it counts from when it was due to when it is thought about"
+    assert engine.decision_times.delay_seconds == 3.0, "it counts from when it was due to when it is thought about"
     policy.gate.release()
     status, plan = submitted.result(PATIENCE_SECONDS)
     assert plan.starts_now, "the decision is the plan"
@@ -104,13 +104,13 @@ def test_a_decision_overtakes_plans_that_wait(engine, policy, clock):
 
 def test_plans_of_submitted_jobs_share_one_answer(engine, policy, clock):
     clock.set(200.0, engine)
-    engine.submit(request("seed"))
-    engine.settle()
+    result_of(engine.submit(request("seed")))
+    engine.loop.settle()
     first = busy_with_a_plan(engine, policy)
     before = len(policy.shown)
     # No decision is due for two seconds: the plans are worked out by themselves.
-    waiting = [engine.begin_submit(request(f"j{index}")) for index in range(20)]
-    engine._look(lambda: None).result(PATIENCE_SECONDS)
+    waiting = [engine.submit(request(f"j{index}")) for index in range(20)]
+    engine.loop.read(lambda: None).result(PATIENCE_SECONDS)
     policy.gate.release()
     assert first.result(PATIENCE_SECONDS)
     policy.gate.release()
@@ -122,13 +122,13 @@ def test_plans_of_submitted_jobs_share_one_answer(engine, policy, clock):
 
 def test_a_job_that_is_gone_meanwhile_still_gets_a_plan(engine, policy, clock):
     clock.set(200.0, engine)
-    engine.submit(request("seed"))
-    engine.settle()
+    result_of(engine.submit(request("seed")))
+    engine.loop.settle()
     first = busy_with_a_plan(engine, policy)
-    gone = engine.begin_submit(request("gone"))
-    engine.begin_cancel("gone").result(PATIENCE_SECONDS)
-    stays = engine.begin_submit(request("stays"))
-    engine._look(lambda: None).result(PATIENCE_SECONDS)
+    gone = engine.submit(request("gone"))
+    engine.cancel("gone").result(PATIENCE_SECONDS)
+    stays = engine.submit(request("stays"))
+    engine.loop.read(lambda: None).result(PATIENCE_SECONDS)
     for _ in range(4):
         policy.gate.release()
     assert first.result(PATIENCE_SECONDS)
@@ -138,8 +138,8 @@ def test_a_job_that_is_gone_meanwhile_still_gets_a_plan(engine, policy, clock):
 
 def test_plans_that_wait_at_the_end_are_refused(engine, policy):
     first = busy_with_a_plan(engine, policy)
-    late = engine.begin_plan(request("late"))
-    engine._look(lambda: None).result(PATIENCE_SECONDS)
+    late = engine.plan(request("late"))
+    engine.loop.read(lambda: None).result(PATIENCE_SECONDS)
     ending = threading.Thread(target=engine.stop, args=("keep",))
     ending.start()
     with pytest.raises(Unreachable, match="stopping"):
@@ -148,12 +148,12 @@ def test_plans_that_wait_at_the_end_are_refused(engine, policy):
     assert first.result(PATIENCE_SECONDS)
     ending.join(PATIENCE_SECONDS)
     with pytest.raises(Unreachable):
-        engine.plan(request("later"))
+        result_of(engine.plan(request("later")))
 
 
 def test_a_policy_that_fails_still_leaves_a_plan(engine, policy, caplog):
     policy.real = None
-    status, plan = engine.submit(request("a"))
+    status, plan = result_of(engine.submit(request("a")))
     assert (status.id, plan.starts_now) == ("a", False)
     assert "failed" in caplog.text
 
@@ -178,10 +178,10 @@ def test_nobody_is_promised_what_an_earlier_job_may_get(tmp_path):
     backend = FakeBackend([Node("n", 1)], clock)
     engine = Engine(Random(), backend, MemoryStore(), MemoryTelemetry(), ServiceSettings(home=tmp_path), clock)
     engine.start()
-    engine.settle()
+    engine.loop.settle()
     # The first decision, on no job at all, was just made: the next is due in two seconds.
-    assert engine.submit(request("a"))[1].starts_now
-    _, plan = engine.submit(request("b"))
+    assert result_of(engine.submit(request("a")))[1].starts_now
+    _, plan = result_of(engine.submit(request("b")))
     assert (plan.starts_now, plan.gpus, plan.behind) == (False, 0, ("a",))
     assert "behind a" in plan.text
     engine.stop("keep")

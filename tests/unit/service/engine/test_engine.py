@@ -16,8 +16,9 @@ from pollux.core.errors import (
     Unreachable,
 )
 from pollux.service import Engine, ServiceSettings
+from pollux.service.engine.job_ids import JobIds
 from pollux.store import MemoryStore, MemoryTelemetry, SavedState
-from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, result_of, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.job import BatchSizes, JobRequest
 
@@ -29,7 +30,7 @@ def test_a_submitted_job_is_placed_and_launched(world):
     assert (launch.job_id, launch.generation, launch.argv) == ("job", 1, ("sleep", "1"))
     assert world.engine.job("job").state == "starting"
     world.backend.started("job")
-    world.engine.settle()
+    world.engine.loop.settle()
     assert world.engine.job("job").state == "running"
 
 
@@ -49,7 +50,7 @@ def test_a_job_that_ends_well_has_succeeded_and_is_forgotten(world):
     world.submit()
     world.backend.started("job")
     world.backend.ended("job", "succeeded")
-    world.engine.settle()
+    world.engine.loop.settle()
     status = world.engine.job("job")
     assert (status.state, status.progress, status.gpus) == ("succeeded", 1.0, 0)
     assert world.backend.forgotten == ["job"]
@@ -58,14 +59,14 @@ def test_a_job_that_ends_well_has_succeeded_and_is_forgotten(world):
 def test_a_crash_is_retried_after_a_pause_and_then_fails(world):
     world.submit(retries=1)
     world.backend.ended("job", "crashed", "exit code 3")
-    world.engine.settle()
+    world.engine.loop.settle()
     assert world.engine.job("job").state == "queued"
     world.after(1.0)
     assert len(world.backend.launches) == 1
     world.after(5.0)
     assert [launch.generation for launch in world.backend.launches] == [1, 3]
     world.backend.ended("job", "crashed", "exit code 3")
-    world.engine.settle()
+    world.engine.loop.settle()
     status = world.engine.job("job")
     assert (status.state, status.crashes) == ("failed", 2)
     assert "exit code 3" in status.detail
@@ -74,7 +75,7 @@ def test_a_crash_is_retried_after_a_pause_and_then_fails(world):
 def test_a_launch_that_the_backend_refuses_counts_as_a_crash(world):
     world.backend.refuse = "no such interpreter"
     world.submit(retries=0)
-    world.engine.settle()
+    world.engine.loop.settle()
     assert world.engine.job("job").state == "failed"
     assert "no such interpreter" in world.engine.job("job").detail
 
@@ -82,9 +83,9 @@ def test_a_launch_that_the_backend_refuses_counts_as_a_crash(world):
 def test_out_of_memory_limits_the_next_local_batch(world):
     world.submit(max_gpus=1)
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, local_batch=64))
+    result_of(world.engine.report("job", sample_report(1, local_batch=64)))
     world.backend.ended("job", "out-of-memory")
-    world.engine.settle()
+    world.engine.loop.settle()
     world.after(10.0)
     assert world.backend.launches[-1].env["POLLUX_MAX_LOCAL_BATCH"] == "32"
 
@@ -92,7 +93,7 @@ def test_out_of_memory_limits_the_next_local_batch(world):
 def test_a_second_job_makes_the_first_shrink(world):
     world.submit("a", min_gpus=1, max_gpus=4)
     world.backend.started("a")
-    world.engine.report("a", sample_report(1, model=SAMPLE_MODEL))
+    result_of(world.engine.report("a", sample_report(1, model=SAMPLE_MODEL)))
     world.after(10.0)
     world.submit("b", min_gpus=2, max_gpus=2)
     world.after(10.0)
@@ -106,10 +107,12 @@ def test_the_older_generation_is_told_to_stop_before_the_new_one_starts(make_wor
     world = make_world(gpus=2)
     world.submit("a", min_gpus=1, max_gpus=2)
     world.backend.started("a")
-    world.engine.report("a", sample_report(1, model=SAMPLE_MODEL))
+    result_of(world.engine.report("a", sample_report(1, model=SAMPLE_MODEL)))
     world.after(10.0)
     before = world.engine.job("a").generation
-    world.engine.resize("a", 1, 1) if world.engine.job("a").gpus == 2 else world.engine.resize("a", 2, 2)
+    result_of(world.engine.resize("a", 1, 1)) if world.engine.job("a").gpus == 2 else result_of(
+        world.engine.resize("a", 2, 2)
+    )
     world.after(10.0)
     assert world.engine.job("a").generation == before + 1
     assert ("a", before) in world.backend.stops
@@ -119,7 +122,7 @@ def test_names_of_jobs_that_have_ended_get_a_number(world):
     assert world.submit("x") == "x"
     with pytest.raises(Conflict, match="cancel"):
         world.submit("x")
-    world.engine.cancel("x")
+    result_of(world.engine.cancel("x"))
     assert world.submit("x") == "x-2"
     with pytest.raises(Conflict, match="x-2"):
         world.submit("x")
@@ -127,72 +130,72 @@ def test_names_of_jobs_that_have_ended_get_a_number(world):
 
 def test_a_job_is_cancelled_once(world):
     world.submit()
-    assert world.engine.cancel("job").state == "cancelled"
+    assert result_of(world.engine.cancel("job")).state == "cancelled"
     assert world.backend.stops == [("job", 2)]
     with pytest.raises(IllegalTransition):
-        world.engine.cancel("job")
+        result_of(world.engine.cancel("job"))
     with pytest.raises(UnknownName, match="known: job"):
-        world.engine.cancel("jub")
+        result_of(world.engine.cancel("jub"))
 
 
 def test_pause_and_resume(world):
     world.submit()
-    assert world.engine.pause("job").state == "paused"
+    assert result_of(world.engine.pause("job")).state == "paused"
     with pytest.raises(IllegalTransition, match="paused already; 'pollux resume job'"):
-        world.engine.pause("job")
-    world.engine.resume("job")
+        result_of(world.engine.pause("job"))
+    result_of(world.engine.resume("job"))
     world.after(5.0)
     assert world.engine.job("job").state == "starting"
     with pytest.raises(IllegalTransition, match="job 'job' is starting, not paused"):
-        world.engine.resume("job")
-    world.engine.cancel("job")
+        result_of(world.engine.resume("job"))
+    result_of(world.engine.cancel("job"))
     with pytest.raises(IllegalTransition, match="ended"):
-        world.engine.pause("job")
+        result_of(world.engine.pause("job"))
 
 
 def test_resize_below_one_changes_nothing(world):
     world.submit()
     before = world.store.revision
     with pytest.raises(InvalidInput):
-        world.engine.resize("job", 0, 4)
+        result_of(world.engine.resize("job", 0, 4))
     with pytest.raises(InvalidInput):
-        world.engine.resize("job", 3, 2)
+        result_of(world.engine.resize("job", 3, 2))
     assert world.store.revision == before
-    assert world.engine.resize("job", 2, 3).min_gpus == 2
+    assert result_of(world.engine.resize("job", 2, 3)).min_gpus == 2
 
 
 def test_the_same_key_submits_once(world):
     job = JobRequest("k", ("true",), workdir=str(world.home))
-    first = world.engine.submit(job, "key-1")[0]
-    again = world.engine.submit(job, "key-1")[0]
+    first = result_of(world.engine.submit(job, "key-1"))[0]
+    again = result_of(world.engine.submit(job, "key-1"))[0]
     assert first.id == again.id == "k"
     with pytest.raises(Conflict, match="key"):
-        world.engine.submit(JobRequest("other", ("true",), workdir=str(world.home)), "key-1")
+        result_of(world.engine.submit(JobRequest("other", ("true",), workdir=str(world.home)), "key-1"))
     assert [status.id for status in world.engine.jobs()] == ["k"]
 
 
 def test_a_key_that_was_written_without_its_job_still_submits(world):
     job = JobRequest("k", ("true",), workdir=str(world.home))
-    world.engine._keyed_id(job, "key-1")
-    assert world.engine.submit(job, "key-1")[0].id == "k"
+    world.engine._job_ids.of_submission(job, "key-1", {})
+    assert result_of(world.engine.submit(job, "key-1"))[0].id == "k"
 
 
 def test_a_key_whose_job_was_refused_never_leads_to_the_job_of_another(world):
     refused = JobRequest("k", ("true",), workdir=str(world.home), after=("nobody",))
     with pytest.raises(PolluxError):
-        world.engine.submit(refused, "key-1")
-    other = world.engine.submit(JobRequest("k", ("false",), workdir=str(world.home)))[0]
+        result_of(world.engine.submit(refused, "key-1"))
+    other = result_of(world.engine.submit(JobRequest("k", ("false",), workdir=str(world.home))))[0]
     with pytest.raises(Conflict, match="'k'"):
-        world.engine.submit(JobRequest("k", ("true",), workdir=str(world.home)), "key-1")
-    world.engine.cancel(other.id)
-    mine = world.engine.submit(JobRequest("k", ("true",), workdir=str(world.home)), "key-1")[0]
+        result_of(world.engine.submit(JobRequest("k", ("true",), workdir=str(world.home)), "key-1"))
+    result_of(world.engine.cancel(other.id))
+    mine = result_of(world.engine.submit(JobRequest("k", ("true",), workdir=str(world.home)), "key-1"))[0]
     assert mine.id != other.id
-    assert world.engine.submit(JobRequest("k", ("true",), workdir=str(world.home)), "key-1")[0].id == mine.id
+    assert result_of(world.engine.submit(JobRequest("k", ("true",), workdir=str(world.home)), "key-1"))[0].id == mine.id
 
 
 def test_a_plan_changes_nothing(world):
     before = world.store.revision
-    plan = world.engine.plan(JobRequest("p", ("true",), 1, 4, workdir=str(world.home)))
+    plan = result_of(world.engine.plan(JobRequest("p", ("true",), 1, 4, workdir=str(world.home))))
     assert plan.starts_now
     assert 1 <= plan.gpus <= 4
     assert plan.text
@@ -203,14 +206,14 @@ def test_a_plan_changes_nothing(world):
 def test_reports_that_are_no_news_are_measurements_only(world):
     world.submit()
     world.backend.started("job")
-    world.engine.report("job", sample_report(1, model=SAMPLE_MODEL))
+    result_of(world.engine.report("job", sample_report(1, model=SAMPLE_MODEL)))
     world.after(10.0)
     generation = world.engine.job("job").generation
-    world.engine.report("job", sample_report(generation, progress=200.0, model=SAMPLE_MODEL))
+    result_of(world.engine.report("job", sample_report(generation, progress=200.0, model=SAMPLE_MODEL)))
     world.after(10.0)
     before = world.store.revision
-    reply = world.engine.report("job", sample_report(generation, progress=201.0, model=SAMPLE_MODEL))
-    world.engine.settle()
+    reply = result_of(world.engine.report("job", sample_report(generation, progress=201.0, model=SAMPLE_MODEL)))
+    world.engine.loop.settle()
     assert world.store.revision == before
     assert reply.report_every_seconds == 30.0
     assert len(world.telemetry.series("job", "report")) == 3
@@ -224,13 +227,13 @@ def test_reports_that_are_no_news_are_measurements_only(world):
 def test_reports_that_cannot_be_are_refused(world):
     world.submit()
     with pytest.raises(Conflict, match="generation 7"):
-        world.engine.report("job", sample_report(7))
+        result_of(world.engine.report("job", sample_report(7)))
     with pytest.raises(InvalidInput, match="version"):
-        world.engine.report("job", sample_report(1, version=9))
+        result_of(world.engine.report("job", sample_report(1, version=9)))
     with pytest.raises(InvalidInput, match="step"):
-        world.engine.report("job", sample_report(1, step=-1))
+        result_of(world.engine.report("job", sample_report(1, step=-1)))
     with pytest.raises(UnknownName):
-        world.engine.report("nobody", sample_report(1))
+        result_of(world.engine.report("nobody", sample_report(1)))
     assert world.telemetry.series("job", "report") == []
 
 
@@ -238,12 +241,12 @@ def test_intervals_are_scored_when_the_job_ends(world):
     world.submit(max_gpus=1)
     world.backend.started("job")
     for share in (0.1, 0.3, 0.6):
-        world.engine.report("job", sample_report(1, progress=share * 1000, model=SAMPLE_MODEL))
+        result_of(world.engine.report("job", sample_report(1, progress=share * 1000, model=SAMPLE_MODEL)))
         world.after(30.0)
     world.backend.ended("job", "succeeded")
-    world.engine.settle()
-    assert world.engine.eta_quality("job")["predictions"] == 3
-    assert world.engine.eta_quality()["jobs"] == 1
+    world.engine.loop.settle()
+    assert world.engine.views.etas.quality("job")["predictions"] == 3
+    assert world.engine.views.etas.overall()["jobs"] == 1
 
 
 def test_fixed_policies_keep_the_batch(make_world):
@@ -279,14 +282,14 @@ def test_what_cannot_be_written_did_not_happen(make_world):
     world.submit("a")
     store.full = True
     with pytest.raises(StoreFailed):
-        world.engine.submit(JobRequest("b", ("x",), workdir="/"))
+        result_of(world.engine.submit(JobRequest("b", ("x",), workdir="/")))
     with pytest.raises(StoreFailed):
-        world.engine.cancel("a")
+        result_of(world.engine.cancel("a"))
     assert [status.id for status in world.engine.jobs()] == ["a"]
     assert world.engine.job("a").state == "starting"
     assert world.backend.stops == []
     store.full = False
-    assert world.engine.cancel("a").state == "cancelled"
+    assert result_of(world.engine.cancel("a")).state == "cancelled"
 
 
 class Stumbling:
@@ -309,29 +312,29 @@ def test_a_policy_that_fails_holds_nobody_up(tmp_path, caplog):
     backend = FakeBackend([Node("n", 2)], clock)
     engine = Engine(policy, backend, MemoryStore(), MemoryTelemetry(), ServiceSettings(home=tmp_path), clock)  # type: ignore[arg-type]
     engine.start()
-    engine.settle()
+    engine.loop.settle()
     assert "failed" in caplog.text
     policy.broken = False
     clock.set(10.0, engine)
-    engine.submit(JobRequest("a", ("x",), workdir="/"))
-    engine.settle()
+    result_of(engine.submit(JobRequest("a", ("x",), workdir="/")))
+    engine.loop.settle()
     assert engine.job("a").state == "starting"
     policy.broken = True
     clock.set(20.0, engine)
     caplog.clear()
-    engine.begin_set_queue(Queue("q")).result(PATIENCE_SECONDS)
-    engine.settle()
+    engine.set_queue(Queue("q")).result(PATIENCE_SECONDS)
+    engine.loop.settle()
     assert "failed" in caplog.text
     assert engine.job("a").state == "starting"
     engine.stop("keep")
 
 
 def test_queues_are_set_and_seen(world):
-    status = world.engine.begin_set_queue(Queue("vision", 2.0, 3)).result(PATIENCE_SECONDS)
+    status = world.engine.set_queue(Queue("vision", 2.0, 3)).result(PATIENCE_SECONDS)
     assert (status.weight, status.gpu_quota) == (2.0, 3)
     world.submit(queue="vision", max_gpus=4)
     world.after(5.0)
-    (queue,) = [found for found in world.engine.status().queues if found.name == "vision"]
+    (queue,) = [found for found in result_of(world.engine.status()).queues if found.name == "vision"]
     assert 1 <= queue.used <= 3
 
 
@@ -344,7 +347,7 @@ def test_nodes_come_and_go(world):
     world.backend.node_down("node-1")
     world.after(5.0)
     assert world.engine.job("job").state == "queued"
-    assert [node.id for node in world.engine.status().nodes] == ["node-0"]
+    assert [node.id for node in result_of(world.engine.status()).nodes] == ["node-0"]
 
 
 def test_jobs_wait_for_others(world):
@@ -361,7 +364,7 @@ def test_jobs_wait_for_others(world):
 def test_a_dependent_of_a_cancelled_job_is_shown_as_failed(world):
     world.submit("first", max_gpus=1)
     world.submit("second", max_gpus=1, after=("first",))
-    world.engine.cancel("first")
+    result_of(world.engine.cancel("first"))
     assert world.engine.job("second").state == "failed"
 
 
@@ -378,12 +381,12 @@ def test_a_time_limit_ends_a_job(world):
 def test_snapshots_are_kept_and_facts_trimmed(world):
     for number in range(3):
         world.submit(f"j{number}", max_gpus=1)
-    world.engine.runner.save()
+    world.engine.pipeline.save()
     saved = world.store.load()
     assert isinstance(saved, SavedState)
     assert saved.revision == world.store.revision
     world.after(700.0)
-    world.engine.begin_set_queue(Queue("q")).result(PATIENCE_SECONDS)
+    world.engine.set_queue(Queue("q")).result(PATIENCE_SECONDS)
     world.after(700.0)
     assert world.store.load().revision == world.store.revision
 
@@ -391,14 +394,14 @@ def test_snapshots_are_kept_and_facts_trimmed(world):
 def test_an_engine_that_has_stopped_says_so(world):
     world.engine.stop("keep")
     with pytest.raises(Unreachable):
-        world.engine.cancel("job")
+        result_of(world.engine.cancel("job"))
 
 
 def test_a_story_tells_what_happened(world):
     world.submit()
     world.backend.started("job")
-    world.engine.settle()
-    kinds = [line.kind for line in world.engine.story("job")]
+    world.engine.loop.settle()
+    kinds = [line.kind for line in world.engine.events_of("job")]
     assert kinds == ["submitted", "placed", "running"]
 
 
@@ -415,12 +418,12 @@ def test_the_folder_of_a_job_that_is_there_is_its_own(world):
     (world.home / "checkpoints" / "digits").mkdir(parents=True)
     with pytest.raises(Conflict, match="'digits' is there"):
         world.submit("digits")
-    world.engine.cancel("digits")
+    result_of(world.engine.cancel("digits"))
     assert world.submit("digits") == "digits-2"
 
 
 def test_who_keeps_no_past_goes_on_from_what_is_there(make_world):
     world = make_world()
-    world.engine.settings = replace(world.engine.settings, store="memory")
+    world.engine._job_ids = JobIds(world.store, replace(world.engine.settings, store="memory"))
     (world.home / "checkpoints" / "digits").mkdir(parents=True)
     assert world.submit("digits") == "digits"

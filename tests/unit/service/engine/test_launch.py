@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pollux.service.engine.launch import run_id
+from pollux.testing.servers.service import result_of
 
 
 def test_a_run_keeps_its_id_through_all_generations(world):
@@ -9,10 +10,10 @@ def test_a_run_keeps_its_id_through_all_generations(world):
     assert first["POLLUX_RUN_ID"].startswith("a-")
     assert first["WANDB_RUN_ID"] == first["POLLUX_RUN_ID"]
     assert first["WANDB_RESUME"] == "allow"
-    world.engine.pause("a")
+    result_of(world.engine.pause("a"))
     world.backend.ended("a", "stopped")
-    world.engine.settle()
-    world.engine.resume("a")
+    world.engine.loop.settle()
+    result_of(world.engine.resume("a"))
     world.after(3.0)
     again = world.backend.launches[-1]
     assert again.generation > 1
@@ -22,7 +23,7 @@ def test_a_run_keeps_its_id_through_all_generations(world):
 def test_another_job_of_the_name_is_another_run(world):
     world.submit("a", max_gpus=1)
     first = world.backend.launches[-1].env["POLLUX_RUN_ID"]
-    world.engine.cancel("a")
+    result_of(world.engine.cancel("a"))
     second = world.submit("a", max_gpus=1)
     assert second == "a-2"
     ids = {first, world.backend.launches[-1].env["POLLUX_RUN_ID"]}
@@ -37,7 +38,7 @@ def test_what_the_user_says_to_a_tracker_wins(world):
 
 def test_ids_are_short_enough_for_trackers(world):
     world.submit("x" * 63, max_gpus=1)
-    assert len(run_id(world.engine.board.get("x" * 63).record)) == 64
+    assert len(run_id(world.engine.views.board.get("x" * 63).record)) == 64
 
 
 def test_jobs_are_told_how_much_notice_nodes_give_where_that_is_known(world):

@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service import create_app
 from pollux.service.http.app import operations
-from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 from pollux.wire.codec import encode
 
 
@@ -38,7 +38,7 @@ def test_a_job_from_submit_to_end(world, client):
     assert answer.json()["plan"]["starts_now"] is True
     world.after(3.0)
     world.backend.started("a")
-    world.engine.settle()
+    world.engine.loop.settle()
     assert client.get("/v1/jobs/a").json()["job"]["state"] == "running"
     shown = client.get("/v1/jobs/a").json()
     assert shown["request"]["gpus"] == "1..4"
@@ -66,7 +66,7 @@ def test_what_a_state_forbids_is_told_as_such(world, client):
 def test_listing_is_filtered_and_paged(world, client):
     for number in range(5):
         world.submit(f"j{number}", max_gpus=1, queue="q1" if number % 2 else "q0")
-    world.engine.cancel("j0")
+    result_of(world.engine.cancel("j0"))
     first = client.get("/v1/jobs?limit=2").json()
     assert ([job["id"] for job in first["jobs"]], first["next"]) == (["j0", "j1"], "j1")
     rest = client.get("/v1/jobs?limit=10&after=j1").json()
@@ -257,7 +257,7 @@ def test_a_rigid_job_that_runs_is_said_not_to_move(world, client):
     client.post("/v1/jobs", json=job_file(world, gpus=2))
     world.after(3.0)
     world.backend.started("a")
-    world.engine.settle()
+    world.engine.loop.settle()
     told = client.post("/v1/jobs/a/resize", json={"gpus": "1..4"}).json()
     assert (told["job"]["gpus"], told["job"]["max_gpus"]) == (2, 4)
     assert told["note"] == (
@@ -268,7 +268,7 @@ def test_a_rigid_job_that_runs_is_said_not_to_move(world, client):
     client.post("/v1/jobs/a/resize", json={"gpus": 3})
     client.post("/v1/jobs/a/pause")
     world.backend.ended("a", "stopped", "")
-    world.engine.settle()
+    world.engine.loop.settle()
     assert client.post("/v1/jobs/a/resize", json={"gpus": 3}).json()["note"] == ""
     client.post("/v1/jobs/a/resume")
     world.after(30.0)
@@ -278,18 +278,18 @@ def test_a_rigid_job_that_runs_is_said_not_to_move(world, client):
 def test_figures_from_before_the_last_start_are_marked(world, client):
     world.submit("a")
     world.backend.started("a")
-    world.engine.settle()
-    world.engine.report("a", sample_report(generation=1))
+    world.engine.loop.settle()
+    result_of(world.engine.report("a", sample_report(generation=1)))
     shown = client.get("/v1/jobs/a").json()["job"]
     assert (shown["outdated"], shown["progress"] is None) == (False, False)
     world.after(5.0)
     world.backend.ended("a", "lost", "the machine restarted")
-    world.engine.settle()
+    world.engine.loop.settle()
     world.after(30.0)
     shown = client.get("/v1/jobs/a").json()
     assert (shown["job"]["gpus"] > 0, shown["job"]["generation"] > 1, shown["job"]["outdated"]) == (True, True, True)
     assert "generation 1 lost: the machine restarted" in [line["text"] for line in shown["events"]]
-    world.engine.report("a", sample_report(generation=shown["job"]["generation"]))
+    result_of(world.engine.report("a", sample_report(generation=shown["job"]["generation"])))
     assert client.get("/v1/jobs/a").json()["job"]["outdated"] is False
 
 
@@ -355,7 +355,7 @@ def test_the_stream_resumes_where_it_was(world, client):
 def test_a_series_is_thinned(world, client):
     world.submit("a", max_gpus=1)
     for step in range(20):
-        world.engine.report("a", sample_report(1, progress=step))
+        result_of(world.engine.report("a", sample_report(1, progress=step)))
         world.after(1.0)
     rows = client.get("/v1/jobs/a/series?limit=5").json()["rows"]
     assert 1 <= len(rows) <= 5
@@ -367,7 +367,7 @@ def test_a_mistake_of_ours_is_told_in_the_same_shape(world, client, monkeypatch,
     def broken(*_):
         raise RuntimeError("secret insides")
 
-    monkeypatch.setattr(type(world.engine), "eta_quality", broken)
+    monkeypatch.setattr(world.engine.views.etas, "overall", broken)
     answer = client.get("/v1/eta")
     assert (answer.status_code, code_of(answer)) == (500, "PolluxError")
     assert "secret" not in answer.text

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.service import create_app
 from pollux.service.http import sse
@@ -53,7 +53,7 @@ def test_everybody_hears_everything_in_order(world):
 
     async def all_of_it():
         tasks = [asyncio.ensure_future(listen(pieces)) for pieces in heard]
-        feed = world.engine.runner.feed
+        feed = world.engine.views.feed
         while feed.num_listeners < 100:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(lambda: [world.submit(f"j{number:02d}", max_gpus=1) for number in range(20)])

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from pollux.service import create_app
 from pollux.service.http.app import operations
@@ -18,7 +18,7 @@ def site(tmp_path):
     (tmp_path / "static" / "js" / "app.js").write_text("1;")
     for name in ("index", "job", "policies", "signin"):
         (tmp_path / f"{name}.html").write_text(f"<!doctype html><title>{name}</title>")
-    app = FastAPI()
+    app = Starlette()
     add_pages(app, WebFiles(tmp_path))
     return TestClient(app)
 

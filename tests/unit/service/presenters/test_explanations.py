@@ -3,12 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.service import create_app
 from pollux.service.presenters.explanations import explanation_of
-from pollux.service.views.job_board import Card
-from pollux.testing.servers.service import sample_report
+from pollux.service.views.job_board import JobEntry
+from pollux.testing.servers.service import result_of, sample_report
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def both(client, job_id):
 def runs(world, name, **fields):
     world.submit(name, **fields)
     world.backend.started(name)
-    world.engine.settle()
+    world.engine.loop.settle()
 
 
 def in_state(world, job_id, state):
@@ -42,7 +42,7 @@ def test_the_list_has_the_cost_that_explain_adds(world, client):
     assert listed == alone
     assert "costs it about" not in listed["text"]
     generation = world.engine.job("a").generation
-    world.engine.report("a", sample_report(generation, resize_seconds=6.0, resize_kind="restart"))
+    result_of(world.engine.report("a", sample_report(generation, resize_seconds=6.0, resize_kind="restart")))
     listed, alone = both(client, "a")
     assert listed == alone
     assert listed["text"].endswith(". As of now, a change of its GPUs costs it about 6 s, by a restart")
@@ -51,7 +51,7 @@ def test_the_list_has_the_cost_that_explain_adds(world, client):
 def test_for_whom_a_job_waits_is_of_the_moment_though_nothing_happens_to_the_job(world, client):
     runs(world, "holds", min_gpus=1, max_gpus=1)
     world.submit("comes", max_gpus=1)
-    assert str(world.engine.board.get("comes").record.state) == "starting"
+    assert str(world.engine.views.board.get("comes").record.state) == "starting"
     assert "waits for" not in both(client, "comes")[0]["text"]
     in_state(world, "holds", "stopping")
     in_state(world, "comes", "waiting")
@@ -93,14 +93,14 @@ def test_what_the_backend_has_is_looked_up_once_for_a_page(world, client, monkey
 
 def test_before_the_first_decision_its_detail_is_told_if_there_is_one(world):
     world.submit("a", max_gpus=1)
-    record = replace(world.engine.board.get("a").record, reason=None, reason_at=None, detail="")
-    card = Card(record, {}, None, None)
-    assert explanation_of(card, "", ()).text == "no decision was made about it yet"
-    card = Card(replace(record, detail="its folder is gone"), {}, None, None)
-    assert explanation_of(card, "", ()).text == "its folder is gone"
+    record = replace(world.engine.views.board.get("a").record, reason=None, reason_at=None, detail="")
+    entry = JobEntry(record, {}, None, None)
+    assert explanation_of(entry, "", ()).text == "no decision was made about it yet"
+    entry = JobEntry(replace(record, detail="its folder is gone"), {}, None, None)
+    assert explanation_of(entry, "", ()).text == "its folder is gone"
 
 
 def test_who_is_named_and_has_no_page_is_no_link(world):
     world.submit("a", max_gpus=1)
-    found = explanation_of(world.engine.board.get("a"), "waits for 'x', 'a' to leave", {"a"})
+    found = explanation_of(world.engine.views.board.get("a"), "waits for 'x', 'a' to leave", {"a"})
     assert found.jobs == ("a",)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.controller import JobState
 from pollux.service import create_app
@@ -13,14 +13,14 @@ from pollux.service.presenters import metrics
 from pollux.service.presenters.cluster_summary import summary_of
 from pollux.service.presenters.metrics import NAMES, OTHER, families
 from pollux.service.presenters.prometheus_text import CONTENT_TYPE, Family, text_of
-from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "metrics.md"
 
 
 def numbers(engine):
-    desk = engine.runner.desk
-    return families(engine, summary_of(desk.board, desk.timeline, engine.runner.controller.cluster, engine.now()))
+    desk = engine.views
+    return families(engine, summary_of(desk.board, desk.timeline, engine.cluster, engine.now()))
 
 
 def samples(engine):
@@ -78,8 +78,8 @@ def test_every_number_is_documented_with_its_kind_and_labels(world):
 def test_what_a_job_reported_is_told(world):
     world.submit("a", max_gpus=1, queue="vision")
     world.backend.started("a")
-    world.engine.settle()
-    world.engine.report("a", sample_report(1, 250.0, model=SAMPLE_MODEL, loss=0.5))
+    world.engine.loop.settle()
+    result_of(world.engine.report("a", sample_report(1, 250.0, model=SAMPLE_MODEL, loss=0.5)))
     found = samples(world.engine)
     labels = {"job_id": "a", "queue": "vision"}
     assert found["pollux_job_goodput"] == [(labels, 40.0)]
@@ -110,8 +110,8 @@ def test_a_job_of_a_queue_without_a_label_has_none_either(make_world, monkeypatc
     for number in range(4):
         job_id = world.submit(f"j{number}", min_gpus=1, max_gpus=1, queue=f"q{number}")
         world.backend.started(job_id)
-        world.engine.settle()
-        world.engine.report(job_id, sample_report(world.engine.job(job_id).generation, loss=0.5))
+        world.engine.loop.settle()
+        result_of(world.engine.report(job_id, sample_report(world.engine.job(job_id).generation, loss=0.5)))
     found = samples(world.engine)
     for name in ("pollux_queue_gpus", "pollux_job_gpus", "pollux_job_loss"):
         assert {labels["queue"] for labels, _ in found[name]} == {"q0", "q1", OTHER}, name
@@ -129,9 +129,9 @@ def test_what_forgotten_jobs_held_stays_in_the_counter(world):
     job_id = world.submit("a", max_gpus=1)
     world.backend.started(job_id)
     world.after(100.0)
-    world.engine.cancel(job_id)
+    result_of(world.engine.cancel(job_id))
     world.backend.ended(job_id, "stopped")
-    world.engine.settle()
+    world.engine.loop.settle()
 
     def held():
         ((_, value),) = samples(world.engine)["pollux_gpu_seconds_total"]
@@ -139,20 +139,20 @@ def test_what_forgotten_jobs_held_stays_in_the_counter(world):
 
     before = held()
     assert before >= 100.0
-    world.engine.board.remove({job_id})
+    world.engine.views.board.remove({job_id})
     assert held() == before
 
 
 def test_rates_from_before_its_present_gpus_are_left_out(world):
     job_id = world.submit("a", max_gpus=1)
     world.backend.started(job_id)
-    world.engine.settle()
-    world.engine.report(job_id, sample_report(1, goodput=80.0, throughput=100.0))
+    world.engine.loop.settle()
+    result_of(world.engine.report(job_id, sample_report(1, goodput=80.0, throughput=100.0)))
     assert [value for _, value in samples(world.engine)["pollux_job_goodput"]] == [80.0]
     world.after(50.0)
-    world.engine.pause(job_id)
+    result_of(world.engine.pause(job_id))
     world.backend.ended(job_id, "stopped")
-    world.engine.resume(job_id)
+    result_of(world.engine.resume(job_id))
     world.after(50.0)
     found = samples(world.engine)
     assert world.engine.job(job_id).gpus == 1

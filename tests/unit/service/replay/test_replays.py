@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 from tests.replaying import held_child
 
 from pollux.core.errors import Conflict, UnknownName
@@ -16,7 +16,7 @@ from pollux.service import create_app
 from pollux.service.http import app as app_module
 from pollux.service.replay.replays import Progress, Replays, command_of
 from pollux.service.replay.result import MOST_JOBS, shortened
-from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 
@@ -271,14 +271,14 @@ def _replay(world, client, go):
     for name in ("a", "b"):
         world.submit(name, max_gpus=2)
         world.backend.started(name)
-        world.engine.settle()
+        world.engine.loop.settle()
         generation = world.engine.job(name).generation
         world.after(30.0)
-        world.engine.report(name, sample_report(generation, 50.0, model=SAMPLE_MODEL))
+        result_of(world.engine.report(name, sample_report(generation, 50.0, model=SAMPLE_MODEL)))
         world.after(60.0)
-        world.engine.report(name, sample_report(generation, 1000.0, model=SAMPLE_MODEL, final=True))
+        result_of(world.engine.report(name, sample_report(generation, 1000.0, model=SAMPLE_MODEL, final=True)))
         world.backend.ended(name, "succeeded")
-        world.engine.settle()
+        world.engine.loop.settle()
     begun = client.post("/v1/whatif", json={"policies": ["pollux", "fifo"], "nodes": ["+1"]})
     assert begun.status_code == 202, begun.text
     path = f"/v1/whatif/{begun.json()['id']}"

@@ -7,13 +7,14 @@ import pytest
 from pollux.controller.explanations.explain import explain_cost
 from pollux.core import Node, Queue
 from pollux.service.views.estimates import explained
+from pollux.testing.servers.service import result_of
 from pollux.wire.job import JobRequest, Resources
 
 
 def told(world, name):
     """The record as the engine has it, and what the API shows."""
-    card = world.engine.board.get(name)
-    return card.record, card.status(world.clock.time).reason
+    entry = world.engine.views.board.get(name)
+    return entry.record, entry.status(world.clock.time).reason
 
 
 @pytest.mark.parametrize(
@@ -30,9 +31,11 @@ def told(world, name):
 def test_altering_a_number_of_a_job_that_fits_nowhere_changes_what_is_shown(make_world, policy, fields, name):
     world = make_world(policy=policy)
     world.backend.node_up(Node("node-0", 4, "cpu", num_cpus=2.0, memory_bytes=2.0**34))
-    world.engine.begin_set_queue(Queue("small", 1.0, 2))
+    world.engine.set_queue(Queue("small", 1.0, 2))
     world.after(5.0)
-    _, plan = world.engine.submit(JobRequest("never", ("x",), workdir="/", **{"min_gpus": 1, "max_gpus": 1, **fields}))
+    _, plan = result_of(
+        world.engine.submit(JobRequest("never", ("x",), workdir="/", **{"min_gpus": 1, "max_gpus": 1, **fields}))
+    )
     world.after(5.0)
     record, shown = told(world, "never")
     assert shown.code == "fits-nowhere"
@@ -47,7 +50,7 @@ def test_what_changed_since_does_not_change_what_was_decided(world):
     world.submit("big", min_gpus=9, max_gpus=9)
     before = told(world, "big")[1].text
     assert before == "cannot start here now: it needs 9 GPUs, and there are 4"
-    world.engine.board.get("big").around = None
+    world.engine.views.board.get("big").around = None
     assert told(world, "big")[1].text == before
 
 
@@ -56,7 +59,7 @@ def test_the_cost_of_a_change_is_told_as_of_now_and_apart_from_the_decision(worl
     world.backend.started("a")
     world.after(1.0)
     before = told(world, "a")[1]
-    record = world.engine.board.get("a").record
+    record = world.engine.views.board.get("a").record
     record.note_pause("restart", 6.0)
     assert told(world, "a")[1] == before
     assert explain_cost(record) == "as of now, a change of its GPUs costs it about 6 s, by a restart"

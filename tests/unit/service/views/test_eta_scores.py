@@ -62,7 +62,7 @@ class Watched(Controller):
             def predict():
                 return times_of(eta(record, self.snapshot(event.at), self.jobs), event.at)
 
-            self.book.saw(record, predict, row, event.at)
+            self.book.note(record, predict, row, event.at)
         return commands
 
 
@@ -150,8 +150,8 @@ def test_what_was_learned_survives_a_restart():
     telemetry = open_telemetry(None)
     book = EtaBook(telemetry)
     for share, at in ((0.1, 10.0), (0.5, 50.0)):
-        book.saw(record_of(), lambda at=at: Eta(at + 10.0, at + 20.0, at + 15.0), at_share(share, at), at)
-    book.saw(record_of("succeeded", ended_at=110.0), lambda: None, None, 110.0)
+        book.note(record_of(), lambda at=at: Eta(at + 10.0, at + 20.0, at + 15.0), at_share(share, at), at)
+    book.note(record_of("succeeded", ended_at=110.0), lambda: None, None, 110.0)
     assert book.quality("a")["covered"] == 0.0
     assert set(book.quality("a")) == {"predictions", "covered", "relative_width", "median_error"}
     telemetry.record(book.take_pending())
@@ -163,7 +163,7 @@ def test_what_was_learned_survives_a_restart():
 
 def test_a_job_whose_expected_end_has_moved_is_told_a_wider_interval():
     book = EtaBook(open_telemetry(None))
-    book.saw(record_of(), lambda: Eta(20.0, 30.0, 25.0), at_share(0.1, 10.0), 10.0)
+    book.note(record_of(), lambda: Eta(20.0, 30.0, 25.0), at_share(0.1, 10.0), 10.0)
     later_on = Eta(60.0, 80.0, 70.0)
     shown = book.widened("a", later_on, 30.0)
     assert [shown.low, shown.high] == pytest.approx([40.0, 180.0]), "three times too short before"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.service import create_app
 from pollux.service.http.routes import pages
 from pollux.service.views.fairness import Fairness
-from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def trained(world, name, **fields):
     """A job with a model, and reports about it."""
     job_id = world.submit(name, **fields)
     world.backend.started(job_id)
-    world.engine.settle()
+    world.engine.loop.settle()
     report = sample_report(world.engine.job(job_id).generation, model=SAMPLE_MODEL, total_progress=1e6, progress=2e5)
-    world.engine.report(job_id, report)
+    result_of(world.engine.report(job_id, report))
     world.after(3.0)
     return job_id
 
@@ -65,25 +65,25 @@ def test_everybody_is_told_the_same_after_others_came_and_went(world, client):
     crowded = check_all_agree(world, client, "a", "b")["a"]
     assert crowded < 0.7 * alone, "its fair share is smaller among ten than alone, and it holds more"
     for number in range(8):
-        world.engine.cancel(f"waits-{number}")
-    world.engine.cancel("b")
+        result_of(world.engine.cancel(f"waits-{number}"))
+    result_of(world.engine.cancel("b"))
     assert check_all_agree(world, client, "a")["a"] > crowded / 0.7
 
 
 def test_it_grows_with_the_time_that_passes_without_any_event(world, client):
     trained(world, "a", min_gpus=1, max_gpus=1)
     before = listed(client)["a"]
-    rendered = world.engine.board.get("a").rendered
+    rendered = world.engine.views.board.get("a").rendered
     world.move(world.clock.time + 3600.0)
     assert listed(client)["a"] > before
-    assert world.engine.board.get("a").rendered is rendered, "the rest of the row is not made anew"
+    assert world.engine.views.board.get("a").rendered is rendered, "the rest of the row is not made anew"
     check_all_agree(world, client, "a")
 
 
 def test_many_watchers_see_it_move_as_well(world, client):
     trained(world, "a", min_gpus=1, max_gpus=1)
     before = listed(client)["a"]
-    feed = world.engine.runner.feed
+    feed = world.engine.views.feed
     numbers = [feed.subscribe(lambda text: None, None)[0] for _ in range(9)]
     world.move(world.clock.time + 3600.0)
     assert listed(client)["a"] > before
@@ -95,13 +95,13 @@ def test_it_is_worked_out_for_the_rows_of_the_page_only(world, client, monkeypat
     trained(world, "a", min_gpus=1, max_gpus=1)
     for name in ("b", "c", "d"):
         world.submit(name, min_gpus=1, max_gpus=1)
-    world.engine.cancel("d")
+    result_of(world.engine.cancel("d"))
     asked = []
     inner = Fairness.of
 
-    def counted(self, card):
-        asked.append(card.record.spec.id)
-        return inner(self, card)
+    def counted(self, entry):
+        asked.append(entry.record.spec.id)
+        return inner(self, entry)
 
     monkeypatch.setattr(Fairness, "of", counted)
     assert list(listed(client, "limit=2")) == ["a", "b"]

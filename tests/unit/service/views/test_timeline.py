@@ -133,10 +133,10 @@ def test_what_a_change_cost(timeline):
 def test_the_controller_has_the_last_word(world):
     world.submit("a", min_gpus=2, max_gpus=2, time_limit_seconds=50.0)
     world.backend.started("a")
-    world.engine.settle()
+    world.engine.loop.settle()
     world.after(100.0)
     assert world.engine.job("a").state == "failed"
-    desk = world.engine.runner.desk
+    desk = world.engine.views
     view = view_of(desk.timeline.changes(), 1000.0, world.clock.time, 10)
     (row,) = view["jobs"]
     ended_at = world.engine.job("a").ended_at
@@ -150,12 +150,12 @@ def test_a_restart_tells_the_same_story(world):
     world.submit("b")
     world.after(10.0)
     now = world.clock.time
-    before = view_of(world.engine.runner.desk.timeline.changes(), 1000.0, now, 10)
+    before = view_of(world.engine.views.timeline.changes(), 1000.0, now, 10)
     assert len(before["jobs"]) == 2
-    world.engine.runner.save()
+    world.engine.pipeline.save()
     again = world.new_engine()
-    again.runner.reconcile()
-    after = view_of(again.runner.desk.timeline.changes(), 1000.0, now, 10)
+    again.pipeline.reconcile()
+    after = view_of(again.pipeline.views.timeline.changes(), 1000.0, now, 10)
     assert after == before
 
 

@@ -187,12 +187,12 @@ def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[s
     """Submit, show what it writes and how it stands until it has ended; and the signal that made it end, if any."""
     from pollux.wire.codec import encode
 
-    total = sum(node.gpus for node in engine.status().nodes)
+    total = sum(node.gpus for node in engine.status().result().nodes)
     if request.min_gpus > total:
         raise InvalidInput(f"--gpus asks for at least {request.min_gpus}, and {total} are here; give fewer, or --slots")
     # A folder that is used again has the log of the run before.
     offset, handled = _log_end(engine, request.name), 0
-    job = engine.submit(request)[0].id
+    job = engine.submit(request).result()[0].id
     with _noted_signals() as signals:
         while True:
             status: dict[str, Any] = encode(engine.job(job))
@@ -258,7 +258,7 @@ def _interrupt(engine: Engine, job: str, number: int, first: bool, screen: Scree
     if first and status.state not in ENDED:
         again = " again" * (number == signal.SIGINT)
         screen.note(f"stopping; it has {_GRACE_SECONDS} s to save, Ctrl-C{again} kills it")
-        engine.cancel(job)
+        engine.cancel(job).result()
     elif not first and number == signal.SIGINT:
         engine.backend.stop(job, status.generation, 0.0)
 

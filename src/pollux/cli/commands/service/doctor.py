@@ -22,7 +22,7 @@ __all__ = ["Finding", "doctor", "findings"]
 
 _EXTRAS = {
     "torch": ("torch", "training with pollux.init"),
-    "service": ("fastapi uvicorn pynvml", "'pollux up' and 'pollux run'"),
+    "service": ("starlette uvicorn pynvml", "'pollux up' and 'pollux run'"),
     "plot": ("matplotlib", "plots of 'simulate --output' and 'whatif --output'"),
     "lightning": ("lightning", "PyTorch Lightning"),
     "transformers": ("transformers", "Hugging Face Trainer"),

@@ -248,7 +248,7 @@ def _check_certificate(cert: Path, key: Path) -> None:
 def _need_service_packages() -> None:
     import importlib.util
 
-    absent = [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    absent = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if absent:
         raise InvalidInput(f"the service needs {' and '.join(absent)}: pip install 'pollux-scheduler[service]'")
 

@@ -10,7 +10,7 @@ import typer
 __all__ = ["policies"]
 
 # What a service knows of its jobs; the controller refuses policies that need more.
-_KNOWN_TO_A_SERVICE = frozenset({"goodput", "remaining"})
+_KNOWN_TO_A_SERVICE = frozenset({"goodput", "remaining", "prior"})
 
 
 def policies(

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from fastapi import Response
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from pollux import policies
 from pollux.controller import require
 from pollux.core import Queue
 from pollux.core.errors import InvalidInput, Unreachable
 from pollux.service.auth.sessions import Sessions
-from pollux.service.http.operations import Call, Handler, Operation, Param, json_response
-from pollux.service.http.routes.jobs import answer, keys_of, told
+from pollux.service.http.operations import (
+    ANSWER_SECONDS,
+    Call,
+    Handler,
+    Operation,
+    Param,
+    answer,
+    json_response,
+    keys_of,
+    told,
+)
 from pollux.service.http.routes.pages import Views
 from pollux.service.http.schemas import listed, only, ref
 from pollux.service.http.sse import SignIn, event_stream, resume_point
@@ -45,7 +53,7 @@ async def _health(call: Call) -> Response:
 
 
 async def _ready(call: Call) -> Response:
-    if not call.engine.alive:
+    if not call.engine.loop.alive:
         raise Unreachable("the engine is not running; wait, or restart the service")
     if not call.engine.backend.healthy:
         raise Unreachable("the backend fails at its work; the service's log says why, restart it if that goes on")
@@ -57,20 +65,20 @@ async def _ready(call: Call) -> Response:
 async def _status(call: Call) -> Response:
     views: Views = call.request.app.state.views
     if views.many_watch:
-        made = await views.shared("status", lambda: encode_json(call.engine.status()).encode())
+        made = await views.shared("status", lambda: encode_json(call.engine.status().result(ANSWER_SECONDS)).encode())
         return Response(made, media_type="application/json")
-    status = await answer(call.engine.begin_status())
+    status = await answer(call.engine.status())
     # A thousand nodes take a while to write: others are answered meanwhile.
     return await asyncio.to_thread(json_response, status)
 
 
 async def _cluster(call: Call) -> Response:
-    nodes = await answer(call.engine.begin_nodes())
+    nodes = await answer(call.engine.nodes())
     return await asyncio.to_thread(lambda: json_response({"nodes": encode(nodes)}))
 
 
 async def _queues(call: Call) -> Response:
-    return await told(call.engine.begin_queues(), "queues")
+    return await told(call.engine.queues(), "queues")
 
 
 async def _set_queue(call: Call) -> Response:
@@ -80,13 +88,13 @@ async def _set_queue(call: Call) -> Response:
     body = keys_of(body, ("weight", "gpu_quota"), '{"weight": 2, "gpu_quota": 8}')
     if not body:
         raise InvalidInput('the body is empty; give "weight", "gpu_quota" or both')
-    now = next((queue for queue in await answer(call.engine.begin_queues()) if queue.name == name), QueueStatus(name))
+    now = next((queue for queue in await answer(call.engine.queues()) if queue.name == name), QueueStatus(name))
     weight, quota = body.get("weight", now.weight), body.get("gpu_quota", now.gpu_quota)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1e6:
         raise InvalidInput(f"weight is {str(weight)[:80]}; give a number above 0, at most 1000000")
     if quota is not None and (isinstance(quota, bool) or not isinstance(quota, int) or not 0 <= quota <= 10**9):
         raise InvalidInput(f"gpu_quota is {str(quota)[:80]}; give a whole number from 0, or null for no quota")
-    return await told(call.engine.begin_set_queue(Queue(name, float(weight), quota)))
+    return await told(call.engine.set_queue(Queue(name, float(weight), quota)))
 
 
 async def _policies(call: Call) -> Response:
@@ -96,7 +104,7 @@ async def _policies(call: Call) -> Response:
 def _policy(name: str) -> dict[str, object]:
     policy = policies.create(name)
     try:
-        require(policy, {"goodput", "remaining"})
+        require(policy, {"goodput", "remaining", "prior"})
         runs = True
     except InvalidInput:
         runs = False
@@ -132,7 +140,7 @@ def _next_piece(lines: Iterator[bytes]) -> bytes:
 
 
 async def _eta(call: Call) -> Response:
-    return json_response(call.engine.eta_quality())
+    return json_response(call.engine.views.etas.overall())
 
 
 def _shutdown(stop: Callable[[AtStop], None]) -> Handler:
@@ -141,7 +149,7 @@ def _shutdown(stop: Callable[[AtStop], None]) -> Handler:
         if body.get("jobs", "stop") not in ("stop", "keep"):
             raise InvalidInput(f'jobs is {str(body["jobs"])[:80]}; give "stop" or "keep"')
         jobs: AtStop = body.get("jobs", "stop")
-        seconds = call.engine.stopping_seconds(jobs)
+        seconds = call.engine.loop.stopping_seconds(jobs)
         stop(jobs)
         return json_response({"status": "stopping", "seconds": seconds}, 202)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
 
-from fastapi import Response
+from starlette.responses import Response
 
 from pollux.controller import JobRecord, JobState
 from pollux.controller.explanations.explain import explain_lack
 from pollux.controller.explanations.forecast import lack_of
-from pollux.core.errors import InvalidInput, Unreachable, choices
-from pollux.service.http.operations import Call, Operation, Param, json_response
+from pollux.core.errors import InvalidInput, choices
+from pollux.service.http.operations import Call, Operation, Param, answer, json_response, keys_of, told
 from pollux.service.http.routes.pages import Views
 from pollux.service.http.schemas import ID_PATTERN, NAME_PATTERN, listed, only, ref
 from pollux.service.presenters.explanations import Explainer, explanation_of
@@ -27,43 +25,16 @@ from pollux.wire.jobfile import job_to_mapping, parse_job
 from pollux.wire.quantities import parse_gpus
 from pollux.wire.report import Report
 
-__all__ = ["OPERATIONS", "answer", "keys_of", "told"]
+__all__ = ["OPERATIONS"]
 
-T = TypeVar("T")
-
-_ANSWER_SECONDS = 120.0
 # Making a job's JSON takes a fraction of a millisecond: after so many of them others get their turn.
 _FRESH_AT_ONCE = 20
 _USUAL_QUEUE = "default"
 
 
-async def answer(future: Future[T]) -> T:
-    """Wait for the engine without holding anybody else up."""
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), _ANSWER_SECONDS)
-    except TimeoutError:
-        raise Unreachable(f"no answer after {_ANSWER_SECONDS:g} s; try again later") from None
-
-
-async def told(future: Future[Any], key: str | None = None) -> Response:
-    """The engine's answer as the body, or under one key of it."""
-    value = await answer(future)
-    return json_response(value if key is None else {key: encode(value)})
-
-
-def keys_of(body: object, known: Sequence[str], example: str) -> dict[str, Any]:
-    """The body of a request: an object of no other than the `known` keys. An unknown one is named, with the closest."""
-    if not isinstance(body, dict):
-        raise InvalidInput(f"the body is no object; give one such as {example}")
-    for key in body:
-        if key not in known:
-            raise InvalidInput(f"unknown key '{key[:80]}' in the body: {choices(key[:80], known)}")
-    return body
-
-
 async def _request(call: Call) -> JobRequest:
     request = parse_job(call.body, None, "job")
-    await asyncio.to_thread(call.engine.check, request)
+    await asyncio.to_thread(call.engine.admission.check, request)
     return request
 
 
@@ -75,33 +46,33 @@ async def _submit(call: Call) -> Response:
         )
     request = await _request(call)
     note = await _note(call, request)
-    status, plan = await answer(call.engine.begin_submit(request, key))
+    status, plan = await answer(call.engine.submit(request, key))
     return json_response({"job": encode(status), "plan": encode(replace(plan, note=note))}, 201)
 
 
 async def _plan(call: Call) -> Response:
     request = await _request(call)
     note = await _note(call, request)
-    return json_response(replace(await answer(call.engine.begin_plan(request)), note=note))
+    return json_response(replace(await answer(call.engine.plan(request)), note=note))
 
 
 async def _note(call: Call, request: JobRequest) -> str:
-    notes = (await _queue_note(call, request.queue), call.engine.note_on(request))
+    notes = (await _queue_note(call, request.queue), call.engine.admission.note_on(request))
     return "; ".join(note for note in notes if note)
 
 
 async def _queue_note(call: Call, name: str) -> str:
     """That nobody set this queue up or uses it: it may be a slip of the pen. Empty where it is known."""
-    if name == _USUAL_QUEUE or name in call.engine.runner.controller.queues:
+    if name == _USUAL_QUEUE or call.engine.has_queue(name):
         return ""
-    known = {_USUAL_QUEUE, *(queue.name for queue in await answer(call.engine.begin_queues()))}
+    known = {_USUAL_QUEUE, *(queue.name for queue in await answer(call.engine.queues()))}
     return "" if name in known else f"queue '{name}' is new: weight 1, no quota; {choices(name, known)}"
 
 
 async def _list(call: Call) -> Response:
     query = call.query
     views: Views = call.request.app.state.views
-    call.engine.board.check(query["after"])
+    call.engine.views.board.check(query["after"])
     if views.many_watch:
         body = await views.shared(tuple(query.items()), lambda: b"".join(_pieces(call)))
         return Response(body, media_type="application/json")
@@ -122,33 +93,34 @@ def _pieces(call: Call) -> Iterator[bytes]:
     last: str | None = None
     yield b'{"jobs":['
     more = False
-    for card in call.engine.board.cards(query["after"], query["state"], query["active"]):
-        if query["queue"] is not None and card.record.spec.queue != query["queue"]:
+    for entry in call.engine.views.board.entries(query["after"], query["state"], query["active"]):
+        if query["queue"] is not None and entry.record.spec.queue != query["queue"]:
             continue
         if count == query["limit"]:
             more = True
             break
-        fresh += not card.rendered
-        row = card.json(fairness.now, fairness.of(card))
-        words.append(explainer.json(card))
+        fresh += not entry.rendered
+        row = entry.json(fairness.now, fairness.of(entry))
+        words.append(explainer.json(entry))
         yield row if count == 0 else b"," + row
         if fresh >= _FRESH_AT_ONCE:
             fresh = 0
             yield b""
         count += 1
-        last = card.record.spec.id
+        last = entry.record.spec.id
     yield b'],"explanations":{' + b",".join(words)
     yield b'},"next":' + (f'"{last}"' if more else "null").encode() + b"}"
 
 
 async def _show(call: Call) -> Response:
     engine, job_id = call.engine, call.job_id
-    request = engine.board.get(job_id).record.spec.request
+    request = engine.views.board.get(job_id).record.spec.request
     if request is not None and call.caller is not None and call.caller.role == "viewer":
         request = replace(request, env=dict.fromkeys(request.env, "(hidden)"))
-    cost, changes = engine.runner.desk.timeline.cost_of(job_id)
+    cost, changes = engine.views.timeline.cost_of(job_id)
     lines = [
-        {"at": line.at, "kind": line.kind, "text": line.text, "jobs": list(line.jobs)} for line in engine.story(job_id)
+        {"at": line.at, "kind": line.kind, "text": line.text, "jobs": list(line.jobs)}
+        for line in engine.events_of(job_id)
     ]
     job = engine.job(job_id)
     return json_response(
@@ -156,7 +128,7 @@ async def _show(call: Call) -> Response:
             "job": encode(job),
             "request": None if request is None else job_to_mapping(request),
             "events": lines,
-            "eta_quality": engine.eta_quality(job_id),
+            "eta_quality": engine.views.etas.quality(job_id),
             "fairness": job.fairness,
             "reallocations": {"count": changes, "gpu_seconds": cost},
         }
@@ -164,15 +136,15 @@ async def _show(call: Call) -> Response:
 
 
 async def _cancel(call: Call) -> Response:
-    return await told(call.engine.begin_cancel(call.job_id), "job")
+    return await told(call.engine.cancel(call.job_id), "job")
 
 
 async def _pause(call: Call) -> Response:
-    return await told(call.engine.begin_pause(call.job_id), "job")
+    return await told(call.engine.pause(call.job_id), "job")
 
 
 async def _resume(call: Call) -> Response:
-    return await told(call.engine.begin_resume(call.job_id), "job")
+    return await told(call.engine.resume(call.job_id), "job")
 
 
 async def _resize(call: Call) -> Response:
@@ -180,10 +152,10 @@ async def _resize(call: Call) -> Response:
     if "gpus" not in body:
         raise InvalidInput('the body has no "gpus"; give an object such as {"gpus": "2..8"}')
     low, high = parse_gpus(body["gpus"], "gpus")
-    status = await answer(call.engine.begin_resize(call.job_id, low, high))
-    card = call.engine.board.get(call.job_id)
-    lack = None if card.around is None else lack_of(card.record, card.around)
-    notes = ("" if lack is None else explain_lack(lack), _pinned_note(card.record, low, high))
+    status = await answer(call.engine.resize(call.job_id, low, high))
+    entry = call.engine.views.board.get(call.job_id)
+    lack = None if entry.around is None else lack_of(entry.record, entry.around)
+    notes = ("" if lack is None else explain_lack(lack), _pinned_note(entry.record, low, high))
     return json_response({"job": encode(status), "note": "; ".join(note for note in notes if note)})
 
 
@@ -199,9 +171,9 @@ def _pinned_note(record: JobRecord, low: int, high: int) -> str:
 
 
 async def _explain(call: Call) -> Response:
-    card = call.engine.board.get(call.job_id)
-    found = explanation_of(card, call.engine.leaving_before(call.job_id), call.engine.board)
-    reason = explained(card.record)
+    entry = call.engine.views.board.get(call.job_id)
+    found = explanation_of(entry, call.engine.leaving_before(call.job_id), call.engine.views.board)
+    reason = explained(entry.record)
     return json_response({"job_id": call.job_id, **encode(found), "reason": None if reason is None else encode(reason)})
 
 
@@ -223,7 +195,7 @@ async def _series(call: Call) -> Response:
 
 async def _report(call: Call) -> Response:
     report = decode(Report, call.body, "report")
-    return await told(call.engine.begin_report(call.job_id, report))
+    return await told(call.engine.report(call.job_id, report))
 
 
 _JOB = only({"job": ref("JobStatus")})

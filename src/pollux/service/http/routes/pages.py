@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from fastapi import Response
+from starlette.responses import Response
 
 from pollux.service.engine.engine import Engine
 from pollux.service.http.operations import Call, Operation, Param
 from pollux.service.http.schemas import listed, only
-from pollux.service.http.shared_cache import Kept
+from pollux.service.http.shared_cache import SharedCache
 from pollux.service.presenters.cluster_summary import summary_of
 from pollux.service.presenters.metrics import families
 from pollux.service.presenters.prometheus_text import CONTENT_TYPE, text_of
@@ -38,8 +38,8 @@ class Views:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._kept = Kept(_KEPT_SECONDS)
-        self._shared = Kept(_SHARED_SECONDS)
+        self._kept = SharedCache(_KEPT_SECONDS)
+        self._shared = SharedCache(_SHARED_SECONDS)
         self._lock = threading.Lock()
         self._summed: tuple[float, dict[str, Any]] | None = None
 
@@ -48,7 +48,7 @@ class Views:
         now = self._engine.now()
         end = now if until is None else until
         begin = min(max(end - _DAY if since is None else since, end - _LONGEST), end)
-        timeline = self._engine.runner.desk.timeline
+        timeline = self._engine.views.timeline
         make = lambda: _json(view_of(timeline.changes(), begin, end, limit))  # noqa: E731
         # People who look at the same hours do so some seconds apart: nobody sees a difference of a thousandth.
         grid = 2 ** max(round(math.log2(max(end - begin, 1.0) / 1000.0)), 0)
@@ -58,7 +58,7 @@ class Views:
     @property
     def many_watch(self) -> bool:
         """Whether so many follow the events that what they read after each is made once for all of them."""
-        return self._engine.runner.feed.num_listeners > _FEW_WATCHERS
+        return self._engine.views.feed.num_listeners > _FEW_WATCHERS
 
     async def shared(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """An answer that is a second old at most, for when many watch; `make` is called in a thread."""
@@ -77,10 +77,10 @@ class Views:
         with self._lock:
             if self._summed is None or time.monotonic() - self._summed[0] > _KEPT_SECONDS:
                 engine = self._engine
-                desk, cluster = engine.runner.desk, engine.runner.controller.cluster
+                views, cluster = engine.views, engine.cluster
                 alarms = engine.backend.false_alarms
-                found = summary_of(desk.board, desk.timeline, cluster, engine.now(), alarms)
-                found["watchers"] = engine.runner.feed.num_listeners
+                found = summary_of(views.board, views.timeline, cluster, engine.now(), alarms)
+                found["watchers"] = engine.views.feed.num_listeners
                 self._summed = time.monotonic(), found
             return self._summed[1]
 
@@ -110,13 +110,13 @@ async def _metrics(call: Call) -> Response:
 
 
 async def _speedup(call: Call) -> Response:
-    record = call.engine.board.get(call.job_id).record
-    points = await asyncio.to_thread(points_of, record, call.engine.runner.controller.cluster)
+    record = call.engine.views.board.get(call.job_id).record
+    points = await asyncio.to_thread(points_of, record, call.engine.cluster)
     return _answer(_json({"points": points, "current": record.placement.num_gpus}))
 
 
 async def _receipt(call: Call) -> Response:
-    call.engine.board.get(call.job_id)
+    call.engine.views.board.get(call.job_id)
     found = await asyncio.to_thread(receipt_of, call.engine.settings.home, call.job_id)
     return _answer(b'{"receipt":' + (b"null" if found is None else found) + b"}")
 

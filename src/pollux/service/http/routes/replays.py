@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Any
 
-from fastapi import Response
+from starlette.responses import Response
 
 from pollux import policies
 from pollux.core.errors import InvalidInput, UnknownName

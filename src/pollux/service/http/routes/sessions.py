@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import Response
+from starlette.responses import Response
 
 from pollux.core.errors import InvalidInput, Unauthorised, Unreachable
 from pollux.service.auth.sessions import SESSION_SECONDS, Session, Sessions, WrongTokens

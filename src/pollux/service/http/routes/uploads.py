@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 
-from fastapi import Response
+from starlette.responses import Response
 
 from pollux.core.errors import InvalidInput
 from pollux.service.http.operations import Call, Operation, json_response

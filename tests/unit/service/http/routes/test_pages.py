@@ -5,17 +5,17 @@ import json
 from itertools import pairwise
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.core import Cluster, Node
 from pollux.service import create_app
-from pollux.service.http.shared_cache import Kept
+from pollux.service.http.shared_cache import SharedCache
 from pollux.service.presenters.cluster_summary import goodputs
 from pollux.service.presenters.job_series import predicted_seconds
 from pollux.service.presenters.receipts import LARGEST_RECEIPT
 from pollux.service.views.fairness import Fairness
 from pollux.service.views.goodput_curves import points_of, static_model
-from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
+from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 from pollux.wire.codec import encode
 
 
@@ -30,9 +30,9 @@ def trained(world, name, **fields):
     """A job that runs and whose agent has told what it has learned."""
     job_id = world.submit(name, **fields)
     world.backend.started(job_id)
-    world.engine.settle()
+    world.engine.loop.settle()
     report = sample_report(world.engine.job(job_id).generation, model=SAMPLE_MODEL, total_progress=1e6, progress=2e5)
-    world.engine.report(job_id, report)
+    result_of(world.engine.report(job_id, report))
     world.after(3.0)
     return job_id
 
@@ -64,18 +64,18 @@ def test_an_empty_cluster_has_a_summary(client):
 
 def test_goodput_against_a_static_allocation(world):
     trained(world, "a", min_gpus=4, max_gpus=4)
-    cluster = world.engine.runner.controller.cluster
-    (card,) = world.engine.board.cards()
-    model = card.record.goodput
-    held = card.record.placement.num_gpus
+    cluster = world.engine.cluster
+    (entry,) = world.engine.views.board.entries()
+    model = entry.record.goodput
+    held = entry.record.placement.num_gpus
     assert held == 4
-    found = goodputs([card], cluster)
+    found = goodputs([entry], cluster)
     unit = static_model(model).goodput(1, 4, "cpu")
     assert found["now"] == pytest.approx(model.goodput(1, 4, "cpu") / unit)
     assert found["static"] == pytest.approx(1.0)
     assert found["ratio"] > 1.0, "the same GPUs, a better batch"
     assert static_model(model).best_batch(1, 4, "cpu")[0].total == 128
-    assert goodputs([card, card], cluster)["static_jobs"] == 1, "no GPUs are left for the second"
+    assert goodputs([entry, entry], cluster)["static_jobs"] == 1, "no GPUs are left for the second"
 
 
 def test_later_smaller_jobs_fill_what_a_static_allocation_leaves(make_world):
@@ -83,40 +83,40 @@ def test_later_smaller_jobs_fill_what_a_static_allocation_leaves(make_world):
     asks = {"wide": (1, 6), "large": (1, 4), "small": (1, 1), "tiny": (1, 1), "late": (1, 1)}
     for name, (least, most) in asks.items():
         trained(world, name, min_gpus=least, max_gpus=most)
-    cluster = world.engine.runner.controller.cluster
-    cards = list(world.engine.board.cards())
-    assert [card.record.spec.id for card in cards] == list(asks)
-    models = {card.record.spec.id: card.record.goodput for card in cards}
+    cluster = world.engine.cluster
+    entries = list(world.engine.views.board.entries())
+    assert [entry.record.spec.id for entry in entries] == list(asks)
+    models = {entry.record.spec.id: entry.record.goodput for entry in entries}
 
     def plain(name, gpus):
         return static_model(models[name]).goodput(1, gpus, "cpu")
 
-    three = goodputs(cards[:3], cluster)
+    three = goodputs(entries[:3], cluster)
     assert three["static"] == pytest.approx(plain("wide", 6) / plain("wide", 1) + 1.0), "the large one gets none"
     assert (three["static_jobs"], three["unknown_jobs"]) == (2, 0)
-    held = {card.record.spec.id: card.record.placement.num_gpus for card in cards[:3]}
+    held = {entry.record.spec.id: entry.record.placement.num_gpus for entry in entries[:3]}
     alone = [models[name].goodput(1, gpus, "cpu") / plain(name, 1) for name, gpus in held.items() if gpus]
     assert three["now"] == pytest.approx(sum(alone))
     assert three["jobs"] == len(alone)
     assert three["ratio"] == pytest.approx(three["now"] / three["static"])
-    five = goodputs(cards, cluster)
+    five = goodputs(entries, cluster)
     assert five["static"] == pytest.approx(three["static"] + 1.0), "one more fits, the last one does not"
     assert five["static_jobs"] == 3
 
 
 def test_finish_time_fairness_by_hand(world):
     trained(world, "a", min_gpus=4, max_gpus=4)
-    cluster = world.engine.runner.controller.cluster
-    (card,) = world.engine.board.cards()
-    record, now = card.record, world.clock.time
-    alone = Fairness(cluster, 1, now).of(card)
+    cluster = world.engine.cluster
+    (entry,) = world.engine.views.board.entries()
+    record, now = entry.record, world.clock.time
+    alone = Fairness(cluster, 1, now).of(entry)
     rate = record.goodput.goodput(1, 4, "cpu")
     assert alone == pytest.approx((now - record.submitted_at + record.remaining / rate) / (1e6 / rate))
     assert alone < 1.0, "a fifth was done by its first report"
-    crowd = Fairness(cluster, 8, now).of(card)
+    crowd = Fairness(cluster, 8, now).of(entry)
     slow = rate / 8
     assert crowd == pytest.approx((now - record.submitted_at + record.remaining / rate) / (1e6 / slow))
-    assert Fairness(Cluster(()), 1, now).of(card) is None
+    assert Fairness(Cluster(()), 1, now).of(entry) is None
 
 
 def test_the_speedup_curve(world, client):
@@ -129,14 +129,14 @@ def test_the_speedup_curve(world, client):
     assert [point["gpus"] for point in points] == [1, 2, 3, 4]
     assert points[0]["speedup"] == 1.0
     assert all(left["goodput"] < right["goodput"] for left, right in pairwise(points))
-    model = world.engine.board.get("a").record.goodput
+    model = world.engine.views.board.get("a").record.goodput
     assert points[3]["batch_size"] == model.best_batch(1, 4, "cpu")[0].total
     assert client.get("/v1/jobs/none/speedup").status_code == 404
 
 
 def test_the_curve_of_a_large_cluster_has_few_points(world):
     trained(world, "a", max_gpus=4)
-    record = world.engine.board.get("a").record
+    record = world.engine.views.board.get("a").record
     record.spec = type(record.spec)(record.spec.id, limits=type(record.spec.limits)(max_gpus=1000))
     points = points_of(record, Cluster(tuple(Node(f"n{index}", 8, "cpu") for index in range(500))))
     counts = [point["gpus"] for point in points]
@@ -175,7 +175,7 @@ def test_series_have_predictions_and_reasons(world, client):
     for step in range(3):
         world.after(10.0)
         report = sample_report(generation, 100.0 * step, accumulation=0, model=SAMPLE_MODEL, step_seconds=0.5)
-        world.engine.report(job_id, report)
+        result_of(world.engine.report(job_id, report))
     rows = client.get(f"/v1/jobs/{job_id}/series").json()["rows"]
     assert rows[0]["values"]["predicted_step_seconds"] is None, "nothing was known before"
     for row in rows[1:]:
@@ -230,7 +230,7 @@ def test_what_many_ask_for_is_made_once():
         return json.dumps(len(made)).encode()
 
     async def ask():
-        kept = Kept(2.0, lambda: now[0])
+        kept = SharedCache(2.0, lambda: now[0])
         first = await asyncio.gather(*(kept.get("a", make) for _ in range(10)))
         now[0] = 1.0
         again = await kept.get("a", make)
@@ -250,7 +250,7 @@ def test_a_failure_is_told_and_not_kept():
         raise ValueError("no")
 
     async def ask():
-        kept = Kept(2.0)
+        kept = SharedCache(2.0)
         with pytest.raises(ValueError, match="no"):
             await kept.get("a", fail)
         return await kept.get("a", lambda: b"good")
@@ -264,8 +264,8 @@ def test_an_explanation_names_jobs_that_have_ended(world, client):
     waits = client.get("/v1/jobs/second/explain").json()
     assert (waits["text"], waits["jobs"]) == ("runs after first", ["first"])
     assert client.get("/v1/jobs/second").json()["job"]["reason"]["jobs"] == ["first"]
-    world.engine.cancel("first")
-    world.engine.settle()
+    result_of(world.engine.cancel("first"))
+    world.engine.loop.settle()
     failed = client.get("/v1/jobs/second/explain").json()
     assert failed["text"].startswith("failed: it was to run after first")
     assert failed["jobs"] == ["first"]
@@ -288,16 +288,16 @@ def test_lists_tell_each_jobs_fairness(world, client):
     listed = {job["id"]: job for job in client.get("/v1/jobs").json()["jobs"]}
     assert listed["a"]["fairness"] == pytest.approx(client.get("/v1/jobs/a").json()["fairness"], rel=0.05)
     assert listed["new"]["fairness"] is None
-    world.engine.cancel("a")
-    world.engine.settle()
+    result_of(world.engine.cancel("a"))
+    world.engine.loop.settle()
     assert client.get("/v1/jobs").json()["jobs"][0]["fairness"] is None
 
 
 def test_an_old_change_has_its_sentence_when_its_story_is_gone(world, client):
     job_id = trained(world, "a", max_gpus=1)
     for _ in range(60):
-        world.engine.pause(job_id)
-        world.engine.resume(job_id)
+        result_of(world.engine.pause(job_id))
+        result_of(world.engine.resume(job_id))
     rows = client.get(f"/v1/jobs/{job_id}/series?kind=decision").json()["rows"]
-    assert "placed" not in {line.kind for line in world.engine.story(job_id)}
+    assert "placed" not in {line.kind for line in world.engine.events_of(job_id)}
     assert rows[0]["values"]["text"].startswith("started on 1 GPU")

@@ -2,9 +2,10 @@ import base64
 import time
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pollux.service.http.app import _folders_in_use, create_app
+from pollux.testing.servers.service import result_of
 from pollux.wire.package import digest_of, pack
 
 
@@ -67,9 +68,9 @@ def test_the_folder_of_a_job_counts_as_used_until_its_end(world, tmp_path):
     """Results that a long job left are there for as long after its end as those of a short one."""
     running, done = (world.submit(name, workdir=str(tmp_path)) for name in ("running", "done"))
     world.after(100.0)
-    world.engine.cancel(done)
+    result_of(world.engine.cancel(done))
     world.after(100.0)
-    ended = world.engine.board.get(done).record.ended_at
+    ended = world.engine.views.board.get(done).record.ended_at
     before = time.time()
     (_, now), (folder, at) = _folders_in_use(world.engine)
     assert (folder, at) == (str(tmp_path), ended)

@@ -1,0 +1,256 @@
+"""`castor` beside `pollux`: completion times, fairness, ablations, noise and lies, each beside the lower bound.
+
+    python benchmarks/castor.py [--quick] [--seed N] [--workers 2] [--only GROUP,...]
+
+Uses the published workloads where the published measurements are present (POLLUX_OSDI21_DATA, by default
+../shared/data/osdi21), and generated ones of the built-in applications elsewhere. Decisions are made on events.
+The last line is one JSON object; `castor_over_pollux` and `worst_ftf` have the figures that claims are about.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from measure import data_folder, finish
+
+from pollux.policies import create
+from pollux.sim.applications.application import Application
+from pollux.sim.applications.profiles import load_profiles
+from pollux.sim.results.bound import completion_bound
+from pollux.sim.results.fairness import IsolatedTimes, finish_time_fairness
+from pollux.sim.results.metrics import jain_index
+from pollux.sim.simulation.disturbances import Disturbances
+from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings, simulate
+from pollux.sim.workloads.builtin import builtin_applications
+from pollux.sim.workloads.generate import GenerateSettings, generate_workload
+from pollux.sim.workloads.workload import Workload, read_workload
+
+PUBLISHED = ("workload-1", "workload-3", "workload-6")
+LOAD2 = "workload-3-load2"
+NO_BANK = {"bank": False}
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {
+    "no rank": {"rank": False},
+    "no bank": NO_BANK,
+    "factor by age": {"size_factor": False},
+    "no doubt": {"doubt": False},
+    "no fairness bound": {"fairness_bound": None},
+    "power 1": {"power": 1.0},
+    "growth twofold": {"growth": 2},
+}
+NOISE = Disturbances(step_time=0.2, noise_scale=0.5, remaining_sigma=0.7, silent=0.1, start_spread=0.2, node_hours=48.0)
+LIES = Disturbances(lying=0.02)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation. `workload` is a file of the published ones, or JOBSxNODES for a generated one."""
+
+    group: str
+    workload: str
+    policy: str = "castor"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+    resize: float = 3.0
+    trigger: str = "events"
+    disturbances: Disturbances | None = None
+    seed: int = 1
+
+
+@cache
+def applications(folder: Path | None) -> dict[str, Application]:
+    """The measured applications, else the built-in ones."""
+    return dict(builtin_applications() if folder is None else load_profiles(folder / "profiles"))
+
+
+def problem(folder: Path | None, run: Run) -> tuple[Workload, SimulationSettings]:
+    """The workload and the cluster of a run."""
+    nodes, jobs, load = 16, 160, 2.0 if "load2" in run.workload else 1.0
+    generated = "x" in run.workload.removeprefix("workload")
+    if generated:
+        jobs, nodes = (int(part) for part in run.workload.split("x"))
+    settings = SimulationSettings(
+        num_nodes=nodes,
+        trigger=run.trigger,
+        resize_seconds=run.resize,
+        seed=run.seed,  # type: ignore[arg-type]
+    )
+    if folder is not None and not generated:
+        return read_workload(folder / "workloads" / f"{run.workload}.csv"), settings
+    number = "".join(filter(str.isdigit, run.workload.split("-load")[0])) if not generated else "0"
+    made = GenerateSettings(num_jobs=jobs, load=load, seed=run.seed * 1000 + int(number), nodes=nodes)
+    trace = None if folder is None or not (folder / "philly.csv").exists() else folder / "philly.csv"
+    return generate_workload(applications(folder), made, trace, run.workload), settings
+
+
+def execute(folder: Path | None, run: Run) -> dict[str, Any]:
+    """The figures of one run."""
+    workload, settings = problem(folder, run)
+    apps = applications(folder)
+    policy = create(run.policy, **run.options)
+    outcome = simulate(workload, policy, apps, settings, disturbances=run.disturbances)
+    fairness = finish_time_fairness(outcome.jobs, apps, settings, IsolatedTimes(apps, settings.num_nodes))
+    decisions = outcome.decision_seconds
+    row = {
+        "group": run.group, "workload": run.workload, "policy": run.policy, "label": run.label or run.policy,
+        "resize_seconds": run.resize, "trigger": run.trigger, "seed": run.seed,
+        "avg_jct_hours": average(outcome), "worst_ftf": max(fairness), "jain": jain_index(fairness),
+        "decision_ms": 1e3 * sum(decisions) / max(len(decisions), 1), "decisions": len(decisions),
+        "restarts_per_job": fmean(job.restarts for job in outcome.jobs),
+        "bound_hours": completion_bound(workload, apps, settings).seconds / 3600,
+    }  # fmt: skip
+    if run.group == "lies":
+        row["jobs"] = {job.name: job.finished - job.submitted for job in outcome.jobs}
+    return row
+
+
+def average(outcome: RunOutcome) -> float:
+    """Average completion time in hours."""
+    return fmean(job.finished - job.submitted for job in outcome.jobs) / 3600
+
+
+def plan(quick: bool, seed: int) -> list[Run]:
+    """Every run that a claim needs."""
+    names = PUBLISHED[:1] if quick else PUBLISHED
+    runs = []
+    for name in names:
+        for resize in (3.0,) if quick else (3.0, 30.0):
+            runs.append(Run("load1", name, "pollux", resize=resize, seed=seed))
+            runs.append(Run("load1", name, options=NO_BANK, label="castor without bank", resize=resize, seed=seed))
+            runs.append(Run("load1", name, resize=resize, seed=seed))
+    if quick:
+        return runs
+    rounds: dict[str, Any] = {"resize": 30.0, "trigger": "rounds", "label": "published", "seed": seed}
+    runs += [Run("load1", name, "pollux", **rounds) for name in names] + [Run("load2", LOAD2, "pollux", **rounds)]
+    runs += [Run("load2", LOAD2, "pollux", seed=seed), Run("load2", LOAD2, seed=seed)]
+    runs += [Run("load2", LOAD2, options=NO_BANK, label="castor without bank", seed=seed)]
+    for label, options in ABLATIONS.items():
+        runs += [Run("ablations", name, options=options, label=label, seed=seed) for name in (*PUBLISHED, LOAD2)]
+    for size in ("1280x64", "1280x128"):
+        runs += [Run("large", size, "pollux", seed=seed), Run("large", size, seed=seed)]
+    for name in PUBLISHED:
+        runs += [Run("noise", name, policy, disturbances=NOISE, seed=seed) for policy in ("castor", "pollux")]
+        runs += [Run("lies", name, disturbances=LIES, label="lying", seed=seed), Run("lies", name, seed=seed)]
+    return runs
+
+
+def explore(seed: int, text: str) -> list[Run]:
+    """Runs of `castor` with other options, given as a JSON list of objects."""
+    chosen = json.loads(text)
+    names = (*PUBLISHED, LOAD2)
+    return [
+        Run("explore", name, options=options, label=json.dumps(options), seed=seed)
+        for options in chosen
+        for name in names
+    ]
+
+
+def reference(folder: Path | None, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """What completion times are compared with: the published averages, else `pollux` in published rounds or as run."""
+    found: dict[str, float] = {}
+    for row in sorted(rows, key=lambda row: (row["label"] != "published", row["resize_seconds"])):
+        if row["policy"] == "pollux" and row["group"] != "noise":
+            found.setdefault(row["workload"], row["avg_jct_hours"])
+    if folder is not None:
+        for row in json.loads((folder / "published.json").read_text(encoding="utf-8"))["results"]:
+            if set(row) == {"workload", "policy", "avg_jct_hours"} and row["policy"] == "pollux":
+                found[row["workload"]] = row["avg_jct_hours"]
+    return found
+
+
+def summary(folder: Path | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios to the reference and worst fairness, by group, label and resize cost."""
+    base = reference(folder, rows)
+    ratios: dict[str, list[float]] = {}
+    worst: dict[str, float] = {}
+    bounds: dict[str, float] = {}
+    for row in rows:
+        row["ratio"] = row["avg_jct_hours"] / base[row["workload"]] if row["workload"] in base else None
+        key = f"{row['group']}/{row['label']}/{row['resize_seconds']:g}s"
+        if row["group"] in ("ablations", "explore"):
+            key += "/load2" if row["workload"] == LOAD2 else ""
+        if row["group"] == "large":
+            key += f"/{row['workload']}"
+        if row["ratio"] is not None:
+            ratios.setdefault(key, []).append(row["ratio"])
+            bounds[row["workload"]] = round(row["bound_hours"] / base[row["workload"]], 4)
+        worst[key] = max(worst.get(key, 0.0), row["worst_ftf"])
+    result: dict[str, Any] = {
+        "castor_over_pollux": {key: round(fmean(values), 4) for key, values in ratios.items()},
+        "each": {key: [round(value, 4) for value in values] for key, values in ratios.items() if len(values) > 1},
+        "worst_ftf": {key: round(value, 3) for key, value in worst.items()},
+        "bound_over_pollux": bounds,
+    }
+    result["lies"] = lies(rows)
+    return result
+
+
+def lies(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Completion times of liars over their own when honest: the least and the mean."""
+    from pollux.sim.simulation.disturbances import JobDisturbance
+
+    found: list[float] = []
+    lying = {(r["workload"], r["seed"]): r for r in rows if r["group"] == "lies" and r["label"] == "lying"}
+    for row in rows:
+        other = lying.get((row["workload"], row["seed"]))
+        if row["group"] == "lies" and row["label"] != "lying" and other is not None:
+            for name, seconds in row.pop("jobs").items():
+                if JobDisturbance(LIES, row["seed"], name).lies:
+                    found.append(other["jobs"][name] / seconds)
+    for row in lying.values():
+        row.pop("jobs", None)
+    return {"least": round(min(found), 4), "mean": round(fmean(found), 4), "jobs": len(found)} if found else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="about a minute: one workload, no ablations")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="groups to run, with commas: load1,load2,ablations,large,noise,lies")
+    parser.add_argument("--explore", default="", help="JSON list of options of castor to try instead")
+    arguments = parser.parse_args()
+    folder = data_folder()
+    if folder is None:
+        print("the published measurements are absent: generated workloads are used instead", flush=True)
+    only = set(filter(None, arguments.only.split(",")))
+    if arguments.explore:
+        runs = explore(arguments.seed, arguments.explore)
+    else:
+        runs = [run for run in plan(arguments.quick, arguments.seed) if not only or run.group in only]
+    runs.sort(key=lambda run: (run.group != "large", "load2" not in run.workload))
+    rows, began = [], time.monotonic()
+    with ProcessPoolExecutor(arguments.workers) as pool:
+        waiting = [pool.submit(execute, folder, run) for run in runs]
+        for done in as_completed(waiting):
+            row = done.result()
+            rows.append(row)
+            print(
+                f"[{time.monotonic() - began:5.0f} s] {row['group']:10s} {row['workload']:18s} {row['label']:40s} "
+                f"{row['resize_seconds']:g} s: {row['avg_jct_hours']:.4f} h, bound {row['bound_hours']:.4f} h, "
+                f"worst FTF {row['worst_ftf']:.2f}, Jain {row['jain']:.3f}, {row['decision_ms']:.1f} ms",
+                flush=True,
+            )
+    rows.sort(
+        key=lambda row: [(r.group, r.workload, r.label or r.policy) for r in runs].index(
+            (row["group"], row["workload"], row["label"])
+        )
+    )
+    found = summary(folder, rows)
+    finish("castor", {**found, "rows": rows}, arguments.quick or bool(only) or bool(arguments.explore))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Places in a stream of items, from which reading can go on; reading itself is in `stream`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from pollux.agent.data.ledger import Indices, SampleLedger
+
+__all__ = ["Item", "ItemStream", "StreamPosition", "Taken"]
+
+Item = tuple[int, Any]
+"""A stream's item with its running number: place in its shard × number of shards + shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """A place in a stream: items taken of each shard, and a state of the dataset's own from which to seek.
+
+    `dataset_state` was taken after `state_after` items of the pass, at or before this place; None: start and skip.
+    """
+
+    shards: tuple[int, ...]
+    dataset_state: Any = None
+    state_after: int = 0
+
+    def advanced(self, numbers: Indices, mark: Any) -> StreamPosition:
+        """This place moved past items with these numbers; `mark` is the dataset's state there, if it was taken."""
+        shards = list(self.shards)
+        for shard, count in enumerate(np.bincount(numbers % len(shards), minlength=len(shards))):
+            shards[shard] += int(count)
+        if mark is None:
+            return StreamPosition(tuple(shards), self.dataset_state, self.state_after)
+        return StreamPosition(tuple(shards), mark, sum(shards))
+
+    def ledger(self) -> SampleLedger:
+        """What committing all items before this place must leave."""
+        ledger = SampleLedger()
+        for shard, count in enumerate(self.shards):
+            ledger.add(np.arange(count, dtype=np.int64) * len(self.shards) + shard)
+        return ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Items of one step; `mark` is the dataset's own state after them, None where it has none or was read past them."""
+
+    items: list[Item]
+    mark: Any
+    is_end: bool
+
+
+class ItemStream(Protocol):
+    """An iterable dataset as the loader reads it: item by item, in an order that is the same on every replica."""
+
+    @property
+    def num_shards(self) -> int:
+        """The virtual shards of the dataset, fixed for the life of a job."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a pass is being read."""
+
+    def origin(self) -> StreamPosition:
+        """The start of a pass."""
+
+    def open(self, pass_index: int, position: StreamPosition) -> None:
+        """Begin to read a pass from a place."""
+
+    def take(self, count: int) -> Taken:
+        """The next `count` items, fewer at the end."""
+
+    def is_empty(self) -> bool:
+        """Whether nothing is left."""
+
+    def put_back(self, items: Sequence[Item]) -> None:
+        """Give back the items taken last, to be taken again."""
+
+    def close(self) -> None:
+        """Stop reading."""

@@ -1,0 +1,52 @@
+"""What a user of a framework's loop may choose about the batch; the same words and meanings as in `pollux.init`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pollux.agent.adaptation import lr_rules
+from pollux.agent.adaptation.adaptation import BatchRange
+from pollux.agent.adaptation.lr_rules import OwnRule
+from pollux.agent.environment import Environment
+from pollux.core.errors import InvalidInput
+
+__all__ = ["FrameworkOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkOptions:
+    """The batch, its limits, learning rates and noise, as a user asked for them."""
+
+    batch_size: int
+    max_batch_size: int | None = None
+    max_local_batch: int | None = None
+    accumulation: int = 0
+    lr_rule: str | OwnRule | None = None
+    warmup_epochs: float = 0.0
+    measure_noise: bool | None = None
+    epoch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"batch_size": 1, "max_batch_size": 1, "max_local_batch": 1, "accumulation": 0, "epoch_size": 1}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is None and name != "batch_size":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise InvalidInput(f"{name} is {value!r}: give a whole number, {lowest} or more")
+        if self.max_batch_size is not None and self.max_batch_size < self.batch_size:
+            raise InvalidInput(
+                f"batch_size is {self.batch_size}, above max_batch_size {self.max_batch_size}: raise the ceiling or "
+                "lower the initial batch"
+            )
+        lr_rules.create(self.lr_rule if self.lr_rule is not None else "none", warmup=self.warmup_epochs)
+
+    def within(self, environment: Environment, may_grow: bool = True) -> FrameworkOptions:
+        """With the limits of whoever started this process, as `pollux.init` takes them; see `Environment.batches`."""
+        _, most, local = environment.batches(self.batch_size, self.max_batch_size, self.max_local_batch)
+        return replace(self, max_batch_size=most if may_grow else None, max_local_batch=local)
+
+    @property
+    def allowed(self) -> BatchRange:
+        """The batches that may be run."""
+        return BatchRange(self.batch_size, self.max_batch_size, self.max_local_batch, self.accumulation)

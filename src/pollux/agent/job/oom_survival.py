@@ -1,0 +1,80 @@
+"""Batches that memory may not hold: tried on purpose, survived, and remembered for the next start of the job."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from pollux.agent.adaptation.adaptation import Adaptation
+from pollux.agent.checkpoint.oom_notes import TrialNotes
+from pollux.agent.data.step_shape import MicroBatch
+from pollux.agent.distributed.process_group import ReplicaGroup
+from pollux.agent.job.record import RunRecord
+from pollux.agent.step.oom import is_out_of_memory
+from pollux.agent.step.optimizer_step import StepRunner
+from pollux.core.errors import InvalidInput
+
+__all__ = ["OomSurvival"]
+
+_log = logging.getLogger("pollux")
+
+
+class OomSurvival:
+    """What a job does about memory that runs out; `notes` is None without a checkpoint folder to keep them in."""
+
+    def __init__(
+        self,
+        engine: StepRunner,
+        adaptation: Adaptation,
+        replicas: ReplicaGroup,
+        record: RunRecord,
+        notes: TrialNotes | None,
+    ) -> None:
+        self._engine = engine
+        self._adaptation = adaptation
+        self._replicas = replicas
+        self._record = record
+        self._notes = notes
+
+    def begin(self, micro: MicroBatch) -> None:
+        """Begin a micro-batch; the first one of a step at a local batch that never ran begins a trial."""
+        local = micro.largest_local_batch
+        fits = self._adaptation.trial_from(local) if micro.index == 0 else None
+        if fits is not None and self._notes is not None:
+            self._notes.begin(local, self._adaptation.memory.held, writes=self._replicas.is_first)
+        self._engine.begin(micro, fits)
+
+    def end_trial(self) -> None:
+        """The step is over, or will not be finished, and this process lives."""
+        if self._notes is not None:
+            self._notes.end(writes=self._replicas.is_first)
+
+    def shrink_batch(self, local: int) -> None:
+        """A step at this local batch ran out of memory on some replica: run with a smaller one from now on."""
+        if local <= 1:
+            raise InvalidInput("memory does not hold a single sample: use a smaller model, or a GPU with more memory")
+        before = self._adaptation.choice
+        smaller = self._adaptation.ran_out(local)
+        text = f"a local batch of {local} ran out of memory: back to {smaller}, the step's samples are taken again"
+        _log.warning("%s", text)
+        self._record.event("out-of-memory", text, local_batch=local, smaller=smaller)
+        if self._adaptation.choice.accumulation > before.accumulation:
+            self._record.note_batchnorm(accumulates=True)
+
+    def learn_from_earlier_starts(self) -> None:
+        """Stay below the local batch that ended an earlier start of the job; a collective."""
+        lesson = None if self._notes is None else self._notes.lesson(writes=self._replicas.is_first)
+        everyones = self._replicas.gather([0.0, 0.0] if lesson is None else [float(number) for number in lesson])
+        known = sorted((int(largest), int(local)) for local, largest in everyones.tolist() if largest > 0)
+        if known and self._adaptation.limit(known[0][0]):
+            largest, local = known[0]
+            text = f"a local batch of {local} ended an earlier start for want of memory: none above {largest} is tried"
+            _log.warning("%s", text)
+            self._record.event("out-of-memory", text, local_batch=local, smaller=largest)
+
+    def note_end_of_process(self) -> None:
+        """Where the script ends for want of memory in a trial, the next start is to know; other ends blame nothing."""
+        error = sys.exception() or getattr(sys, "last_value", None)
+        if self._notes is not None and error is not None and is_out_of_memory(error):
+            self._notes.ran_out()
+        self.end_trial()

@@ -1,0 +1,170 @@
+"""Everything that a job says of itself: the receipt, TensorBoard scalars and reports to the scheduler."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pollux.agent.adaptation.adaptation import RoundReport
+from pollux.agent.distributed.device import gpu_type
+from pollux.agent.distributed.sync_batchnorm import has_batchnorm
+from pollux.agent.job.parts import JobParts
+from pollux.agent.reporting.reporter import ReportBuilder
+from pollux.agent.reporting.tensorboard import Scalars
+from pollux.agent.training.status import TrainingStatus
+from pollux.core.errors import MisusedJob
+
+__all__ = ["RunRecord"]
+
+_log = logging.getLogger("pollux")
+
+
+class RunRecord:
+    """Writes down what happens to a run; only replica 0 has reports and files.
+
+    `seconds_before` is the time that earlier processes of the job trained, `last_round` what the newest round found.
+    """
+
+    def __init__(self, parts: JobParts, status: TrainingStatus) -> None:
+        self._parts = parts
+        self._status = status
+        self._progress = parts.progress
+        self._receipt = parts.receipt
+        self._environment = parts.environment
+        self._began = time.monotonic()
+        self._epochs: int | None = None
+        self._row_at_step = -1
+        self.seconds_before = 0.0
+        self.last_round = RoundReport(None, None)
+        self.scalars: Scalars | None = None
+        self.reports = ReportBuilder.of(parts.environment, gpu_type(parts.replicas.device))
+
+    @property
+    def seconds(self) -> float:
+        """Time spent training, that of earlier processes included."""
+        return self.seconds_before + time.monotonic() - self._began
+
+    def event(self, kind: str, text: str, **numbers: float) -> None:
+        """Enter into the receipt what happened at the present step."""
+        self._receipt.event(kind, self._progress.steps, self._progress.progress, text, **numbers)
+
+    def mark_not_exact(self, text: str) -> None:
+        """Say in the receipt that the run is not exact, and why."""
+        self._receipt.mark_not_exact(text, self._progress.steps, self._progress.progress)
+
+    def note_batchnorm(self, accumulates: bool) -> None:
+        """Say, once, where BatchNorm makes exactness impossible."""
+        engine, num_replicas = self._parts.engine, self._parts.replicas.num_replicas
+        if not has_batchnorm(engine.inner):
+            return
+        halves = self._parts.adaptation.measures_noise and num_replicas == 1
+        split = accumulates or halves or (num_replicas > 1 and not engine.counts_batchnorm)
+        if split and self._receipt.is_exact:
+            cause = "accumulation" if accumulates else "measuring in halves" if halves else "unsynchronised replicas"
+            text = (
+                f"BatchNorm normalises over parts of the batch under {cause}: the curve differs from the whole batch's"
+            )
+            _log.warning("not exact: %s", text)
+            self.mark_not_exact(text)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Record metrics of the user's own, by samples and epoch."""
+        progress = self._progress
+        self._receipt.log(values, samples=progress.samples, epoch=progress.epochs, progress=progress.progress)
+        if self.scalars is not None:
+            self.scalars.metrics(values, progress.samples)
+        if self.reports is not None:
+            self.reports.logged(values)
+
+    def expect_epochs(self, count: int) -> None:
+        """Training is to last that many epochs; reports say so."""
+        self._epochs = count
+        if self.reports is not None:
+            self.reports.wants_epochs(count)
+
+    def step_done(self) -> None:
+        """Tell supervisor and reports of a step; the first one after a change of replicas ends its pause."""
+        member, reports = self._parts.member, self.reports
+        ends_pause = member is not None and member.stepped(self._progress.steps)
+        if reports is not None:
+            reports.stepped()
+            reports.live = member is not None and not member.refusal
+            if ends_pause and member is not None and member.last_pause is not None:
+                reports.resized(*member.last_pause)
+
+    def add_row(self) -> None:
+        """Record this moment of the run, once for each step."""
+        if self._row_at_step == self._progress.steps:
+            return
+        self._row_at_step = self._progress.steps
+        groups = self._parts.engine.optimizer.param_groups
+        row = self._status.receipt_row(groups, self.seconds, self.last_round)
+        self._receipt.sample(row)
+        if self.scalars is not None:
+            self.scalars.row(row)
+        if self.reports is not None:
+            self.reports.round(self._status, self.last_round.loss, self.last_round.throughput)
+
+    def rolled_back(self) -> None:
+        """The run goes on from an earlier step: TensorBoard hides what was written beyond it."""
+        if self.scalars is not None:
+            self.scalars.rolled_back(self._progress.samples)
+
+    def change_generation(self, generation: int) -> bool:
+        """Reports and scalars come from replica 0, whichever process that is in this generation of the job.
+
+        Returns whether somebody else may have written the last checkpoint, so that its age is to be looked up.
+        """
+        replicas = self._parts.replicas
+        environment = replace(
+            self._environment,
+            replica=replicas.replica,
+            num_replicas=replicas.num_replicas,
+            num_nodes=replicas.num_nodes,
+            generation=generation,
+        )
+        was_first, self._environment = self._environment.replica == 0, environment
+        if self.reports is not None and replicas.is_first:
+            self.reports.moved(environment)
+        elif replicas.is_first:
+            # What this process may have paused for when it began has been told by whoever was the first replica then.
+            self.reports = ReportBuilder.of(replace(environment, stopped_at=None), gpu_type(replicas.device))
+            if self.reports is not None and self._epochs is not None:
+                self.reports.wants_epochs(self._epochs)
+        if self.scalars is not None:
+            self.scalars.moved(replicas.replica)
+        known = was_first and self.reports is not None and self.reports.knows_of_checkpoint
+        return self.reports is not None and replicas.is_first and not known
+
+    def write_receipt(self, folder: str | Path | None) -> list[Path]:
+        """Write the receipt and its picture into a folder, by default the job's output folder; replica 0 only."""
+        target = Path(folder) if folder is not None else self._parts.output_dir
+        if target is None:
+            raise MisusedJob("there is no folder for the receipt: pass output_dir= to pollux.init, or a folder here")
+        self.add_row()
+        return self._receipt.write(target) if self._parts.replicas.is_first else []
+
+    def write_output(self) -> None:
+        """Write everything out at the end of a run, or of this process's part in it."""
+        self.add_row()
+        if self._parts.output_dir is not None and self._parts.replicas.is_first:
+            self._receipt.write(self._parts.output_dir)
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand scalars to the file system."""
+        if self.scalars is not None:
+            self.scalars.flush()
+
+    def close_scalars(self) -> None:
+        """End the event file of TensorBoard."""
+        if self.scalars is not None:
+            self.scalars.close()
+
+    def close_reports(self, final: bool) -> None:
+        """Send the last report of this process; `final`: the job is done."""
+        if self.reports is not None:
+            self.reports.close(self._status, self.last_round.loss, self.last_round.throughput, final)

@@ -1,0 +1,128 @@
+"""Rounds of a job's own loop: what was measured decides about the batch, and a change that harms is taken back."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from pollux.agent.adaptation.adaptation import RoundReport
+from pollux.agent.adaptation.batch_tuner import BatchChange
+from pollux.agent.checkpoint.training_state import State
+from pollux.agent.job.batch_feed import BatchFeed
+from pollux.agent.job.parts import JobParts
+from pollux.agent.job.persistence import JobPersistence
+from pollux.agent.job.record import RunRecord
+from pollux.agent.training.rounds import AdaptationRounds
+from pollux.core.errors import NonFiniteValue, PolluxError
+from pollux.goodput import BatchChoice
+
+__all__ = ["JobRounds"]
+
+_log = logging.getLogger("pollux")
+# A scaler finds its scale by trying; what it never finds in this many rounds is not there.
+_MOST_ROUNDS_WITH_A_SCALER = 5
+
+
+class JobRounds:
+    """Owns the rounds of a job's own loop: the whole state returns with the batch after a change that harms."""
+
+    def __init__(self, parts: JobParts, record: RunRecord, persistence: JobPersistence, feed: BatchFeed) -> None:
+        self._engine = parts.engine
+        self._adaptation = parts.adaptation
+        self._progress = parts.progress
+        self._state = parts.state
+        self._checkpointer = parts.checkpointer
+        self._record = record
+        self._persistence = persistence
+        self._feed = feed
+        self._rounds = AdaptationRounds(parts.adaptation, parts.progress, self)
+        self._num_not_finite = 0
+
+    def forget(self) -> None:
+        """Forget the state to roll back to: replicas have changed since."""
+        self._rounds.forget()
+        self._num_not_finite = 0
+
+    def run_due(self) -> None:
+        """Run a round where one is due after the present step; a collective."""
+        self._rounds.run_due()
+
+    def change_batch(self, change: BatchChange) -> None:
+        """Go over to another batch; the state from before is kept until the loss has shown that it does no harm."""
+        self._rounds.change_batch(change)
+
+    def roll_back(self, why: str) -> None:
+        """Return to the state from before the last change of batch, and leave the batch alone for a while."""
+        self._rounds.roll_back(why)
+
+    # What the rounds ask of their owner
+
+    def round_measured(self, report: RoundReport) -> None:
+        """A round was measured; nothing is decided yet."""
+        self._record.last_round = report
+
+    def round_accepted(self, report: RoundReport, is_watched: bool) -> None:
+        """The steps of the round stay, unless their loss is not finite."""
+        self._engine.tolerates = is_watched
+        self._require_finite(report.loss)
+        self._record.add_row()
+
+    def _require_finite(self, loss: float | None) -> None:
+        finite = loss is None or math.isfinite(loss)
+        self._num_not_finite = 0 if finite else self._num_not_finite + 1
+        if self._num_not_finite > (_MOST_ROUNDS_WITH_A_SCALER if self._engine.has_scaler else 0):
+            raise NonFiniteValue(
+                f"the loss became {loss} by step {self._progress.steps}: lower the learning rate, clip gradients "
+                "(clip_norm=), or check the data; the last checkpoint is untouched"
+            )
+
+    def capture(self) -> State:
+        """A copy of everything; a collective."""
+        return self._state.copied(self._persistence.capture())
+
+    def batch_changed(self, change: BatchChange, before: BatchChoice, total: int) -> None:
+        """Say so; for a while losses that are not finite are the guard's to judge."""
+        self._engine.tolerates = True
+        after = self._adaptation.total
+        text = f"batch {total:,} to {after:,}: {change.reason}"
+        _log.info("%s", text)
+        self._record.event(
+            "batch-changed",
+            text,
+            before=total,
+            after=after,
+            gain=change.gain,
+            efficiency=change.efficiency,
+            accumulation=change.choice.accumulation,
+        )
+        if change.choice.accumulation > before.accumulation:
+            self._record.note_batchnorm(accumulates=True)
+
+    def restore(self, captured: State) -> dict[str, Any]:
+        """Return to what was captured."""
+        self._engine.abandon()
+        self._engine.tolerates = False
+        self._persistence.restore(captured, in_place=False)
+        self._state.restore_rng(captured.values, self._progress.steps)
+        state: dict[str, Any] = captured.values["adaptation"]
+        return state
+
+    def rolled_back(self, why: str, total: int, bad: int) -> None:
+        """Save the state that training goes on from, in place of later ones, and say what happened."""
+        step = self._progress.steps
+        self._feed.forget()
+        if self._checkpointer is not None:
+            # First the one to go on from, then those that nobody is to go on from.
+            try:
+                self._persistence.checkpoint(wait=True)
+            except PolluxError as error:
+                # Only the first replica knows of it, and all of them go on.
+                _log.error("rolled back, but not saved: %s", error)
+            self._checkpointer.drop_after(step)
+        self._record.rolled_back()
+        until = self._adaptation.guard.frozen_until
+        text = f"{why}: back to step {step} and batch {total:,} from {bad:,}, which is left alone"
+        _log.warning("%s", text)
+        self._record.event("rolled-back", text, before=bad, after=total)
+        self._record.event("frozen", f"no change of batch until progress {until:,.0f}")

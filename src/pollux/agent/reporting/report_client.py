@@ -1,0 +1,211 @@
+"""Sends reports to the scheduler by a thread that training never waits for.
+
+Without a scheduler (POLLUX_URL unset) none of this runs. What is in a report, `reporter` puts together.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import math
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pollux.core.errors import InvalidInput
+from pollux.wire.report import Report
+
+__all__ = ["Address", "Reporter", "post_report"]
+
+_log = logging.getLogger("pollux")
+_TIMEOUT_SECONDS = 10.0
+_LEAST_GAP_SECONDS = 2.0
+_LEAST_SHARE = 0.25
+_EVERY_SECONDS = 30.0
+_MOST_EVERY_SECONDS = 600.0
+_BACKOFF_SECONDS = (1.0, 60.0)
+_NEWS = 0.05
+_LARGEST_REPLY = 65_536
+
+Post = Callable[[str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where one job's reports go: the service's URL, the job's id there, and the token that opens it.
+
+    `ca`, or the file `ca_file`: a certificate to trust beside the system's, as PEM text; empty and None for none.
+    """
+
+    url: str
+    job_id: str
+    token: str
+    ca_file: Path | None = None
+    ca: str = ""
+
+    def __post_init__(self) -> None:
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidInput(f"POLLUX_URL is '{self.url}': give http://host:port, or unset it to report nowhere")
+
+
+def post_report(address: Address, body: str) -> Mapping[str, Any]:
+    """Send one report and return the answer; raises OSError where the service is not there or refuses."""
+    parts = urllib.parse.urlsplit(address.url)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS, context=_trusting(address)
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
+    try:
+        headers = {"Authorization": f"Bearer {address.token}", "Content-Type": "application/json"}
+        connection.request("POST", f"/v1/jobs/{urllib.parse.quote(address.job_id, safe='')}/reports", body, headers)
+        response = connection.getresponse()
+        text = response.read(_LARGEST_REPLY)
+        if response.status >= 300:
+            raise ConnectionError(f"the scheduler answered {response.status}: {text[:200].decode('utf-8', 'replace')}")
+        reply = json.loads(text)
+    except (http.client.HTTPException, ValueError) as error:
+        raise ConnectionError(f"the scheduler's answer makes no sense ({error})") from error
+    finally:
+        connection.close()
+    return reply if isinstance(reply, dict) else {}
+
+
+def _trusting(address: Address) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if address.ca or address.ca_file is not None:
+        context.load_verify_locations(None if address.ca else address.ca_file, cadata=address.ca or None)
+        # What is named here is trusted itself, also where an authority that is not there has signed it.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+class Reporter:
+    """Keeps the newest report and sends it when it is time: as often as the service asks, and sooner where it has news.
+
+    A first model or another batch goes 2 seconds after the report before it; a rate that moved, after a quarter of the
+    time that the service asks for. `offer` is called by training and returns at once. What cannot be sent is replaced
+    by what is newer; training goes on without a scheduler for as long as it takes.
+    """
+
+    def __init__(self, post: Post, clock: Callable[[], float] = time.monotonic) -> None:
+        self._post = post
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._newest: Report | None = None
+        self._sent: Report | None = None
+        self._next_at = -math.inf
+        self._sent_at = -math.inf
+        self._every = _EVERY_SECONDS
+        self._failures = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def to(cls, address: Address) -> Reporter:
+        """A reporter over HTTP."""
+        return cls(lambda body: post_report(address, body))
+
+    @property
+    def wants_report(self) -> bool:
+        """Whether a report offered now could be sent; asked before one is put together."""
+        with self._condition:
+            is_time = self._failures > 0 or self._clock() >= self._sent_at + _LEAST_GAP_SECONDS
+            return not self._closed and is_time
+
+    def offer(self, report: Report) -> None:
+        """Take a newer report; it is sent when it is due, or at once where it has news."""
+        with self._condition:
+            if self._closed:
+                return
+            self._newest = report
+            if self._failures == 0 and self._sent is not None:
+                self._next_at = self._due_at(self._sent, report)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="pollux-reports", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+
+    def close(self, last: Report | None = None, timeout_seconds: float = 3.0) -> None:
+        """End the thread; `last` is sent after what is on its way, once, without retries, and all within that time."""
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+            self._newest = None
+            self._condition.notify_all()
+        if last is not None:
+            thread = threading.Thread(target=self._send_last, args=(last,), name="pollux-last-report", daemon=True)
+            thread.start()
+            thread.join(timeout_seconds)
+
+    def _send_last(self, report: Report) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self._send(report)
+
+    def _due_at(self, before: Report, after: Report) -> float:
+        """When a report is to follow the one that was sent."""
+        gap = self._every
+        if _is_urgent(before, after):
+            gap = _LEAST_GAP_SECONDS
+        elif _has_moved(before, after):
+            gap = max(_LEAST_GAP_SECONDS, _LEAST_SHARE * self._every)
+        return self._sent_at + min(gap, self._every)
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while not self._closed and (self._newest is None or self._clock() < self._next_at):
+                    wait = None if self._newest is None else max(self._next_at - self._clock(), 0.0)
+                    self._condition.wait(wait)
+                if self._closed or self._newest is None:
+                    return
+                report, self._newest = self._newest, None
+            self._send(report)
+
+    def _send(self, report: Report) -> None:
+        try:
+            reply = self._post(json.dumps(asdict(report), allow_nan=False))
+            failure = ""
+        except (OSError, ValueError) as error:
+            reply, failure = {}, str(error) or type(error).__name__
+        with self._condition:
+            now = self._clock()
+            if failure:
+                self._failures += 1
+                low, high = _BACKOFF_SECONDS
+                self._next_at = now + min(low * 2.0 ** min(self._failures - 1, 10), high)
+                if self._newest is None:
+                    self._newest = report
+                if self._failures == 1:
+                    _log.warning("this report did not reach the scheduler (%s); training goes on", failure)
+                return
+            if self._failures:
+                _log.info("the scheduler is there again after %d failed reports", self._failures)
+            self._failures, self._sent = 0, report
+            every = reply.get("report_every_seconds")
+            if isinstance(every, int | float) and math.isfinite(every):
+                self._every = min(max(float(every), _LEAST_GAP_SECONDS), _MOST_EVERY_SECONDS)
+            self._sent_at = now
+            self._next_at = self._due_at(report, self._newest or report)
+
+
+def _is_urgent(before: Report, after: Report) -> bool:
+    """Whether the scheduler should hear at once: a first model, or another batch."""
+    return (before.model is None) != (after.model is None) or before.batch_size != after.batch_size
+
+
+def _has_moved(before: Report, after: Report) -> bool:
+    if before.goodput is None or after.goodput is None:
+        return before.goodput is not after.goodput
+    return abs(after.goodput - before.goodput) > _NEWS * before.goodput

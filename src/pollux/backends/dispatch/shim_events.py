@@ -1,0 +1,179 @@
+"""What the shims of jobs say, and what follows where one has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, JobTable, loss_of, start_of
+from pollux.backends.dispatch.shim_client import ShimClient, find_shim
+from pollux.backends.dispatch.site import Site
+from pollux.backends.dispatch.worker_thread import WorkerThread
+from pollux.backends.process.records import (
+    ended_from,
+    ended_to,
+    newest_generation,
+    read_record,
+    record_path,
+    write_record,
+)
+from pollux.backends.protocol import ReplicasEnded, ReplicasStarted
+from pollux.core.errors import BackendFailed
+
+__all__ = ["ShimEvents"]
+
+_log = logging.getLogger("pollux.backends")
+
+_HELLO_SECONDS = 5.0
+_SWEEP_SECONDS = 0.05
+_MAX_ATTEMPTS = 3
+
+
+class ShimEvents:
+    """Listens to shims and notes what they say in the table of jobs; `false_alarms` are counted."""
+
+    def __init__(self, table: JobTable, thread: WorkerThread, site: Site) -> None:
+        self._table, self._thread, self._site = table, thread, site
+        self.false_alarms = 0
+
+    def follow(self, job: DispatchedJob, link: ShimClient) -> None:
+        """Listen to the job's shim from now on."""
+        job.link = link
+        self._thread.watch(link.peer, lambda: self.hear(job))
+
+    def await_hellos(self) -> None:
+        """Hear from every shim what it has, since a launch may have reached it that is not on disk yet."""
+        jobs = self._table.jobs
+        waiting = {job.id: job.link for job in jobs.values() if job.link is not None}
+        for link in waiting.values():
+            link.send(op="status")
+        deadline = time.monotonic() + _HELLO_SECONDS
+        for job_id, link in waiting.items():
+            while link.warm is None and jobs[job_id].link is link and time.monotonic() < deadline:
+                link.peer.settimeout(max(0.01, deadline - time.monotonic()))
+                self.hear(jobs[job_id])
+            if jobs[job_id].link is link:
+                link.peer.settimeout(_HELLO_SECONDS)
+
+    def hear(self, job: DispatchedJob) -> None:
+        """Take in what the job's shim has said, or that it is gone."""
+        if job.link is None:
+            return
+        messages = job.link.receive()
+        if messages is None:
+            self._thread.unwatch(job.link.peer)
+            job.link.close()
+            job.link = None
+            self._shim_ended(job)
+            return
+        for message in messages:
+            self.take(job, job.link, message)
+
+    def take(self, job: DispatchedJob, link: ShimClient, message: Mapping[str, Any]) -> None:
+        """One message."""
+        if self._site.heard(job, message):
+            return
+        if message["event"] == "alarm":
+            self.false_alarms += 1
+            _log.warning("false alarm %d: %s (job '%s')", self.false_alarms, message["text"], job.id)
+            return
+        if message["event"] == "status":
+            self._note_status(job, link, message)
+        held = job.now
+        if held is not None and held.ended is None:
+            self._note_progress(job, held, message)
+
+    def _note_status(self, job: DispatchedJob, link: ShimClient, message: Mapping[str, Any]) -> None:
+        """What a shim is, and what it runs where this service did not start it."""
+        link.warm, link.hands_over = bool(message["warm"]), bool(message.get("hands_over"))
+        if job.now is None and message["generation"] is not None:
+            self._learn(job, int(message["generation"]))
+        held = job.now
+        if held is None or held.launch is not None:
+            return
+        if message.get("moving"):
+            # From a time before this service: its end is told when it comes.
+            held.started = False
+        elif held.live and held.started and not held.ended:
+            # Its change may have come about while nobody listened.
+            self._table.tell(ReplicasStarted(time.time(), job.id, held.generation))
+
+    def _note_progress(self, job: DispatchedJob, held: HeldGeneration, message: Mapping[str, Any]) -> None:
+        """The end, a loss or the start of the generation that runs."""
+        ended = message.get("ended")
+        if ended is not None and ended["generation"] == held.generation:
+            self._table.finish(job, ended_from(ended))
+        elif message.get("lost") is not None:
+            self._note_loss(job, held, message["lost"])
+        elif message["event"] == "lost":
+            self._note_loss(job, held, message)
+        elif message.get("generation") == held.generation and not held.started and not message.get("moving"):
+            self._note_start(job, held, message)
+
+    def _note_start(self, job: DispatchedJob, held: HeldGeneration, message: Mapping[str, Any]) -> None:
+        target = tuple(str(place) for place in message.get("places") or held.target or held.places)
+        held.started, held.places, held.kept = True, target, None
+        self._table.keep_slots(job)
+        self._table.tell(start_of(job.id, held.generation, message))
+
+    def _note_loss(self, job: DispatchedJob, held: HeldGeneration, message: Mapping[str, Any]) -> None:
+        """Some replicas are gone: told once, and what is left is what an order may keep."""
+        if message["generation"] != held.generation or held.stop_grace is not None:
+            return
+        kept = tuple(str(place) for place in message["kept"])
+        if held.kept == kept:
+            return
+        held.kept = kept
+        self._table.tell(loss_of(job.id, message, self._table.slots.placement(kept)))
+
+    def _learn(self, job: DispatchedJob, generation: int) -> None:
+        """A generation that reached its shim just before the service before this one ended."""
+        record = read_record(record_path(job.folder, "generation", generation)) or {}
+        job.newest = max(job.newest, generation)
+        places, live = tuple(str(place) for place in record.get("places", ())), bool(record.get("live"))
+        job.now = HeldGeneration(generation, started=True, sent=True, places=places, live=live)
+        self._table.slots.hold(job.id, places)
+
+    # The end of a shim
+
+    def _shim_ended(self, job: DispatchedJob) -> None:
+        held = job.now
+        if held is None or held.ended is not None or not held.sent:
+            return
+        link = find_shim(job.id, job.folder)
+        if link is not None:
+            # It lives, and only the connection broke.
+            self.follow(job, link)
+            link.send(op="status")
+            return
+        ended = read_record(record_path(job.folder, "ended", held.generation))
+        if ended is not None:
+            self._table.finish(job, ended_from(ended))
+        elif newest_generation(job.folder) == held.generation:
+            self.lose(job)
+        elif held.attempts + 1 < _MAX_ATTEMPTS:
+            # It ended before it read the launch, so nothing was started.
+            held.attempts += 1
+            held.sent = False
+        else:
+            why = f"its shim ended before it could start anything: see {job.folder}/shim.log"
+            self._table.end_unstarted(job, held, "crashed", why)
+
+    def lose(self, job: DispatchedJob) -> None:
+        """The shim is gone, and its replicas with it: make sure of that, then say so."""
+        job.sweeping = True
+        held = job.now
+        assert held is not None
+        record = read_record(record_path(job.folder, "generation", held.generation)) or {}
+        if not self._table.slots.ends_all(record):
+            self._thread.after(_SWEEP_SECONDS, lambda: self.lose(job))
+            return
+        job.sweeping = False
+        why = "its shim ended, and its replicas with it"
+        ended = ReplicasEnded(time.time(), job.id, held.generation, "lost", (), why)
+        with contextlib.suppress(BackendFailed):
+            write_record(record_path(job.folder, "ended", held.generation), ended_to(ended))
+        self._table.finish(job, ended)

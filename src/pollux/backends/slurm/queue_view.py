@@ -1,0 +1,394 @@
+"""What Slurm's queue, its nodes and the pool's folder say: read in rounds, by the thread that is here, too.
+
+Nodes and jobs are not decided on here; that is for the two providers, `pilot_provider` and `job_provider`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pollux.backends.slurm.commands import SlurmCommands
+from pollux.backends.slurm.node_main import CLOSED
+from pollux.backends.slurm.parse import NodeRow, PilotRow, read_grace, read_nodes, read_pilots, unknown_states
+from pollux.backends.slurm.pool_folder import PoolFolder
+from pollux.backends.slurm.pool_plan import ANNOUNCE_SECONDS, GIVE_UP_SECONDS, PoolView, view_pool
+from pollux.backends.slurm.script import SlurmOptions, pool_name
+from pollux.core.errors import BackendFailed, PolluxError
+
+__all__ = ["QueueView", "Rounds", "StandingWarnings", "SubmitPause"]
+
+_log = logging.getLogger("pollux.backends")
+
+_GLANCE_SECONDS = 0.2
+_ALERT_SECONDS = 5.0
+_BEAT_SECONDS = 5.0
+_EARLY_END_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 300.0
+_GRACE_SECONDS = 600.0
+_LONGEST_PATIENCE_SECONDS = 7200.0
+
+
+class StandingWarnings:
+    """One warning of each kind, which stands until it is said that there is none; news are logged."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def say(self, kind: str, text: str = "") -> None:
+        """The warning of that kind; empty for none any more."""
+        if text and self._texts.get(kind) != text:
+            _log.warning("%s", text)
+        if text:
+            self._texts[kind] = text
+        else:
+            self._texts.pop(kind, None)
+
+    def kinds(self) -> list[str]:
+        """The kinds of those that stand."""
+        return [*self._texts]
+
+    def texts(self) -> tuple[str, ...]:
+        """Those that stand, in the order of their kinds."""
+        return tuple(text for _, text in sorted(self._texts.items()))
+
+
+class SubmitPause:
+    """Until when Slurm is asked for nothing: longer after each request in vain."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._until = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether Slurm may be asked."""
+        return self._clock() >= self._until
+
+    def lengthen(self) -> float:
+        """One more request was in vain; the seconds until the next."""
+        self._failures += 1
+        seconds = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE_SECONDS)
+        self.wait(seconds)
+        return seconds
+
+    def wait(self, seconds: float) -> None:
+        """Ask for nothing for so long."""
+        self._until = self._clock() + seconds
+
+    def shorten(self) -> None:
+        """A request was met: the next pause is as short as the first."""
+        self._failures = 0
+
+
+class QueueView:
+    """Our jobs in Slurm's queue, their nodes, and the `pool` that follows from both and from what nodes wrote.
+
+    `rows`: jobs by id. `states`: nodes by name. `is_sure`: Slurm answered the last look, and all of it was understood.
+    `since`: when each job was first seen running. `cancelled`: jobs that were given back. `grace_seconds`: what Slurm
+    gives between SIGTERM and SIGKILL, None where that is not known (yet). `clock` gives monotonic seconds.
+    """
+
+    def __init__(
+        self, path: Path, options: SlurmOptions, commands: SlurmCommands | None, clock: Callable[[], float]
+    ) -> None:
+        self.options = options
+        self.folder = PoolFolder(path)
+        self.commands = commands or SlurmCommands(os.environ, options.command_seconds)
+        self.clock = clock
+        self.warnings = StandingWarnings()
+        self.pause = SubmitPause(clock)
+        self.rows: dict[str, PilotRow] = {}
+        self.states: Mapping[str, NodeRow] = {}
+        self.since: dict[str, float] = {}
+        self.cancelled: set[str] = set()
+        self.pool = PoolView()
+        self.is_sure = False
+        self.grace_seconds: float | None = None
+        self._rows_at = 0.0
+        self._over: set[str] = set()
+        self._remembered: object = None
+        self._patience_seconds = GIVE_UP_SECONDS
+        self._beaten_at = -_BEAT_SECONDS
+        self._grace_due = 0.0
+        self._has_swept = False
+
+    def restore(self, secret: bytes) -> None:
+        """Prepare the folder, and begin with what ran when the last service ended."""
+        self.folder.prepare(secret)
+        rows, self.states = self.folder.remembered()
+        self.rows = {row.id: row for row in rows}
+        self._rows_at = self.clock()
+
+    def all_warnings(self) -> tuple[str, ...]:
+        """What Slurm, its commands or nodes keep from us."""
+        return (*self.warnings.texts(), *self.pool.warnings)
+
+    def read(self, all_nodes: bool = False) -> None:
+        """Ask Slurm for our jobs and for their nodes, or for `all_nodes` of the partition."""
+        self._read_queue()
+        self._read_states(all_nodes)
+        self.warnings.say("states", _unknown(unknown_states(self.rows.values(), self.states.values())))
+        self._remember()
+        self._read_grace()
+
+    def beat(self) -> None:
+        """Show the nodes now and then that the service is there."""
+        if self.clock() - self._beaten_at >= _BEAT_SECONDS:
+            self._beaten_at = self.clock()
+            if self._has_written(self.folder.beat):
+                self.warnings.say("folder")
+
+    # The queue
+
+    def _read_queue(self) -> None:
+        # Before the queue is: whoever wrote here runs, and is in it, or has ended.
+        strangers = {} if self._has_swept else self.folder.known()
+        try:
+            text = self.commands.jobs(pool_name(self.folder.path))
+        except BackendFailed as error:
+            self.is_sure = False
+            self.warnings.say("queue", f"{error}; going on with the nodes there are")
+            return
+        rows, odd = read_pilots(text)
+        self.warnings.say("queue", _odd("squeue", odd))
+        self._rows_at, self.is_sure = self.clock(), not odd
+        before = self.rows
+        # Where a line was not understood, a pilot that is not in the others may be that one.
+        known = before if odd else {}
+        self.rows = {**known, **{row.id: row for row in rows if not row.has_ended}}
+        for row in rows:
+            self._compare(row, before.get(row.id))
+        self._note_ends([row for row in rows if row.has_ended], before)
+        if self.is_sure and not self._has_swept:
+            # They ended while nobody looked. Their nodes' names are free again for the next ones.
+            self._has_swept = True
+            self.folder.sweep({pilot: nodes for pilot, nodes in strangers.items() if pilot not in self.rows})
+
+    def _compare(self, row: PilotRow, before: PilotRow | None) -> None:
+        """Note when a job began to run, and which of its nodes are gone."""
+        if row.has_nodes:
+            self.since.setdefault(row.id, self.clock())
+        # Given back one by one: what we asked for and heard no answer to may have been done.
+        gone = set(before.nodes).difference(row.nodes) if before is not None and row.nodes else set()
+        if gone:
+            self.folder.forget_nodes(row.id, gone)
+
+    def _note_ends(self, ended: list[PilotRow], before: Mapping[str, PilotRow]) -> None:
+        told = {row.id for row in ended}
+        gone = [replace(before[pilot], state="gone", reason="") for pilot in before.keys() - self.rows.keys() - told]
+        over = [row for row in (*ended, *gone) if row.id not in self._over]
+        for row in over:
+            since = self.since.pop(row.id, self.clock())
+            if row.id in before and row.id not in self.cancelled and self.clock() - since < _EARLY_END_SECONDS:
+                self._note_early_end(row)
+        self._over = {*told, *(row.id for row in gone)}
+        self.cancelled &= {*self.rows, *self._over}
+        if over:
+            self.folder.sweep({row.id: row.nodes or before.get(row.id, row).nodes for row in over})
+
+    def _note_early_end(self, row: PilotRow) -> None:
+        """A pilot that never was of use: the next is not asked for at once."""
+        pause = self.pause.lengthen()
+        why = "; ".join(each for each in (row.reason, self.folder.last_words(row.id)) if each)
+        self.warnings.say("pilot", f"pilot {row.id} ended early as {row.state}{' (' + why + ')' if why else ''}; the "
+                          f"next is asked for in {pause:.0f} s")  # fmt: skip
+
+    def _read_states(self, all_nodes: bool) -> None:
+        names = {name for row in self.rows.values() if row.has_nodes for name in row.nodes}
+        if not all_nodes and not names:
+            self.states = {}
+            return
+        ask = self.commands
+        try:
+            text = ask.all_nodes(self.options.partition) if all_nodes else ask.nodes(sorted(names))
+        except BackendFailed as error:
+            self.warnings.say("nodes", f"{error}; nodes are taken for as they were")
+            return
+        states, odd = read_nodes(text, with_use=all_nodes)
+        self.warnings.say("nodes", _odd("sinfo", odd))
+        self.states = {**self.states, **states} if odd else states
+
+    def _remember(self) -> None:
+        """Keep what the next object begins with: types of GPUs too, since a node must not change its own meanwhile."""
+        running = {row.id: row.nodes for row in self.rows.values() if row.has_nodes}
+        gres = {name: self.states[name].gres for names in running.values() for name in names if name in self.states}
+        kept = (running, gres)
+        if kept != self._remembered and self._has_written(
+            lambda: self.folder.remember(self.rows.values(), self.states)
+        ):
+            self._remembered = kept
+
+    def _read_grace(self) -> None:
+        """Now and then: an administrator may change it. Where it cannot be read, nothing is said of it."""
+        if self.clock() >= self._grace_due:
+            self._grace_due = self.clock() + _GRACE_SECONDS
+            with contextlib.suppress(BackendFailed):
+                self.grace_seconds = read_grace(*self.commands.limits(), self.options.partition)
+
+    def _has_written(self, write: Callable[[], None]) -> bool:
+        """Whether it could be: a folder that is full for a while is no reason not to look at what runs."""
+        try:
+            write()
+        except OSError as error:
+            self.warnings.say(
+                "folder", f"cannot write {self.folder.path}: {error.strerror}; free some space or check its rights: "
+                f"nodes without work go after {self.options.orphan_seconds:g} s without a sign of the service there",
+            )  # fmt: skip
+            return False
+        return True
+
+    # The pool
+
+    def current_rows(self) -> list[PilotRow]:
+        """The rows with the time that is left by now."""
+        passed = self.clock() - self._rows_at
+        return [
+            row if row.seconds_left is None else replace(row, seconds_left=row.seconds_left - passed)
+            for row in self.rows.values()
+        ]
+
+    def pool_of(self, rows: Collection[PilotRow]) -> PoolView:
+        """The pool that follows from these rows, from the states of nodes, and from what nodes wrote."""
+        notes, odd = self.folder.notes()
+        self.warnings.say("notes", odd[0] if odd else "")
+        now = self.clock()
+        running = {pilot: now - since for pilot, since in self.since.items()}
+        return view_pool(self.options, rows, self.states, notes, running, self._patience_seconds)
+
+    def show(self, pool: PoolView) -> bool:
+        """Make it the pool that others see; whether other nodes are to be left than before."""
+        before, self.pool = self.pool, pool
+        if set(pool.pilot_of) - set(before.pilot_of):
+            self.pause.shorten()
+            self.warnings.say("pilot")
+        for name in pool.leaving.keys() - before.leaving.keys():
+            _log.warning("node '%s' is being left: %s", name, pool.leaving[name])
+        return before.leaving.keys() != pool.leaving.keys()
+
+    @property
+    def expects_news(self) -> bool:
+        """Whether a node may announce itself any moment."""
+        now, announced = self.clock(), set(self.pool.pilot_of.values())
+        fresh = {pilot for pilot, since in self.since.items() if now - since < ANNOUNCE_SECONDS}
+        return any(row.is_held and row.id in fresh - announced for row in self.rows.values())
+
+    # What is given back
+
+    def cancel(self, pilots: Iterable[str]) -> None:
+        """Give these back, each once."""
+        new = [pilot for pilot in pilots if pilot not in self.cancelled]
+        if not new:
+            return
+        try:
+            self.commands.cancel(new)
+        except BackendFailed as error:
+            self.warnings.say("cancel", f"nodes cannot be given back: {error}")
+            return
+        self.warnings.say("cancel")
+        self.cancelled.update(new)
+        if set(new) & set(self.pool.given_up):
+            # What takes so long to prepare would never come where each is given back as soon as the last.
+            self._patience_seconds = min(2.0 * self._patience_seconds, _LONGEST_PATIENCE_SECONDS)
+        _log.info("gave nodes back to Slurm: %s", ", ".join(new))
+
+    def close(self, unneeded: list[str]) -> None:
+        """The service ends, no job runs, and nobody is going to use these."""
+        try:
+            self.folder.beat(CLOSED)
+            if unneeded:
+                self.commands.cancel(unneeded)
+        except (OSError, PolluxError) as error:
+            _log.warning("what is not needed of Slurm any more could not be cancelled: %s", error)
+
+
+class Rounds:
+    """The thread of a provider: looks at the queue every `poll_seconds`, and at the folder when nodes may write there.
+
+    `turn` does one round, with a look at the queue where it is told True; `leave` is called once, at the end.
+    """
+
+    def __init__(self, queue: QueueView, turn: Callable[[bool], None], leave: Callable[[], None]) -> None:
+        self._queue, self._turn, self._leave = queue, turn, leave
+        self._alert_until = 0.0
+        self._halt = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def are_ending(self) -> bool:
+        """Whether `close` was called."""
+        return self._halt.is_set()
+
+    @property
+    def expect_news(self) -> bool:
+        """Whether a node may announce itself, or its end, any moment."""
+        return self._queue.clock() < self._alert_until or self._queue.expects_news
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._run, name="pollux-slurm", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have the next round now."""
+        self._wake.set()
+
+    def watch_folder(self) -> None:
+        """A node may write any moment: look often for a while."""
+        self._alert_until = self._queue.clock() + _ALERT_SECONDS
+        self.wake()
+
+    def close(self) -> None:
+        """End, and return once the thread has ended."""
+        self._halt.set()
+        self.wake()
+        if self._thread is not None:
+            self._thread.join(self._queue.options.command_seconds + 5.0)
+            self._thread = None
+
+    def _run(self) -> None:
+        clock, poll_seconds = self._queue.clock, self._queue.options.poll_seconds
+        due = clock()
+        while not self._halt.is_set():
+            full = clock() >= due
+            self._do_one(full)
+            if full:
+                due = clock() + poll_seconds
+            self._wake.wait(min(_GLANCE_SECONDS if self.expect_news else due - clock(), poll_seconds))
+            self._wake.clear()
+        self._leave()
+
+    def _do_one(self, full: bool) -> None:
+        try:
+            self._turn(full)
+            self._queue.warnings.say("turn")
+        except Exception as error:  # the edge of the loop: whatever went wrong, the next round may work
+            if not isinstance(error, PolluxError):
+                _log.exception("a look at Slurm's queue failed")
+            self._queue.warnings.say("turn", str(error) or repr(error))
+
+
+def _unknown(states: list[str]) -> str:
+    if not states:
+        return ""
+    return (
+        f"Slurm prints {', '.join(repr(state) for state in states)}, which this version does not know: what is in "
+        "such a state is left with the work saved; is there a newer version of pollux-scheduler?"
+    )
+
+
+def _odd(command: str, lines: list[str]) -> str:
+    if not lines:
+        return ""
+    return (
+        f"{command} printed {len(lines)} line{'s' * (len(lines) != 1)} that cannot be understood, such as "
+        f"'{lines[0][:120]}': what was known stays; is its output changed by a wrapper?"
+    )

@@ -1,0 +1,126 @@
+"""What is remembered of kinds of jobs: step times that earlier jobs of a kind showed, and how long they were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from pollux.core import Prior
+from pollux.goodput.batch import BatchLimits
+from pollux.goodput.efficiency import Efficiency
+from pollux.goodput.fit import Observation, fit
+from pollux.goodput.model import GoodputModel
+from pollux.goodput.throughput import PublishedThroughput
+
+__all__ = ["KindMemory", "ModelBank"]
+
+# What is remembered of one kind: enough for its curve, little enough to be written with every state.
+_MOST_ROWS = 128
+_MOST_TOTALS = 16
+_MOST_KINDS = 1000
+# A time that moved by less than this share is no news.
+_SAME = 0.03
+
+_Place = tuple[str, int, int, int]
+"""GPU type, nodes, GPUs, and the local batch in half octaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindMemory:
+    """One kind: the newest step time at each place, the noise of a job that begins, the work of those that ended."""
+
+    limits: BatchLimits
+    efficiency: Efficiency
+    efficiency_at: float
+    rows: Mapping[_Place, Observation] = field(default_factory=dict)
+    totals: tuple[float, ...] = ()
+    learned_at: float = 0.0
+    throughputs: Mapping[str, PublishedThroughput] = field(default_factory=dict)
+
+    def prior(self) -> Prior | None:
+        """What a new job of the kind may be expected to be like; `None` while nothing was measured."""
+        if not self.throughputs:
+            return None
+        newest = list(self.throughputs.values())[-1]
+        by_type = {name: model for name, model in self.throughputs.items() if name}
+        return Prior(
+            GoodputModel(newest, self.efficiency, self.limits, by_type),
+            largest_gpus=max(place[2] for place in self.rows),
+            num_observations=len(self.rows),
+            learned_at=self.learned_at,
+            total=median(self.totals) if self.totals else None,
+            observations=tuple(self.rows.values()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBank:
+    """Memories by kind of job; a value: what is learned comes back in a new one."""
+
+    kinds: Mapping[str, KindMemory] = field(default_factory=dict)
+    priors: Mapping[str, Prior | None] = field(default_factory=dict, compare=False)
+
+    def prior(self, kind: str) -> Prior | None:
+        """What is known of a kind before a job of it has run."""
+        return self.priors.get(kind)
+
+    def measured(
+        self, kind: str, model: GoodputModel, place: tuple[str, int, int], local_batch: int, progress: float, at: float
+    ) -> ModelBank:
+        """With what a running job's own model says of where it runs: `place` is (GPU type, nodes, GPUs)."""
+        gpu_type, num_nodes, num_gpus = place
+        throughput = model.throughput_on(gpu_type)
+        row = Observation(
+            num_nodes,
+            num_gpus,
+            local_batch,
+            float(throughput.compute_seconds(float(local_batch))),
+            float(throughput.step_seconds(float(num_nodes), float(num_gpus), float(local_batch))),
+        )
+        memory = self.kinds.get(kind) or KindMemory(model.limits, model.efficiency, math.inf)
+        key = (*place, round(2.0 * math.log2(max(local_batch, 1))))
+        known = memory.rows.get(key)
+        earlier = progress < memory.efficiency_at
+        if known is not None and _alike(known, row) and not earlier:
+            return self
+        if earlier:
+            memory = replace(memory, efficiency=model.efficiency, efficiency_at=progress, limits=model.limits)
+        if known is None or not _alike(known, row):
+            memory = _with_row(memory, key, row, at)
+        return self._with(kind, memory)
+
+    def ended(self, kind: str, total: float) -> ModelBank:
+        """With the useful samples of a job that ended."""
+        memory = self.kinds.get(kind)
+        if memory is None or not (math.isfinite(total) and total > 0.0):
+            return self
+        return self._with(kind, replace(memory, totals=(*memory.totals, total)[-_MOST_TOTALS:]))
+
+    def _with(self, kind: str, memory: KindMemory) -> ModelBank:
+        kinds = {**self.kinds, kind: memory}
+        priors = {**self.priors, kind: memory.prior()}
+        if len(kinds) > _MOST_KINDS:
+            oldest = min(kinds, key=lambda name: kinds[name].learned_at)
+            del kinds[oldest], priors[oldest]
+        return ModelBank(kinds, priors)
+
+
+def _alike(a: Observation, b: Observation) -> bool:
+    return abs(a.step_seconds - b.step_seconds) <= _SAME * a.step_seconds and (
+        abs(a.compute_seconds - b.compute_seconds) <= _SAME * a.compute_seconds
+    )
+
+
+def _with_row(memory: KindMemory, key: _Place, row: Observation, at: float) -> KindMemory:
+    rows = {place: known for place, known in memory.rows.items() if place != key}
+    rows[key] = row
+    rows = dict(list(rows.items())[-_MOST_ROWS:])
+    gpu_type = key[0]
+    mine = [known for place, known in rows.items() if place[0] == gpu_type]
+    found = fit(mine, memory.throughputs.get(gpu_type)).parameters
+    throughputs = {name: model for name, model in memory.throughputs.items() if name != gpu_type}
+    if found is not None:
+        throughputs[gpu_type] = found
+    return replace(memory, rows=rows, learned_at=at, throughputs=throughputs)

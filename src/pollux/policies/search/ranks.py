@@ -1,0 +1,212 @@
+"""The objective of `castor`: what a second of each job's work costs everybody, by its rank in remaining work.
+
+The law and its constants are in docs/policies.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pollux.core import Allocation, JobView, Snapshot
+from pollux.goodput import GoodputModel
+from pollux.policies.search.accounts import Account, Accounts, believed
+from pollux.policies.search.objective import FloatArray, Objective, restart_factors
+
+__all__ = ["RankRule", "RankedWork"]
+
+IntArray = npt.NDArray[np.int64]
+
+# Sizes in seconds: the least that a job counts for, and what is taken where nobody says anything.
+_LEAST_SECONDS = 1.0
+_UNKNOWN_SECONDS = 600.0
+# A job that outlives what its kind needs has at least this share of it left.
+_LEAST_LEFT = 0.1
+# A model that differs by more than this factor from that of its kind, where the job runs, is another kind's.
+_ODD = 1.5
+# From the bound on, the floor rises over this range of lateness, to so many times the greatest cost by rank.
+_FLOOR_RANGE = 0.5
+_FLOOR_WEIGHT = 4.0
+# From how many crashes on a job gets no more than its minimum: it would only shake others.
+_CRASHES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RankRule:
+    """The ingredients of the objective, each with its switch; `castor` describes them."""
+
+    power: float = 0.7
+    curve: float = 0.8
+    growth: int = 4
+    horizon_seconds: float = 300.0
+    rank: bool = True
+    bank: bool = True
+    size_factor: bool = True
+    doubt: bool = True
+    fairness_bound: float | None = 1.5
+
+
+class RankedWork(Objective):
+    """Maximise `Σ w·c·(ρ·speedup)^p`, with c by rank of remaining work, and a floor for who falls behind."""
+
+    def __init__(self, snapshot: Snapshot, rule: RankRule) -> None:
+        self.rule, self.snapshot = rule, snapshot
+        self.views = snapshot.jobs
+        jobs = [_informed(job, snapshot) for job in snapshot.jobs] if rule.bank else snapshot.jobs
+        super().__init__(snapshot, jobs, rule.power)
+        self.user_weights = self.weights
+        self.hopeless = np.zeros(len(jobs), dtype=np.bool_)
+        self.holds = np.array([bool(snapshot.placement(job.id)) for job in jobs], dtype=np.bool_)
+        # The fair share may be a part of a GPU, or between two counts: speed-up on it, one for all by the curve.
+        share = max(snapshot.cluster.num_gpus, 1) / max(len(jobs), 1)
+        self.fair_speedup = share if share < 1.0 else (share / self.fair_gpus) ** rule.curve
+        self.before = snapshot.memory if isinstance(snapshot.memory, Accounts) else None
+        self.accounts: dict[str, Account] = {}
+
+    def caps(self) -> IntArray:
+        """Most GPUs each job may have: `growth` times the most that it, or its kind, was measured on."""
+        rule = self.rule
+        found = np.empty(len(self.views), dtype=np.int64)
+        for i, job in enumerate(self.views):
+            known = job.largest_gpus
+            if rule.bank and job.prior is not None:
+                known = max(known, job.prior.largest_gpus)
+            most = rule.growth * max(known, 1)
+            if job.crashes >= _CRASHES:
+                most = 1
+            found[i] = min(max(most, job.limits.min_gpus), job.limits.max_gpus)
+        return found
+
+    def prepare(self, held_speedups: FloatArray) -> None:
+        """Work out sizes, ranks and floors, once the speed-ups where jobs are now are known."""
+        rule, now = self.rule, self.snapshot.now
+        self._keep_accounts(held_speedups)
+        self._measure_sizes()
+        count = len(self.jobs)
+        exponent = 1.0 / (1.0 - rule.curve)
+        steps = np.arange(count + 1, dtype=float) / max(count, 1)
+        costs = np.diff(steps**exponent) ** (1.0 - rule.curve)
+        self.ranks = np.empty(count, dtype=np.int64)
+        self.ranks[np.lexsort((np.arange(count), -self.ranked))] = np.arange(count)
+        self.rank_costs = costs[self.ranks] if rule.rank else np.ones(count)
+        self.weights = self.user_weights * self.rank_costs
+        self.floors = np.zeros(count)
+        if rule.fairness_bound is not None:
+            age = now - np.array([job.submitted_at for job in self.jobs], dtype=float)
+            received = np.array([self.accounts[job.id].received for job in self.jobs])
+            self.lateness = (age + self.sizes) / np.maximum(received + self.sizes, _LEAST_SECONDS)
+            urgency = np.clip((self.lateness - rule.fairness_bound) / _FLOOR_RANGE, 0.0, 1.0)
+            self.floors = _FLOOR_WEIGHT * self.user_weights * urgency
+        if rule.size_factor:
+            cost = np.array([job.resize_cost_seconds for job in self.jobs], dtype=float)
+            factors = np.clip(1.0 - cost / np.minimum(rule.horizon_seconds, self.sizes), 0.0, 1.0)
+        else:
+            factors = restart_factors(self.snapshot, self.jobs)
+        self.restart_factors = np.where(self.holds, factors, 1.0)
+
+    def weighted_costs(self, speedups: FloatArray, moved: bool = False) -> FloatArray:
+        """`−w·c·v^p − floor·min(v / fair, 1)^p` with `v = ρ·speedup`."""
+        weights, floors, factors = self.weights, self.floors, self.restart_factors
+        if speedups.ndim == 2:
+            weights, floors, factors = weights[:, None], floors[:, None], factors[:, None]
+        values: FloatArray = speedups * factors if moved else speedups
+        costs: FloatArray = -weights * values**self.rule.power
+        if self.floors.any():
+            costs -= floors * np.minimum(values / self.fair_speedup, 1.0) ** self.rule.power
+        return costs
+
+    def memory(self, allocation: Allocation) -> Accounts:
+        """What to remember: the accounts, and who stands still from now on for having been moved."""
+        now, running = self.snapshot.now, self.snapshot.running
+        for job in self.jobs:
+            after = allocation.get(job.id)
+            if after and after != running.get(job.id):
+                account = self.accounts[job.id]
+                self.accounts[job.id] = account._replace(paused_until=now + job.resize_cost_seconds)
+        return Accounts(now, self.accounts)
+
+    def _keep_accounts(self, held_speedups: FloatArray) -> None:
+        now, share = self.snapshot.now, max(self.snapshot.cluster.num_gpus, 1) / max(len(self.jobs), 1)
+        rates = (held_speedups * self.fair_goodputs).tolist()
+        fair_rates = (held_speedups / self.fair_speedup).tolist()
+        known: Mapping[str, Account] = {} if self.before is None else self.before.by_job
+        since = now if self.before is None else min(self.before.at, now)
+        for i, job in enumerate(self.jobs):
+            account = known.get(job.id)
+            if account is None:
+                attained = min(job.attained_gpu_seconds / share, max(now - job.submitted_at, 0.0))
+                account = Account(attained)
+            received, promised, worked, paused_until = account
+            seconds = now - max(since, min(paused_until, now))
+            if seconds > 0.0 and rates[i] > 0.0:
+                received += fair_rates[i] * seconds
+                worked += rates[i] * seconds
+            if job.remaining is not None and (promised is None or job.remaining > promised):
+                promised, worked = job.remaining, 0.0
+            self.accounts[job.id] = Account(received, promised, worked, paused_until)
+
+    def _measure_sizes(self) -> None:
+        """Seconds that each job has left on its fair share, as far as it is to be believed."""
+        count = len(self.jobs)
+        left = np.full(count, np.nan)
+        self.doubted = np.zeros(count, dtype=np.bool_)
+        for i, job in enumerate(self.jobs):
+            if job.remaining is not None:
+                left[i] = job.remaining
+                if self.rule.doubt:
+                    left[i], self.doubted[i] = believed(self.accounts[job.id], job.remaining)
+            elif self.rule.bank and job.prior is not None and job.prior.total is not None:
+                total = job.prior.total
+                left[i] = max(total - self.accounts[job.id].worked, _LEAST_LEFT * total)
+        rates = np.maximum(self.fair_goodputs * self.fair_speedup, 1e-12)
+        modelled = np.array([job.goodput is not None for job in self.jobs], dtype=np.bool_)
+        self._left = np.where(modelled, left, np.nan)
+        sizes = self._left / rates
+        self.guessed = np.isnan(sizes)
+        sure = sizes[~self.guessed & ~self.doubted]
+        middle = float(np.median(sure)) if len(sure) else _UNKNOWN_SECONDS
+        sizes[self.guessed | self.doubted] = middle
+        self.sizes = np.maximum(sizes, _LEAST_SECONDS)
+        # Whose word stands still goes last; what it is owed does not depend on it.
+        self.ranked = np.where(self.doubted, np.inf, self.sizes)
+
+    @property
+    def remaining(self) -> Sequence[float | None]:
+        """Useful samples that each job has left, where it says so and its word goes down as it works."""
+        return [
+            None if job.remaining is None or doubted else left
+            for job, doubted, left in zip(self.jobs, self.doubted.tolist(), self._left.tolist(), strict=True)
+        ]
+
+    def numbers(self, j: int) -> Mapping[str, float]:
+        """Rank and size of a job, and what of it is not its own word."""
+        numbers = {"rank": float(len(self.jobs) - self.ranks[j]), "left_seconds": float(self.sizes[j])}
+        if self.guessed[j]:
+            numbers["left_assumed"] = 1.0
+        if self.doubted[j]:
+            numbers["left_doubted"] = 1.0
+        if self.floors[j] > 0.0:
+            numbers["lateness"] = float(self.lateness[j])
+        return numbers
+
+
+def _informed(job: JobView, snapshot: Snapshot) -> JobView:
+    """The job with the curve of its kind, where that is no other than its own."""
+    prior, own = job.prior, job.goodput
+    if prior is None or not isinstance(prior.goodput, GoodputModel):
+        return job
+    if own is None:
+        return replace(job, goodput=prior.goodput)
+    if not isinstance(own, GoodputModel):
+        return job
+    pooled = replace(own, throughput=prior.goodput.throughput, by_type=prior.goodput.by_type)
+    placement = snapshot.placement(job.id)
+    if placement:
+        at = float(placement.num_nodes), float(placement.num_gpus), float(own.limits.local_max)
+        ratio = own.throughput.step_seconds(*at) / pooled.throughput.step_seconds(*at)
+        if not 1.0 / _ODD < ratio < _ODD:
+            return job
+    return replace(job, goodput=pooled)

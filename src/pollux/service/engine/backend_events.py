@@ -1,0 +1,101 @@
+"""From what a backend reports to an event for the controller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from pollux.backends.protocol import (
+    BackendEvent,
+    NodeDown,
+    NodeUp,
+    ReplicasEnded,
+    ReplicasLost,
+    ReplicasStarted,
+)
+from pollux.controller import (
+    ENDED,
+    HOLDING,
+    Controller,
+    Event,
+    GenerationEnded,
+    GenerationShrunk,
+    JobRecord,
+    JobRunning,
+    JobState,
+    NodeAdded,
+    NodeRemoved,
+)
+from pollux.controller.state.costs import LIVE_KINDS
+
+__all__ = ["event_of", "is_late_end"]
+
+ReportedDone = Callable[[str, int], bool]
+"""Whether a generation of a job said in its last report that it is done."""
+
+
+def event_of(heard: BackendEvent, at: float, controller: Controller, reported_done: ReportedDone) -> Event | None:
+    """The event for the controller; None where the controller knows it already, or it is about an earlier state."""
+    nodes = controller.cluster.by_id
+    match heard:
+        case NodeUp():
+            return None if nodes.get(heard.node.id) == heard.node else NodeAdded(at, heard.node)
+        case NodeDown():
+            return NodeRemoved(at, heard.node_id) if heard.node_id in nodes else None
+    record = _active_record(heard, controller)
+    if record is None:
+        return None
+    match heard:
+        case ReplicasStarted():
+            return _started(heard, at, record)
+        case ReplicasLost():
+            return _lost(heard, at, record)
+        case ReplicasEnded():
+            return _ended(heard, at, record, reported_done)
+    return None
+
+
+def is_late_end(heard: BackendEvent, controller: Controller) -> bool:
+    """Whether replicas ended whose job is over, or is not known any more: the backend may forget it."""
+    return isinstance(heard, ReplicasEnded) and _active_record(heard, controller) is None
+
+
+def _active_record(heard: BackendEvent, controller: Controller) -> JobRecord | None:
+    record = controller.jobs.get(getattr(heard, "job_id", ""))
+    return None if record is None or record.state in ENDED else record
+
+
+def _started(heard: ReplicasStarted, at: float, record: JobRecord) -> JobRunning | None:
+    if heard.generation != record.generation or record.state not in (JobState.STARTING, JobState.RESIZING):
+        return None
+    return JobRunning(at, heard.job_id, heard.generation, *_pause_of(heard))
+
+
+def _lost(heard: ReplicasLost, at: float, record: JobRecord) -> GenerationShrunk | None:
+    is_current = heard.generation == record.generation and record.state in HOLDING
+    if not is_current or heard.remaining == record.placement:
+        return None
+    return GenerationShrunk(
+        at, heard.job_id, heard.generation, heard.remaining, heard.detail, heard.refused, heard.withdrawn
+    )
+
+
+def _ended(heard: ReplicasEnded, at: float, record: JobRecord, reported_done: ReportedDone) -> GenerationEnded | None:
+    outcome = "succeeded" if _was_done(heard, reported_done) else heard.outcome
+    if heard.generation != record.generation and outcome != "succeeded":
+        return None
+    return GenerationEnded(at, heard.job_id, heard.generation, outcome, heard.detail)
+
+
+def _was_done(ended: ReplicasEnded, reported_done: ReportedDone) -> bool:
+    """Whether a job that was told to stop had reached its end by then, as its agent reported."""
+    succeeded = bool(ended.exits) and all(each.code == 0 for each in ended.exits)
+    return ended.outcome == "stopped" and succeeded and reported_done(ended.job_id, ended.generation)
+
+
+def _pause_of(started: ReplicasStarted) -> tuple[float | None, str]:
+    """How long a live change took, where that is a possible figure: a replica may write anything."""
+    seconds = started.pause_seconds
+    if not isinstance(seconds, int | float) or started.kind not in LIVE_KINDS:
+        return None, ""
+    return (float(seconds), started.kind) if math.isfinite(seconds) and seconds >= 0 else (None, "")

@@ -1,0 +1,75 @@
+"""Names for new jobs: free ones, and those that an idempotency key leads to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from pollux.controller import ENDED, JobRecord
+from pollux.core.errors import Conflict
+from pollux.service.settings import ServiceSettings
+from pollux.store.protocol import Store
+from pollux.wire.codec import encode_json
+from pollux.wire.job import JobRequest
+
+__all__ = ["JobIds"]
+
+_REMEMBERED_KEYS = 256
+_JOB_FOLDERS = ("checkpoints", "logs", "receipts")
+_SETTING = "idempotency"
+
+
+class JobIds:
+    """Gives ids to jobs. Called in the engine's thread only."""
+
+    def __init__(self, store: Store, settings: ServiceSettings) -> None:
+        self._store = store
+        self._settings = settings
+
+    def of_submission(self, request: JobRequest, key: str | None, jobs: Mapping[str, JobRecord]) -> tuple[str, bool]:
+        """The id for a submission, and whether this very submission was taken before."""
+        digest = hashlib.sha256(encode_json(request).encode()).hexdigest()
+        known = self._known_keys()
+        job_id, known_digest = ("", "") if key is None else known.get(key, ("", ""))
+        if job_id in jobs:
+            if known_digest != digest:
+                raise Conflict(f"idempotency key '{key}' was used for another job; use a new key for a new job")
+            return job_id, True
+        job_id = self.free_id(request.name, jobs)
+        # A key that leads to a free name belongs to a submission that was refused: its job is not the new one.
+        left = OrderedDict((name, entry) for name, entry in known.items() if entry[0] != job_id)
+        if key is not None:
+            # Written before the job: after a crash in between it leads to no job, and the job is accepted then.
+            left[key] = (job_id, digest)
+            while len(left) > _REMEMBERED_KEYS:
+                left.popitem(last=False)
+        if left != known:
+            self._store.set_setting(_SETTING, json.dumps(left))
+        return job_id, False
+
+    def _known_keys(self) -> OrderedDict[str, tuple[str, str]]:
+        known = json.loads(self._store.setting(_SETTING) or "{}")
+        return OrderedDict((key, (job_id, digest)) for key, (job_id, digest) in known.items())
+
+    def free_id(self, name: str, jobs: Mapping[str, JobRecord]) -> str:
+        """The name, or the name with a number where jobs of it have ended; Conflict with one that has not ended.
+
+        A forgotten job may have left checkpoints, and a new job of the same id would continue from them.
+        """
+        job_id, number = name, 1
+        while (record := jobs.get(job_id)) is not None or self._has_folders(job_id):
+            if record is not None and record.state not in ENDED:
+                raise Conflict(
+                    f"job '{job_id}' is there and {record.state}; cancel it with 'pollux cancel {job_id}', "
+                    "or give the new one another name"
+                )
+            number += 1
+            job_id = f"{name}-{number}"
+        return job_id
+
+    def _has_folders(self, job_id: str) -> bool:
+        """Whether an earlier job left folders. Without a log (`pollux run --home`) a new job continues from them."""
+        home = self._settings.home
+        return self._settings.store != "memory" and any((home / kind / job_id).exists() for kind in _JOB_FOLDERS)

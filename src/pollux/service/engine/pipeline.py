@@ -1,0 +1,345 @@
+"""What happens to an event: apply it, append it to the log, answer the request, execute the commands.
+
+One thread calls this; there is no lock in here. Threads, queues and the waiting are in `loop`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pollux.backends.protocol import Backend, BackendEvent
+from pollux.controller import (
+    ENDED,
+    DecisionMade,
+    Event,
+    GenerationEnded,
+    JobsForgotten,
+    NodeAdded,
+    NodeRemoved,
+    StopJob,
+    TimerFired,
+)
+from pollux.core import Decision, Policy, Snapshot
+from pollux.core.errors import PolluxError, StoreFailed
+from pollux.service.auth.tokens import Tokens
+from pollux.service.engine.autoscaling import desired_num_nodes, is_job_waiting
+from pollux.service.engine.backend_events import event_of, is_late_end
+from pollux.service.engine.executor import Executor, Refused, reconcile, stopped_at
+from pollux.service.engine.requests import Batch, Effects, EngineRequest, our_fault
+from pollux.service.engine.snapshots import Snapshots
+from pollux.service.settings import ServiceSettings
+from pollux.service.views.projector import Projector
+from pollux.store.protocol import Store, Telemetry, TelemetryRow
+
+__all__ = ["DecisionTimes", "EventPipeline"]
+
+_log = logging.getLogger("pollux.service")
+
+# After a failed write, the engine begins nothing by itself for this long; twice as long after the next failure.
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+# Nobody shall wait until thousands of jobs are forgotten.
+_FORGOTTEN_AT_ONCE = 100
+
+
+@dataclass(slots=True)
+class DecisionTimes:
+    """When the last decision was made, how long the policy took, and how late it began; None: there was none."""
+
+    at: float | None = None
+    seconds: float | None = None
+    delay_seconds: float = 0.0
+
+
+class EventPipeline:
+    """The controller with its store and backend, and the views of what people see."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        backend: Backend,
+        store: Store,
+        telemetry: Telemetry,
+        settings: ServiceSettings,
+        tokens: Tokens,
+        clock: Callable[[], float],
+        refused: Refused,
+    ) -> None:
+        self.policy = policy
+        self.backend = backend
+        self.settings = settings
+        self.views = Projector(telemetry)
+        self.decision_times = DecisionTimes()
+        self.stopping = False
+        self.must_reconcile = False
+        self.paused_until = -math.inf
+        self._pause_seconds = 0.0
+        self._store = store
+        self._telemetry = telemetry
+        self._clock = clock
+        self._executor = Executor(backend, settings, tokens, policy.batch, refused)
+        self._snapshots = Snapshots(store, settings, clock)
+        self._last_at = 0.0
+        self._is_sound = True
+        self.controller = self._snapshots.load(self.now, self._replay)
+
+    def _replay(self, revision: int, event: Event) -> None:
+        self._last_at = max(self._last_at, event.at)
+        self.views.replay(revision, event)
+
+    def reconcile(self) -> None:
+        """Bring the backend to what the log says: at the start, and whenever the two may differ."""
+        self.must_reconcile = False
+        self._take_inventory()
+        for ended in reconcile(self.controller.jobs, self.backend.running()).ended:
+            self._record(self.event_of(ended))
+        # An end changes what else there is to do: a job that is done does not start again.
+        todo = reconcile(self.controller.jobs, self.backend.running())
+        for job_id, generation in todo.stop:
+            record = self.controller.jobs.get(job_id)
+            if record is None:
+                self.backend.stop(job_id, generation, 0.0)
+            else:
+                self._executor.stop(record, generation)
+        for job_id in todo.forget:
+            self.backend.forget(job_id)
+        if not self.stopping:
+            for record in todo.start:
+                since = stopped_at(record, self.now())
+                self._executor.start(record, record.generation, record.placement, stopped_at=since)
+            for record in todo.change:
+                self._executor.start(record, record.generation, record.placement, live=True)
+        self.views.show_all(self.controller, self.now())
+
+    def _take_inventory(self) -> None:
+        found = {node.id: node for node in self.backend.inventory()}
+        for node in list(self.controller.cluster.nodes):
+            if node.id not in found:
+                self._record(NodeRemoved(self.now(), node.id))
+        for node in found.values():
+            if self.controller.cluster.by_id.get(node.id) != node:
+                self._record(NodeAdded(self.now(), node))
+
+    def _record(self, event: Event | None) -> None:
+        """Process an event of our own, which nobody waits for."""
+        if event is not None:
+            self.process([EngineRequest(lambda at: Effects(event), lambda: None)])
+
+    # The life of an event
+
+    @property
+    def newest_at(self) -> float:
+        """When the newest event happened; 0 where there is none."""
+        return self._last_at
+
+    def now(self) -> float:
+        """The clock, never going back: events are in the order of their times."""
+        self._last_at = max(self._last_at, self._clock())
+        return self._last_at
+
+    def process(self, requests: Sequence[EngineRequest]) -> None:
+        """Apply what is asked, write all of it at once, answer, and execute the commands."""
+        now = self.now()
+        # A request whose caller gave up is dropped; from here on nobody can give up.
+        requests = [request for request in requests if request.future.set_running_or_notify_cancel()]
+        try:
+            self._reload_if_unsound()
+        except PolluxError as error:
+            self._pause()
+            for request in requests:
+                request.future.set_exception(error)
+            return
+        batch = Batch()
+        for request in requests:
+            try:
+                batch.add(request, self.controller, now)
+            except PolluxError as error:
+                request.future.set_exception(error)
+            except Exception as error:
+                _log.exception("a request failed")
+                self._is_sound = False
+                request.future.set_exception(our_fault(error))
+        try:
+            self._write(batch.events, batch.rows)
+            self.must_reconcile = self.must_reconcile or not self._is_sound
+            self._reload_if_unsound()
+        except PolluxError as error:
+            self._undo(batch, error)
+            return
+        self._publish(batch, now)
+        self._answer(batch.accepted)
+        self._execute(batch, now)
+
+    def _write(self, events: Sequence[Event], rows: Sequence[TelemetryRow]) -> None:
+        predictions = self.views.etas.take_pending()
+        if rows or predictions:
+            try:
+                self._telemetry.record([*predictions, *rows])
+            except PolluxError as error:
+                if rows:
+                    raise
+                _log.warning("predictions could not be kept: %s", error)
+        if events:
+            self._store.append(events)
+            self.paused_until, self._pause_seconds = -math.inf, 0.0
+
+    def _pause(self) -> None:
+        """Begin nothing by itself for a while; requests are still tried, and show when writing is possible again."""
+        self._pause_seconds = min(max(2.0 * self._pause_seconds, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        self.paused_until = self.now() + self._pause_seconds
+
+    def _reload_if_unsound(self) -> None:
+        """After a mistake of ours half a change may be left: only what the log has counts."""
+        if not self._is_sound:
+            self.controller = self._snapshots.load(self.now)
+            self._is_sound = True
+
+    def _undo(self, batch: Batch, error: PolluxError) -> None:
+        """Go back to what the log has: no event of this batch was written. Requests that only read are answered."""
+        _log.error("facts could not be written: %s", error)
+        self._pause()
+        failure = error if isinstance(error, StoreFailed) else StoreFailed(str(error))
+        self._is_sound = False
+        try:
+            self._reload_if_unsound()
+            self.views.show_all(self.controller, self.now())
+            self._answer(batch.reading)
+        except PolluxError as still:
+            _log.error("nor could the log be read: %s", still)
+        for request in batch.accepted:
+            if not request.future.done():
+                request.future.set_exception(failure)
+
+    def _publish(self, batch: Batch, now: float) -> None:
+        """Show what is durable."""
+        self.views.project(batch.events, batch.rows, self.controller, now, self._store.revision)
+        for event in batch.events:
+            if isinstance(event, GenerationEnded):
+                self._forget_if_over(event.job_id)
+
+    def _forget_if_over(self, job_id: str) -> None:
+        record = self.controller.jobs.get(job_id)
+        if record is None or record.state in ENDED:
+            try:
+                self.backend.forget(job_id)
+            except Exception:
+                # What the backend still holds of the job costs some memory; the next start tries again.
+                _log.exception("the backend could not forget job '%s'", job_id)
+
+    def _answer(self, requests: Sequence[EngineRequest]) -> None:
+        for request in requests:
+            try:
+                request.future.set_result(request.reply())
+            except PolluxError as error:
+                request.future.set_exception(error)
+            except Exception as error:
+                _log.exception("an answer failed")
+                request.future.set_exception(our_fault(error))
+
+    def _execute(self, batch: Batch, now: float) -> None:
+        for commands in batch.commands:
+            if self.stopping:
+                commands = [command for command in commands if isinstance(command, StopJob)]
+            if not self._executor.execute(commands, self.controller.jobs, now):
+                self.must_reconcile = True
+
+    def event_of(self, heard: BackendEvent) -> Event | None:
+        """The event for the controller in what a backend reports; None where it says nothing new."""
+        if is_late_end(heard, self.controller):
+            self._forget_if_over(getattr(heard, "job_id", ""))
+        return event_of(heard, self.now(), self.controller, self.views.reported_done)
+
+    # Decisions and timers
+
+    def due_snapshot(self) -> Snapshot | None:
+        """The snapshot to decide on, if a decision is due."""
+        due = self.controller.next_decision_at
+        now = self.now()
+        if self.stopping or due is None or max(due, self.paused_until) > now:
+            return None
+        return self.controller.snapshot(now)
+
+    def note_decision_begins(self, due: float) -> None:
+        """Note by how much the policy is late as it begins with a decision that was `due`. Called by its thread."""
+        self.decision_times.delay_seconds = max(self._clock() - due, 0.0)
+
+    def fire_timer(self) -> bool:
+        """Let the controller's timer fire if its time has come."""
+        due = self.controller.next_timer_at
+        if self.stopping or due is None or max(due, self.paused_until) > self.now():
+            return False
+        self._record(TimerFired(self.now()))
+        return True
+
+    def apply_decision(self, snapshot: Snapshot, decision: Decision | None, seconds: float) -> None:
+        """Process a policy's answer; None, or one that is not valid, changes nothing until the next decision."""
+        self.decision_times.at, self.decision_times.seconds = self.now(), seconds
+        answer = Decision({}) if decision is None else self.controller.narrowed(decision)
+        request = self._decision(snapshot.revision, answer)
+        self.process([request])
+        failed = request.future.exception(timeout=0)
+        if failed is None:
+            if decision is not None:
+                self.controller.remember(decision.memory)
+        elif not isinstance(failed, StoreFailed):
+            _log.error("policy '%s' gave a decision that cannot be: %s", self.policy.name, failed)
+            self.process([self._decision(snapshot.revision, Decision({}))])
+        desired = None if decision is None or failed is not None else decision.desired_nodes
+        jobs = self.controller.active.values()
+        self.backend.desire(desired_num_nodes(jobs, self.controller.cluster, desired), is_job_waiting(jobs))
+
+    def _decision(self, revision: int, decision: Decision) -> EngineRequest:
+        return EngineRequest(lambda at: Effects(DecisionMade(at, revision, decision, partial=True)), lambda: None)
+
+    def next_due(self, deciding: bool) -> float | None:
+        """When something is to be done by itself; after a failed write, not before the pause is over."""
+        if self.stopping:
+            return None
+        times = [self.controller.next_timer_at, None if deciding else self.controller.next_decision_at]
+        due = min((at for at in times if at is not None), default=None)
+        return None if due is None else max(due, self.paused_until)
+
+    # Snapshots of the state
+
+    def save_if_due(self, run_elsewhere: Callable[[Callable[[], None]], None]) -> None:
+        """Write a snapshot if one is due; writing takes long and is given to `run_elsewhere`."""
+        if self._snapshots.is_due:
+            self._forget_old_jobs()
+            run_elsewhere(self._writing())
+
+    def _writing(self) -> Callable[[], None]:
+        return self._snapshots.writing(self.controller, self.now() - self.settings.keep_facts_seconds)
+
+    def _forget_old_jobs(self) -> None:
+        """Forget jobs that ended before the facts that are kept, the oldest first, a limited number at once."""
+        before = self.now() - self.settings.keep_facts_seconds
+        over = [record for record in self.controller.jobs.values() if record.is_over(before)]
+        if over:
+            ends = sorted(record.ended_at or 0.0 for record in over)
+            before = min(before, math.nextafter(ends[min(len(ends), _FORGOTTEN_AT_ONCE) - 1], math.inf))
+            self._record(JobsForgotten(self.now(), before))
+            for record in over:
+                self._forget_measurements(record.spec.id)
+
+    def _forget_measurements(self, job_id: str) -> None:
+        if job_id not in self.controller.jobs:
+            try:
+                self._telemetry.forget(job_id)
+            except PolluxError as error:
+                _log.warning("the measurements of job '%s' could not be dropped: %s", job_id, error)
+
+    def save(self) -> None:
+        """Write a snapshot now, unless the newest one holds everything."""
+        if self._snapshots.is_behind:
+            self._writing()()
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        try:
+            self._write([], [])
+        except PolluxError as error:
+            _log.warning("the last measurements could not be kept: %s", error)
+        self.save()
