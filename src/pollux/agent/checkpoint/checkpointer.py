@@ -48,7 +48,7 @@ from pollux.core.errors import (
     NonFiniteValue,
     PolluxError,
 )
-from pollux.wire.objects import ObjectStore
+from pollux.storage.object_store import ObjectStore
 
 __all__ = ["Checkpointer", "Loaded", "Saved", "load", "parameter_signature", "read_saved", "tensor_layout"]
 
