@@ -3,7 +3,7 @@
 import pytest
 
 from pollux.controller.explanations.explain import explain
-from pollux.core import Cluster, InvalidInput, JobView, Placement, Prior, Snapshot
+from pollux.core import Allocation, Cluster, InvalidInput, JobView, Placement, Prior, Snapshot
 from pollux.policies import create
 from pollux.policies.search.accounts import Account, believed
 from pollux.policies.search.ranks import RankedWork, RankRule
@@ -12,7 +12,7 @@ from pollux.policies.search.turns import Turns, turn_weights
 
 class Curve:
     def goodput(self, num_nodes: int, num_gpus: int, gpu_type: str = "") -> float:
-        return 100.0 * num_gpus**0.8
+        return 100.0 * float(num_gpus**0.8)
 
 
 def job(name: str, remaining: float | None, **more) -> JobView:
@@ -81,7 +81,10 @@ def test_options_out_of_range_are_refused(options):
 def test_more_jobs_than_gpus_take_turns():
     policy = create("pollux")
     jobs = tuple(job(f"j{i}", None) for i in range(3))
-    at, running, memory, held = 0.0, {}, None, set()
+    at = 0.0
+    memory: object = None
+    running: Allocation = {}
+    held: set[str] = set()
     for step in range(40):
         decision = policy.allocate(Snapshot(step, at, Cluster.uniform(1, 2), jobs, running, memory=memory))
         at, running, memory = at + 10.0, decision.allocation, decision.memory
