@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pollux.core.errors import InvalidInput
-from pollux.wire.stores import is_address
+from pollux.storage.address import is_address
 
 __all__ = ["Environment", "read_environment"]
 

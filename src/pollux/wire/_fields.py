@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from pollux.core.errors import InvalidInput, choices
+from pollux.storage.address import address_fault, is_address, store_address
 from pollux.wire._entry import Entry, shown
 from pollux.wire.environment import TORCHRUN_VARIABLES
 from pollux.wire.job import BatchSizes, CheckpointRequest, OnResize, Priority, Resources
 from pollux.wire.quantities import parse_duration, parse_gpus, parse_size
-from pollux.wire.stores import address_fault, is_address, store_address
 
 RUN_REMEDY = "give a command such as python train.py, or a list of its words"
 

@@ -6,9 +6,9 @@ import sys
 import textwrap
 
 from pollux.backends.protocol import NodeDown, NodeUp, ReplicasLost
+from pollux.storage.object_store import ObjectStore
 from pollux.testing.jobs import float64_job
 from pollux.testing.servers.s3 import make_bucket, s3_server
-from pollux.wire.objects import ObjectStore
 
 
 def holds(verdict):

@@ -7,8 +7,8 @@ import pytest
 from tests.integration.ray import curve
 from tests.integration.slurm.service import Service, is_live
 
+from pollux.storage.object_store import ObjectStore
 from pollux.testing.servers.s3 import make_bucket, s3_server
-from pollux.wire.objects import ObjectStore
 
 EPOCHS = 60
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pollux.storage.object_store import ObjectStore
 from pollux.testing.servers.s3 import make_bucket, s3_server
-from pollux.wire.objects import ObjectStore
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import urllib.error
 import pytest
 from tests.integration.local.test_end_to_end import Service, pollux, replicas
 
+from pollux.storage.object_store import ObjectStore
 from pollux.testing.waiting import wait_until
-from pollux.wire.objects import ObjectStore
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from pollux.agent.checkpoint.lease import LEASE_NAME, Holder, Lease
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME
 from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch
 from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, Unreachable
+from pollux.storage.object_store import ObjectStore
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
-from pollux.wire.objects import ObjectStore
 
 FIRST, SECOND = (f"step-{step:010d}" for step in (1, 2))
 
@@ -356,7 +356,7 @@ def test_a_bucket_that_is_not_there(store, bucket, tmp_path):
 
 def test_a_store_that_does_not_answer_costs_the_checkpoint_and_nothing_else(writer, store, monkeypatch):
     put(writer, 1)
-    monkeypatch.setattr("pollux.wire.objects._PAUSES", ())
+    monkeypatch.setattr("pollux.storage.object_store._PAUSES", ())
     monkeypatch.setattr(store().__class__, "_put", lambda *arguments: (_ for _ in ()).throw(OSError("no route")))
     put(writer, 2)
     assert isinstance(writer.last_error, Unreachable)

@@ -11,7 +11,7 @@ from pollux.agent.checkpoint.folder import CheckpointFolder
 from pollux.agent.checkpoint.lease import Holder
 from pollux.agent.checkpoint.object_store import ObjectStoreFolder
 from pollux.core.errors import MisusedJob, PolluxError
-from pollux.wire.objects import ObjectStore
+from pollux.storage.object_store import ObjectStore
 
 __all__ = ["FolderHold"]
 

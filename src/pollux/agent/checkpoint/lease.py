@@ -19,7 +19,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from pollux.core.errors import InvalidInput, MisusedJob, PolluxError
-from pollux.wire.objects import ObjectStore
+from pollux.storage.object_store import ObjectStore
 
 __all__ = ["BEAT_SECONDS", "LEASE_NAME", "Holder", "Lease", "place_of_lock"]
 

@@ -25,7 +25,7 @@ from pollux.agent.checkpoint.folder import CheckpointFolder, flush, place_of, re
 from pollux.agent.checkpoint.lease import BEAT_SECONDS, Holder, Lease, place_of_lock
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME, Manifest, created_at, decode, digest_file, verify_files
 from pollux.core.errors import CheckpointDamaged, CheckpointMismatch, PolluxError
-from pollux.wire.objects import ObjectStore
+from pollux.storage.object_store import ObjectStore
 
 __all__ = ["ObjectStoreFolder", "fetch", "last_stored", "put"]
 

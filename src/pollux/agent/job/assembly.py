@@ -30,7 +30,7 @@ from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.agent.step.loss_weighting import LossWeighting
 from pollux.agent.step.optimizer_step import StepRunner
 from pollux.core.errors import InvalidInput
-from pollux.wire.objects import ObjectStore
+from pollux.storage.object_store import ObjectStore
 
 __all__ = ["assemble"]
 

@@ -22,8 +22,8 @@ from pollux.agent.environment import Environment
 from pollux.agent.options import batch_range, check_model, check_schedule, check_wrapper_options, to_be_saved
 from pollux.agent.step.optimizer_step import StepOptions
 from pollux.core.errors import InvalidInput
-from pollux.wire.objects import ObjectStore
-from pollux.wire.stores import PACKAGES, is_address
+from pollux.storage.address import PACKAGES, is_address
+from pollux.storage.object_store import ObjectStore
 
 __all__ = ["JobOptions"]
 

@@ -25,7 +25,7 @@ from pollux.backends.protocol import Launch, NodeDown, NodeUp
 from pollux.backends.transport.query import ask_host
 from pollux.core import Node
 from pollux.core.errors import BackendFailed, PolluxError
-from pollux.wire.stores import is_address
+from pollux.storage.address import is_address
 
 __all__ = ["NodeWatch"]
 

@@ -25,7 +25,7 @@ def ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tupl
     Checkpoints inside the folder go to the service's own place, since the folder there may be that of several jobs.
     `is_asked_for` False: nobody said to send it, so a home folder is not.
     """
-    from pollux.wire.package import digest_of
+    from pollux.storage.archive import digest_of
 
     archive = _packed(request, is_asked_for)
     folder, was_there = _send(client, digest_of(archive), archive)
@@ -35,7 +35,7 @@ def ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tupl
 
 def would_ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tuple[JobRequest, str]:
     """The job as it would be there, and nothing is sent; where its files were not sent before, as it is, and that."""
-    from pollux.wire.package import digest_of
+    from pollux.storage.archive import digest_of
 
     archive = _packed(request, is_asked_for)
     asked = {"digest": digest_of(archive), "size": len(archive), "offset": 0, "data": ""}
@@ -49,7 +49,7 @@ def would_ship(client: Client, request: JobRequest, is_asked_for: bool = True) -
 
 
 def _packed(request: JobRequest, is_asked_for: bool) -> bytes:
-    from pollux.wire.package import pack
+    from pollux.storage.archive import pack
 
     folder = Path(request.workdir)
     if is_asked_for:

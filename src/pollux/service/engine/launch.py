@@ -11,9 +11,9 @@ from pollux.backends.protocol import Launch
 from pollux.controller import JobRecord
 from pollux.core import BatchMode, Placement
 from pollux.core.errors import InvalidInput
+from pollux.storage.address import is_address
 from pollux.wire.job import JobRequest
 from pollux.wire.places import ca_file
-from pollux.wire.stores import is_address
 
 __all__ = ["environment", "folders_of", "launch_for", "request_of", "run_id", "store_of"]
 

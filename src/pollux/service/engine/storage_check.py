@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 
 from pollux.core.errors import InvalidInput
-from pollux.wire.stores import PACKAGES, scheme_of
+from pollux.storage.address import PACKAGES, scheme_of
 
 __all__ = ["note_on_store", "require_store"]
 
@@ -30,7 +30,7 @@ def require_store(address: str, variables: Mapping[str, str], seconds: float = _
         return
     # Not with what makes another Python of it: that is for the job's own.
     environ = {name: value for name, value in {**os.environ, **variables}.items() if not name.startswith(_STARTERS)}
-    command = [sys.executable, "-I", "-m", "pollux.wire.objects", address]
+    command = [sys.executable, "-I", "-m", "pollux.storage.object_store", address]
     try:
         done = subprocess.run(
             command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False,

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pollux.controller.state.costs import LIVE_KINDS, RESTART
+from pollux.storage.address import PACKAGES
 from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, Report, ReportReply
 from pollux.wire.status import Eta, JobStatus, NodeStatus, Plan, QueueStatus, ReasonStatus, ServiceStatus
-from pollux.wire.stores import PACKAGES
 
 __all__ = ["COMPONENTS", "ID_PATTERN", "NAME_PATTERN", "components", "listed", "only", "ref"]
 

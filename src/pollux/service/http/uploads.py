@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pollux.core.errors import Conflict, InvalidInput, StoreFailed, TooLarge
-from pollux.wire.package import MAX_PACKED_BYTES, digest_of, unpack
+from pollux.storage.archive import MAX_PACKED_BYTES, digest_of, unpack
 
 __all__ = ["MAX_PIECE_BYTES", "Packages"]
 

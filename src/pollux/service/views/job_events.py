@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pollux.controller import (
     DecisionMade,
@@ -107,37 +108,42 @@ def _job_of(event: Event) -> str | None:
     return job_id
 
 
+def _with_detail(text: str, detail: str) -> str:
+    return f"{text}: {detail}" if detail else text
+
+
+def _text_of_start(event: JobRunning) -> str:
+    paused = "" if event.pause_seconds is None else f", {event.pause_seconds:.2g} s after their last step"
+    again = " again" if event.generation > 1 and not paused else ""
+    return f"replicas of generation {event.generation} started{again}{paused}"
+
+
+def _text_of_loss(event: GenerationShrunk) -> str:
+    left = f"{_replicas(event.placement.num_gpus)} of generation {event.generation} on without the others"
+    return _with_detail(left, event.detail)
+
+
+_TEXTS: Mapping[type[Event], Callable[[Any], str]] = {
+    JobSubmitted: lambda event: f"submitted for {_span(event.spec.limits)}",
+    JobRunning: _text_of_start,
+    JobReported: lambda event: "its agent reported a change",
+    GenerationEnded: lambda event: _with_detail(f"generation {event.generation} {event.outcome}", event.detail),
+    GenerationShrunk: _text_of_loss,
+    JobFinished: lambda event: _with_detail(event.outcome, event.detail),
+    JobLimitsChanged: lambda event: f"may now hold {_span(event.limits)}",
+    NodeAdded: lambda event: f"node '{event.node.id}' with {gpus(event.node.num_gpus)}",
+    NodeRemoved: lambda event: f"node '{event.node_id}' is gone",
+    QueueChanged: lambda event: (
+        f"queue '{event.queue.name}' has weight {event.queue.weight:g}, quota {event.queue.gpu_quota}"
+    ),
+    JobsForgotten: lambda event: "jobs that ended long ago are forgotten",
+    TimerFired: lambda event: "a pause or a time limit is over",
+}
+
+
 def _text(event: Event) -> str:
-    match event:
-        case JobSubmitted():
-            return f"submitted for {_span(event.spec.limits)}"
-        case JobRunning():
-            paused = "" if event.pause_seconds is None else f", {event.pause_seconds:.2g} s after their last step"
-            again = " again" if event.generation > 1 and not paused else ""
-            return f"replicas of generation {event.generation} started{again}{paused}"
-        case JobReported():
-            return "its agent reported a change"
-        case GenerationEnded():
-            return f"generation {event.generation} {event.outcome}" + (f": {event.detail}" if event.detail else "")
-        case GenerationShrunk():
-            left = f"{_replicas(event.placement.num_gpus)} of generation {event.generation} on without the others"
-            return left + (f": {event.detail}" if event.detail else "")
-        case JobFinished():
-            return event.outcome + (f": {event.detail}" if event.detail else "")
-        case JobLimitsChanged():
-            return f"may now hold {_span(event.limits)}"
-        case NodeAdded():
-            return f"node '{event.node.id}' with {gpus(event.node.num_gpus)}"
-        case NodeRemoved():
-            return f"node '{event.node_id}' is gone"
-        case QueueChanged():
-            return f"queue '{event.queue.name}' has weight {event.queue.weight:g}, quota {event.queue.gpu_quota}"
-        case JobsForgotten():
-            return "jobs that ended long ago are forgotten"
-        case TimerFired():
-            return "a pause or a time limit is over"
-        case _:
-            return f"{kind_of(event)} by its user"
+    text_of = _TEXTS.get(type(event))
+    return f"{kind_of(event)} by its user" if text_of is None else text_of(event)
 
 
 class JobEvents:

@@ -169,7 +169,7 @@ def test_who_has_no_home_folder_has_none_to_be_sent(run, far, monkeypatch):
 
 
 def test_what_is_too_large_is_not_sent_and_the_reason_says_why_it_would_be(run, far, monkeypatch):
-    monkeypatch.setattr("pollux.wire.package.MAX_PACKED_BYTES", 10)
+    monkeypatch.setattr("pollux.storage.archive.MAX_PACKED_BYTES", 10)
     result = run("submit", "--", sys.executable, "train.py")
     assert result.exit_code == 2
     assert f"{Path.cwd()} is not there where jobs run, and it cannot be sent there: " in result.stderr

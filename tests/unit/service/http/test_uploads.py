@@ -7,7 +7,7 @@ import pytest
 from pollux.core.errors import Conflict, InvalidInput, TooLarge
 from pollux.service.http import uploads as module
 from pollux.service.http.uploads import Packages
-from pollux.wire.package import MAX_PACKED_BYTES, digest_of, pack
+from pollux.storage.archive import MAX_PACKED_BYTES, digest_of, pack
 
 
 @pytest.fixture

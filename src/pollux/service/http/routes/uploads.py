@@ -12,7 +12,7 @@ from pollux.core.errors import InvalidInput
 from pollux.service.http.operations import Call, Operation, json_response
 from pollux.service.http.schemas import only
 from pollux.service.http.uploads import MAX_PIECE_BYTES, Packages
-from pollux.wire.package import MAX_PACKED_BYTES
+from pollux.storage.archive import MAX_PACKED_BYTES
 
 __all__ = ["PACKAGE_OPERATIONS"]
 

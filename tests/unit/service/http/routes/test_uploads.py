@@ -5,8 +5,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from pollux.service.http.app import _folders_in_use, create_app
+from pollux.storage.archive import digest_of, pack
 from pollux.testing.servers.service import result_of
-from pollux.wire.package import digest_of, pack
 
 
 @pytest.fixture

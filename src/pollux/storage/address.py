@@ -1,6 +1,6 @@
-"""Addresses of stores of objects, where checkpoints may be instead of in a folder: `s3://bucket/path`.
+"""Addresses of object stores, where checkpoints may lie instead of in a folder: `s3://bucket/path`.
 
-Only how they are written; what is behind them is for `pollux.wire.objects`.
+Only how addresses are written; what is behind them is in `object_store`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGES = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "hdfs": "pyarrow", "oss": "ossfs",
 }  # fmt: skip
-"""The stores that are taken, and the package that each one needs where jobs run."""
+"""The kinds of stores, and the package that each one needs where jobs run."""
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _MOST_CHARACTERS = 1000

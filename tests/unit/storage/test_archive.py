@@ -6,8 +6,8 @@ import tarfile
 import pytest
 
 from pollux.core.errors import InvalidInput, TooLarge
-from pollux.wire import package
-from pollux.wire.package import digest_of, pack, unpack
+from pollux.storage import archive
+from pollux.storage.archive import digest_of, pack, unpack
 
 
 def write(folder, **files):
@@ -73,15 +73,15 @@ def test_what_needs_not_travel_stays(tmp_path):
 
 def test_too_much_is_said_with_a_remedy(tmp_path, monkeypatch):
     write(tmp_path, a="x" * 100, b="y")
-    monkeypatch.setattr(package, "MAX_UNPACKED_BYTES", 50)
+    monkeypatch.setattr(archive, "MAX_UNPACKED_BYTES", 50)
     with pytest.raises(TooLarge, match="polluxignore"):
         pack(tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr(package, "MAX_FILES", 1)
+    monkeypatch.setattr(archive, "MAX_FILES", 1)
     with pytest.raises(TooLarge):
         pack(tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr(package, "MAX_PACKED_BYTES", 10)
+    monkeypatch.setattr(archive, "MAX_PACKED_BYTES", 10)
     with pytest.raises(TooLarge):
         pack(tmp_path)
 
@@ -124,10 +124,10 @@ def test_a_file_cannot_be_written_through_another(tmp_path):
 
 def test_a_package_that_swells_is_stopped(tmp_path, monkeypatch):
     bomb = archive_of((tarfile.TarInfo("a"), b"0" * 100_000))
-    monkeypatch.setattr(package, "MAX_UNPACKED_BYTES", 1000)
+    monkeypatch.setattr(archive, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(TooLarge):
         unpack(bomb, tmp_path)
-    monkeypatch.setattr(package, "MAX_FILES", 1)
+    monkeypatch.setattr(archive, "MAX_FILES", 1)
     with pytest.raises(TooLarge):
         unpack(gzip.compress(b"\0" * 100_000), tmp_path)
 

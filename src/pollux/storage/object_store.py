@@ -1,7 +1,7 @@
-"""A store of objects behind an address such as `s3://bucket/path`, and the folder on this machine that mirrors it.
+"""An object store behind an address such as `s3://bucket/path`, and the folder on this machine that mirrors it.
 
-`ObjectStore` moves files and small texts under one address, by fsspec, and says in one sentence what went wrong; what
-the objects are is for those who put them there. `python -m pollux.wire.objects ADDRESS` tries to write there.
+`ObjectStore` moves files and small texts under one address, by fsspec, and says in one sentence what went wrong; it
+does not know what the objects mean. `python -m pollux.storage.object_store ADDRESS` tries to write there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pollux.core.errors import InvalidInput, PolluxError, Unreachable
-from pollux.wire.stores import PACKAGES, scheme_of, store_address
+from pollux.storage.address import PACKAGES, scheme_of, store_address
 
 __all__ = ["ObjectStore", "cache_folder", "main"]
 

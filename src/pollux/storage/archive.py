@@ -1,6 +1,6 @@
-"""A working folder as one archive with a digest for a name: packed where it is, unpacked where the service is.
+"""A working folder as one archive, named by its digest: packed where the user is, unpacked where the service is.
 
-How it travels is not known here. Archives come from others: nothing in them may lie outside the folder they go to.
+How it is sent is not known here. Archives are not trusted: nothing in them may lie outside the target folder.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from pollux.core.errors import InvalidInput, Unreachable
+from pollux.storage import object_store
+from pollux.storage.object_store import ObjectStore, cache_folder
 from pollux.testing.waiting import PATIENCE_SECONDS
-from pollux.wire import objects
-from pollux.wire.objects import ObjectStore, cache_folder
 
 
 class System:
@@ -26,7 +26,7 @@ class System:
 
 @pytest.fixture
 def store(monkeypatch, tmp_path):
-    monkeypatch.setattr(objects, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(object_store, "_PAUSES", (0.0, 0.0))
 
     def of(*outcomes):
         found = ObjectStore("S3://bucket/x/", tmp_path)
@@ -92,7 +92,7 @@ def test_the_copies_are_for_their_user_alone(tmp_path):
 
 def test_a_wrong_address_as_a_program():
     done = subprocess.run(
-        [sys.executable, "-m", "pollux.wire.objects", "s3://bucket"],
+        [sys.executable, "-m", "pollux.storage.object_store", "s3://bucket"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
