@@ -11,7 +11,7 @@ __all__ = ["held_child"]
 
 _HELD = """
 import os, time
-from pollux.cli.commands import simulate
+from pollux.cli.commands.simulation import simulate
 inner, sizes = simulate.simulate_together, []
 
 def held(*words, **named):

@@ -6,7 +6,7 @@ are the agent's, and are fetched, with PyTorch, when one is first asked for; `Po
 
 from typing import TYPE_CHECKING, Any
 
-from pollux._version import __version__
+from pollux.core.version import __version__
 
 if TYPE_CHECKING:
     from pollux.agent import Job as Job

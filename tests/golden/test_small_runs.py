@@ -15,7 +15,7 @@ import pytest
 from pollux.goodput import BatchLimits
 from pollux.policies import create
 from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings, simulate
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 from pollux.testing import FakeApplication
 
 TABLES = Path(__file__).resolve().parent / "tables"
@@ -36,7 +36,7 @@ APPLICATIONS = {
 WORKLOAD = Workload(
     "small",
     tuple(
-        JobRequest(f"{application}-{index}", time, application, num_gpus, batch_size)
+        WorkloadJob(f"{application}-{index}", time, application, num_gpus, batch_size)
         for index, (time, application, num_gpus, batch_size) in enumerate(
             [
                 (0, "long", 4, 80),

@@ -79,7 +79,9 @@ def test_real_out_of_memory_at_a_new_size_is_survived(monkeypatch):
                     job.backward(F.cross_entropy(job.model(x), y))
                     if job.step == 5 and not asked:
                         asked = True
-                        job._parts.adaptation.take(BatchChange(BatchChoice(64, 0, 1), 1.5, 1.0, 0.9, "for the test"))
+                        job._parts.adaptation.change_batch(
+                            BatchChange(BatchChoice(64, 0, 1), 1.5, 1.0, 0.9, "for the test")
+                        )
                         job._parts.loader.rewind()
                         job._loop._feed.forget()
             kinds = [event.kind for event in job.receipt.events]

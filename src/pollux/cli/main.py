@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from pollux._version import __version__
 from pollux.cli.arguments.options import PARTIAL, print_json
 from pollux.cli.display.streams import take_every_text, whole_output
 from pollux.cli.registry import LazyGroup
 from pollux.core.errors import PolluxError
+from pollux.core.version import __version__
 
 __all__ = ["app", "main"]
 

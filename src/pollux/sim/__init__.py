@@ -10,7 +10,7 @@ from pollux.sim.simulation.compare import PolicyChoice, check_runs, choose_polic
 from pollux.sim.simulation.simulation import JobOutcome, RunOutcome, SimulationSettings, simulate
 from pollux.sim.workloads.builtin import builtin_applications, builtin_workload
 from pollux.sim.workloads.generate import GenerateSettings, generate_workload
-from pollux.sim.workloads.workload import JobRequest, Workload, check_applications, read_workload, write_workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob, check_applications, read_workload, write_workload
 
 __all__ = [
     "Application",
@@ -18,11 +18,11 @@ __all__ = [
     "GenerateSettings",
     "IsolatedTimes",
     "JobOutcome",
-    "JobRequest",
     "PolicyChoice",
     "RunOutcome",
     "SimulationSettings",
     "Workload",
+    "WorkloadJob",
     "builtin_applications",
     "builtin_workload",
     "check_applications",

@@ -182,7 +182,7 @@ def test_a_shim_that_is_told_twice_starts_once(bench):
     """Also by somebody who does not know that it was told before, as a service that was killed in between."""
     launch = bench.launch("twice", "import time; print('ran'); time.sleep(600)")
     work = bench.backend._dispatcher
-    order = asdict(work.order_of(launch, (0,)))
+    order = asdict(work.order_of(launch, ("0",)))
     folder = run_folder(bench.home, "twice")
     first, _ = start_shim("twice", folder, None, dict(os.environ))
     second, _ = start_shim("twice", folder, None, dict(os.environ))
@@ -202,7 +202,7 @@ def test_a_shim_that_is_told_twice_starts_once(bench):
         return [each["event"] for each in seen].count("status") == 4
 
     bench.wait("answers", answered)
-    assert seen[-1]["state"] == "ended"
+    assert seen[-1]["ended"]["generation"] == 1
     assert bench.log("twice") == "ran\n"
     assert len(record["replicas"]) == 1
     assert read_record(folder / "generation-1.json") == record

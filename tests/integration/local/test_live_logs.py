@@ -10,6 +10,7 @@ import pytest
 
 from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.local import LocalBackend
+from pollux.backends.process.launcher import ReplicaProcess
 from pollux.backends.process.log_file import read_log
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
 from pollux.backends.shim.generation import Generation
@@ -24,7 +25,7 @@ def ordered(folder, generation, *places):
 
 
 class Pipes:
-    """Hands without processes: `write` is what a process would do, by the place it is at."""
+    """A launcher without processes: `write` is what a process would do, by the place it is at."""
 
     session = ""
 
@@ -33,7 +34,7 @@ class Pipes:
 
     def start(self, start, place, memory_bytes, sink):
         reading, self._ends[place] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        return SimpleNamespace(output=reading, pid=100 + len(self._ends), start=1, pipe="", up=True, key="")
+        return ReplicaProcess(100 + len(self._ends), 1, reading)
 
     def write(self, place, text):
         os.write(self._ends[place], text.encode())
@@ -41,26 +42,26 @@ class Pipes:
     def end(self, place):
         os.close(self._ends.pop(place))
 
-    def sweep(self, body):
+    def sweep(self, process):
         pass
 
 
 @pytest.fixture
 def pair(tmp_path):
     """A generation of two living replicas, at places 0 and 1."""
-    hands: Any = Pipes()
+    launcher: Any = Pipes()
     store: Any = SimpleNamespace(port=1, address="127.0.0.1:1")
-    made = Generation(ordered(tmp_path, 1, "0", "1"), tmp_path, hands, False, lambda: None, store)
+    made = Generation(ordered(tmp_path, 1, "0", "1"), tmp_path, launcher, False, lambda: None, store)
     made.start()
     yield made
-    made._drain()
-    for place in [*hands._ends]:
-        hands.end(place)
+    made.logs.drain((*made.members, *made.departed))
+    for place in [*launcher._ends]:
+        launcher.end(place)
 
 
 def read(generation):
     for member in generation.outputs:
-        generation.on_output(member)
+        generation.logs.read(member)
 
 
 def logs(generation):
@@ -68,24 +69,24 @@ def logs(generation):
 
 
 def test_those_that_come_in_place_of_others_go_on_with_their_logs(pair):
-    hands, (first, second) = pair.hands, pair.members
+    launcher, (first, second) = pair.launcher, pair.members
     for place in "01":
-        hands.write(place, f"at {place}\n")
+        launcher.write(place, f"at {place}\n")
     read(pair)
     change = pair.seat(ordered(pair.folder, 2, "2", "3"), {0: 0, 1: 1})
     assert change.joiners == {0: 2, 1: 3}
     for rank, number in change.joiners.items():
         pair.join(rank, number)
     for place in "0123":
-        hands.write(place, f"{place} meanwhile\n")
+        launcher.write(place, f"{place} meanwhile\n")
     read(pair)
-    hands.write("0", "last words\n")
-    hands.end("0")
+    launcher.write("0", "last words\n")
+    launcher.end("0")
     for member in (first, second):
         member.code = 0
     pair.settle({2: 0, 3: 1})
     for place in "123":
-        hands.write(place, f"then {place}\n")
+        launcher.write(place, f"then {place}\n")
     read(pair)
     assert [member.log.tail for member in pair.members] == [b"2 meanwhile\nthen 2\n", b"3 meanwhile\nthen 3\n"]
     assert {name: set(text.splitlines()) for name, text in logs(pair).items()} == {
@@ -95,25 +96,25 @@ def test_those_that_come_in_place_of_others_go_on_with_their_logs(pair):
 
 
 def test_who_takes_a_rank_that_another_had_writes_there_from_then_on(pair):
-    hands, (first, second) = pair.hands, pair.members
-    hands.write("0", "first\n")
+    launcher, (first, second) = pair.launcher, pair.members
+    launcher.write("0", "first\n")
     read(pair)
     first.code = -9
     pair.depart(first)
     pair.seat(ordered(pair.folder, 2, "1"), {1: 0})
-    hands.write("1", "second, before\n")
+    launcher.write("1", "second, before\n")
     pair.settle({1: 0})
-    hands.write("1", "second, after\n")
+    launcher.write("1", "second, after\n")
     read(pair)
     assert logs(pair) == {"0.log": "first\nsecond, after\n", "1.log": "second, before\n"}
     assert second.log.tail == b"second, before\nsecond, after\n"
     # The number that is free goes to who joins, and the log of its rank is that of another.
-    hands.end("0")
+    launcher.end("0")
     read(pair)
     change = pair.seat(ordered(pair.folder, 3, "1", "0"), {1: 0})
     assert change.joiners == {1: 0}
     pair.join(1, 0)
-    hands.write("0", "third\n")
+    launcher.write("0", "third\n")
     read(pair)
     assert logs(pair)["1.log"] == "second, before\nthird\n"
 
@@ -124,7 +125,7 @@ def test_a_log_that_two_write_to_stays_within_its_cap(pair):
         pair.join(rank, number)
     for _ in range(100):
         for place in "0123":
-            pair.hands.write(place, "x" * 4095 + "\n")
+            pair.launcher.write(place, "x" * 4095 + "\n")
         read(pair)
     kept = sum(path.stat().st_size for path in pair.folder.glob("0.log*"))
     assert 32 << 10 < kept < 80 << 10

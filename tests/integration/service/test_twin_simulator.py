@@ -51,7 +51,7 @@ from pollux.sim.applications.application import Application
 from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule
 from pollux.sim.simulation.jobs import FixedBatch, LearnedBatch, SimulatedJob
 from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings, simulate
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 from pollux.store import open_store, open_telemetry
 from pollux.testing.servers.service import FakeBackend, ManualClock
 from pollux.wire.codec import encode
@@ -79,13 +79,13 @@ APPLICATIONS: dict[str, Application] = {
 def make_workload(seed: int, num_gpus: int, adaptive: bool) -> Workload:
     """Jobs that ask for all the GPUs that their batch can use: so much a job file can say too."""
     random_ = random.Random(seed)
-    jobs: list[JobRequest] = []
+    jobs: list[WorkloadJob] = []
     at = 5.0
     for number in range(NUM_JOBS):
         kind = random_.choice(["quick", "quick", "usual", "usual", "heavy"])
         limits = APPLICATIONS[kind].limits
         batch = limits.maximum if adaptive else random_.choice([limits.initial, 2 * limits.initial])
-        jobs.append(JobRequest(f"{kind}-{number}", at, kind, min(batch // limits.local_min, num_gpus), batch))
+        jobs.append(WorkloadJob(f"{kind}-{number}", at, kind, min(batch // limits.local_min, num_gpus), batch))
         # Some come while the gap after the decision on the last one is not over.
         at += random_.choice([random_.uniform(0.2, 0.9), random_.expovariate(1 / 60.0)])
     return Workload(f"twin-{seed}", tuple(jobs))
@@ -331,7 +331,7 @@ class Execution:
             self.num_restarts += 1
             self.service.restart()
 
-    def _arrive(self, request: JobRequest) -> None:
+    def _arrive(self, request: WorkloadJob) -> None:
         application = APPLICATIONS[request.application]
         batching = LearnedBatch(application) if self.adaptive else FixedBatch(application, request.batch_size)
         rounds = self.world.trigger == "rounds"

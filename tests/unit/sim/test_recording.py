@@ -7,11 +7,11 @@ import pytest
 from pollux.controller import DecisionMade, JobFinished, JobReported, JobRunning, JobSubmitted, StartJob, StopJob
 from pollux.policies import create
 from pollux.sim.simulation.simulation import SimulationSettings, simulate
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 from pollux.testing import FakeApplication
 
 APPLICATIONS = {"fake": FakeApplication(progress=(9000.0, 18000.0, 27000.0), sync_seconds=0.1, grad_sqr=0.05)}
-WORKLOAD = Workload("w", tuple(JobRequest(f"j{i}", 7.0 * i, "fake", 2, 20) for i in range(4)))
+WORKLOAD = Workload("w", tuple(WorkloadJob(f"j{i}", 7.0 * i, "fake", 2, 20) for i in range(4)))
 
 
 def run(trigger, record=None, only_news=False, policy="pollux"):

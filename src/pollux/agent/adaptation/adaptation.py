@@ -268,7 +268,7 @@ class Adaptation:
         if self._moments is None:
             return self.efficiency(total)
         believed, scale = self._believed_at(total), total / self.allowed.initial
-        self._moments.take(1.0 if believed is None else float(believed.efficiency.gain(scale)))
+        self._moments.step(1.0 if believed is None else float(believed.efficiency.gain(scale)))
         counted = self.counted(total)
         self._moments.credit(counted * max(scale, 1.0))
         return counted
@@ -288,7 +288,7 @@ class Adaptation:
             self.choice = self.fitted()
         return is_new
 
-    def take(self, change: BatchChange) -> None:
+    def change_batch(self, change: BatchChange) -> None:
         """Go over to another batch."""
         self.choice = change.choice
         self.total = change.choice.total
@@ -476,7 +476,7 @@ class Adaptation:
             least = max(int(state["accumulation"]), self.allowed.accumulation)
             self.choice = fitting_choice(self.total, self._replicas.num_replicas, self.local_max, least)
         # The state that a roll-back would return to is gone with the process.
-        self.guard.settle()
+        self.guard.accept_change()
         self._next_round = step + self._round_steps
 
     def regrouped(self, state: dict[str, Any], step: int) -> None:

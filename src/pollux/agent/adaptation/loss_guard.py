@@ -108,14 +108,14 @@ class LossGuard:
                 self._before = [*self._before, entry][-_BASELINE_ROUNDS:]
             return
         if len(self._after) >= _WATCHED_ROUNDS:
-            self.settle()
+            self.accept_change()
             self.record(loss, samples)
             return
         self._after.append(entry)
 
     def changed(self) -> None:
         """Mark a change of batch: rounds from here on are judged by those before."""
-        self.settle()
+        self.accept_change()
         self._baseline = _baseline(self._before)
         self._after = []
 
@@ -179,7 +179,7 @@ class LossGuard:
         self._frozen_until = float(state["frozen_until"])
         self._times_frozen = int(state["times_frozen"])
 
-    def settle(self) -> None:
+    def accept_change(self) -> None:
         """Take the last change as good: the rounds since then count with those before the next."""
         after = [entry for entry in self._after or () if _is_usable(entry.loss)]
         self._before = [*self._before, *after][-_BASELINE_ROUNDS:]

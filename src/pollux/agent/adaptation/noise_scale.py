@@ -246,8 +246,8 @@ class NoiseTracker:
 
     def _take(self, row: FloatArray, total: float) -> None:
         ageing = min(max(total / self.initial_batch, 1.0), _FASTEST)
-        self._means.take(row, total, _factor(self.memory) ** ageing)
-        self._recent.take(row, total, _factor(min(RECENT, max(self.memory / 4.0, 2.0))))
+        self._means.add(row, total, _factor(self.memory) ** ageing)
+        self._recent.add(row, total, _factor(min(RECENT, max(self.memory / 4.0, 2.0))))
         if self._recent.count >= RECENT and self._means.weight >= _OLDER * self._recent.weight and self._has_drifted():
             self._means = self._recent.copied()
             self._means.count = round(self._recent.degrees) + 1

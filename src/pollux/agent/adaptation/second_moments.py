@@ -57,7 +57,7 @@ class SecondMoments:
             column.extend([0.0] * (len(self._decays) - len(column)))
             del column[len(self._decays) :]
 
-    def take(self, gain: float) -> tuple[float, ...]:
+    def step(self, gain: float) -> tuple[float, ...]:
         """The optimiser steps on a gradient of that gain; r of this step, by group."""
         for group, decay in enumerate(self._decays):
             kept, new = (1.0, 1.0) if self.kind == "adagrad" else (decay, 1.0 - decay)

@@ -37,7 +37,7 @@ class RunningMeans:
         self.moment: FloatArray = np.zeros((2, 2))
         self.group_moment: FloatArray = np.zeros(num_groups)
 
-    def take(self, row: FloatArray, total: float, factor: float) -> None:
+    def add(self, row: FloatArray, total: float, factor: float) -> None:
         """One more row, of a step of `total` samples; all before it count `factor` times what they did."""
         self.count += 1
         self.weight = factor * self.weight + 1.0

@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pollux._version import __version__
 from pollux.agent.checkpoint.agreement import Outcome, attempt, broadcast_text, gather_texts
 from pollux.agent.checkpoint.folder import CheckpointFolder, flush, last_created
 from pollux.agent.checkpoint.handover import FolderHold
@@ -48,6 +47,7 @@ from pollux.core.errors import (
     NonFiniteValue,
     PolluxError,
 )
+from pollux.core.version import __version__
 from pollux.storage.object_store import ObjectStore
 
 __all__ = ["Checkpointer", "Loaded", "Saved", "load", "parameter_signature", "read_saved", "tensor_layout"]

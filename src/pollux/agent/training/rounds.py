@@ -81,7 +81,7 @@ class AdaptationRounds:
         """Go over to another batch."""
         choice, total = self._adaptation.choice, self._adaptation.total
         self._before = _BeforeChange(self._owner.capture(), total)
-        self._adaptation.take(change)
+        self._adaptation.change_batch(change)
         self._owner.batch_changed(change, choice, total)
 
     def roll_back(self, why: str) -> None:

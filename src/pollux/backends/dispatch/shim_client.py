@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import socket
 import sys
@@ -12,18 +13,67 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pollux.backends.transport.json_lines import LineReader
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.codec import MalformedValue, from_plain, to_plain
+from pollux.wire.live.messages import (
+    MAX_MESSAGE_BYTES,
+    AlarmMessage,
+    EndedMessage,
+    LaunchRequest,
+    LostMessage,
+    NodeGoneRequest,
+    NodeLeavingMessage,
+    NodeSilentMessage,
+    ReleaseRequest,
+    ResizeRequest,
+    ShimMessage,
+    ShimRequest,
+    StartedMessage,
+    StatusMessage,
+    StatusRequest,
+    StopRequest,
+    decode_message,
+    encode_message,
+)
 
 __all__ = ["ForkserverClient", "ShimClient", "find_shim", "start_shim"]
+
+_log = logging.getLogger("pollux.backends")
 
 _SEND_SECONDS = 10.0
 _BACKLOG = 16
 
 
+_REQUESTS: Mapping[str, type[ShimRequest]] = {
+    "launch": LaunchRequest,
+    "resize": ResizeRequest,
+    "stop": StopRequest,
+    "gone": NodeGoneRequest,
+    "release": ReleaseRequest,
+    "status": StatusRequest,
+}
+_EVENTS: Mapping[type, str] = {
+    StatusMessage: "status",
+    StartedMessage: "started",
+    LostMessage: "lost",
+    EndedMessage: "ended",
+    AlarmMessage: "alarm",
+    NodeLeavingMessage: "leaving",
+    NodeSilentMessage: "silent",
+}
+
+
+def _plain_message(message: ShimMessage) -> dict[str, Any]:
+    """The message as plain values, without what is unknown; `event` names it."""
+    plain = {name: value for name, value in to_plain(message).items() if value is not None or name == "generation"}
+    return {"event": _EVENTS[type(message)], "hands_over": True, **plain}
+
+
 class ShimClient:
     """A connection to one job's shim; `warm` None until it is known whether the shim came from the nursery.
 
-    `hands_over`: it can have a job go to other places altogether, which older ones cannot; None until it has said so.
+    `hands_over` is None until it has said anything.
     """
 
     def __init__(self, job_id: str, peer: socket.socket, warm: bool | None = None) -> None:
@@ -33,25 +83,25 @@ class ShimClient:
         self.warm = warm
         self.hands_over: bool | None = None
         self.leaving = False
-        self._rest = b""
+        self._reader = LineReader(peer, MAX_MESSAGE_BYTES)
 
-    def send(self, **message: Any) -> None:
+    def send(self, op: str, **message: Any) -> None:
         """Tell it something; one that is gone is noticed when its connection is read."""
         with contextlib.suppress(OSError):
-            self.peer.sendall(json.dumps(message).encode() + b"\n")
+            self.peer.sendall(encode_message(from_plain(_REQUESTS[op], message)))
 
     def receive(self) -> list[dict[str, Any]] | None:
         """What it told since the last time; None once it is gone."""
-        try:
-            piece = self.peer.recv(1 << 16)
-        except TimeoutError:
-            return []
-        except OSError:
+        lines = self._reader.lines()
+        if lines is None:
             return None
-        if not piece:
-            return None
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        return [json.loads(line) for line in lines]
+        found = []
+        for line in lines:
+            try:
+                found.append(_plain_message(decode_message(line)))
+            except MalformedValue as error:
+                _log.warning("the shim of job '%s' is of another version, stop that job: %s", self.job_id, error)
+        return found
 
     def close(self) -> None:
         """Let go of it; it goes on."""

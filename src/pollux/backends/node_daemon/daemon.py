@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import secrets
-import selectors
 import signal
 import socket
 import sys
@@ -23,17 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pollux.backends.node_daemon.job_runner import Keeper
+from pollux.backends.node_daemon.job_runner import NodeJobRunner
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ForkedReplica
 from pollux.backends.process.records import write_record
 from pollux.backends.process.replica_env import inherited
+from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.shim import forkserver
 from pollux.backends.transport import channel
-from pollux.backends.transport.channel import Line
+from pollux.backends.transport.channel import SecureLine
 from pollux.core.errors import BackendFailed, InvalidInput, PolluxError
 
-__all__ = ["SECRET_VARIABLE", "Host", "main"]
+__all__ = ["SECRET_VARIABLE", "NodeDaemon", "main"]
 
 SECRET_VARIABLE = "POLLUX_FLEET_SECRET"
 """Holds the fleet's secret, in hexadecimal, where no file is named."""
@@ -44,23 +44,23 @@ _BACKLOG = 256
 
 
 @dataclass(slots=True)
-class _Stranger:
+class _UnprovenPeer:
     """A connection whose other end has not yet shown that it knows the secret."""
 
-    line: Line
+    line: SecureLine
     nonce: str
     until: float
 
 
 @dataclass(slots=True)
-class _Kept:
+class _RunnerHandle:
     """A keeper: its process, and the socket by which connections are handed to it."""
 
     pid: int
     control: socket.socket
 
 
-class Host:
+class NodeDaemon:
     """The loop. `warm_variables`: the environment under which everything was imported, None where nothing was.
 
     `with_parent`: it ends when its input is closed; `is_patient`: not at SIGTERM, which the parent minds.
@@ -78,46 +78,31 @@ class Host:
         self._secret = secret
         self._listener = listener
         self._warm_variables = warm_variables
-        self._selector = selectors.DefaultSelector()
-        self._strangers: dict[int, _Stranger] = {}
-        self._keepers: dict[str, _Kept] = {}
+        self._loop = SelectLoop()
+        self._strangers: dict[int, _UnprovenPeer] = {}
+        self._runners: dict[str, _RunnerHandle] = {}
         self._children: set[int] = set()
         self._with_parent = with_parent
         self._is_patient = is_patient
         self._ending = False
-        self._wake = -1
 
     def run(self) -> None:
         """Serve until told to end; a forked replica leaves through `ForkedReplica`."""
         proc.adopt_orphans()
-        self._listen_to_signals()
+        self._loop.listen_to_signals(None if self._is_patient else self._end)
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._loop.watch(self._listener, self._accept)
         if self._with_parent:
-            self._selector.register(0, selectors.EVENT_READ, self._parent_said)
+            self._loop.watch(0, self._parent_said)
         while not self._ending:
-            for key, _ in self._selector.select(1.0 if self._strangers else None):
-                key.data()
+            self._loop.turn(time.monotonic() + 1.0 if self._strangers else None)
             self._reap()
             for stranger in [each for each in self._strangers.values() if each.until < time.monotonic()]:
                 self._drop(stranger)
         self._end_all()
 
-    def _listen_to_signals(self) -> None:
-        self._wake, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if self._is_patient else lambda number, frame: self._end())
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
-
     def _end(self) -> None:
         self._ending = True
-
-    def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake, 4096)
 
     def _parent_said(self) -> None:
         if not os.read(0, 4096):
@@ -141,19 +126,21 @@ class Host:
             if len(self._strangers) >= _MAX_STRANGERS:
                 peer.close()
                 return
-            stranger = _Stranger(
-                Line(peer, f"{address[0]}:{address[1]}"), channel.challenge(), time.monotonic() + _STRANGER_SECONDS
+            stranger = _UnprovenPeer(
+                SecureLine(peer, f"{address[0]}:{address[1]}"),
+                channel.challenge(),
+                time.monotonic() + _STRANGER_SECONDS,
             )
             self._strangers[peer.fileno()] = stranger
-            self._selector.register(peer, selectors.EVENT_READ, lambda: self._hear(stranger))
+            self._loop.watch(peer, lambda: self._hear(stranger))
             stranger.line.put({"version": channel.VERSION, "nonce": stranger.nonce})
 
-    def _drop(self, stranger: _Stranger) -> None:
+    def _drop(self, stranger: _UnprovenPeer) -> None:
         if self._strangers.pop(stranger.line.peer.fileno(), None) is not None:
-            self._selector.unregister(stranger.line.peer)
+            self._loop.unwatch(stranger.line.peer)
         stranger.line.close()
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _hear(self, stranger: _UnprovenPeer) -> None:
         values = stranger.line.get()
         if not values:
             if stranger.line.broken:
@@ -166,22 +153,22 @@ class Host:
             print(f"refused {stranger.line.where}: {error}", file=sys.stderr, flush=True)
         self._drop(stranger)
 
-    def _serve(self, line: Line, request: Mapping[str, Any]) -> None:
+    def _serve(self, line: SecureLine, request: Mapping[str, Any]) -> None:
         if "see" in request:
             self._aside(line, request)
         elif "end" in request:
-            kept = self._keepers.get(str(request["end"]))
+            kept = self._runners.get(str(request["end"]))
             if kept is not None:
                 # What it runs ends with it.
                 proc.kill_all([kept.pid])
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(kept.pid, 0)
-                self._lose_keeper(str(request["end"]))
+                self._lose_runner(str(request["end"]))
             line.put({"ended": True, "boot": self.boot})
         else:
             self._hand_over(line, request)
 
-    def _aside(self, line: Line, request: Mapping[str, Any]) -> None:
+    def _aside(self, line: SecureLine, request: Mapping[str, Any]) -> None:
         """Look at the file system in a process of its own, since some file systems answer late, or never."""
         parent = os.getpid()
         pid = os.fork()
@@ -197,60 +184,52 @@ class Host:
 
     # Keepers
 
-    def _hand_over(self, line: Line, request: Mapping[str, Any]) -> None:
+    def _hand_over(self, line: SecureLine, request: Mapping[str, Any]) -> None:
         session, lease = str(request["session"]), float(request["lease"])
-        if session not in self._keepers:
-            self._fork_keeper(session, lease)
+        if session not in self._runners:
+            self._fork_runner(session, lease)
         told = {**line.identity(), "seen": int(request["seen"]), "lease": lease}
         try:
-            socket.send_fds(self._keepers[session].control, [json.dumps(told).encode()], [line.peer.fileno()])
+            socket.send_fds(self._runners[session].control, [json.dumps(told).encode()], [line.peer.fileno()])
         except OSError:
-            self._lose_keeper(session)
+            self._lose_runner(session)
 
-    def _fork_keeper(self, session: str, lease: float) -> None:
+    def _fork_runner(self, session: str, lease: float) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host = os.getpid()
         pid = os.fork()
         if pid:
             theirs.close()
-            self._keepers[session] = _Kept(pid, ours)
+            self._runners[session] = _RunnerHandle(pid, ours)
             return
         ours.close()
         signal.set_wakeup_fd(-1)
-        self._let_go()
-        Keeper(lease, theirs, self._warm_variables, inherited(os.environ), self.boot).run(host)
+        self._close_in_fork()
+        NodeJobRunner(lease, theirs, self._warm_variables, inherited(os.environ), self.boot).run(host)
         os._exit(0)
 
-    def _let_go(self) -> None:
-        self._selector.close()
+    def _close_in_fork(self) -> None:
+        self._loop.close()
         self._listener.close()
         for stranger in self._strangers.values():
             stranger.line.peer.close()
-        for kept in self._keepers.values():
+        for kept in self._runners.values():
             kept.control.close()
 
-    def _lose_keeper(self, session: str) -> None:
-        kept = self._keepers.pop(session, None)
+    def _lose_runner(self, session: str) -> None:
+        kept = self._runners.pop(session, None)
         if kept is not None:
             kept.control.close()
 
     def _reap(self) -> None:
-        ended = set()
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            ended.add(pid)
+        ended = {pid for pid, _ in ended_children()}
         if not ended:
             return
         self._children -= ended
-        for session in [name for name, kept in self._keepers.items() if kept.pid in ended]:
-            self._lose_keeper(session)
+        for session in [name for name, kept in self._runners.items() if kept.pid in ended]:
+            self._lose_runner(session)
         # What a keeper leaves behind becomes ours, and nobody's.
-        ours = {*self._children, *(kept.pid for kept in self._keepers.values())}
+        ours = {*self._children, *(kept.pid for kept in self._runners.values())}
         table = proc.process_table()
         proc.kill_all(
             row.pid for row in table.values() if row.parent == os.getpid() and row.pid not in ours and row.state != "Z"
@@ -317,7 +296,7 @@ def main(words: Sequence[str]) -> int:
     proc.name_this("pollux-host")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
-    host = Host(secret, listener, warm, given.with_parent, given.patient)
+    host = NodeDaemon(secret, listener, warm, given.with_parent, given.patient)
     gpus = [int(word) for word in given.gpus.split(",") if word]
     where = {"node": given.node, "address": address, "port": listener.getsockname()[1], "pid": os.getpid()}
     write_record(given.announce, {**where, "places": given.places, "gpus": gpus, "boot": host.boot})

@@ -11,7 +11,6 @@ import base64
 import contextlib
 import json
 import os
-import selectors
 import signal
 import socket
 import time
@@ -20,10 +19,11 @@ from typing import Any
 
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
-from pollux.backends.process.launcher import Body, OwnHands
-from pollux.backends.transport.channel import Channel, Line, clock
+from pollux.backends.process.launcher import LocalLauncher, ReplicaProcess
+from pollux.backends.process.select_loop import SelectLoop, ended_children
+from pollux.backends.transport.channel import Channel, SecureLine, clock
 
-__all__ = ["Keeper"]
+__all__ = ["NodeJobRunner"]
 
 _READ_BYTES = 48 << 10
 _MAX_WAITING_BYTES = 4 << 20
@@ -36,8 +36,8 @@ _NOTICE_SECONDS = 0.2
 _MOMENT = "POLLUX_STOPPED_AT"
 
 
-class Keeper:
-    """The loop. `environ` is what replicas inherit, `control` where the host hands over connections."""
+class NodeJobRunner:
+    """The loop. `environ` is what replicas inherit, `control` where the node daemon hands over connections."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Keeper:
         self._environ = environ
         self._boot = boot
         self._channel = Channel()
-        self._hands = OwnHands(warm_variables, self._let_go)
-        self._selector = selectors.DefaultSelector()
-        self._bodies: dict[str, Body] = {}
+        self._launcher = LocalLauncher(warm_variables, self._close_in_fork)
+        self._loop = SelectLoop()
+        self._processes: dict[str, ReplicaProcess] = {}
         self._codes: dict[str, int] = {}
         self._asked: set[str] = set()
         self._known: set[str] = set()
@@ -66,8 +66,7 @@ class Keeper:
         self._noticed = False
         self._notice_sent = False
         self._reading: dict[int, str] = {}
-        self._line_events = 0
-        self._wake = -1
+        self._awaits_write = False
         self._connections = 0
 
     def run(self, parent: int) -> None:
@@ -75,24 +74,14 @@ class Keeper:
         proc.die_with_parent(parent)
         proc.adopt_orphans()
         proc.name_this("pollux-keeper")
-        self._listen_to_signals()
+        self._loop.listen_to_signals(self._notice)
         self._control.setblocking(False)
-        self._selector.register(self._control, selectors.EVENT_READ, self._take_connection)
-        while not (self._ending and self._hands.is_clear(kill=True)):
-            for key, _ in self._selector.select(self._timeout()):
-                key.data()
+        self._loop.watch(self._control, self._take_connection)
+        while not (self._ending and self._launcher.is_clear(kill=True)):
+            self._loop.turn(time.monotonic() + self._timeout())
             self._pass_on_notice()
             self._reap()
             self._look()
-
-    def _listen_to_signals(self) -> None:
-        self._wake, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda number, frame: self._notice())
-        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
 
     def _notice(self) -> None:
         self._noticed = True
@@ -107,16 +96,12 @@ class Keeper:
         """Once, before the ends that it causes: what runs here has been asked to end, by the engine."""
         if self._noticed and not self._notice_sent:
             self._notice_sent = True
-            self._asked.update(self._bodies.keys() - self._codes.keys())
+            self._asked.update(self._processes.keys() - self._codes.keys())
             self._channel.send(event="leaving")
 
-    def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake, 4096)
-
-    def _let_go(self) -> None:
-        """In a forked process: its copies of the sockets go, without a word to anybody."""
-        self._selector.close()
+    def _close_in_fork(self) -> None:
+        """In a forked process: close its copies of the sockets, without a word to anybody."""
+        self._loop.close()
         self._control.close()
         self._channel.detach()
 
@@ -126,7 +111,7 @@ class Keeper:
         times = [self._channel.confirmed_at + self._lease_seconds - clock()]
         if self._clear is not None:
             times.append(_SWEEP_SECONDS if self._clear[1] else 10 * _SWEEP_SECONDS)
-        if self._memory_bytes > 0 and self._bodies and not self._over_memory:
+        if self._memory_bytes > 0 and self._processes and not self._over_memory:
             times.append(self._memory_at - time.monotonic())
         return max(0.0, min(times))
 
@@ -142,19 +127,19 @@ class Keeper:
             return
         told = json.loads(message)
         self._drop_line()
-        line = Line(socket.socket(fileno=fds[0]), told["where"])
+        line = SecureLine(socket.socket(fileno=fds[0]), told["where"])
         line.secure(told["key"].encode(), "host")
         line.put({"known": self._connections > 0, "seen": self._channel.seen, "boot": self._boot})
         self._connections += 1
         self._lease_seconds = float(told["lease"])
         self._channel.attach(line, int(told["seen"]))
-        self._line_events = selectors.EVENT_READ
-        self._selector.register(line.peer, self._line_events, self._hear)
+        self._awaits_write = False
+        self._loop.watch(line.peer, self._hear)
 
     def _drop_line(self) -> None:
         line = self._channel.line
         if line is not None:
-            self._selector.unregister(line.peer)
+            self._loop.unwatch(line.peer)
             self._channel.detach()
 
     def _hear(self) -> None:
@@ -174,35 +159,34 @@ class Keeper:
         if line.broken:
             self._drop_line()
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.wants_to_write else 0)
-        if wanted != self._line_events:
-            self._line_events = wanted
-            self._selector.modify(line.peer, wanted, self._hear)
+        if line.wants_to_write != self._awaits_write:
+            self._awaits_write = line.wants_to_write
+            self._loop.watch(line.peer, self._hear, write=self._awaits_write)
 
     # Orders
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         what, key = message["op"], message.get("k", "")
-        body = self._bodies.get(key)
+        process = self._processes.get(key)
         if what == "ping":
             self._channel.confirm()
             self._channel.send(event="pong")
         elif what == "start":
             self._start(key, message)
         elif what == "kill_all":
-            self._hands.kill_all()
+            self._launcher.kill_all()
         elif what == "clear":
             self._clear = (int(message["n"]), bool(message["kill"]))
         elif what == "end":
             self._ending = True
-        elif body is not None and what == "terminate":
-            if key not in self._codes and self._hands.terminate(body, bool(message["alone"])):
+        elif process is not None and what == "terminate":
+            if key not in self._codes and self._launcher.terminate(process, bool(message["alone"])):
                 self._asked.add(key)
-        elif body is not None and what == "kill":
-            self._hands.kill(body)
-        elif body is not None and what == "sweep":
-            self._hands.sweep(body)
-            self._drain(key, body)
+        elif process is not None and what == "kill":
+            self._launcher.kill(process)
+        elif process is not None and what == "sweep":
+            self._launcher.sweep(process)
+            self._drain(key, process)
             self._forget(key)
             self._channel.send(event="swept", k=key)
 
@@ -219,34 +203,34 @@ class Keeper:
             bool(message["path_was_set"]),
         )
         try:
-            body = self._hands.start(start, "", self._memory_bytes, _nothing)
+            process = self._launcher.start(start, "", self._memory_bytes, _nothing)
         except OSError as error:
             self._output(key, f"pollux: no process could be started: {error}\n".encode())
             self._channel.send(event="exit", k=key, code=126, asked=False, oom=False)
             return
-        self._bodies[key] = body
-        self._channel.send(event="started", k=key, pid=body.pid)
+        self._processes[key] = process
+        self._channel.send(event="started", k=key, pid=process.pid)
 
     def _forget(self, key: str) -> None:
-        body = self._bodies.pop(key, None)
-        if body is not None and body.output >= 0:
-            self._unfollow(body.output)
-            os.close(body.output)
+        process = self._processes.pop(key, None)
+        if process is not None and process.output >= 0:
+            self._unfollow(process.output)
+            os.close(process.output)
 
     # Replicas
 
     def _output(self, key: str, piece: bytes) -> None:
         self._channel.send(event="output", k=key, data=base64.b64encode(piece).decode())
 
-    def _reader(self, key: str, body: Body) -> Callable[[], object]:
-        return lambda: self._read(key, body)
+    def _reader(self, key: str, process: ReplicaProcess) -> Callable[[], object]:
+        return lambda: self._read(key, process)
 
-    def _read(self, key: str, body: Body) -> bool:
+    def _read(self, key: str, process: ReplicaProcess) -> bool:
         """Pass a piece on; whether there may be more."""
-        if body.output < 0:
+        if process.output < 0:
             return False
         try:
-            piece = os.read(body.output, _READ_BYTES)
+            piece = os.read(process.output, _READ_BYTES)
         except BlockingIOError:
             return False
         except OSError:
@@ -254,50 +238,45 @@ class Keeper:
         if piece:
             self._output(key, piece)
             return True
-        self._unfollow(body.output)
-        os.close(body.output)
-        body.output = -1
+        self._unfollow(process.output)
+        os.close(process.output)
+        process.output = -1
         return False
 
-    def _drain(self, key: str, body: Body) -> None:
+    def _drain(self, key: str, process: ReplicaProcess) -> None:
         for _ in range(_DRAIN_READS):
-            if not self._read(key, body):
+            if not self._read(key, process):
                 return
 
     def _unfollow(self, fd: int) -> None:
         if self._reading.pop(fd, None) is not None:
-            with contextlib.suppress(KeyError, OSError, ValueError):
-                self._selector.unregister(fd)
+            self._loop.unwatch(fd)
 
     def _follow(self) -> None:
         """Read outputs only while what was read before gets through."""
         held_back = self._channel.unconfirmed_bytes > _MAX_WAITING_BYTES
-        for key, body in self._bodies.items():
+        for key, process in self._processes.items():
             if held_back:
-                self._unfollow(body.output)
-            elif body.output >= 0 and body.output not in self._reading:
-                self._reading[body.output] = key
-                self._selector.register(body.output, selectors.EVENT_READ, self._reader(key, body))
+                self._unfollow(process.output)
+            elif process.output >= 0 and process.output not in self._reading:
+                self._reading[process.output] = key
+                self._loop.watch(process.output, self._reader(key, process))
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            for key, body in [*self._bodies.items()]:
-                # One that ends because its lease is over has not failed: that nobody answers tells more.
-                if body.pid == pid and key not in self._codes and not self._ending:
-                    code = os.waitstatus_to_exitcode(status)
-                    if code == -signal.SIGTERM and key not in self._asked:
-                        self._await_notice()
-                    self._pass_on_notice()
-                    self._codes[key] = code
-                    self._drain(key, body)
-                    told = {"code": self._codes[key], "asked": key in self._asked, "oom": self._hands.lacks_memory}
-                    self._channel.send(event="exit", k=key, **told)
+        for pid, code in ended_children():
+            for key, process in [*self._processes.items()]:
+                # A replica that ends because the lease is over has not failed: that nobody answers tells more.
+                if process.pid == pid and key not in self._codes and not self._ending:
+                    self._replica_ended(key, process, code)
+
+    def _replica_ended(self, key: str, process: ReplicaProcess, code: int) -> None:
+        if code == -signal.SIGTERM and key not in self._asked:
+            self._await_notice()
+        self._pass_on_notice()
+        self._codes[key] = code
+        self._drain(key, process)
+        told = {"code": code, "asked": key in self._asked, "oom": self._launcher.lacks_memory}
+        self._channel.send(event="exit", k=key, **told)
 
     def _look(self) -> None:
         if clock() - self._channel.confirmed_at > self._lease_seconds:
@@ -305,14 +284,14 @@ class Keeper:
         if self._ending:
             return
         self._pass_on_notice()
-        if self._clear is not None and self._hands.is_clear(self._clear[1]):
-            for key, body in [*self._bodies.items()]:
-                self._drain(key, body)
+        if self._clear is not None and self._launcher.is_clear(self._clear[1]):
+            for key, process in [*self._processes.items()]:
+                self._drain(key, process)
                 self._forget(key)
             self._channel.send(event="clear", n=self._clear[0])
             self._clear = None
         now = time.monotonic()
-        if self._memory_bytes > 0 and self._bodies and not self._over_memory and now >= self._memory_at:
+        if self._memory_bytes > 0 and self._processes and not self._over_memory and now >= self._memory_at:
             self._check_memory()
             # To look may take long where there is much memory: never more than a twentieth of the time.
             self._memory_at = now + max(_MEMORY_SECONDS, _MEMORY_SHARE * (time.monotonic() - now))
@@ -320,8 +299,8 @@ class Keeper:
         self._watch_line()
 
     def _check_memory(self) -> None:
-        living = dict(enumerate(self._bodies))
-        over = self._hands.over_memory({n: self._bodies[key] for n, key in living.items()}, self._memory_bytes)
+        living = dict(enumerate(self._processes))
+        over = self._launcher.over_memory({n: self._processes[key] for n, key in living.items()}, self._memory_bytes)
         if over is not None:
             self._over_memory = True
             self._channel.send(event="memory", k=living[over[0]], used=over[1])

@@ -40,12 +40,12 @@ class ForkedReplica(BaseException):
 
 
 def start_replica(
-    start: ReplicaStart, output: int, warm_variables: Mapping[str, str] | None, let_go: Callable[[], None]
+    start: ReplicaStart, output: int, warm_variables: Mapping[str, str] | None, close_in_fork: Callable[[], None]
 ) -> int:
     """Fork; returns its number. `output` is where it writes; `warm_variables`, not None, allow running in the fork.
 
-    The forked process calls `let_go` first, which gives up the shim's sockets, and leaves through `ForkedReplica`, or
-    becomes another program.
+    The forked process calls `close_in_fork` first, which closes its copies of the parent's sockets. It leaves through
+    `ForkedReplica`, or becomes another program.
     """
     shim = os.getpid()
     # A signal that comes before the fork has its own handlers would be served by the shim's, in the wrong process.
@@ -63,7 +63,7 @@ def start_replica(
     try:
         _reset_signals()
         proc.die_with_parent(shim)
-        let_go()
+        close_in_fork()
         _settle(start, output)
         executable = warm_python.resolved(start.argv[0], start.environ, start.path_was_set)
         if executable is not None and warm_variables is not None:

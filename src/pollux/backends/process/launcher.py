@@ -1,6 +1,6 @@
-"""How a generation lays hands on the processes of its replicas: what it needs of them, and doing it by our own forks.
+"""Starting, signalling and measuring the processes of a job's replicas: the interface, and doing it by our own forks.
 
-`remote_launcher` does the same on other machines.
+`shim.remote_launcher` does the same on other machines.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Protocol
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart, start_replica
 
-__all__ = ["Body", "Hands", "OwnHands"]
+__all__ = ["LocalLauncher", "ReplicaLauncher", "ReplicaProcess"]
 
 
 @dataclass(slots=True, eq=False)
-class Body:
+class ReplicaProcess:
     """One replica's process: number and start of it, the reading end of its output (-1: none here) and its pipe.
 
     `key` and `node` name it where it runs elsewhere; `up` once it is a process.
@@ -33,23 +33,31 @@ class Body:
     node: str = ""
     up: bool = True
 
+    def close_output(self) -> None:
+        """Read its output no more."""
+        if self.output >= 0:
+            os.close(self.output)
+            self.output = -1
 
-class Hands(Protocol):
-    """What a generation does with processes; nothing waits. `session` names it to hosts, empty where there are none."""
+
+class ReplicaLauncher(Protocol):
+    """What a generation does with processes; nothing waits. `session` names it to other nodes, empty without any."""
 
     sweep_seconds: float
     session: str
 
-    def start(self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]) -> Body:
+    def start(
+        self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
+    ) -> ReplicaProcess:
         """Start one; what it writes is to be read from its `output`, or goes into the sink."""
 
-    def terminate(self, body: Body, alone: bool) -> bool:
+    def terminate(self, process: ReplicaProcess, alone: bool) -> bool:
         """SIGTERM, to it alone or to all it started; whether it still ran."""
 
-    def kill(self, body: Body) -> None:
+    def kill(self, process: ReplicaProcess) -> None:
         """SIGKILL to it and its session."""
 
-    def sweep(self, body: Body) -> None:
+    def sweep(self, process: ReplicaProcess) -> None:
         """End what one that has ended left in its session."""
 
     def kill_all(self) -> None:
@@ -58,7 +66,7 @@ class Hands(Protocol):
     def is_clear(self, kill: bool) -> bool:
         """Whether no process of the job is left; `kill`: what is left ends now."""
 
-    def over_memory(self, bodies: Mapping[int, Body], limit: float) -> tuple[int, float] | None:
+    def over_memory(self, processes: Mapping[int, ReplicaProcess], limit: float) -> tuple[int, float] | None:
         """Whose processes use more than the limit, and how much, in bytes."""
 
     @property
@@ -66,11 +74,11 @@ class Hands(Protocol):
         """Whether the kernel has ended processes for lack of memory since the first start."""
 
 
-class OwnHands:
+class LocalLauncher:
     """Processes below this one, all of one job, but for those that `spared` names.
 
-    `warm_variables`: the environment under which everything was imported, None where nothing was; `let_go` is called
-    first in every forked process.
+    `warm_variables`: the environment under which everything was imported, None where nothing was. `close_in_fork` is
+    called first in every forked process.
     """
 
     sweep_seconds = 0.01
@@ -79,11 +87,11 @@ class OwnHands:
     def __init__(
         self,
         warm_variables: Mapping[str, str] | None,
-        let_go: Callable[[], None],
+        close_in_fork: Callable[[], None],
         spared: Callable[[], Iterable[int | None]] = tuple,
     ) -> None:
         self._warm_variables = warm_variables
-        self._let_go = let_go
+        self._close_in_fork = close_in_fork
         self._spared = spared
         self._oom_kills = proc.oom_kills()
 
@@ -92,12 +100,14 @@ class OwnHands:
         """Whether the kernel has ended processes for lack of memory since the first start."""
         return proc.oom_kills() > self._oom_kills
 
-    def start(self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]) -> Body:
+    def start(
+        self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
+    ) -> ReplicaProcess:
         """Fork it. In the forked process this does not return: see `ForkedReplica`."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reading, False)
         try:
-            pid = start_replica(start, writing, self._warm_variables, self._let_go)
+            pid = start_replica(start, writing, self._warm_variables, self._close_in_fork)
         except OSError:
             # Only where no process came of it: in a forked one nothing here may run.
             os.close(reading)
@@ -105,24 +115,24 @@ class OwnHands:
             raise
         os.close(writing)
         pipe = os.readlink(f"/proc/self/fd/{reading}")
-        return Body(pid, proc.start_time(pid) or 0, reading, pipe)
+        return ReplicaProcess(pid, proc.start_time(pid) or 0, reading, pipe)
 
-    def terminate(self, body: Body, alone: bool) -> bool:
+    def terminate(self, process: ReplicaProcess, alone: bool) -> bool:
         """SIGTERM; one that has ended and waits to be collected was through by itself."""
-        ran = proc.is_alive(body.pid, body.start)
+        ran = proc.is_alive(process.pid, process.start)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            (os.kill if alone else os.killpg)(body.pid, signal.SIGTERM)
+            (os.kill if alone else os.killpg)(process.pid, signal.SIGTERM)
         return ran
 
-    def kill(self, body: Body) -> None:
+    def kill(self, process: ReplicaProcess) -> None:
         """SIGKILL to its session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(body.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
 
-    def sweep(self, body: Body) -> None:
+    def sweep(self, process: ReplicaProcess) -> None:
         """End what is left of its session."""
         table = proc.process_table()
-        proc.kill_all(row.pid for row in table.values() if row.session == body.pid)
+        proc.kill_all(row.pid for row in table.values() if row.session == process.pid)
 
     def _others(self, table: Mapping[int, proc.ProcessRow]) -> list[int]:
         """Every process below this one that belongs to the job."""
@@ -140,17 +150,17 @@ class OwnHands:
             proc.kill_all(left)
         return not left
 
-    def over_memory(self, bodies: Mapping[int, Body], limit: float) -> tuple[int, float] | None:
+    def over_memory(self, processes: Mapping[int, ReplicaProcess], limit: float) -> tuple[int, float] | None:
         """Whose processes use most, where that is above the limit."""
-        if not bodies:
+        if not processes:
             return None
         table = proc.process_table()
-        used = dict.fromkeys(bodies, 0)
+        used = dict.fromkeys(processes, 0)
         whose: dict[int, int] = {}
-        sessions = {body.pid: number for number, body in bodies.items()}
-        families = {pid: number for number, b in bodies.items() for pid in proc.descendants(b.pid, table)}
+        sessions = {process.pid: number for number, process in processes.items()}
+        families = {pid: number for number, b in processes.items() for pid in proc.descendants(b.pid, table)}
         for pid in self._others(table):
-            number = families.get(pid, sessions.get(table[pid].session, next(iter(bodies))))
+            number = families.get(pid, sessions.get(table[pid].session, next(iter(processes))))
             whose[pid] = sessions.get(pid, number)
             used[whose[pid]] += table[pid].rss_bytes
         if max(used.values()) > limit:

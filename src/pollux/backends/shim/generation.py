@@ -1,6 +1,6 @@
 """One generation inside a shim: its processes, their output, its limits, and how it comes to an end.
 
-Nothing here waits: the shim's loop hands in what happened and asks when to look again.
+Nothing here waits: the shim's loop launcher in what happened and asks when to look again.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
-from pollux.backends.process.launcher import Body, Hands
-from pollux.backends.process.log_file import LogWriter
+from pollux.backends.process.launcher import ReplicaLauncher, ReplicaProcess
 from pollux.backends.process.outcome import judge
 from pollux.backends.process.records import record_path, write_record
 from pollux.backends.process.replica_env import node_of, rank_variables
 from pollux.backends.protocol import Exit, ReplicasEnded
 from pollux.backends.shim import store_server
-from pollux.backends.shim.transition import Change, Seat
+from pollux.backends.shim.actions import ReplicaChange, Seat
+from pollux.backends.shim.output import RankLogs, ReplicaLog
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
 
-__all__ = ["Generation", "Member", "ReplicaLog"]
+__all__ = ["Generation", "RunningReplica"]
 
 FAILED_OTHERS_SECONDS = 5.0
 """How long replicas may go on once another has failed: a collective that lost a peer ends by itself, or never."""
@@ -39,10 +39,6 @@ _LAST_WORDS_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
 _MEMORY_SECONDS = 0.25
 _MEMORY_SHARE = 20.0
-_READ_BYTES = 64 << 10
-_FLOOD_BYTES = 4 << 20
-_FLOOD_SECONDS = 0.25
-_TAIL_BYTES = 8 << 10
 
 
 def _seated(order: LaunchOrder, places: tuple[str, ...]) -> LaunchOrder:
@@ -53,20 +49,7 @@ def _seated(order: LaunchOrder, places: tuple[str, ...]) -> LaunchOrder:
 
 
 @dataclass(slots=True)
-class ReplicaLog:
-    """What one replica writes: into the log of the rank it has. `tail` is the end of its own, whatever its ranks."""
-
-    of_rank: LogWriter
-    tail: bytes = b""
-
-    def write(self, piece: bytes) -> None:
-        """Append."""
-        self.tail = (self.tail + piece)[-_TAIL_BYTES:]
-        self.of_rank.write(piece)
-
-
-@dataclass(slots=True)
-class Member:
+class RunningReplica:
     """One replica: its process, its log, and how it ended.
 
     `number` is its own as long as it lives; its `rank` may change. Who joins has the rank that it is to have, who has
@@ -76,16 +59,15 @@ class Member:
     number: int
     rank: int
     place: str
-    body: Body
+    process: ReplicaProcess
     log: ReplicaLog
     code: int | None = None
     ended_at: float = 0.0
-    read_bytes: int = 0
 
     @property
     def output(self) -> int:
         """The reading end of its output; -1 for none."""
-        return self.body.output
+        return self.process.output
 
 
 @dataclass(slots=True)
@@ -94,12 +76,12 @@ class Generation:
 
     order: LaunchOrder
     folder: Path
-    hands: Hands
+    launcher: ReplicaLauncher
     is_warm: bool
-    let_go: Callable[[], None]
+    close_in_fork: Callable[[], None]
     store: store_server.StoreHost | None = None
-    members: list[Member] = field(default_factory=list)
-    departed: list[Member] = field(default_factory=list)
+    members: list[RunningReplica] = field(default_factory=list)
+    departed: list[RunningReplica] = field(default_factory=list)
     told_to_stop: bool = False
     ended: ReplicasEnded | None = None
     store_host: int | None = None
@@ -111,13 +93,14 @@ class Generation:
     _trouble: str = ""
     _given_up: str = ""
     _doubted: dict[int, str] = field(default_factory=dict)
-    _logs: dict[int, LogWriter] = field(default_factory=dict)
+    logs: RankLogs = field(init=False)
     _port: int = 0
     _look_at: float | None = None
     _note_at: float | None = None
     _memory_at: float = 0.0
-    _flooded_until: float | None = None
-    _window_began: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.logs = RankLogs(Path(self.order.logs), self.order.log_cap_bytes)
 
     def start(self) -> None:
         """Note the intent, fork, note who they are. In a forked replica this does not return: see `ForkedReplica`."""
@@ -143,7 +126,7 @@ class Generation:
         hosted = len(self.order.replicas) > 1 and store_server.is_possible()
         try:
             if hosted:
-                self.store_host = store_server.start(listener, port, self.is_warm, self.let_go, head=self._head)
+                self.store_host = store_server.start(listener, port, self.is_warm, self.close_in_fork, head=self._head)
         finally:
             os.close(listener)
         return port, hosted
@@ -155,15 +138,9 @@ class Generation:
     def _fork(self, rank: int, number: int, environ: Mapping[str, str]) -> None:
         order = self.order
         start = ReplicaStart(order.argv, order.workdir, environ, order.cores[rank], order.path_was_set)
-        log = ReplicaLog(self._log_of(rank))
-        body = self.hands.start(start, order.places[rank], order.memory_bytes, log.write)
-        self.members.append(Member(number, rank, order.places[rank], body, log))
-
-    def _log_of(self, rank: int) -> LogWriter:
-        """One writer for all that write there, now and later: two would put the file aside under each other's hands."""
-        if rank not in self._logs:
-            self._logs[rank] = LogWriter(Path(self.order.logs) / f"{rank}.log", self.order.log_cap_bytes)
-        return self._logs[rank]
+        log = ReplicaLog(self.logs.of(rank))
+        process = self.launcher.start(start, order.places[rank], order.memory_bytes, log.write)
+        self.members.append(RunningReplica(number, rank, order.places[rank], process, log))
 
     def _note(self) -> None:
         order = self.order
@@ -178,9 +155,9 @@ class Generation:
                 "boot": proc.boot_id(),
                 "places": sorted({*order.places, *(member.place for member in self._all_living())}),
                 "live": order.live,
-                "replicas": [] if order.fleet else [[b.pid, b.start, b.pipe] for b in self._bodies()],
+                "replicas": [] if order.fleet else [[b.pid, b.start, b.pipe] for b in self._processes()],
                 "nodes": {} if order.fleet is None else dict(order.fleet.nodes),
-                "session": self.hands.session,
+                "session": self.launcher.session,
             },
         )
         self._note_at = None
@@ -201,7 +178,7 @@ class Generation:
 
     # Other replicas in place of some of these
 
-    def seat(self, order: LaunchOrder, ranks: Mapping[int, int]) -> Change:
+    def seat(self, order: LaunchOrder, ranks: Mapping[int, int]) -> ReplicaChange:
         """Take another order; who keeps its place stays, `ranks` by number being those that hold the state."""
         holders = sorted((member for member in self._living() if member.number in ranks), key=lambda m: ranks[m.number])
         staying = [member for member in holders if member.place in order.places]
@@ -216,7 +193,7 @@ class Generation:
         seats = [Seat(member.number, ranks[member.number]) for member in staying]
         joining = [Seat(number, None) for number, _ in zip(numbers, free, strict=False)]
         leavers = tuple(member.number for member in holders if member.place not in taken)
-        return Change(order.generation, (*seats, *joining), leavers, len({*map(node_of, order.places)}))
+        return ReplicaChange(order.generation, (*seats, *joining), leavers, len({*map(node_of, order.places)}))
 
     def renumber(self, generation: int) -> None:
         """It ends, and does so as this generation: the order for it came too late."""
@@ -237,34 +214,29 @@ class Generation:
         """These, by number, are the replicas now; all others have departed."""
         for member in [*self.members]:
             if member.number in ranks:
-                self._give_rank(member, ranks[member.number])
+                if member.rank != ranks[member.number]:
+                    member.rank = ranks[member.number]
+                    self.logs.change_rank(member, member.rank)
             else:
                 self.depart(member)
         self.members.sort(key=lambda member: member.rank)
         for member in [each for each in self.departed if each.code is not None and each.output < 0]:
             self.departed.remove(member)
-        for rank in self._logs.keys() - {member.rank for member in (*self.members, *self.departed)}:
-            self._logs[rank].close()
+        self.logs.close({member.rank for member in (*self.members, *self.departed)})
         self._note_or_later()
 
-    def _give_rank(self, member: Member, rank: int) -> None:
-        if rank != member.rank:
-            # All that a pipe holds: it was written under the rank before.
-            self._read_out(member, 1)
-            member.rank, member.log.of_rank = rank, self._log_of(rank)
-
-    def depart(self, member: Member) -> None:
+    def depart(self, member: RunningReplica) -> None:
         """It is no part of the job any more, however it ends; what it left running ends now."""
         self.members.remove(member)
         self.departed.append(member)
         if member.code is not None:
-            self.hands.sweep(member.body)
+            self.launcher.sweep(member.process)
 
     def kill(self, number: int) -> None:
         """End one replica, and all of its session, at once."""
         for member in self._all_living():
             if member.number == number:
-                self.hands.kill(member.body)
+                self.launcher.kill(member.process)
 
     def give_up(self, why: str) -> None:
         """It ends, to be started anew from its checkpoint, which replicas that can still save have time for."""
@@ -287,21 +259,21 @@ class Generation:
         """Whether it will end soon, by order or since it has to."""
         return bool(self.told_to_stop or self._given_up or self._failed_at is not None or not self._living())
 
-    def _all_living(self) -> list[Member]:
+    def _all_living(self) -> list[RunningReplica]:
         return [member for member in (*self.members, *self.departed) if member.code is None]
 
-    def _bodies(self) -> list[Body]:
-        return [member.body for member in self._all_living()]
+    def _processes(self) -> list[ReplicaProcess]:
+        return [member.process for member in self._all_living()]
 
     @property
     def is_up(self) -> bool:
         """Whether all are processes, or were."""
-        return all(member.body.up or member.code is not None for member in self.members)
+        return all(member.process.up or member.code is not None for member in self.members)
 
     @property
-    def outputs(self) -> list[Member]:
+    def outputs(self) -> list[RunningReplica]:
         """Those whose output is to be read now; none while a flood is held back."""
-        if self._flooded_until is not None:
+        if self.logs.flooded_until is not None:
             return []
         return [member for member in (*self.members, *self.departed) if member.output >= 0]
 
@@ -325,43 +297,42 @@ class Generation:
         """Nothing of it was started: its files close, its store's host ends."""
         if self.store_host is not None:
             proc.kill_all([self.store_host])
-        for log in self._logs.values():
-            log.close()
+        self.logs.close(())
 
     def _terminate(self) -> None:
         """Ask replicas to end: Python itself only, which minds its workers; shells and others with all they started."""
         name = os.path.basename(self.order.argv[0])
         alone = name.startswith("python") or name == "torchrun"
         for member in self._living():
-            if self.hands.terminate(member.body, alone):
+            if self.launcher.terminate(member.process, alone):
                 self._asked.add(member.number)
 
-    def _living(self) -> list[Member]:
+    def _living(self) -> list[RunningReplica]:
         return [member for member in self.members if member.code is None]
 
-    def on_exit(self, pid: int, code: int) -> Member | None:
+    def on_exit(self, pid: int, code: int) -> RunningReplica | None:
         """A child of the shim has ended: the replica that it was, if it was one; see `on_failure`."""
         if pid == self.store_host:
             self.store_host = None
-        return self._ended(lambda body: body.pid == pid and not body.key, code)
+        return self._ended(lambda process: process.pid == pid and not process.key, code)
 
-    def on_far_loss(self, bodies: Collection[Body]) -> list[Member]:
+    def on_node_loss(self, processes: Collection[ReplicaProcess]) -> list[RunningReplica]:
         """These are gone with their node: those of them that were replicas until now."""
-        found = [self._ended(partial(operator.is_, body), -signal.SIGKILL) for body in bodies]
+        found = [self._ended(partial(operator.is_, process), -signal.SIGKILL) for process in processes]
         return [member for member in found if member is not None]
 
-    def on_far_exit(self, body: Body, code: int, asked: bool) -> Member | None:
+    def on_remote_exit(self, process: ReplicaProcess, code: int, asked: bool) -> RunningReplica | None:
         """A replica on another machine has ended; `asked`: it was told to end while it ran."""
-        member = self._ended(partial(operator.is_, body), code)
+        member = self._ended(partial(operator.is_, process), code)
         if member is None:
-            self.hands.sweep(body)
+            self.launcher.sweep(process)
         elif not asked:
             self._asked.discard(member.number)
         return member
 
-    def _ended(self, is_it: Callable[[Body], bool], code: int) -> Member | None:
+    def _ended(self, is_it: Callable[[ReplicaProcess], bool], code: int) -> RunningReplica | None:
         for member in (*self.members, *self.departed):
-            if member.code is None and is_it(member.body):
+            if member.code is None and is_it(member.process):
                 member.code, member.ended_at = code, time.time()
                 return member if member in self.members else None
         return None
@@ -374,33 +345,11 @@ class Generation:
     @property
     def lacks_memory(self) -> bool:
         """Whether a replica may have been ended for lack of memory."""
-        return bool(self._over_memory) or self.hands.lacks_memory
-
-    def on_output(self, member: Member) -> None:
-        """Some output can be read: a bounded piece of it."""
-        try:
-            piece = os.read(member.output, _READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            piece = b""
-        if not piece:
-            os.close(member.output)
-            member.body.output = -1
-            return
-        member.log.write(piece)
-        now = time.monotonic()
-        if now - self._window_began > _FLOOD_SECONDS:
-            self._window_began = now
-            for each in (*self.members, *self.departed):
-                each.read_bytes = 0
-        member.read_bytes += len(piece)
-        if member.read_bytes > _FLOOD_BYTES:
-            self._flooded_until = self._window_began + _FLOOD_SECONDS
+        return bool(self._over_memory) or self.launcher.lacks_memory
 
     def look_again_at(self) -> float | None:
         """When `look` must be called next, on the monotonic clock; None: only when something happens."""
-        times = [self._kill_at, self._look_at, self._flooded_until, self._note_at]
+        times = [self._kill_at, self._look_at, self.logs.flooded_until, self._note_at]
         if self._failed_at is not None and self._living():
             times.append(self._failed_at + FAILED_OTHERS_SECONDS)
         if self.order.memory_bytes > 0:
@@ -412,8 +361,8 @@ class Generation:
         if self.ended:
             return
         now = time.monotonic()
-        if self._flooded_until is not None and now >= self._flooded_until:
-            self._flooded_until = None
+        if self.logs.flooded_until is not None and now >= self.logs.flooded_until:
+            self.logs.flooded_until = None
         self._look_at = None
         if self._note_at is not None and now >= self._note_at:
             self._note_or_later()
@@ -437,12 +386,12 @@ class Generation:
         self._kill_at = min(self._kill_at or float("inf"), now + _LAST_WORDS_SECONDS)
 
     def _kill_rest(self) -> None:
-        self.hands.kill_all()
-        self._look_at = time.monotonic() + self.hands.sweep_seconds
+        self.launcher.kill_all()
+        self._look_at = time.monotonic() + self.launcher.sweep_seconds
 
     def _check_memory(self) -> None:
-        there = {member.number: member.body for member in (*self.members, *self.departed)}
-        over = self.hands.over_memory(there, self.order.memory_bytes)
+        there = {member.number: member.process for member in (*self.members, *self.departed)}
+        over = self.launcher.over_memory(there, self.order.memory_bytes)
         if over is not None and not self._over_memory:
             self._over_memory = (
                 f"replica {over[0]}: used {over[1] / 2**20:.0f} MiB, above its limit of "
@@ -455,11 +404,11 @@ class Generation:
         """All replicas have ended: end what they left, then write down how it went."""
         # Told to stop, and within their grace: each one's end wakes the shim.
         kill = not (self.told_to_stop and self._kill_at is not None)
-        if not self.hands.is_clear(kill):
+        if not self.launcher.is_clear(kill):
             if kill:
-                self._look_at = now + self.hands.sweep_seconds
+                self._look_at = now + self.launcher.sweep_seconds
             return
-        self._drain()
+        self.logs.drain((*self.members, *self.departed))
         if self.store_host is not None:
             proc.kill_all([self.store_host])
         exits = tuple(Exit(member.number, member.code or 0, member.ended_at) for member in self.members)
@@ -469,7 +418,7 @@ class Generation:
             self.told_to_stop,
             frozenset(self._ended_by_us),
             self._over_memory,
-            self.hands.lacks_memory,
+            self.launcher.lacks_memory,
             frozenset({*self._asked, *self._doubted}),
         )
         if self._trouble:
@@ -478,25 +427,3 @@ class Generation:
         if given_up and outcome not in ("succeeded", "stopped"):
             outcome, detail = "lost", given_up
         self.ended = ReplicasEnded(time.time(), self.order.job_id, self.order.generation, outcome, exits, detail)
-
-    def _drain(self) -> None:
-        for member in (*self.members, *self.departed):
-            self._read_out(member, 1024)
-            if member.output >= 0:
-                os.close(member.output)
-                member.body.output = -1
-        for log in self._logs.values():
-            log.close()
-
-    def _read_out(self, member: Member, pieces: int) -> None:
-        """At most so many pieces of what there is to be read; the file stays open, even at its end."""
-        for _ in range(pieces):
-            if member.output < 0:
-                return
-            try:
-                piece = os.read(member.output, _READ_BYTES)
-            except OSError:
-                return
-            if not piece:
-                return
-            member.log.write(piece)

@@ -1,4 +1,4 @@
-"""A shim's hands on other machines: it tells the hosts of nodes what to start and to end, and hears what became of it.
+"""Replicas on other machines: a shim tells the daemons of nodes what to start and to end, and hears what became of it.
 
 Nothing waits: connections are made, lost and made again beside the shim's loop. A node that is silent for too long is
 lost, and so is all that ran there for this job.
@@ -7,11 +7,9 @@ lost, and so is all that ran there for this job.
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import os
 import secrets
-import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -19,14 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.backends.process.fork_replica import ReplicaStart
-from pollux.backends.process.launcher import Body
+from pollux.backends.process.launcher import ReplicaProcess
 from pollux.backends.process.replica_env import node_of
+from pollux.backends.process.select_loop import SelectLoop
 from pollux.backends.transport import channel as channel_module
-from pollux.backends.transport.channel import Channel, Line, clock
+from pollux.backends.transport.channel import Channel, SecureLine, clock
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import FleetAccess
 
-__all__ = ["FarAnswer", "FarExit", "FarHands", "FarLoss", "FarNotice"]
+__all__ = ["NodeAnswer", "NodeLoss", "NodeNotice", "RemoteExit", "RemoteLauncher"]
 
 _PING_SECONDS = 1.0
 _RETRY_SECONDS = 0.25
@@ -36,26 +35,26 @@ _GHOST_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class FarExit:
+class RemoteExit:
     """A replica has ended; `asked`: it was told to while it ran."""
 
-    body: Body
+    process: ReplicaProcess
     code: int
     asked: bool
 
 
 @dataclass(frozen=True, slots=True)
-class FarLoss:
+class NodeLoss:
     """These are gone with their node, or are as good as gone; `silent`: it did not answer."""
 
-    bodies: tuple[Body, ...]
+    processes: tuple[ReplicaProcess, ...]
     node: str
     why: str
     silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class FarNotice:
+class NodeNotice:
     """Its engine takes this node back: what runs there has been told to end, and has little time."""
 
     node: str
@@ -63,7 +62,7 @@ class FarNotice:
 
 
 @dataclass(frozen=True, slots=True)
-class FarAnswer:
+class NodeAnswer:
     """Its engine has this node as gone, and it answers: what runs there goes on, and is to leave."""
 
     node: str
@@ -72,7 +71,7 @@ class FarAnswer:
 
 @dataclass(slots=True)
 class _Place:
-    body: Body
+    process: ReplicaProcess
     sink: Callable[[bytes], None]
     code: int | None = None
 
@@ -88,9 +87,9 @@ class _Link:
     places: dict[str, _Place] = field(default_factory=dict)
     heard_at: float = field(default_factory=clock)
     peer: socket.socket | None = None
-    line: Line | None = None
+    line: SecureLine | None = None
     stage: str = "away"
-    events: int = 0
+    awaits_write: bool | None = None
     retry_at: float = 0.0
     give_up_at: float = 0.0
     ping_at: float = 0.0
@@ -115,20 +114,20 @@ class _Link:
         return self.has_living or self.clear > 0
 
 
-class FarHands:
+class RemoteLauncher:
     """Replicas of one job on many nodes; `told` is what happened since it was last taken.
 
-    `selector` is the shim's, whose loop calls what is registered there, and `look` by the time `due`.
+    `loop` is the shim's; the shim calls `look` by the time `due`.
     """
 
     sweep_seconds = 1.0
 
-    def __init__(self, fleet: FleetAccess, selector: selectors.BaseSelector) -> None:
-        self.told: list[FarExit | FarLoss | FarNotice | FarAnswer] = []
+    def __init__(self, fleet: FleetAccess, loop: SelectLoop) -> None:
+        self.told: list[RemoteExit | NodeLoss | NodeNotice | NodeAnswer] = []
         self.false_alarms: list[str] = []
         self.session = secrets.token_hex(8)
         self._fleet = fleet
-        self._selector = selector
+        self._loop = loop
         self._links: dict[str, _Link] = {}
         self._ghosts: list[_Link] = []
         self._count = 0
@@ -146,23 +145,25 @@ class FarHands:
 
     # What a generation asks for
 
-    def start(self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]) -> Body:
+    def start(
+        self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
+    ) -> ReplicaProcess:
         """Have the node's keeper fork it; on a node that nobody knows it is lost at once."""
         node = node_of(place)
         self._count += 1
-        body = Body(key=str(self._count), node=node, up=False)
+        process = ReplicaProcess(key=str(self._count), node=node, up=False)
         if node not in self._fleet.nodes:
             # The name of a place that could not be had says so itself, as in `gone:NODE`.
             why = f"node '{node.removeprefix('gone:')}' is gone"
             sink(f"pollux: {why}\n".encode())
-            self.told.append(FarLoss((body,), node, why))
-            return body
+            self.told.append(NodeLoss((process,), node, why))
+            return process
         link = self._link(node)
-        link.places[body.key] = _Place(body, sink)
+        link.places[process.key] = _Place(process, sink)
         link.is_clear = False
         link.channel.send(
             op="start",
-            k=body.key,
+            k=process.key,
             argv=list(start.argv),
             workdir=start.workdir,
             environ=dict(start.environ),
@@ -171,7 +172,7 @@ class FarHands:
             memory=memory_bytes,
             now=time.time(),
         )
-        return body
+        return process
 
     def _link(self, node: str) -> _Link:
         link = self._links.get(node)
@@ -186,25 +187,25 @@ class FarHands:
             self._connect(link)
         return link
 
-    def _tell(self, body: Body, op: str, **more: Any) -> bool:
-        link = self._links.get(body.node)
-        place = None if link is None else link.places.get(body.key)
+    def _tell(self, process: ReplicaProcess, op: str, **more: Any) -> bool:
+        link = self._links.get(process.node)
+        place = None if link is None else link.places.get(process.key)
         if link is None or place is None:
             return False
-        link.channel.send(op=op, k=body.key, **more)
+        link.channel.send(op=op, k=process.key, **more)
         return place.code is None
 
-    def terminate(self, body: Body, alone: bool) -> bool:
+    def terminate(self, process: ReplicaProcess, alone: bool) -> bool:
         """SIGTERM, there; whether it ran, as far as is known: its end tells more."""
-        return self._tell(body, "terminate", alone=alone)
+        return self._tell(process, "terminate", alone=alone)
 
-    def kill(self, body: Body) -> None:
+    def kill(self, process: ReplicaProcess) -> None:
         """SIGKILL, there."""
-        self._tell(body, "kill")
+        self._tell(process, "kill")
 
-    def sweep(self, body: Body) -> None:
+    def sweep(self, process: ReplicaProcess) -> None:
         """End what it left there."""
-        self._tell(body, "sweep")
+        self._tell(process, "sweep")
 
     def kill_all(self) -> None:
         """SIGKILL to everything on every node."""
@@ -221,10 +222,10 @@ class FarHands:
                 link.channel.send(op="clear", n=wanted, kill=kill)
         return all(link.is_clear for link in self._links.values())
 
-    def over_memory(self, bodies: Mapping[int, Body], limit: float) -> tuple[int, float] | None:
+    def over_memory(self, processes: Mapping[int, ReplicaProcess], limit: float) -> tuple[int, float] | None:
         """What nodes have told: they look by themselves."""
-        for number, body in bodies.items():
-            used = self._over_memory.get(body.key)
+        for number, process in processes.items():
+            used = self._over_memory.get(process.key)
             if used is not None:
                 return number, used
         return None
@@ -274,20 +275,20 @@ class FarHands:
     def node_is_gone(self, node: str, why: str) -> None:
         """The engine says so. What ran there is lost at once where nobody listens any more, and else once it is silent.
 
-        An engine may err, and may say so while it still lets replicas save: one that answers is told as `FarAnswer`.
+        An engine may err, and may say so while it still lets replicas save: one that answers is told as `NodeAnswer`.
         """
         link = self._links.get(node)
         if link is not None:
             link.gone, link.answers, link.ping_at = why, False, clock()
 
     def _lose(self, link: _Link, why: str, silent: bool = False) -> None:
-        living = tuple(place.body for place in link.places.values() if place.code is None)
+        living = tuple(place.process for place in link.places.values() if place.code is None)
         link.lost = True
         link.places.clear()
         if self._links.get(link.node) is link:
             del self._links[link.node]
         if living:
-            self.told.append(FarLoss(living, link.node, why, silent))
+            self.told.append(NodeLoss(living, link.node, why, silent))
 
     def release(self) -> None:
         """Nothing runs any more: let the nodes know, and go."""
@@ -303,7 +304,7 @@ class FarHands:
             del self._links[link.node]
         self._disconnect(link)
 
-    def let_go(self) -> None:
+    def close_in_fork(self) -> None:
         """In a forked process: its copies of the sockets go."""
         for link in (*self._links.values(), *self._ghosts):
             if link.peer is not None:
@@ -324,9 +325,8 @@ class FarHands:
         if code not in (0, errno.EINPROGRESS):
             self._unreached(link, code)
             return
-        link.stage = "connecting"
-        link.events = selectors.EVENT_WRITE
-        self._selector.register(link.peer, link.events, lambda: self._ready(link))
+        link.stage, link.awaits_write = "connecting", True
+        self._loop.watch(link.peer, lambda: self._ready(link), read=False, write=True)
 
     def _unreached(self, link: _Link, code: int) -> None:
         """No connection could be made. Where its engine has it as gone and nobody listens there, it is."""
@@ -343,11 +343,10 @@ class FarHands:
 
     def _disconnect(self, link: _Link) -> None:
         if link.peer is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(link.peer)
+            self._loop.unwatch(link.peer)
             link.peer.close()
         link.channel.detach()
-        link.peer, link.line, link.stage, link.events = None, None, "away", 0
+        link.peer, link.line, link.stage, link.awaits_write = None, None, "away", None
 
     def _ready(self, link: _Link) -> None:
         if link.peer is None:
@@ -358,7 +357,7 @@ class FarHands:
                 if code:
                     self._unreached(link, code)
                     return
-                link.line = Line(link.peer, f"{link.address[0]}:{link.address[1]}")
+                link.line = SecureLine(link.peer, f"{link.address[0]}:{link.address[1]}")
                 link.stage = "hello"
             elif link.line is not None:
                 link.line.flush()
@@ -376,12 +375,11 @@ class FarHands:
         if link.line.broken:
             self._broken(link, "the connection broke")
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.line.wants_to_write else 0)
-        if wanted != link.events:
-            link.events = wanted
-            self._selector.modify(link.peer, wanted, lambda: self._ready(link))
+        if link.line.wants_to_write != link.awaits_write:
+            link.awaits_write = link.line.wants_to_write
+            self._loop.watch(link.peer, lambda: self._ready(link), write=link.awaits_write)
 
-    def _hear(self, link: _Link, line: Line) -> None:
+    def _hear(self, link: _Link, line: SecureLine) -> None:
         values = line.get()
         if link.stage == "hello" and values:
             request = {"session": link.session, "seen": link.channel.seen, "lease": self._fleet.lease_seconds}
@@ -400,9 +398,9 @@ class FarHands:
             link.channel.confirm()
             if link.gone and not link.answers and link.has_living:
                 link.answers = True
-                self.told.append(FarAnswer(link.node, f"{link.gone}, and it answers: what runs there may save"))
+                self.told.append(NodeAnswer(link.node, f"{link.gone}, and it answers: what runs there may save"))
 
-    def _greeted(self, link: _Link, line: Line, said: Mapping[str, Any]) -> None:
+    def _greeted(self, link: _Link, line: SecureLine, said: Mapping[str, Any]) -> None:
         if link.lost:
             self.false_alarms.append(f"node '{link.node}' answers again, having been given up")
         if link.attached and not said["known"] and not link.lost:
@@ -418,9 +416,9 @@ class FarHands:
             link.channel.send(op="end")
             self._leave(link)
 
-    def _forget(self, link: _Link, body: Body) -> None:
+    def _forget(self, link: _Link, process: ReplicaProcess) -> None:
         """One that is no part of the job is gone for good: the last one's keeper is not needed."""
-        link.places.pop(body.key, None)
+        link.places.pop(process.key, None)
         if not link.places and not link.clear:
             link.channel.send(op="end")
             self._leave(link)
@@ -432,18 +430,18 @@ class FarHands:
             link.places.clear()
         elif what == "leaving":
             if link.has_living:
-                self.told.append(FarNotice(link.node, f"node '{link.node}' is taken back by its engine"))
+                self.told.append(NodeNotice(link.node, f"node '{link.node}' is taken back by its engine"))
         elif place is None:
             return
         elif what == "swept":
-            self._forget(link, place.body)
+            self._forget(link, place.process)
         elif what == "started":
-            place.body.pid, place.body.up = int(message["pid"]), True
+            place.process.pid, place.process.up = int(message["pid"]), True
         elif what == "output":
             place.sink(base64.b64decode(message["data"]))
         elif what == "memory":
-            self._over_memory[place.body.key] = float(message["used"])
+            self._over_memory[place.process.key] = float(message["used"])
         elif what == "exit":
             place.code = int(message["code"])
             self._lacks_memory = self._lacks_memory or bool(message["oom"])
-            self.told.append(FarExit(place.body, place.code, bool(message["asked"])))
+            self.told.append(RemoteExit(place.process, place.code, bool(message["asked"])))

@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.backends.process import proc
+from pollux.backends.transport.json_lines import LineReader, line_of
 from pollux.wire.live import keys
 from pollux.wire.live.codec import MAX_VALUE_BYTES
 
 __all__ = ["StoreHost", "is_possible", "listen", "start"]
 
 _SEND_SECONDS = 5.0
+_MAX_LINE_BYTES = 16 << 20
 
 
 def is_possible() -> bool:
@@ -41,7 +43,7 @@ def listen(head: str = "127.0.0.1") -> tuple[int, int]:
 
 
 def start(
-    listener: int, port: int, warm: bool, let_go: Callable[[], None], control: int = -1, head: str = "127.0.0.1"
+    listener: int, port: int, warm: bool, close_in_fork: Callable[[], None], control: int = -1, head: str = "127.0.0.1"
 ) -> int:
     """Fork the host; replicas may connect at once and are answered when it is up. It ends with its parent.
 
@@ -54,7 +56,7 @@ def start(
     try:
         os.setsid()
         proc.die_with_parent(parent)
-        let_go()
+        close_in_fork()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -74,7 +76,7 @@ def start(
 class StoreHost:
     """The host of one job's store, as its shim sees it. `pid` None: it has ended, and nothing is set or found."""
 
-    def __init__(self, warm: bool, let_go: Callable[[], None], head: str = "127.0.0.1") -> None:
+    def __init__(self, warm: bool, close_in_fork: Callable[[], None], head: str = "127.0.0.1") -> None:
         listener, self.port = listen(head)
         self.head = head
         with contextlib.ExitStack() as stack:
@@ -83,7 +85,7 @@ class StoreHost:
             stack.callback(theirs.close)
 
             def alone() -> None:
-                let_go()
+                close_in_fork()
                 ours.close()
 
             try:
@@ -93,7 +95,7 @@ class StoreHost:
                 raise
         ours.settimeout(_SEND_SECONDS)
         self.control = ours
-        self._rest = b""
+        self._reader = LineReader(ours, _MAX_LINE_BYTES)
 
     @property
     def address(self) -> str:
@@ -111,20 +113,12 @@ class StoreHost:
     def _send(self, **message: Any) -> None:
         if self.pid is not None:
             with contextlib.suppress(OSError):
-                self.control.sendall(json.dumps(message).encode() + b"\n")
+                self.control.sendall(line_of(message))
 
     def found(self) -> list[tuple[str, str]] | None:
         """Keys and values that were found since the last time; None once the host is gone."""
-        try:
-            piece = self.control.recv(1 << 16)
-        except TimeoutError:
-            return []
-        except OSError:
-            return None
-        if not piece:
-            return None
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        return [(key, text) for key, text in map(json.loads, lines)]
+        lines = self._reader.lines()
+        return None if lines is None else [(key, text) for key, text in map(json.loads, lines)]
 
     def close(self) -> None:
         """End it."""
@@ -152,15 +146,14 @@ class _Watcher:
         self._watches: dict[str, _Watch] = {}
 
     def run(self) -> None:
-        rest = b""
+        reader = LineReader(self._control, _MAX_LINE_BYTES)
         while True:
             due = min((watch.at for watch in self._watches.values()), default=None)
             wait = None if due is None else max(0.0, due - time.monotonic())
             if select.select([self._control], [], [], wait)[0]:
-                piece = self._control.recv(1 << 16)
-                if not piece:
+                lines = reader.lines()
+                if lines is None:
                     return
-                *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
                     self._obey(json.loads(line))
             now = time.monotonic()
@@ -190,7 +183,7 @@ class _Watcher:
             if len(value) > MAX_VALUE_BYTES:
                 print(f"the value of '{key}' has {len(value)} bytes, and is ignored", file=sys.stderr, flush=True)
                 continue
-            self._control.sendall(json.dumps([key, value.decode(errors="replace")]).encode() + b"\n")
+            self._control.sendall(line_of([key, value.decode(errors="replace")]))
             if not watch.repeat:
                 watch.keys.remove(key)
 

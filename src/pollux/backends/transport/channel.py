@@ -17,9 +17,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pollux.backends.transport.json_lines import LineReader
 from pollux.core.errors import BackendFailed
 
-__all__ = ["VERSION", "Channel", "Line", "answer", "challenge", "check", "clock", "proof"]
+__all__ = ["VERSION", "Channel", "SecureLine", "answer", "challenge", "check", "clock", "proof"]
 
 VERSION = 1
 """Of the messages; both sides must have the same."""
@@ -49,7 +50,7 @@ def proof(secret: bytes, side: _Side, theirs: str, ours: str, request: str) -> s
     return _code(secret, side.encode(), theirs.encode(), ours.encode(), request.encode())
 
 
-def answer(secret: bytes, line: Line, hello: Any, request: Mapping[str, Any]) -> str:
+def answer(secret: bytes, line: SecureLine, hello: Any, request: Mapping[str, Any]) -> str:
     """The caller's side, having heard the hello: prove who we are and say what we want; our own challenge."""
     if not isinstance(hello, Mapping) or hello.get("version") != VERSION:
         raise BackendFailed(f"the host at {line.where} speaks another version ({hello!r:.80}): install the same Pollux")
@@ -59,7 +60,7 @@ def answer(secret: bytes, line: Line, hello: Any, request: Mapping[str, Any]) ->
     return ours
 
 
-def check(secret: bytes, line: Line, nonce: str, said: Any) -> dict[str, Any]:
+def check(secret: bytes, line: SecureLine, nonce: str, said: Any) -> dict[str, Any]:
     """The host's side: what a caller wants that has proved who it is; BackendFailed for anyone else."""
     try:
         text, theirs = str(said["request"]), str(said["nonce"])
@@ -73,7 +74,7 @@ def check(secret: bytes, line: Line, nonce: str, said: Any) -> dict[str, Any]:
     return request
 
 
-class Line:
+class SecureLine:
     """One connection: values in, values out, nothing waits. Once it is `secure`, what is not authentic ends it."""
 
     def __init__(self, peer: socket.socket, where: str = "") -> None:
@@ -86,12 +87,13 @@ class Line:
         self._key = b""
         self._sides: tuple[bytes, bytes] = (b"", b"")
         self._counts = [0, 0]
-        self._rest = b""
+        self._reader = LineReader(peer, _MAX_STRANGER_BYTES)
         self._out = bytearray()
 
     def secure(self, key: bytes, side: _Side) -> None:
         """From here on every line carries a code; `side` is ours."""
         self._key = key
+        self._reader.max_bytes = _MAX_LINE_BYTES
         self._sides = (b"shim", b"host") if side == "shim" else (b"host", b"shim")
 
     def identity(self) -> dict[str, Any]:
@@ -127,16 +129,10 @@ class Line:
 
     def get(self) -> list[Any]:
         """What came since the last time; see `broken` for whether more can come."""
-        try:
-            piece = self.peer.recv(1 << 18)
-        except (BlockingIOError, InterruptedError):
-            return []
-        except OSError:
-            piece = b""
-        self._rest += piece
-        if not piece or len(self._rest) > (_MAX_LINE_BYTES if self._key else _MAX_STRANGER_BYTES):
+        lines = self._reader.lines()
+        if lines is None:
             self.broken = True
-        *lines, self._rest = self._rest.split(b"\n")
+            return []
         values = []
         for line in lines:
             try:
@@ -169,7 +165,7 @@ class Channel:
     """
 
     def __init__(self) -> None:
-        self.line: Line | None = None
+        self.line: SecureLine | None = None
         self.seen = 0
         self.confirmed_at = clock()
         self.unconfirmed_bytes = 0
@@ -177,7 +173,7 @@ class Channel:
         self._unheard = 0
         self._kept: collections.deque[tuple[int, float, dict[str, Any]]] = collections.deque()
 
-    def attach(self, line: Line, seen: int) -> None:
+    def attach(self, line: SecureLine, seen: int) -> None:
         """Go on over this line; the other side has `seen` so much."""
         self.line = line
         self._confirm(seen)

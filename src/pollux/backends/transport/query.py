@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pollux.backends.transport import channel
-from pollux.backends.transport.channel import Line
+from pollux.backends.transport.channel import SecureLine
 from pollux.core.errors import BackendFailed
 
 __all__ = ["ask_host"]
@@ -23,7 +23,7 @@ def ask_host(
     where = f"{address[0]}:{address[1]}"
     try:
         with socket.create_connection(address, timeout=timeout_seconds) as peer:
-            line = Line(peer, where)
+            line = SecureLine(peer, where)
             channel.answer(secret, line, _next(line, deadline), request)
             said = _next(line, deadline)
     except OSError as error:
@@ -33,7 +33,7 @@ def ask_host(
     return said
 
 
-def _next(line: Line, deadline: float) -> Any:
+def _next(line: SecureLine, deadline: float) -> Any:
     while time.monotonic() < deadline:
         line.flush()
         if select.select([line.peer], [], [], max(0.0, deadline - time.monotonic()))[0]:

@@ -16,7 +16,7 @@ _TRUE, _FALSE = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
 def read_options(backend: str, words: Sequence[str]) -> dict[str, Any]:
     """`NAME=VALUE` words as values for a backend; InvalidInput for a name it does not have, or a wrong value."""
-    from pollux import backends
+    import pollux.backends as backends
 
     declared = backends.option_kinds(backend)
     known = [name for name in declared if name not in _NOT_HERE]
@@ -69,7 +69,7 @@ def option_words(options: Mapping[str, Any]) -> list[str]:
 
 def preview(backend: str, home: Path, options: Mapping[str, Any]) -> str:
     """Exactly what a backend would ask its engine for, as text; nothing is asked."""
-    from pollux import backends
+    import pollux.backends as backends
 
     shown = str(backends.load(backend).preview(home, **options))
     return shown or f"backend '{backend}' asks no engine for anything\n"

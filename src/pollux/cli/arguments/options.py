@@ -52,7 +52,7 @@ def complete_queues(incomplete: str) -> list[str]:
 
 def complete_policies(incomplete: str) -> list[str]:
     """Names of policies that begin so; of a list with commas, its last name is completed."""
-    from pollux import policies
+    import pollux.policies as policies
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in policies.names() if name.startswith(last)]

@@ -12,23 +12,13 @@ __all__ = ["plan_lines"]
 
 def plan_lines(plan: Mapping[str, Any], now: float, planned: bool = False) -> list[str]:
     """A line on the start, one on what is predicted, and where to look next."""
-    job, gpus = plan["job_id"], plan["gpus"]
-    verb = "would start" if planned else "starts"
-    if not plan["high_gpus"] and plan.get("text"):
-        first = f"{job}: {plan['text']}"
-    elif plan["starts_now"]:
-        first = f"{job}: {verb} now on {gpus} {_noun(gpus)}"
-    else:
-        behind = plan.get("behind") or ()
-        waits = "would wait" if planned else "waits"
-        first = f"{job}: {waits}" + (f" behind {', '.join(behind)}" if behind else " for free GPUs")
     low, high = plan["low_gpus"], plan["high_gpus"]
-    lines = [first]
+    lines = [f"{plan['job_id']}: {_start(plan, planned)}"]
     said = [f"{low} {_noun(low)}" if low == high else f"{low} to {high} GPUs"] if high else []
     if plan.get("eta"):
         said.append(f"ends in {eta_range(plan, now)}")
         if plan["eta"].get("current") is not None and plan["starts_now"]:
-            said.append(f"{duration(plan['eta']['current'] - now)} if it keeps {gpus}")
+            said.append(f"{duration(plan['eta']['current'] - now)} if it keeps {plan['gpus']}")
     if said:
         lines.append(f"  predicted: {'; '.join(said)}")
     if not plan.get("eta"):
@@ -36,6 +26,16 @@ def plan_lines(plan: Mapping[str, Any], now: float, planned: bool = False) -> li
     if plan.get("note"):
         lines.append(f"  note: {plan['note']}")
     return lines
+
+
+def _start(plan: Mapping[str, Any], planned: bool) -> str:
+    gpus, behind = plan["gpus"], plan.get("behind") or ()
+    if not plan["high_gpus"] and plan.get("text"):
+        return str(plan["text"])
+    if plan["starts_now"]:
+        return f"{'would start' if planned else 'starts'} now on {gpus} {_noun(gpus)}"
+    waits = "would wait" if planned else "waits"
+    return f"{waits} behind {', '.join(behind)}" if behind else f"{waits} for free GPUs"
 
 
 def _noun(count: int) -> str:

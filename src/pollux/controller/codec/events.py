@@ -97,11 +97,8 @@ def encode_value(value: Any) -> Any:
     """Plain JSON values of what events are made of: specs, limits, nodes, queues, placements, reasons, models."""
     if value is None or isinstance(value, bool | str):
         return str(value) if isinstance(value, str) else value
-    if isinstance(value, Integral):
-        return int(value)
     if isinstance(value, Real):
-        number = float(value)
-        return number if math.isfinite(number) else str(number)
+        return _encode_number(value)
     if isinstance(value, Mapping):
         return {str(key): encode_value(item) for key, item in value.items()}
     if isinstance(value, Placement):
@@ -113,6 +110,13 @@ def encode_value(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return _encode_fields(value)
     raise InvalidInput(f"{_shown(value)} has no written form; give numbers, text and the values of pollux.core")
+
+
+def _encode_number(value: Real) -> int | float | str:
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
 
 
 def decode_value(kind: type[_Value], value: Any, where: str = "") -> _Value:

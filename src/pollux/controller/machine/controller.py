@@ -226,12 +226,9 @@ class Controller:
             value = getattr(event, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InvalidInput(f"job '{event.job_id}' reports {name} {value}; give a finite number, 0 or more")
-        if event.goodput is not None:
-            record.goodput = event.goodput
-        if event.remaining is not None:
-            record.remaining = event.remaining
-        if event.progress is not None:
-            record.progress = event.progress
+        for name in ("goodput", "remaining", "progress", "local_batch"):
+            if getattr(event, name) is not None:
+                setattr(record, name, getattr(event, name))
         if event.live is not None and event.live is not record.live:
             record.live = event.live
             if record.costs:
@@ -239,7 +236,6 @@ class Controller:
         if event.resize_cost_seconds is not None:
             record.note_pause(event.resize_kind, event.resize_cost_seconds)
         if event.local_batch is not None:
-            record.local_batch = event.local_batch
             self._learn(record, event)
         record.forget_view()
         return self._changed(event.at) if event.goodput is not None and self._drifted(record) else []
@@ -266,7 +262,7 @@ class Controller:
             # It was through before it noticed that it should stop, or be elsewhere.
             before = NOWHERE if current else record.placement
             self._books.end(record, JobState.SUCCEEDED, event.at, event.detail, Reason("succeeded"))
-            return [*self._stop(record, before, "finished"), *self._changed(event.at)]
+            return [*_stop(record, before, "finished"), *self._changed(event.at)]
         return self._ended_badly(record, event) if current else []
 
     def _generation_shrunk(self, event: GenerationShrunk) -> list[Command]:
@@ -284,12 +280,7 @@ class Controller:
         ended = GenerationEnded(event.at, event.job_id, event.generation, outcome, event.detail)
         verdict = judge(record, ended)
         if verdict.state is JobState.FAILED or after.num_gpus < record.spec.limits.min_gpus:
-            if event.withdrawn:
-                self._note_failed_move(record, event.at)
-            commands = self._ended_badly(record, ended, in_place=False)
-            # Those that are left wait for a word; of who was refused, they are told by now.
-            told = verdict.state is JobState.FAILED or event.refused
-            return commands if told else [*self._stop(record, before, outcome), *commands]
+            return self._shrunk_too_far(record, event, ended, stops=verdict.state is not JobState.FAILED)
         numbers = {"gpus_before": float(before.num_gpus), "gpus_after": float(after.num_gpus)}
         if event.refused:
             # It runs on; others need not be asked again at once for what it could not have.
@@ -299,23 +290,21 @@ class Controller:
             record.live = True
             if not event.withdrawn:
                 record.note_loss(verdict.losses)
-            self._note_failed_move(record, event.at)
+            _note_failed_move(record, event.at)
             reason = Reason("replicas-lost", numbers)
         self._books.place(record, after, event.at)
-        return [self._resize(record, before, after, reason, event.detail, event.at), *self._changed(event.at)]
+        return [_resize(record, before, after, reason, event.detail, event.at), *self._changed(event.at)]
 
-    def _resize(
-        self, record: JobRecord, before: Placement, after: Placement, reason: Reason, detail: str, at: float
-    ) -> Command:
-        """The job is placed where it is to go on, in its living processes; tell so."""
-        record.state = step(record.spec.id, record.state, JobState.RESIZING)
-        record.detail = detail
-        record.because(at, reason)
-        return ResizeJob(record.spec.id, record.generation, before, after)
-
-    def _note_failed_move(self, record: JobRecord, at: float) -> None:
-        if record.state is JobState.RESIZING and _tried_live(record):
-            record.note_failed_move(at)
+    def _shrunk_too_far(
+        self, record: JobRecord, event: GenerationShrunk, ended: GenerationEnded, stops: bool
+    ) -> list[Command]:
+        """The replicas that are left are too few, or the job has failed."""
+        before = record.placement
+        if event.withdrawn:
+            _note_failed_move(record, event.at)
+        commands = self._ended_badly(record, ended, in_place=False)
+        # The replicas that are left wait for a command, unless they know already which replica was refused.
+        return [*_stop(record, before, ended.outcome), *commands] if stops and not event.refused else commands
 
     def _ended_badly(self, record: JobRecord, event: GenerationEnded, in_place: bool = True) -> list[Command]:
         """The replicas that hold the job's GPUs are gone, and it is not through."""
@@ -324,18 +313,18 @@ class Controller:
         moved = event.outcome == "lost" and record.state is JobState.RESIZING and _tried_live(record)
         if event.outcome == "lost":
             record.note_loss(verdict.losses)
-            self._note_failed_move(record, event.at)
+            _note_failed_move(record, event.at)
         if event.outcome == "out-of-memory":
             record.local_batch, record.local_batch_max = None, verdict.local_batch_max
             record.goodput = limited(record.goodput, verdict.local_batch_max)
         if verdict.state is JobState.FAILED:
             self._books.end(record, JobState.FAILED, event.at, verdict.detail, verdict.reason)
             # What was lost from sight may still be there.
-            commands = self._stop(record, before if event.outcome == "lost" else NOWHERE, "failed")
+            commands = _stop(record, before if event.outcome == "lost" else NOWHERE, "failed")
             return [*commands, *self._changed(event.at)]
         record.eligible_at, record.detail = verdict.eligible_at, verdict.detail
         if moved and in_place:
-            # A change in living processes that did not come about: where it was to be, from the checkpoint.
+            # A resize without a restart has failed: start from the checkpoint on the same GPUs.
             self._books.renew(record, event.at)
             record.because(event.at, Reason("fell-back", _held(before)))
             return [StartJob(event.job_id, record.generation, record.placement)]
@@ -344,7 +333,7 @@ class Controller:
             return self._changed(event.at)
         record.refusals = verdict.refusals
         # An earlier generation of it may still be there.
-        return [*self._stop(record, before, "refused"), *self._changed(event.at)]
+        return [*_stop(record, before, "refused"), *self._changed(event.at)]
 
     def _finished(self, event: JobFinished) -> list[Command]:
         record = self._books.record(event.job_id)
@@ -357,7 +346,7 @@ class Controller:
         record = self._books.record(event.job_id)
         before = record.placement
         self._books.end(record, JobState.CANCELLED, event.at, "", Reason("cancelled", _held(before)))
-        return [*self._stop(record, before, "cancelled"), *self._changed(event.at)]
+        return [*_stop(record, before, "cancelled"), *self._changed(event.at)]
 
     def _paused(self, event: JobPaused) -> list[Command]:
         record = self._books.record(event.job_id)
@@ -365,7 +354,7 @@ class Controller:
         record.state = step(event.job_id, record.state, JobState.PAUSED, record.detail)
         self._books.place(record, NOWHERE, event.at)
         record.because(event.at, Reason("paused", _held(before)))
-        return [*self._stop(record, before, "paused"), *self._changed(event.at)]
+        return [*_stop(record, before, "paused"), *self._changed(event.at)]
 
     def _resumed(self, event: JobResumed) -> list[Command]:
         record = self._books.record(event.job_id)
@@ -404,10 +393,10 @@ class Controller:
                 numbers = {"gpus_before": float(before.num_gpus), "gpus_after": float(after.num_gpus)}
                 self._books.place(record, after, event.at)
                 detail = f"node '{event.node_id}' is leaving, or gone"
-                commands.append(self._resize(record, before, after, Reason("left-node", numbers), detail, event.at))
+                commands.append(_resize(record, before, after, Reason("left-node", numbers), detail, event.at))
                 continue
             self._books.requeue(record, event.at, Reason("node-lost", _held(before)))
-            commands += self._stop(record, before, "node-lost")
+            commands += _stop(record, before, "node-lost")
         return commands + self._changed(event.at)
 
     def _queue_changed(self, event: QueueChanged) -> list[Command]:
@@ -435,7 +424,7 @@ class Controller:
         numbers = {"limit_seconds": limit, "held_seconds": record.held(at)}
         detail = f"time limit of {limit:g} s reached"
         self._books.end(record, JobState.FAILED, at, detail, Reason("time-limit", numbers))
-        return self._stop(record, before, "time-limit")
+        return _stop(record, before, "time-limit")
 
     # Decisions
 
@@ -494,12 +483,26 @@ class Controller:
         self._next_decision = at
         return [Decide(at)]
 
-    def _stop(self, record: JobRecord, before: Placement, reason: str) -> list[Command]:
-        return [StopJob(record.spec.id, record.generation, before, reason)] if before else []
+
+def _stop(record: JobRecord, before: Placement, reason: str) -> list[Command]:
+    return [StopJob(record.spec.id, record.generation, before, reason)] if before else []
+
+
+def _resize(record: JobRecord, before: Placement, after: Placement, reason: Reason, detail: str, at: float) -> Command:
+    """The command by which a job goes on, without a restart, on the GPUs on which it is placed now."""
+    record.state = step(record.spec.id, record.state, JobState.RESIZING)
+    record.detail = detail
+    record.because(at, reason)
+    return ResizeJob(record.spec.id, record.generation, before, after)
+
+
+def _note_failed_move(record: JobRecord, at: float) -> None:
+    if record.state is JobState.RESIZING and _tried_live(record):
+        record.note_failed_move(at)
 
 
 def _tried_live(record: JobRecord) -> bool:
-    """Whether the change that a job was in was tried in living processes: it may be, and nobody said that it cannot."""
+    """Whether the job's last resize was tried without a restart: the job allows it, and no report says it cannot."""
     request = record.spec.request
     return bool(record.live) if request is None else request.is_live and record.live is not False
 

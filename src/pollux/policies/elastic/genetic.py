@@ -110,23 +110,12 @@ def _is_known(snapshot: Snapshot, job: JobView) -> bool:
 
 
 def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool) -> Space:
-    nodes = snapshot.cluster.nodes
-    number = {node.id: n for n, node in enumerate(nodes)}
-    current = np.zeros((len(jobs), len(nodes)), dtype=np.int32)
-    for j, job in enumerate(jobs):
-        for node_id, count in snapshot.placement(job.id).shares:
-            if node_id in number:
-                current[j, number[node_id]] = count
+    nodes, current = snapshot.cluster.nodes, _current(snapshot, jobs)
     limits = [job.limits for job in jobs]
     ranks = [_precedence(snapshot, job)[0] for job in jobs]
     held = [snapshot.placement(job.id).num_gpus for job in jobs]
     types = list(dict.fromkeys(node.gpu_type for node in nodes))
-    quotas = {name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None}
-    queues = {name: q for q, name in enumerate(quotas)}
-    caps = [
-        min(max(2 * max(job.largest_gpus, gpus), job.limits.min_gpus, 1), job.limits.max_gpus)
-        for job, gpus in zip(jobs, held, strict=True)
-    ]
+    queue, quota = _quotas(snapshot, jobs)
     needs = np.array([(limit.cpus_per_gpu, limit.memory_bytes_per_gpu) for limit in limits])
     stock = np.array([(node.num_cpus, node.memory_bytes) for node in nodes]).reshape(-1, 2)
     scarce = needs.any(axis=0) & np.isfinite(stock).any(axis=0)
@@ -136,18 +125,41 @@ def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool
         most=_most(snapshot, jobs, current, needs, stock),
         gpus=_whole(node.num_gpus for node in nodes),
         min_gpus=_whole(limit.min_gpus for limit in limits),
-        max_gpus=_whole(caps),
+        max_gpus=_whole(_cap(job, gpus) for job, gpus in zip(jobs, held, strict=True)),
         max_nodes=_whole(limit.max_nodes or max(_MAX_NODES, limit.min_gpus) for limit in limits),
         node_type=_whole(types.index(node.gpu_type) for node in nodes),
         one_type=np.array([not limit.mixed_types and len(types) > 1 for limit in limits]),
         shared=np.array([avoid_interference and not node.isolated_network for node in nodes], dtype=bool),
         needs=needs[:, scarce],
         stock=stock[:, scarce],
-        queue=_whole(queues.get(job.queue, -1) for job in jobs),
-        quota=_whole(quotas.values()),
+        queue=queue,
+        quota=quota,
         num_pinned=ranks.count(0),
         num_kept=ranks.count(1),
     )
+
+
+def _current(snapshot: Snapshot, jobs: Sequence[JobView]) -> IntArray:
+    """GPUs that each job holds on each node that is still there."""
+    number = {node.id: n for n, node in enumerate(snapshot.cluster.nodes)}
+    current: IntArray = np.zeros((len(jobs), len(number)), dtype=np.int32)
+    for j, job in enumerate(jobs):
+        for node_id, count in snapshot.placement(job.id).shares:
+            if node_id in number:
+                current[j, number[node_id]] = count
+    return current
+
+
+def _cap(job: JobView, held: int) -> int:
+    """Most GPUs that a job may have: twice the most it has run with, within its limits."""
+    return min(max(2 * max(job.largest_gpus, held), job.limits.min_gpus, 1), job.limits.max_gpus)
+
+
+def _quotas(snapshot: Snapshot, jobs: Sequence[JobView]) -> tuple[IntArray, IntArray]:
+    """The number of each job's queue, -1 without a quota, and the quotas by that number."""
+    quotas = {name: queue.gpu_quota for name, queue in snapshot.queues.items() if queue.gpu_quota is not None}
+    numbers = {name: q for q, name in enumerate(quotas)}
+    return _whole(numbers.get(job.queue, -1) for job in jobs), _whole(quotas.values())
 
 
 def _whole(values: Iterable[int]) -> IntArray:

@@ -26,23 +26,14 @@ class OptimusOracle:
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Counts by marginal gain, then placement."""
         room = Room(snapshot)
-        pinned = [job for job in snapshot.jobs if job.limits.pinned and snapshot.placement(job.id)]
-        allocation = {job.id: snapshot.placement(job.id) for job in pinned}
-        for job in pinned:
-            room.take(job, allocation[job.id])
-        free_jobs = [job for job in snapshot.jobs if job.id not in allocation]
-        counts = _count(snapshot, room, free_jobs)
-        must_keep = [job for job in free_jobs if _must_keep(snapshot, job)]
-        for job in must_keep:
-            room.take(job, snapshot.placement(job.id))
-        for job in must_keep:
-            allocation[job.id] = _resize(room, job, snapshot.placement(job.id), counts[job.id])
-        for job in free_jobs:
-            current = snapshot.placement(job.id)
-            same = current.num_gpus == counts[job.id] and job.id not in allocation
-            if current and same and room.can_keep(job, current):
+        allocation: dict[str, Placement] = {}
+        for job in snapshot.jobs:
+            if job.limits.pinned and (current := snapshot.placement(job.id)):
                 allocation[job.id] = current
                 room.take(job, current)
+        free_jobs = [job for job in snapshot.jobs if job.id not in allocation]
+        counts = _count(snapshot, room, free_jobs)
+        _keep(snapshot, room, free_jobs, counts, allocation)
         waiting = [job for job in free_jobs if job.id not in allocation]
         for job in sorted(waiting, key=lambda job: counts[job.id] or snapshot.cluster.num_gpus + 1):
             placement = _place(room, job, counts[job.id] or job.limits.min_gpus)
@@ -60,6 +51,23 @@ class OptimusOracle:
 
 def _must_keep(snapshot: Snapshot, job: JobView) -> bool:
     return not job.limits.preemptible and bool(snapshot.placement(job.id))
+
+
+def _keep(
+    snapshot: Snapshot, room: Room, jobs: list[JobView], counts: dict[str, int], allocation: dict[str, Placement]
+) -> None:
+    """Place the jobs that may not be stopped, then those whose count has not changed, where they are."""
+    must_keep = [job for job in jobs if _must_keep(snapshot, job)]
+    for job in must_keep:
+        room.take(job, snapshot.placement(job.id))
+    for job in must_keep:
+        allocation[job.id] = _resize(room, job, snapshot.placement(job.id), counts[job.id])
+    for job in jobs:
+        current = snapshot.placement(job.id)
+        same = current.num_gpus == counts[job.id] and job.id not in allocation
+        if current and same and room.can_keep(job, current):
+            allocation[job.id] = current
+            room.take(job, current)
 
 
 def _count(snapshot: Snapshot, room: Room, jobs: list[JobView]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pollux.core import JobView, Node
 
-__all__ = ["Board", "Shares"]
+__all__ = ["PlacementBoard", "Shares"]
 
 Shares = tuple[tuple[int, int], ...]
 """(node, GPUs) pairs of one job."""
@@ -24,7 +24,7 @@ _DEPTH = 4
 _SLACK = 1e-9
 
 
-class Board:
+class PlacementBoard:
     """The state of all nodes while placements are being made.
 
     `move_cost[j]` is what it costs the objective to move job j, `inf` if it may not be moved.
@@ -291,17 +291,13 @@ class Board:
     ) -> list[tuple[float, bool, int, int, list[int]]]:
         """Nodes that can be had whole: (cost of emptying, not its own, -size, number, who leaves)."""
         own = {n for n, _ in prefer if self.nodes[n].schedulable and self.nodes[n].gpu_type == gpu_type}
-        offers: list[tuple[float, bool, int, int, list[int]]] = []
-        found = 0
         candidates = [n for n in own if self.free[n] == self.nodes[n].num_gpus]
         for level in reversed(self._by_free.get(gpu_type, [])):
             candidates += level[: count + len(own)]
-        for n in dict.fromkeys(candidates):
-            size = self.nodes[n].num_gpus
-            if size and self.free[n] == size and not self._crowded(n):
-                offers.append((0.0, n not in own, -size, n, []))
-                found += size
-        if found >= count or not depth:
+        offers: list[tuple[float, bool, int, int, list[int]]] = [
+            (0.0, n not in own, -self.nodes[n].num_gpus, n, []) for n in dict.fromkeys(candidates) if self._is_empty(n)
+        ]
+        if -sum(offer[2] for offer in offers) >= count or not depth:
             return offers
         largest = len(self._by_free[gpu_type]) - 1
         for n in self._down_from(gpu_type, largest):
@@ -313,6 +309,10 @@ class Board:
             if len(offers) >= count + _CANDIDATES:
                 break
         return offers
+
+    def _is_empty(self, n: int) -> bool:
+        """Whether a node has GPUs, all of them free, and a distributed job may join it."""
+        return self.free[n] == self.nodes[n].num_gpus > 0 and not self._crowded(n)
 
     def _spare(self, job: int, count: int, gpu_type: str, taken: set[int]) -> int | None:
         """The tightest other node on which a distributed job can have `count` GPUs."""

@@ -36,19 +36,22 @@ class Tiresias:
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Admit queue by queue."""
-        # Queues are kept as they were; who sinks into one joins its end. Lost memory only costs that order.
-        thresholds = self.thresholds_gpu_seconds
-        level = {job.id: bisect_right(thresholds, job.attained_gpu_seconds) for job in snapshot.jobs}
-        queues: list[list[str]] = [[] for _ in range(len(thresholds) + 1)]
-        moved: list[str] = []
-        last = snapshot.memory.queues if isinstance(snapshot.memory, _Queues) else ()
-        for depth, queue in enumerate(last):
-            for job_id in queue:
-                if job_id in level:
-                    (queues[depth] if level[job_id] == depth else moved).append(job_id)
-        known = {job_id for queue in last for job_id in queue}
-        for job_id in moved + [job.id for job in snapshot.jobs if job.id not in known]:
-            queues[level[job_id]].append(job_id)
+        queues = self._queues(snapshot)
         jobs = {job.id: job for job in snapshot.jobs}
         decision = admit(snapshot, [jobs[job_id] for queue in queues for job_id in queue])
         return replace(decision, memory=_Queues(tuple(tuple(queue) for queue in queues)))
+
+    def _queues(self, snapshot: Snapshot) -> list[list[str]]:
+        """The queues of the last decision; a job that sinks into a queue joins its end.
+
+        Lost memory costs only that order.
+        """
+        level = {job.id: bisect_right(self.thresholds_gpu_seconds, job.attained_gpu_seconds) for job in snapshot.jobs}
+        last = snapshot.memory.queues if isinstance(snapshot.memory, _Queues) else ()
+        before = {job_id: depth for depth, queue in enumerate(last) for job_id in queue if job_id in level}
+        queues: list[list[str]] = [[] for _ in range(len(self.thresholds_gpu_seconds) + 1)]
+        stay = [job_id for job_id, depth in before.items() if level[job_id] == depth]
+        sunk = [job_id for job_id, depth in before.items() if level[job_id] != depth]
+        for job_id in [*stay, *sunk, *(job.id for job in snapshot.jobs if job.id not in before)]:
+            queues[level[job_id]].append(job_id)
+        return queues

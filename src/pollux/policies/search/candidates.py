@@ -233,20 +233,9 @@ class Table:
         cost[:, FIRST:][~packs & ~least & some_pack] = np.inf
         gpus[:, FIRST:] = self.gpus_of
         pool[:, FIRST:] = np.array([t for t, _, _ in self.shapes], dtype=np.int64)
-        is_open = [node.schedulable for node in self.nodes]
-        for j, job in enumerate(jobs):
-            if self.held[j] and self.may_stay(j):
-                cost[j, STAY] = self.stay_cost[j]
-                # GPUs on closed nodes are no use to anybody else, so staying there takes nothing from the pool.
-                gpus[j, STAY] = sum(count for n, count in self.held[j] if is_open[n])
-                pool[j, STAY] = self.type_of[self.held[j][0][0]]
-            if self.held[j] and job.limits.pinned:
-                cost[j, [NOTHING, *range(FIRST, width)]] = np.inf
-            elif self.held[j] and not job.limits.preemptible:
-                # It may always stay, but where its limits say otherwise anything else is better.
-                cost[j, NOTHING] = np.inf
-                if not self.may_stay(j):
-                    cost[j, STAY] = 2.0 * abs(self.nothing_cost[j])
+        for j in range(len(jobs)):
+            if self.held[j]:
+                self._offer_stay(j, cost[j], gpus[j], pool[j])
         quotas = {n: q.gpu_quota for n, q in self.snapshot.queues.items() if q.gpu_quota is not None}
         index = {name: i for i, name in enumerate(quotas)}
         capacity = [
@@ -256,3 +245,19 @@ class Table:
             cost, gpus, pool, np.array([index.get(job.queue, -1) for job in jobs], dtype=np.int64),
             np.array(capacity, dtype=np.int64), np.array(list(quotas.values()), dtype=np.int64),
         )  # fmt: skip
+
+    def _offer_stay(self, j: int, cost: FloatArray, gpus: IntArray, pool: IntArray) -> None:
+        """Write what it costs a running job to stay, and close the options that it may not take."""
+        limits = self.jobs[j].limits
+        if self.may_stay(j):
+            cost[STAY] = self.stay_cost[j]
+            # GPUs on closed nodes are no use to anybody else, so staying there takes nothing from the pool.
+            gpus[STAY] = sum(count for n, count in self.held[j] if self.nodes[n].schedulable)
+            pool[STAY] = self.type_of[self.held[j][0][0]]
+        if limits.pinned:
+            cost[NOTHING] = cost[FIRST:] = np.inf
+        elif not limits.preemptible:
+            # It may always stay, but where its limits say otherwise anything else is better.
+            cost[NOTHING] = np.inf
+            if not self.may_stay(j):
+                cost[STAY] = 2.0 * abs(self.nothing_cost[j])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pollux.core import Allocation, Decision, Placement, Reason, Snapshot
 from pollux.policies.packing.empty_cluster import Whole
-from pollux.policies.packing.placement_board import Board, Shares
+from pollux.policies.packing.placement_board import PlacementBoard, Shares
 from pollux.policies.reasons import Holders, change_code, named
 from pollux.policies.search.candidates import FIRST, NOTHING, STAY, Table
 from pollux.policies.search.knapsack import IntArray, Options, choose
@@ -89,7 +89,7 @@ class Solution:
         self.options = options or table.options
         self.left_out: list[int] = []
         quotas = {n: q.gpu_quota for n, q in snapshot.queues.items() if q.gpu_quota is not None}
-        self.board = Board(self.nodes, self.jobs, rules.avoid_interference, quotas)
+        self.board = PlacementBoard(self.nodes, self.jobs, rules.avoid_interference, quotas)
         self._cost: float | None = None
 
     def solve(self) -> float:
@@ -150,25 +150,23 @@ class Solution:
 
     def _keep(self, chosen: IntArray) -> list[int]:
         """Put everybody who stays on the board, immovable jobs first; the others, in order, have to move."""
-        board, movers = self.board, []
-        anchored = [bool(held) and self._anchored(j) for j, held in enumerate(self.held)]
-        for j, job in enumerate(self.jobs):
-            if anchored[j]:
-                # It must end up somewhere: its place is kept, at least until there is a better one.
-                board.put(j, self.held[j])
-                board.move_cost[j] = math.inf
-                if not job.limits.pinned and chosen[j] != STAY:
-                    movers.append(j)
-        overfull = {n for n, free in enumerate(board.free) if free < 0}
-        for j, job in enumerate(self.jobs):
-            if anchored[j]:
-                if chosen[j] == STAY and not job.limits.pinned and any(n in overfull for n, _ in self.held[j]):
-                    movers.append(j)
-            elif chosen[j] == STAY and self._restore(j):
-                continue
-            elif chosen[j] != NOTHING:
+        anchored = [j for j, held in enumerate(self.held) if held and self._anchored(j)]
+        for j in anchored:
+            # It must end up somewhere: its place is kept, at least until there is a better one.
+            self.board.put(j, self.held[j])
+            self.board.move_cost[j] = math.inf
+        not_pinned = [j for j in anchored if not self.jobs[j].limits.pinned]
+        movers = [j for j in not_pinned if chosen[j] != STAY]
+        stuck = {j for j in not_pinned if chosen[j] == STAY and self._is_overfull(self.held[j])}
+        staying = set(anchored) - stuck
+        for j, option in enumerate(chosen):
+            if j in stuck or (j not in staying and option != NOTHING and not (option == STAY and self._restore(j))):
                 movers.append(j)
         return movers
+
+    def _is_overfull(self, shares: Shares) -> bool:
+        """Whether a node of the shares has more GPUs taken than it has."""
+        return any(self.board.free[n] < 0 for n, _ in shares)
 
     def _anchored(self, j: int) -> bool:
         return self.jobs[j].limits.pinned or not self.jobs[j].limits.preemptible

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from pollux._version import __version__
 from pollux.backends.protocol import Backend, LogChunk, Running
 from pollux.controller import (
     ENDED,
@@ -27,6 +26,7 @@ from pollux.controller.messages.events import Event, JobSpec
 from pollux.controller.messages.job_spec import spec_from
 from pollux.core import Cluster, Policy, Queue
 from pollux.core.errors import IllegalTransition, InvalidInput, UnknownName, Unreachable
+from pollux.core.version import __version__
 from pollux.service.auth.tokens import Tokens
 from pollux.service.clock import Clock, SystemClock
 from pollux.service.engine.admission import Admission

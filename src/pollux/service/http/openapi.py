@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pollux._version import __version__
+from pollux.core.version import __version__
 from pollux.service.http.operations import Operation, Param
 from pollux.service.http.schemas import ID_PATTERN, NAME_PATTERN, components, ref
 

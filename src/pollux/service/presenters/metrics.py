@@ -11,8 +11,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from pollux._version import __version__
 from pollux.controller import HOLDING, JobState
+from pollux.core.version import __version__
 from pollux.service.engine.engine import Engine
 from pollux.service.presenters.prometheus_text import Family
 from pollux.service.views.job_board import JobEntry

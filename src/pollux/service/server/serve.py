@@ -19,10 +19,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pollux import backends, policies
-from pollux._version import __version__
+import pollux.backends as backends
+import pollux.policies as policies
 from pollux.backends.protocol import Backend
 from pollux.core.errors import Conflict, InvalidInput
+from pollux.core.version import __version__
 from pollux.service.auth.tokens import Tokens
 from pollux.service.engine.engine import Engine
 from pollux.service.http.app import create_app

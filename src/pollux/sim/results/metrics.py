@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pollux import policies as registry
-from pollux._version import __version__
+import pollux.policies as registry
+from pollux.core.version import __version__
 from pollux.sim.applications.application import Application
 from pollux.sim.results.fairness import IsolatedTimes, finish_time_fairness
 from pollux.sim.simulation.compare import PolicyChoice

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from pollux import policies as registry
+import pollux.policies as registry
 from pollux.sim.applications.application import Application
 from pollux.sim.results.fairness import DEFINITION
 from pollux.sim.results.metrics import describe_world, to_json

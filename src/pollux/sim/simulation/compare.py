@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pollux import policies as registry
+import pollux.policies as registry
 from pollux.core import InvalidInput, UnknownName
 from pollux.sim.applications.application import Application
 from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings, simulate

@@ -37,7 +37,7 @@ from pollux.sim.applications.modelled import Terms
 from pollux.sim.simulation.disturbances import Disturbances, JobDisturbance, node_failures
 from pollux.sim.simulation.jobs import FixedBatch, LearnedBatch, Oracle, SimulatedJob
 from pollux.sim.simulation.resize_cost import AUTO, Pauses
-from pollux.sim.workloads.workload import JobRequest, Workload, check_applications
+from pollux.sim.workloads.workload import Workload, WorkloadJob, check_applications
 
 __all__ = ["JobOutcome", "Record", "RunOutcome", "SimulationSettings", "simulate"]
 
@@ -295,7 +295,7 @@ class _Run:
             self.jobs[request.name] = self.unfinished[request.name] = job
             self._apply(JobSubmitted(request.time, spec))
 
-    def _new_job(self, request: JobRequest) -> tuple[SimulatedJob, JobSpec]:
+    def _new_job(self, request: WorkloadJob) -> tuple[SimulatedJob, JobSpec]:
         settings, application = self.settings, self.applications[request.application]
         limits = application.limits
         job = SimulatedJob(

@@ -23,7 +23,7 @@ from pollux.core import InvalidInput
 from pollux.sim.applications.application import Application
 from pollux.sim.applications.tables import number, read_rows, whole
 from pollux.sim.workloads.user_requests import Users
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 
 __all__ = ["GenerateSettings", "generate_workload"]
 
@@ -134,7 +134,7 @@ def generate_workload(
     return Workload(
         name,
         tuple(
-            JobRequest(f"{application}-{index}", float(time), application, num_gpus, batch)
+            WorkloadJob(f"{application}-{index}", float(time), application, num_gpus, batch)
             for index, (time, application, num_gpus, batch) in enumerate(requests)
         ),
     )

@@ -29,7 +29,7 @@ from pollux.core import InvalidInput, JobLimits, PolluxError, Queue
 from pollux.goodput import BatchLimits, GoodputModel, PublishedThroughput
 from pollux.sim.applications.application import Application, FixedConfiguration
 from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule, Terms
-from pollux.sim.workloads.workload import JobRequest, Workload, check_applications
+from pollux.sim.workloads.workload import Workload, WorkloadJob, check_applications
 from pollux.store.history import HistoryContents, parse, start
 from pollux.wire import codec
 from pollux.wire.report import ModelReport
@@ -252,7 +252,7 @@ def _history_of(contents: HistoryContents, name: str) -> History:
         jobs.append(job)
     first = min((job.time for job in jobs), default=0.0)
     shifted = sorted(
-        (JobRequest(job.name, job.time - first, job.name, job.num_gpus, job.batch_size, job.source) for job in jobs),
+        (WorkloadJob(job.name, job.time - first, job.name, job.num_gpus, job.batch_size, job.source) for job in jobs),
         key=lambda job: job.time,
     )
     pause = statistics.median(past.pauses) if past.pauses else 30.0
@@ -268,7 +268,7 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count != 1)}"
 
 
-def _request(life: _Life, application: RecordedApplication, num_nodes: int, gpus_per_node: int) -> JobRequest:
+def _request(life: _Life, application: RecordedApplication, num_nodes: int, gpus_per_node: int) -> WorkloadJob:
     spec, limits, terms = life.record.spec, application.limits, application.terms
     wanted = application.fixed.num_gpus if application.fixed is not None else spec.requested_gpus
     most = min(terms.most_gpus(num_nodes, gpus_per_node), limits.maximum // limits.local_min)
@@ -278,7 +278,7 @@ def _request(life: _Life, application: RecordedApplication, num_nodes: int, gpus
     num_gpus = min(max(wanted, least), most)
     batch = application.fixed.batch_size if application.fixed is not None else limits.initial
     batch = max(batch, num_gpus * limits.local_min)
-    return JobRequest(spec.id, life.record.submitted_at, spec.id, num_gpus, batch, f"job '{spec.id}'")
+    return WorkloadJob(spec.id, life.record.submitted_at, spec.id, num_gpus, batch, f"job '{spec.id}'")
 
 
 def _application(life: _Life, gpu_type: str, queue: Queue | None) -> RecordedApplication:

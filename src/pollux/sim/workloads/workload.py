@@ -12,7 +12,7 @@ from pollux.core import InvalidInput, choices
 from pollux.sim.applications.application import Application
 from pollux.sim.applications.tables import Row, number, read_rows, text, whole
 
-__all__ = ["FIELDS", "JobRequest", "Workload", "check_applications", "read_workload", "write_workload"]
+__all__ = ["FIELDS", "Workload", "WorkloadJob", "check_applications", "read_workload", "write_workload"]
 
 FIELDS = ("name", "time", "application", "num_replicas", "batch_size")
 """Columns of a workload file, in order."""
@@ -23,7 +23,7 @@ _MOST_SECONDS = 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class JobRequest:
+class WorkloadJob:
     """One line of a workload: submission second, and the GPUs and total batch its user would have chosen."""
 
     name: str
@@ -39,12 +39,12 @@ class Workload:
     """Jobs in order of submission."""
 
     name: str
-    jobs: tuple[JobRequest, ...]
+    jobs: tuple[WorkloadJob, ...]
 
 
 def read_workload(path: Path) -> Workload:
     """Read `name,time,application,num_replicas,batch_size`."""
-    jobs: list[JobRequest] = []
+    jobs: list[WorkloadJob] = []
     lines: dict[str, int] = {}
     for row in read_rows(path, FIELDS):
         name = text(row, "name")
@@ -52,7 +52,7 @@ def read_workload(path: Path) -> Workload:
             raise row.error("name", name, f"was used in line {lines[name]} already; give every job its own")
         lines[name] = row.line
         jobs.append(
-            JobRequest(
+            WorkloadJob(
                 name=name,
                 time=_time(row),
                 application=text(row, "application"),
@@ -102,7 +102,7 @@ def check_applications(workload: Workload, applications: Mapping[str, Applicatio
             )
 
 
-def write_workload(jobs: Iterable[JobRequest]) -> str:
+def write_workload(jobs: Iterable[WorkloadJob]) -> str:
     """The CSV text of a workload."""
     text_buffer = io.StringIO()
     writer = csv.writer(text_buffer, lineterminator="\n")

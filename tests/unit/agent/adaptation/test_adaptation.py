@@ -174,7 +174,7 @@ def test_the_ceiling_and_memory_bound_it(made):
 
 
 def grow(adaptation: Adaptation, total: int) -> None:
-    adaptation.take(BatchChange(BatchChoice(total, 0, 1), 1.5, 1.0, 0.9, "as told"))
+    adaptation.change_batch(BatchChange(BatchChoice(total, 0, 1), 1.5, 1.0, 0.9, "as told"))
 
 
 def test_taking_a_change_and_going_back(made):

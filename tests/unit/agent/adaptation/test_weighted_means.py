@@ -13,7 +13,7 @@ from pollux.core.errors import CheckpointMismatch
 def taken(rows, totals, factors, groups=2):
     means = RunningMeans(groups)
     for row, total, factor in zip(rows, totals, factors, strict=True):
-        means.take(row, total, factor)
+        means.add(row, total, factor)
     return means
 
 
@@ -56,7 +56,7 @@ def test_a_copy_goes_its_own_way(drawn):
     rows, totals, factors = drawn
     means = taken(rows[:10], totals[:10], factors[:10])
     other = means.copied()
-    other.take(rows[10], totals[10], 0.5)
+    other.add(rows[10], totals[10], 0.5)
     assert other.count == 11
     assert means.state_dict() == taken(rows[:10], totals[:10], factors[:10]).state_dict()
 
@@ -66,7 +66,7 @@ def test_state_goes_through_json_and_goes_on(drawn):
     first = taken(rows[:20], totals[:20], factors[:20])
     other = RunningMeans.restored(json.loads(json.dumps(first.state_dict())), 2, first.count)
     for row, total, factor in zip(rows[20:], totals[20:], factors[20:], strict=True):
-        other.take(row, total, factor)
+        other.add(row, total, factor)
     assert other.count == 30
     assert other.state_dict() == taken(rows, totals, factors).state_dict()
     with pytest.raises(CheckpointMismatch, match="do not fit 3 parameter groups"):

@@ -96,7 +96,7 @@ class Host:
 def change(host: Host, total: int) -> None:
     assert host.training._attached is not None
     choice = fitting_choice(total, 1, host.training.options.max_local_batch)
-    host.training._attached.adaptation.take(BatchChange(choice, 1.0, 1.0, 1.0, "test"))
+    host.training._attached.adaptation.change_batch(BatchChange(choice, 1.0, 1.0, 1.0, "test"))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])

@@ -6,21 +6,24 @@ from typing import Any
 
 import pytest
 
+from pollux.backends.process.launcher import ReplicaProcess
 from pollux.backends.process.records import read_record, record_path
-from pollux.backends.shim.generation import Generation, Member
+from pollux.backends.shim.generation import Generation, RunningReplica
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
 
 
 @pytest.fixture
 def generation():
-    order: Any = SimpleNamespace(job_id="job", generation=2, memory_bytes=0.0, grace_seconds=5.0, argv=("python",))
-    hands: Any = SimpleNamespace(is_clear=lambda kill: True, lacks_memory=False, sweep_seconds=0.1)
-    made = Generation(order, Path("nowhere"), hands, False, lambda: None)
+    order: Any = SimpleNamespace(
+        job_id="job", generation=2, memory_bytes=0.0, grace_seconds=5.0, argv=("python",), logs="", log_cap_bytes=1
+    )
+    launcher: Any = SimpleNamespace(is_clear=lambda kill: True, lacks_memory=False, sweep_seconds=0.1)
+    made = Generation(order, Path("nowhere"), launcher, False, lambda: None)
     for number in (0, 1):
-        body: Any = SimpleNamespace(output=-1)
+        process = ReplicaProcess()
         log: Any = SimpleNamespace(tail=b"", close=lambda: None)
-        made.members.append(Member(number, number, str(number), body, log, code=0))
+        made.members.append(RunningReplica(number, number, str(number), process, log, code=0))
     return made
 
 
@@ -30,11 +33,11 @@ def places(tmp_path):
 
     def start(start, place, memory_bytes, sink):
         started.append(place)
-        return SimpleNamespace(output=-1, pid=100 + len(started), start=1, pipe="", up=True, key="")
+        return ReplicaProcess(100 + len(started), 1)
 
     started: list[str] = []
-    hands: Any = SimpleNamespace(start=start, session="", is_clear=lambda kill: True, lacks_memory=False)
-    made: Any = Generation(order(tmp_path, 1, "0", "1"), tmp_path, hands, False, lambda: None)
+    launcher: Any = SimpleNamespace(start=start, session="", is_clear=lambda kill: True, lacks_memory=False)
+    made: Any = Generation(order(tmp_path, 1, "0", "1"), tmp_path, launcher, False, lambda: None)
     made.start()
     return made
 
@@ -78,7 +81,7 @@ def test_a_record_of_what_came_about_is_written_later(places, monkeypatch):
     hinder(places, 2)
     places.seat(order(places.folder, 2, "0"), {0: 0, 1: 1})
     places.members[1].code = 0
-    places.hands.sweep = lambda body: None
+    places.launcher.sweep = lambda process: None
     places.settle({0: 0})
     assert (places.is_noted, written(places, 2)) == (False, None)
     now = places.look_again_at()

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from pollux.backends.shim import live_generation as module
+from pollux.backends.shim.actions import ReplicaChange, Seat
 from pollux.backends.shim.live_generation import LiveGeneration
-from pollux.backends.shim.transition import Change, Seat
 from pollux.core.errors import BackendFailed
 from pollux.wire.live import keys
 from pollux.wire.live.codec import encode
 from pollux.wire.live.heartbeat import Activity, Heartbeat, PauseReport
+from pollux.wire.live.messages import AlarmMessage, StartedMessage
 
 DONE = encode(PauseReport(0.1, "move"))
 
@@ -25,7 +26,7 @@ class Order:
 
 
 @dataclass
-class Member:
+class RunningReplica:
     number: int
     place: str = "0"
     code: int | None = None
@@ -36,7 +37,7 @@ class Generation:
     """Notes what is asked of it; a new order seats those that are there, and joiners for the rest."""
 
     order: Order
-    members: list[Member]
+    members: list[RunningReplica]
     told: list[Any] = field(default_factory=list)
     is_ending: bool = False
     lacks_memory: bool = False
@@ -46,7 +47,9 @@ class Generation:
         staying = [Seat(number, rank) for number, rank in sorted(ranks.items(), key=lambda item: item[1])]
         free = [number for number in range(10) if number not in ranks]
         seats = [*staying, *(Seat(number, None) for number in free)][: len(order.places)]
-        return Change(order.generation, tuple(seats), tuple(seat.number for seat in staying[len(order.places) :]))
+        return ReplicaChange(
+            order.generation, tuple(seats), tuple(seat.number for seat in staying[len(order.places) :])
+        )
 
     def __getattr__(self, name):
         return lambda *arguments: self.told.append((name, *arguments))
@@ -75,7 +78,7 @@ def clock(monkeypatch):
 
 
 def alive(hang_seconds=3.0):
-    generation = Generation(Order(1, hang_seconds=hang_seconds), [Member(0), Member(1, "1")])
+    generation = Generation(Order(1, hang_seconds=hang_seconds), [RunningReplica(0), RunningReplica(1, "1")])
     made: Any = LiveGeneration(generation, Store(), lambda message: generation.told.append(message))
     made.generation, made.store = generation, made._store
     return made
@@ -94,7 +97,7 @@ def beat(live, generation, rank, step=3, busy="", refusal="", **more):
 def move(live, *places):
     """Order all of the job to other places."""
     seats = tuple(Seat(2 + rank, None) for rank, _ in enumerate(places))
-    live.generation.seat = lambda order, ranks: Change(order.generation, seats, tuple(ranks))
+    live.generation.seat = lambda order, ranks: ReplicaChange(order.generation, seats, tuple(ranks))
     live.resize(Order(2, places))
 
 
@@ -137,7 +140,7 @@ def test_what_cannot_change_is_refused_at_once_with_its_reason(live):
 
 def test_a_replica_of_a_job_that_cannot_change_ends_as_ever(live):
     beat(live, 1, 0, step=-1, refusal="a framework owns the loop")
-    assert not live.ended(Member(1, "1", -9))
+    assert not live.ended(RunningReplica(1, "1", -9))
     assert asked(live, "depart") == []
 
 
@@ -162,7 +165,7 @@ def test_joiners_of_a_job_that_is_through_are_not_needed(live):
 
 def test_after_one_replica_ended_well_nothing_changes_any_more(live):
     beat(live, 1, 0)
-    assert not live.ended(Member(1, "1", 0))
+    assert not live.ended(RunningReplica(1, "1", 0))
     live.resize(Order(2, ("0", "1", "2")))
     assert "plan/2" not in live.store.keys
     assert asked(live, "give_up") == []
@@ -210,7 +213,7 @@ def test_a_hang_right_after_a_change_is_noticed(live, clock):
     live.resize(Order(2, ("0", "1")))
     for what, rank in itertools.product(("here", "done"), (0, 1)):
         live.found(f"{what}/2/{rank}", DONE)
-    assert any(isinstance(told, dict) and told["event"] == "started" for told in live.generation.told)
+    assert any(isinstance(told, StartedMessage) for told in live.generation.told)
     while clock.now < 3.0:
         clock.now += 1.0
         beat(live, 2, 1)
@@ -232,8 +235,8 @@ def test_one_that_is_heard_after_the_verdict_is_a_false_alarm_that_is_told(live,
     assert asked(live, "kill") == [(0,)]
     beat(live, 1, 0, step=4)
     beat(live, 1, 1, step=4)
-    (alarm,) = (told for told in live.generation.told if isinstance(told, dict) and told["event"] == "alarm")
-    assert (alarm["replica"], alarm["text"]) == (0, "replica 0 gave a sign of life, having been given up as hung")
+    (alarm,) = (told for told in live.generation.told if isinstance(told, AlarmMessage))
+    assert (alarm.replica, alarm.text) == (0, "replica 0 gave a sign of life, having been given up as hung")
 
 
 def test_replicas_that_fall_silent_together_are_not_ended(live, clock):
@@ -317,7 +320,7 @@ def test_survivors_wait_for_a_service_that_is_away_for_a_while(clock, hang_secon
     live = alive(hang_seconds)
     for rank in (0, 1):
         beat(live, 1, rank)
-    assert live.ended(Member(1, "1", -9))
+    assert live.ended(RunningReplica(1, "1", -9))
     until(live, clock, waits - 0.5, 0)
     assert asked(live, "give_up") == []
     until(live, clock, waits, 0)
@@ -328,7 +331,7 @@ def test_an_order_that_comes_late_after_a_loss_is_followed(clock):
     live = alive(30.0)
     for rank in (0, 1):
         beat(live, 1, rank)
-    live.ended(Member(1, "1", -9))
+    live.ended(RunningReplica(1, "1", -9))
     until(live, clock, 24.0, 0)
     live.resize(Order(2, ("0",)))
     assert live.store.keys["committed"] == "2"
@@ -354,8 +357,8 @@ def test_a_joiner_that_cannot_be_started_withdraws_the_change(live, clock, faili
     assert "could not be started" in live.store.keys["withdrawn/2"]
     assert asked(live, "kill") == [(2,), (3,)]
     assert live.store.keys["committed"] == "1", "nobody paused"
-    assert live.lost["kept"] == ["0", "1"]
-    assert live.lost["withdrawn"]
+    assert live.lost.kept == ("0", "1")
+    assert live.lost.withdrawn
     # It goes on, and follows what it is told then.
     until(live, clock, 60.0, 0, 1)
     live.resize(Order(3, ("0", "1")))

@@ -2,25 +2,31 @@
 
 import errno
 import gc
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from pollux.backends.process.records import read_record, record_path
 from pollux.backends.protocol import ReplicasEnded
-from pollux.backends.shim.process import Shim, _Connection
-from pollux.backends.shim.remote_launcher import FarNotice
+from pollux.backends.shim.process import Shim
+from pollux.backends.shim.remote_launcher import NodeNotice
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.live.codec import from_plain
-from pollux.wire.live.messages import LaunchOrder
+from pollux.wire.live.messages import (
+    EndedMessage,
+    LaunchOrder,
+    LaunchRequest,
+    StatusRequest,
+    decode_message,
+    encode_message,
+)
 
 
 @pytest.fixture
@@ -28,7 +34,9 @@ def shim(tmp_path):
     folder = tmp_path / "job"
     folder.mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
-        yield Shim(folder, listener, None)
+        made = Shim(folder, listener, None)
+        yield made
+        made._loop.close()
 
 
 def test_an_end_that_cannot_be_written_is_kept_for_later(shim):
@@ -43,10 +51,6 @@ def test_a_shim_whose_folder_was_removed_ends(shim):
     shutil.rmtree(shim._folder)
     shim._write_end(ended)
     assert shim._is_done()
-
-
-def test_it_says_that_it_can_have_a_job_go_elsewhere_altogether(shim):
-    assert shim._status()["hands_over"] is True
 
 
 @pytest.mark.parametrize("error", [ValueError("no number"), KeyError("step"), TypeError("None")])
@@ -66,12 +70,12 @@ def test_what_no_agent_would_write_ends_the_generation_and_not_the_shim(shim, er
 def test_a_change_under_way_is_over_where_a_node_is_taken_back(shim):
     """Else the end of a replica there would be told as a loss, and answered by an order for what is ending."""
     told = []
-    notice = FarNotice("n0", "node 'n0' is taken back by its engine")
+    notice = NodeNotice("n0", "node 'n0' is taken back by its engine")
     far = SimpleNamespace(look=lambda: None, told=[notice], false_alarms=[])
     live = SimpleNamespace(over=lambda: told.append("over"))
     generation = SimpleNamespace(told_to_stop=False, give_up=lambda why: told.append(why))
-    shim._far, shim._live, shim._generation = far, live, generation
-    shim._look_far()
+    shim._remote, shim._live, shim._generation = far, live, generation
+    shim._look_remote()
     assert told == ["over", notice.why]
 
 
@@ -83,11 +87,15 @@ def test_a_job_whose_owner_is_gone_is_stopped_where_its_order_says_so(shim, seco
     told: list[float] = []
     order = SimpleNamespace(grace_seconds=7.0, orphan_seconds=seconds)
     shim._generation = SimpleNamespace(order=order, ended=None, stop=told.append, look_again_at=lambda: None)
-    shim._idle_since = time.monotonic() - idle_for
-    shim._connections = [object()] if connected else []
-    waits = shim._timeout()
+    ours, theirs = socket.socketpair()
+    if connected:
+        shim._services.add(theirs)
+    shim._services.idle_since = time.monotonic() - idle_for
+    waits = shim._due()
     shim._look_for_owner()
     shim._look_for_owner()
+    ours.close()
+    theirs.close()
     assert told == stopped
     # Nothing else happens to it, so this is what the loop wakes up for.
     assert (waits is not None) == (seconds is not None and not connected)
@@ -97,8 +105,8 @@ def test_every_launch_has_a_store_of_its_own(shim, monkeypatch):
     """Scripts that make their process group themselves would find addresses of replicas that are gone."""
     closed = []
 
-    class Host:
-        def __init__(self, warm, let_go, head):
+    class NodeDaemon:
+        def __init__(self, warm, close_in_fork, head):
             self.pid = 1
             self.control, self.other = socket.socketpair()
 
@@ -107,13 +115,14 @@ def test_every_launch_has_a_store_of_its_own(shim, monkeypatch):
             self.control.close()
             self.other.close()
 
-    monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", Host)
+    monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", NodeDaemon)
     order = SimpleNamespace(fleet=None)
     first = shim._open_store(order)
     second = shim._open_store(order)
     assert second is not first
     assert closed == [first]
-    assert [key.fileobj for key in shim._selector.get_map().values()] == [second.control]
+    watched = [key.fileobj for key in shim._loop._selector.get_map().values()]
+    assert (first.control in watched, second.control in watched) == (False, True)
     second.close()
 
 
@@ -139,16 +148,15 @@ def open_files():
 def tell_launch(shim, order):
     """Have the shim hear of a launch over a connection, and look; what it says then."""
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with ours:
         ours.settimeout(PATIENCE_SECONDS)
-        connection = _Connection(theirs)
-        shim._connections.append(connection)
-        shim._selector.register(theirs, 1, None)
-        ours.sendall(json.dumps({"op": "launch", "order": asdict(order)}).encode() + b"\n")
-        shim._hear(connection)
+        shim._services.add(theirs)
+        ours.sendall(encode_message(LaunchRequest(order)))
+        shim._loop.turn(time.monotonic() + PATIENCE_SECONDS)
         shim._look()
-        said = [json.loads(line) for line in ours.recv(1 << 16).splitlines()]
-        shim._drop(connection)
+        said = [decode_message(line) for line in ours.recv(1 << 16).splitlines()]
+    shim._loop.turn(time.monotonic() + PATIENCE_SECONDS)
+    assert not shim._services, "it has heard that the service is gone"
     return said
 
 
@@ -165,15 +173,16 @@ def test_a_machine_without_room_is_no_fault_of_the_job(shim, order, monkeypatch,
     monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", fails)
     monkeypatch.setattr("pollux.backends.process.launcher.start_replica", fails)
     *_, ended = tell_launch(shim, order)
-    assert (ended["event"], ended["ended"]["outcome"], ended["ended"]["generation"]) == ("ended", "refused", 3)
-    assert os.strerror(number) in ended["ended"]["detail"]
-    assert "ulimit -a" in ended["ended"]["detail"]
-    assert read_record(record_path(shim._folder, "ended", 3)) == ended["ended"]
+    assert isinstance(ended, EndedMessage)
+    assert (ended.ended["outcome"], ended.ended["generation"]) == ("refused", 3)
+    assert os.strerror(number) in ended.ended["detail"]
+    assert "ulimit -a" in ended.ended["detail"]
+    assert read_record(record_path(shim._folder, "ended", 3)) == ended.ended
     assert not shim._is_busy()
     assert not shim._leaving
     error = OSError(errno.ENOMEM, "once more")
     *_, again = tell_launch(shim, replace(order, generation=4))
-    assert (again["ended"]["generation"], again["ended"]["outcome"]) == (4, "refused")
+    assert (again.ended["generation"], again.ended["outcome"]) == (4, "refused")
 
 
 def test_replicas_that_were_started_end_where_others_cannot_be(shim, order, monkeypatch):
@@ -212,7 +221,7 @@ def test_a_machine_without_processes_costs_the_shim_no_files_and_no_signals(shim
     before, masked = open_files(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     for generation in range(3, 8):
         *_, ended = tell_launch(shim, replace(order, generation=generation))
-        assert ended["ended"]["outcome"] == "refused"
+        assert ended.ended["outcome"] == "refused"
     assert open_files() == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
 
@@ -225,7 +234,7 @@ def test_the_meeting_place_of_a_job_that_is_not_live_leaves_no_file_where_nobody
     monkeypatch.setattr("pollux.backends.shim.store_server.start", fails)
     before = open_files()
     *_, ended = tell_launch(shim, replace(order, live=False))
-    assert ended["ended"]["outcome"] == "refused"
+    assert ended.ended["outcome"] == "refused"
     assert open_files() == before
 
 
@@ -246,23 +255,35 @@ def test_a_store_that_nobody_came_to_ends_with_the_launch(shim, order, monkeypat
     monkeypatch.setattr("pollux.backends.process.launcher.start_replica", fails)
     with other:
         *_, ended = tell_launch(shim, order)
-    assert ended["ended"]["outcome"] == "refused"
+    assert ended.ended["outcome"] == "refused"
     assert closed == [control]
     assert shim._live is None
+
+
+def say(shim, line):
+    """Have the shim hear a line from a service."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        shim._services.add(theirs)
+        ours.sendall(line)
+        shim._loop.turn(time.monotonic() + PATIENCE_SECONDS)
+    shim._loop.turn(time.monotonic() + PATIENCE_SECONDS)
 
 
 def test_what_cannot_be_done_now_does_not_end_the_shim(shim, monkeypatch, capfd):
     def fails(*arguments):
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(shim, "_obey", fails)
-    shim._hear(SimpleNamespace(lines=lambda: [b"{}", b"{}"]))
+    monkeypatch.setattr(shim, "_status", fails)
+    say(shim, 2 * encode_message(StatusRequest()))
     assert capfd.readouterr().err.count("could not be done: ") == 2
     assert not shim._leaving
 
 
-def test_an_order_of_another_version_is_refused_and_the_shim_makes_room_for_one_that_knows_it(shim, order, capfd):
-    line = json.dumps({"op": "launch", "order": {**asdict(order), "new": 1}}).encode()
-    shim._hear(SimpleNamespace(lines=lambda: [line]))
+@pytest.mark.parametrize(
+    "make", [lambda line: line.replace(b'"argv"', b'"words"'), lambda line: b"[" * 100_000 + b"\n"]
+)
+def test_an_order_of_another_version_is_refused_and_the_shim_makes_room_for_one_that_knows_it(shim, order, capfd, make):
+    say(shim, make(encode_message(LaunchRequest(order))))
     assert capfd.readouterr().err.count("not understood: ") == 1
     assert shim._leaving

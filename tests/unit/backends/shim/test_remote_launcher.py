@@ -1,10 +1,9 @@
-"""A shim's hands on another machine: a real host, and connections between the two that break or go silent."""
+"""A shim's launcher on another machine: a real host, and connections between the two that break or go silent."""
 
 import contextlib
 import json
 import os
 import secrets
-import selectors
 import signal
 import socket
 import subprocess
@@ -18,7 +17,8 @@ from pollux.backends.fleet.shared_folders import SharedFolders
 from pollux.backends.node_daemon.daemon import SECRET_VARIABLE, main
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
-from pollux.backends.shim.remote_launcher import FarAnswer, FarExit, FarHands, FarLoss, FarNotice
+from pollux.backends.process.select_loop import SelectLoop
+from pollux.backends.shim.remote_launcher import NodeAnswer, NodeLoss, NodeNotice, RemoteExit, RemoteLauncher
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.jobs.fleet import ProcessFleet
@@ -92,43 +92,43 @@ class Proxy:
 
 
 class Shim:
-    """The loop that a shim would run around its hands."""
+    """The loop that a shim would run around its launcher."""
 
     def __init__(self, address, lease=10.0, lost=12.0, secret=SECRET):
-        self.selector = selectors.DefaultSelector()
-        self.hands = FarHands(FleetAccess(secret.hex(), "127.0.0.1", {"n0": address}, lease, lost), self.selector)
+        self.loop = SelectLoop()
+        self.launcher = RemoteLauncher(FleetAccess(secret.hex(), "127.0.0.1", {"n0": address}, lease, lost), self.loop)
         self.told, self.texts = [], {}
 
     def start(self, code, memory=0.0, place="n0/0"):
         parts: list[bytes] = []
         start = ReplicaStart(("python", "-uc", code), "/tmp", {"PATH": os.defpath}, (), False)
-        body = self.hands.start(start, place, memory, parts.append)
-        self.texts[body.key] = parts
-        return body
+        process = self.launcher.start(start, place, memory, parts.append)
+        self.texts[process.key] = parts
+        return process
 
-    def text(self, body):
-        return b"".join(self.texts[body.key]).decode()
+    def text(self, process):
+        return b"".join(self.texts[process.key]).decode()
 
     def until(self, is_so, seconds=PATIENCE_SECONDS):
         deadline = time.monotonic() + seconds
         while not is_so():
-            assert time.monotonic() < deadline, (self.told, self.hands.false_alarms)
-            due = self.hands.due()
-            for key, _ in self.selector.select(0.05 if due is None else min(0.05, due)):
-                key.data()
-            self.hands.look()
-            self.told += self.hands.told
-            self.hands.told.clear()
+            assert time.monotonic() < deadline, (self.told, self.launcher.false_alarms)
+            due = self.launcher.due()
+            for call in self.loop.ready(0.05 if due is None else min(0.05, due)):
+                call()
+            self.launcher.look()
+            self.told += self.launcher.told
+            self.launcher.told.clear()
 
-    def ended(self, body):
-        self.until(lambda: any(isinstance(each, FarExit) and each.body is body for each in self.told))
-        return next(each for each in self.told if isinstance(each, FarExit) and each.body is body)
+    def ended(self, process):
+        self.until(lambda: any(isinstance(each, RemoteExit) and each.process is process for each in self.told))
+        return next(each for each in self.told if isinstance(each, RemoteExit) and each.process is process)
 
     def close(self):
-        self.hands.kill_all()
-        self.until(lambda: self.hands.is_clear(kill=True))
-        self.hands.release()
-        self.selector.close()
+        self.launcher.kill_all()
+        self.until(lambda: self.launcher.is_clear(kill=True))
+        self.launcher.release()
+        self.loop.close()
 
 
 @pytest.fixture
@@ -165,93 +165,93 @@ def test_signals_reach_it_and_its_children_end_with_it(make_shim):
     code = "import subprocess, time; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); time.sleep(600)"
     first, second = shim.start(code), shim.start(code)
     shim.until(lambda: shim.text(first) and shim.text(second))
-    assert shim.hands.terminate(first, True)
+    assert shim.launcher.terminate(first, True)
     exit_ = shim.ended(first)
     assert (exit_.code, exit_.asked) == (-signal.SIGTERM, True)
-    shim.hands.kill(second)
+    shim.launcher.kill(second)
     assert shim.ended(second).code == -signal.SIGKILL
-    shim.until(lambda: shim.hands.is_clear(kill=True))
-    for body in (first, second):
-        until(lambda body=body: proc.start_time(int(shim.text(body))) is None)
+    shim.until(lambda: shim.launcher.is_clear(kill=True))
+    for process in (first, second):
+        until(lambda process=process: proc.start_time(int(shim.text(process))) is None)
 
 
 def test_nothing_is_lost_when_the_connection_breaks(make_shim, proxy):
     shim = make_shim()
     code = "import time\nfor n in range(400): print(n, flush=True); time.sleep(0.002)"
-    body = shim.start(code)
+    process = shim.start(code)
     for count in (20, 100, 250):
-        shim.until(lambda count=count: shim.text(body).count("\n") >= count)
+        shim.until(lambda count=count: shim.text(process).count("\n") >= count)
         proxy.cut()
-    assert shim.ended(body).code == 0
-    assert shim.text(body) == "".join(f"{n}\n" for n in range(400))
-    assert [each for each in shim.told if isinstance(each, FarLoss)] == []
+    assert shim.ended(process).code == 0
+    assert shim.text(process) == "".join(f"{n}\n" for n in range(400))
+    assert [each for each in shim.told if isinstance(each, NodeLoss)] == []
 
 
 @pytest.mark.parametrize("ways", [{"there"}, {"back"}], ids=["deaf", "dumb"])
 def test_a_silent_node_ends_what_it_runs_before_it_is_given_up(make_shim, proxy, ways):
     """Also where only one direction is silent: what counts is what the shim has confirmed."""
     shim = make_shim(lease=3.0, lost=4.5)
-    body = shim.start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-    shim.until(lambda: shim.text(body).endswith("\n"))
+    process = shim.start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(process).endswith("\n"))
     proxy.mute |= ways
-    shim.until(lambda: shim.told and isinstance(shim.told[-1], FarLoss))
+    shim.until(lambda: shim.told and isinstance(shim.told[-1], NodeLoss))
     lost = shim.told[-1]
-    assert (lost.bodies, lost.node, lost.silent) == ((body,), "n0", True)
+    assert (lost.processes, lost.node, lost.silent) == ((process,), "n0", True)
     assert "no answer" in lost.why
-    assert proc.start_time(int(shim.text(body))) is None
-    assert shim.hands.is_clear(kill=True)
+    assert proc.start_time(int(shim.text(process))) is None
+    assert shim.launcher.is_clear(kill=True)
     # What is begun there meanwhile must not be taken for what was given up.
     again = shim.start("import time; print('again', flush=True); time.sleep(4); print('and still')")
     proxy.mute.clear()
-    shim.until(lambda: shim.hands.false_alarms)
+    shim.until(lambda: shim.launcher.false_alarms)
     assert shim.ended(again).code == 0
     assert shim.text(again) == "again\nand still\n"
 
 
 def test_a_keeper_that_was_ended_is_noticed_at_once(make_shim, fleet):
     shim = make_shim(lease=50.0, lost=60.0)
-    body = shim.start("import os, time; print(os.getppid(), flush=True); time.sleep(600)")
-    shim.until(lambda: shim.text(body).endswith("\n"))
-    os.kill(int(shim.text(body)), signal.SIGKILL)
+    process = shim.start("import os, time; print(os.getppid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(process).endswith("\n"))
+    os.kill(int(shim.text(process)), signal.SIGKILL)
     shim.until(lambda: shim.told)
-    assert (shim.told[0].bodies, shim.told[0].silent) == ((body,), False)
+    assert (shim.told[0].processes, shim.told[0].silent) == ((process,), False)
 
 
 def test_what_a_node_hears_of_its_end_is_passed_on_once(make_shim):
     shim = make_shim()
     saves = "import os, signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))"
-    body = shim.start(f"{saves}; print(os.getppid(), flush=True); time.sleep(600)")
-    shim.until(lambda: shim.text(body).endswith("\n"))
-    keeper = int(shim.text(body))
+    process = shim.start(f"{saves}; print(os.getppid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(process).endswith("\n"))
+    keeper = int(shim.text(process))
     for _ in range(2):
         os.kill(keeper, signal.SIGTERM)
     shim.until(lambda: shim.told)
-    assert shim.told == [FarNotice("n0", "node 'n0' is taken back by its engine")]
-    shim.hands.terminate(body, True)
-    exit_ = shim.ended(body)
+    assert shim.told == [NodeNotice("n0", "node 'n0' is taken back by its engine")]
+    shim.launcher.terminate(process, True)
+    exit_ = shim.ended(process)
     assert (exit_.code, exit_.asked) == (143, True)
     # What it printed takes another way than the news of its end.
-    shim.until(lambda: shim.text(body).split()[1:] == ["saved"])
+    shim.until(lambda: shim.text(process).split()[1:] == ["saved"])
     assert len(shim.told) == 2
 
 
 def test_an_end_by_the_engines_signal_comes_after_its_notice(make_shim):
     """It signals one process after another, and one without a handler is gone before its keeper hears of it."""
     shim = make_shim()
-    body = shim.start("import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)")
-    shim.until(lambda: shim.text(body).endswith("\n"))
-    for pid in map(int, shim.text(body).split()):
+    process = shim.start("import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(process).endswith("\n"))
+    for pid in map(int, shim.text(process).split()):
         os.kill(pid, signal.SIGTERM)
         time.sleep(0.02)
-    exit_ = shim.ended(body)
-    assert [type(each) for each in shim.told] == [FarNotice, FarExit]
+    exit_ = shim.ended(process)
+    assert [type(each) for each in shim.told] == [NodeNotice, RemoteExit]
     assert (exit_.code, exit_.asked) == (-signal.SIGTERM, True)
 
 
 def test_an_end_by_a_signal_of_nobody_is_told_without_a_notice(make_shim):
     shim = make_shim()
-    body = shim.start("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
-    exit_ = shim.ended(body)
+    process = shim.start("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    exit_ = shim.ended(process)
     assert (exit_.code, exit_.asked, len(shim.told)) == (-signal.SIGTERM, False, 1)
 
 
@@ -259,12 +259,12 @@ def test_who_ends_well_at_the_engines_signal_was_asked_to(make_shim):
     """Otherwise it would seem to be done."""
     shim = make_shim()
     saves = "import os, signal, time; signal.signal(15, lambda *_: os._exit(0))"
-    body = shim.start(f"{saves}; print(os.getppid(), os.getpid(), flush=True); time.sleep(600)")
-    shim.until(lambda: shim.text(body).endswith("\n"))
-    for pid in map(int, shim.text(body).split()):
+    process = shim.start(f"{saves}; print(os.getppid(), os.getpid(), flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(process).endswith("\n"))
+    for pid in map(int, shim.text(process).split()):
         os.kill(pid, signal.SIGTERM)
-    exit_ = shim.ended(body)
-    assert [type(each) for each in shim.told] == [FarNotice, FarExit]
+    exit_ = shim.ended(process)
+    assert [type(each) for each in shim.told] == [NodeNotice, RemoteExit]
     assert (exit_.code, exit_.asked) == (0, True)
 
 
@@ -285,46 +285,46 @@ def test_a_patient_host_leaves_the_signal_to_those_it_was_meant_for(tmp_path):
 def test_a_node_that_its_engine_has_as_gone_and_that_answers_is_told_and_not_killed(make_shim):
     shim = make_shim(lease=500.0, lost=600.0)
     saves = "import os, signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))"
-    body = shim.start(f"{saves}; print('up', flush=True); time.sleep(600)")
-    shim.until(lambda: shim.text(body).endswith("\n"))
+    process = shim.start(f"{saves}; print('up', flush=True); time.sleep(600)")
+    shim.until(lambda: shim.text(process).endswith("\n"))
     for _ in range(2):
         shim.told.clear()
-        shim.hands.node_is_gone("n0", "node 'n0' is gone")
+        shim.launcher.node_is_gone("n0", "node 'n0' is gone")
         shim.until(lambda: shim.told)
-        assert shim.told == [FarAnswer("n0", "node 'n0' is gone, and it answers: what runs there may save")]
-    shim.hands.terminate(body, True)
-    exit_ = shim.ended(body)
-    assert (exit_.code, exit_.asked, shim.text(body).split()) == (143, True, ["up", "saved"])
+        assert shim.told == [NodeAnswer("n0", "node 'n0' is gone, and it answers: what runs there may save")]
+    shim.launcher.terminate(process, True)
+    exit_ = shim.ended(process)
+    assert (exit_.code, exit_.asked, shim.text(process).split()) == (143, True, ["up", "saved"])
 
 
 def test_a_node_that_its_engine_has_as_gone_and_where_nobody_listens_is_lost_at_once(make_shim, proxy):
     shim = make_shim(lease=500.0, lost=600.0)
-    body = shim.start("print('up', flush=True); import time; time.sleep(600)")
-    shim.until(lambda: shim.text(body).endswith("\n"))
+    process = shim.start("print('up', flush=True); import time; time.sleep(600)")
+    shim.until(lambda: shim.text(process).endswith("\n"))
     proxy.close()
-    shim.until(lambda: shim.hands._links["n0"].stage != "open")
+    shim.until(lambda: shim.launcher._links["n0"].stage != "open")
     assert shim.told == [], "a connection may break"
-    shim.hands.node_is_gone("n0", "node 'n0' is gone")
+    shim.launcher.node_is_gone("n0", "node 'n0' is gone")
     shim.until(lambda: shim.told)
-    assert shim.told == [FarLoss((body,), "n0", "node 'n0' is gone")]
-    assert shim.hands.is_clear(kill=False)
+    assert shim.told == [NodeLoss((process,), "n0", "node 'n0' is gone")]
+    assert shim.launcher.is_clear(kill=False)
 
 
 def test_a_node_that_its_engine_has_as_gone_and_that_is_silent_is_lost_after_as_long_as_any(make_shim, proxy):
     shim = make_shim(lease=1.0, lost=1.5)
-    body = shim.start("print('up', flush=True); import time; time.sleep(600)")
-    shim.until(lambda: shim.text(body).endswith("\n"))
+    process = shim.start("print('up', flush=True); import time; time.sleep(600)")
+    shim.until(lambda: shim.text(process).endswith("\n"))
     proxy.mute.update(("there", "back"))
-    shim.hands.node_is_gone("n0", "node 'n0' is gone")
+    shim.launcher.node_is_gone("n0", "node 'n0' is gone")
     shim.until(lambda: shim.told)
-    assert [(type(each), each.silent) for each in shim.told] == [(FarLoss, True)]
+    assert [(type(each), each.silent) for each in shim.told] == [(NodeLoss, True)]
 
 
 def test_a_node_that_nobody_knows_is_lost_at_once(make_shim):
     shim = make_shim()
-    body = shim.start("pass", place="gone:elsewhere/0")
+    process = shim.start("pass", place="gone:elsewhere/0")
     shim.until(lambda: shim.told)
-    assert shim.told[0].bodies == (body,)
+    assert shim.told[0].processes == (process,)
     assert "'elsewhere' is gone" in shim.told[0].why
 
 
@@ -332,14 +332,14 @@ def test_a_host_of_another_fleet_is_not_used(make_shim):
     shim = make_shim(secret=b"another secret, as long as that", lease=0.5, lost=1.0)
     shim.start("print('never')")
     shim.until(lambda: shim.told)
-    assert isinstance(shim.told[0], FarLoss)
+    assert isinstance(shim.told[0], NodeLoss)
 
 
 def test_too_much_memory_is_told(make_shim):
     shim = make_shim()
-    body = shim.start("x = bytearray(300 << 20); print('there'); import time; time.sleep(600)", memory=100 << 20)
-    shim.until(lambda: shim.hands.over_memory({3: body}, 100 << 20))
-    number, used = shim.hands.over_memory({3: body}, 100 << 20)
+    process = shim.start("x = bytearray(300 << 20); print('there'); import time; time.sleep(600)", memory=100 << 20)
+    shim.until(lambda: shim.launcher.over_memory({3: process}, 100 << 20))
+    number, used = shim.launcher.over_memory({3: process}, 100 << 20)
     assert number == 3
     assert used > 100 << 20
 

@@ -2,20 +2,20 @@
 
 import pytest
 
-from pollux.backends.shim.transition import (
-    Change,
-    Doubt,
+from pollux.backends.shim.actions import (
+    DoubtEnd,
     GiveUp,
-    Join,
-    Kill,
-    Limits,
-    Lost,
+    KillReplica,
+    ReplicaChange,
+    ReportLoss,
+    ReportStart,
     Seat,
     SetKey,
-    Started,
-    Watch,
-    settled_at,
+    StartJoiner,
+    WatchKeys,
 )
+from pollux.backends.shim.transition import Limits, settled_at
+from pollux.core.errors import IllegalTransition
 from pollux.wire.live import exit_codes
 from pollux.wire.live.codec import encode
 from pollux.wire.live.heartbeat import PauseReport
@@ -33,7 +33,7 @@ def running(*numbers, generation=1):
 
 def to(generation, *seats, leavers=()):
     """Seats as numbers that stay, in order, with their rank; and strings of digits for joiners."""
-    return Change(generation, tuple(Seat(*seat) for seat in seats), leavers)
+    return ReplicaChange(generation, tuple(Seat(*seat) for seat in seats), leavers)
 
 
 def grow(machine, now=0.0):
@@ -62,7 +62,7 @@ def keys(actions):
 def test_growing_starts_joiners_before_anybody_is_told():
     machine = running(0, 1)
     actions = grow(machine)
-    assert only(actions, Join) == [Join(2, 2), Join(3, 3)]
+    assert only(actions, StartJoiner) == [StartJoiner(2, 2), StartJoiner(3, 3)]
     plan = keys(actions)["plan/2"]
     assert plan.before == 1
     assert [member.was for member in plan.members] == [0, 1, None, None]
@@ -77,7 +77,7 @@ def test_a_change_is_committed_when_all_joiners_are_ready():
     assert machine.seen("ready/2/3", "", 1.0) == []
     actions = machine.seen("ready/2/2", "", 2.0)
     assert keys(actions) == {"committed": "2"}
-    assert "done/2/3" in only(actions, Watch)[0].keys
+    assert "done/2/3" in only(actions, WatchKeys)[0].keys
     assert machine.phase == "move"
 
 
@@ -88,7 +88,7 @@ def test_it_is_the_generation_once_all_have_stepped_in_it():
     for rank in (3, 1, 0):
         assert machine.seen(f"done/2/{rank}", DONE, 2.0) == []
     actions = machine.seen("done/2/2", DONE, 2.0)
-    assert only(actions, Started) == [Started(2, dict.fromkeys(range(4), PAUSE))]
+    assert only(actions, ReportStart) == [ReportStart(2, dict.fromkeys(range(4), PAUSE))]
     assert (machine.phase, machine.settled, machine.due) == ("settled", 2, None)
     assert machine.ranks == {0: 0, 1: 1, 2: 2, 3: 3}
 
@@ -99,7 +99,7 @@ def test_shrinking_needs_no_preparation_and_waits_for_who_leaves():
     assert keys(actions)["committed"] == "2"
     machine.seen("done/2/0", DONE, 1.0)
     assert machine.seen("done/2/1", DONE, 1.0) == []
-    assert only(machine.ended(7, 0, 1.5), Started)
+    assert only(machine.ended(7, 0, 1.5), ReportStart)
     assert machine.ranks == {5: 0, 6: 1}
 
 
@@ -108,8 +108,8 @@ def test_who_does_not_leave_in_time_is_ended_and_the_change_stands():
     machine.begin(to(2, (5, 0), leavers=(6,)), 0.0)
     machine.seen("done/2/0", DONE, 1.0)
     assert machine.tick(2.9) == []
-    assert machine.tick(3.0) == [Kill(6)]
-    assert only(machine.ended(6, KILLED, 3.1), Started)
+    assert machine.tick(3.0) == [KillReplica(6)]
+    assert only(machine.ended(6, KILLED, 3.1), ReportStart)
 
 
 def test_words_of_another_generation_say_nothing():
@@ -129,10 +129,10 @@ def test_a_joiner_that_dies_early_withdraws_the_change():
     machine.seen("ready/2/2", "", 1.0)
     actions = machine.ended(3, 1, 2.0)
     assert keys(actions).keys() == {"withdrawn/2"}
-    assert only(actions, Kill) == [Kill(2)]
-    assert only(actions, Lost)[0].ranks == (2, 3)
-    assert only(actions, Lost)[0].kept == (0, 1)
-    assert only(actions, Lost)[0].withdrawn
+    assert only(actions, KillReplica) == [KillReplica(2)]
+    assert only(actions, ReportLoss)[0].ranks == (2, 3)
+    assert only(actions, ReportLoss)[0].kept == (0, 1)
+    assert only(actions, ReportLoss)[0].withdrawn
     assert (machine.phase, machine.due) == ("withdrawn", None)
 
 
@@ -142,8 +142,8 @@ def test_a_joiner_that_is_late_withdraws_the_change():
     machine.seen("ready/2/2", "", 1.0)
     assert machine.tick(9.9) == []
     actions = machine.tick(10.0)
-    assert only(actions, Kill) == [Kill(2), Kill(3)]
-    assert "replicas 3 were not ready" in only(actions, Lost)[0].why
+    assert only(actions, KillReplica) == [KillReplica(2), KillReplica(3)]
+    assert "replicas 3 were not ready" in only(actions, ReportLoss)[0].why
     assert machine.ended(3, KILLED, 10.1) == []
 
 
@@ -186,8 +186,8 @@ def test_a_survivor_that_dies_on_the_way_is_left_behind(phase):
     assert keys(actions)["lost/1"] == "[0]"
     assert keys(actions)["lost/2"] == "[0, 2, 3]"
     assert ("withdrawn/2" in keys(actions)) == (phase == "prepare")
-    assert only(actions, Kill) == [Kill(2), Kill(3)]
-    assert only(actions, Lost) == [Lost(2, (0, 2, 3), (1,), "replica 0 was killed by signal 9")]
+    assert only(actions, KillReplica) == [KillReplica(2), KillReplica(3)]
+    assert only(actions, ReportLoss) == [ReportLoss(2, (0, 2, 3), (1,), "replica 0 was killed by signal 9")]
     plan = keys(machine.begin(to(3, (1, 1)), 4.0))["plan/3"]
     assert (plan.before, plan.why, plan.members) == (1, "lost", (PlanMember(0, 1),))
 
@@ -212,8 +212,8 @@ def test_a_joiner_that_dies_on_the_way_is_left_behind_with_the_others(code):
     commit(machine)
     machine.seen("here/2/0", "", 2.0)
     actions = machine.ended(2, code, 3.0)
-    assert only(actions, Kill) == [Kill(3)]
-    assert only(actions, Lost)[0].kept == (0, 1)
+    assert only(actions, KillReplica) == [KillReplica(3)]
+    assert only(actions, ReportLoss)[0].kept == (0, 1)
     assert keys(actions)["lost/2"] == "[2, 3]"
     assert keys(actions)["lost/1"] == "[]"
 
@@ -241,9 +241,9 @@ def test_a_change_that_nobody_comes_to_is_withdrawn_and_those_that_run_are_left_
     assert machine.tick(20.9) == []
     actions = machine.tick(21.0)
     assert not only(actions, GiveUp)
-    assert only(actions, Kill) == [Kill(2), Kill(3)]
+    assert only(actions, KillReplica) == [KillReplica(2), KillReplica(3)]
     assert "withdrawn/2" in keys(actions)
-    lost = only(actions, Lost)[0]
+    lost = only(actions, ReportLoss)[0]
     assert (lost.ranks, lost.kept) == ((2, 3), (0, 1))
     assert machine.takes_orders
     plan = keys(machine.begin(to(3, (0, 0), (1, 1)), 22.0))["plan/3"]
@@ -257,7 +257,7 @@ def test_a_change_without_joiners_waits_as_long_as_those_that_run_need():
         assert machine.tick(now) == []
     machine.seen("here/2/0", "", 61.0)
     machine.seen("done/2/0", DONE, 62.0)
-    assert only(machine.ended(1, 0, 62.5), Started)
+    assert only(machine.ended(1, 0, 62.5), ReportStart)
 
 
 def test_after_a_loss_nobody_is_waited_for_in_vain():
@@ -280,7 +280,7 @@ def test_a_leaver_that_goes_just_as_its_change_is_withdrawn_is_not_through_with_
     machine = running(0, 1)
     machine.begin(to(2, (0, 0), (2, None), leavers=(1,)), 0.0)
     machine.seen("ready/2/1", "", 1.0)
-    assert only(machine.tick(21.0), Lost)[0].kept == (0,)
+    assert only(machine.tick(21.0), ReportLoss)[0].kept == (0,)
     assert keys(machine.ended(1, 0, 21.1)) == {"lost/1": "[1]"}
     machine.begin(to(3, (0, 0)), 22.0)
     assert machine.ranks == {0: 0}
@@ -345,15 +345,15 @@ def test_a_killed_replica_is_told_and_the_others_wait():
     machine = running(4, 5, 6)
     actions = machine.ended(5, KILLED, 1.0)
     assert keys(actions) == {"lost/1": "[1]"}
-    assert only(actions, Lost) == [Lost(1, (1,), (4, 6), "replica 1 was killed by signal 9")]
+    assert only(actions, ReportLoss) == [ReportLoss(1, (1,), (4, 6), "replica 1 was killed by signal 9")]
     again = machine.ended(6, KILLED, 1.5)
     assert keys(again) == {"lost/1": "[1, 2]"}
-    assert only(again, Lost)[0].kept == (4,)
+    assert only(again, ReportLoss)[0].kept == (4,)
 
 
 def test_a_hung_replica_is_told_with_its_reason():
     machine = running(0, 1)
-    assert only(machine.ended(1, KILLED, 1.0, "it hung"), Lost)[0].why == "it hung"
+    assert only(machine.ended(1, KILLED, 1.0, "it hung"), ReportLoss)[0].why == "it hung"
     alone = running(0)
     assert only(alone.ended(0, KILLED, 1.0, "it hung"), GiveUp)[0].why == "it hung, and no other is left"
 
@@ -390,7 +390,7 @@ def test_a_job_that_ends_while_joiners_prepare_needs_none():
     assert machine.ended(0, 0, 1.0) is None
     actions = machine.over()
     assert keys(actions).keys() == {"withdrawn/2"}
-    assert only(actions, Kill) == [Kill(1)]
+    assert only(actions, KillReplica) == [KillReplica(1)]
     assert (machine.phase, machine.due) == ("over", None)
 
 
@@ -409,7 +409,7 @@ def test_a_job_that_is_through_before_it_moves_leaves_no_joiner_waiting():
     assert machine.ended(0, 0, 2.0) is None
     machine.seen("here/2/1", "", 2.5)
     assert machine.tick(2.9) == []
-    assert only(machine.tick(3.0), Kill) == [Kill(1)]
+    assert only(machine.tick(3.0), KillReplica) == [KillReplica(1)]
     assert machine.phase == "over"
 
 
@@ -432,14 +432,16 @@ def test_a_change_may_be_given_up_for_reasons_of_others():
     commit(machine)
     actions = machine.give_up("steps went by")
     assert only(actions, GiveUp) == [GiveUp("steps went by")]
-    assert {action.number for action in only(actions, Kill)} == {2, 3}
+    assert {action.number for action in only(actions, KillReplica)} == {2, 3}
 
 
 def shrink_and_lose():
     """Of replicas 0, 1 and 2 the last is to leave, and the first dies meanwhile."""
     machine = running(0, 1, 2)
     machine.begin(to(2, (0, 0), (1, 1), leavers=(2,)), 0.0)
-    assert only(machine.ended(0, KILLED, 1.0), Lost) == [Lost(2, (0,), (1,), "replica 0 was killed by signal 9")]
+    assert only(machine.ended(0, KILLED, 1.0), ReportLoss) == [
+        ReportLoss(2, (0,), (1,), "replica 0 was killed by signal 9")
+    ]
     return machine
 
 
@@ -458,7 +460,7 @@ def test_who_leaves_while_others_prepare_after_a_loss_does_not_end_the_job():
     assert machine.ended(2, 0, 3.0) == []
     machine.seen("ready/3/1", "", 4.0)
     machine.seen("done/3/0", DONE, 5.0)
-    assert only(machine.seen("done/3/1", DONE, 5.0), Started)
+    assert only(machine.seen("done/3/1", DONE, 5.0), ReportStart)
 
 
 def test_a_leaver_that_is_through_before_anybody_was_told_to_leave_is_through():
@@ -495,7 +497,7 @@ def test_those_that_hand_over_are_in_the_plan_and_awaited_at_the_door():
     assert plan.senders == (0, 1)
     assert plan.members == (PlanMember(0, None), PlanMember(1, None))
     machine.seen("ready/2/0", "", 1.0)
-    watched = only(machine.seen("ready/2/1", "", 1.0), Watch)[0].keys
+    watched = only(machine.seen("ready/2/1", "", 1.0), WatchKeys)[0].keys
     assert {"here/2/2", "here/2/3", "done/2/1"} <= {*watched}
     assert "done/2/2" not in watched
     machine.seen("here/2/0", "", 2.0)
@@ -509,16 +511,16 @@ def test_those_that_hand_over_leave_when_all_others_have_stepped():
     assert keys(moved(machine)) == {"handed/2": ""}
     assert machine.phase == "move"
     assert machine.ended(1, 0, 3.0) == []
-    assert only(machine.ended(0, 0, 3.0), Started) == [Started(2, {0: PAUSE, 1: PAUSE})]
+    assert only(machine.ended(0, 0, 3.0), ReportStart) == [ReportStart(2, {0: PAUSE, 1: PAUSE})]
     assert (machine.settled, machine.ranks) == (2, {2: 0, 3: 1})
 
 
 def test_who_has_handed_over_and_does_not_leave_is_ended():
     machine = running(0, 1)
     moved(machine)
-    assert machine.tick(4.1) == [Kill(0), Kill(1)]
+    assert machine.tick(4.1) == [KillReplica(0), KillReplica(1)]
     machine.ended(0, KILLED, 4.2)
-    assert only(machine.ended(1, KILLED, 4.2), Started)
+    assert only(machine.ended(1, KILLED, 4.2), ReportStart)
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -530,9 +532,9 @@ def test_one_that_comes_and_dies_has_the_others_save(committed):
         machine.seen("ready/2/1", "", 1.0)
         machine.seen("here/2/2", "", 1.0)
     actions = machine.ended(3, KILLED, 2.0)
-    assert only(actions, Kill) == [Kill(2)]
+    assert only(actions, KillReplica) == [KillReplica(2)]
     assert "joining replica 1 ended" in only(actions, GiveUp)[0].why
-    assert not only(actions, Lost), "others may be to have the places that all were to leave"
+    assert not only(actions, ReportLoss), "others may be to have the places that all were to leave"
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -545,7 +547,7 @@ def test_one_that_holds_the_state_and_dies_has_the_rest_save(committed):
     actions = machine.ended(0, KILLED, 2.0)
     assert keys(actions)["lost/1"] == "[0]", "the other is the first that is left"
     assert keys(actions)["lost/2"] == "[2]", "who is stuck with it on the way is freed"
-    assert only(actions, Kill) == [Kill(2), Kill(3)]
+    assert only(actions, KillReplica) == [KillReplica(2), KillReplica(3)]
     assert only(actions, GiveUp) == [GiveUp("replica 0 was killed by signal 9")]
 
 
@@ -554,17 +556,17 @@ def test_one_that_dies_when_it_alone_holds_the_state_has_its_peers_save():
     moved(machine)
     actions = machine.ended(2, KILLED, 3.0)
     assert only(actions, GiveUp)
-    assert not only(actions, Kill), "the others that joined hold all there is"
+    assert not only(actions, KillReplica), "the others that joined hold all there is"
     assert keys(actions)["lost/2"] == "[0]"
 
 
 def test_a_job_that_ends_has_those_that_joined_end_only_while_others_hold_its_state():
     machine = running(0, 1)
     move(machine)
-    assert only(machine.over(), Kill) == [Kill(2), Kill(3)]
+    assert only(machine.over(), KillReplica) == [KillReplica(2), KillReplica(3)]
     machine = running(0, 1)
     moved(machine)
-    assert not only(machine.over(), Kill)
+    assert not only(machine.over(), KillReplica)
 
 
 def test_a_move_that_nobody_comes_to_is_a_restart():
@@ -583,7 +585,7 @@ def test_after_a_move_the_next_change_counts_from_it():
     actions = machine.begin(to(3, (2, 0), leavers=(3,)), 4.0)
     assert (keys(actions)["plan/3"].before, keys(actions)["plan/3"].senders) == (2, ())
     machine.seen("done/3/0", DONE, 5.0)
-    assert only(machine.ended(3, 0, 5.0), Started)
+    assert only(machine.ended(3, 0, 5.0), ReportStart)
 
 
 def test_one_that_ends_well_before_it_has_handed_over_is_doubted():
@@ -591,8 +593,30 @@ def test_one_that_ends_well_before_it_has_handed_over_is_doubted():
     move(machine)
     machine.seen("ready/2/0", "", 1.0)
     machine.seen("ready/2/1", "", 1.0)
-    assert only(machine.ended(1, 0, 2.0), Doubt)[0].number == 1
+    assert only(machine.ended(1, 0, 2.0), DoubtEnd)[0].number == 1
     assert machine.tick(2.9) == []
     actions = machine.tick(3.0)
     assert "without handing over" in only(actions, GiveUp)[0].why
-    assert only(actions, Kill) == [Kill(2), Kill(3)]
+    assert only(actions, KillReplica) == [KillReplica(2), KillReplica(3)]
+
+
+# Illegal transitions
+
+
+def test_an_order_that_comes_while_a_change_is_under_way_raises_with_the_story():
+    machine = running(0, 1)
+    grow(machine)
+    machine.ended(0, KILLED, 1.0)
+    grow(machine)
+    with pytest.raises(
+        IllegalTransition, match=r"from 'prepare' to 'prepare'.*replica process 0 ended with -9; now lost"
+    ):
+        machine.begin(to(3, (1, 1)), 2.0)
+
+
+def test_nothing_begins_once_the_job_ends():
+    machine = running(0, 1)
+    machine.over()
+    with pytest.raises(IllegalTransition, match=r"from 'over' to 'prepare'"):
+        grow(machine)
+    assert machine.phase == "over"

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from pollux.backends.transport import channel
-from pollux.backends.transport.channel import Channel, Line, answer, challenge, check
+from pollux.backends.transport.channel import Channel, SecureLine, answer, challenge, check
 from pollux.core.errors import BackendFailed
 
 SECRET = b"s" * 32
@@ -15,7 +15,7 @@ SECRET = b"s" * 32
 def pair(request=None):
     """Two ends of one connection, after the handshake."""
     left, right = socket.socketpair()
-    ours, theirs = Line(left, "shim"), Line(right, "host")
+    ours, theirs = SecureLine(left, "shim"), SecureLine(right, "host")
     nonce = challenge()
     theirs.put({"version": channel.VERSION, "nonce": nonce})
     answer(SECRET, ours, ours.get()[0], request or {"session": "x"})
@@ -35,7 +35,7 @@ def test_who_knows_the_secret_is_heard():
 def test_who_does_not_is_refused():
     left, right = socket.socketpair()
     with left, right:
-        ours, theirs, nonce = Line(left), Line(right), challenge()
+        ours, theirs, nonce = SecureLine(left), SecureLine(right), challenge()
         answer(b"t" * 32, ours, {"version": channel.VERSION, "nonce": nonce}, {"session": "x"})
         with pytest.raises(BackendFailed, match="secret"):
             check(SECRET, theirs, nonce, theirs.get()[0])
@@ -45,14 +45,14 @@ def test_who_does_not_is_refused():
 def test_nonsense_is_refused(said):
     left, right = socket.socketpair()
     with left, right, pytest.raises(BackendFailed):
-        check(SECRET, Line(left), challenge(), said)
+        check(SECRET, SecureLine(left), challenge(), said)
 
 
 @pytest.mark.parametrize("hello", [None, {"version": 99, "nonce": "x"}, "SSH-2.0"])
 def test_another_version_is_named(hello):
     left, right = socket.socketpair()
     with left, right, pytest.raises(BackendFailed, match="another version"):
-        answer(SECRET, Line(left), hello, {})
+        answer(SECRET, SecureLine(left), hello, {})
 
 
 def test_a_line_that_was_changed_or_repeated_ends_the_connection():
@@ -73,7 +73,7 @@ def test_a_line_that_was_changed_or_repeated_ends_the_connection():
 
 def test_what_is_not_a_line_is_bounded():
     left, right = socket.socketpair()
-    line = Line(left)
+    line = SecureLine(left)
     right.setblocking(False)
     while not line.broken:
         try:

@@ -5,13 +5,13 @@ import math
 import pytest
 
 from pollux.core import Node
-from pollux.policies.packing.placement_board import Board
+from pollux.policies.packing.placement_board import PlacementBoard
 from pollux.testing import job
 
 
-def board(free_nodes, jobs=8, avoid=True, **limits) -> Board:
+def board(free_nodes, jobs=8, avoid=True, **limits) -> PlacementBoard:
     nodes = [Node(f"n{i}", gpus) for i, gpus in enumerate(free_nodes)]
-    return Board(nodes, [job(f"j{i}", **limits) for i in range(jobs)], avoid)
+    return PlacementBoard(nodes, [job(f"j{i}", **limits) for i in range(jobs)], avoid)
 
 
 def test_the_tightest_node_that_fits_is_taken():
@@ -88,7 +88,7 @@ def test_two_distributed_jobs_do_not_share_a_node():
 
 def test_a_node_that_isolates_traffic_may_be_shared():
     nodes = [Node("n0", 4), Node("n1", 4, isolated_network=True), Node("n2", 4)]
-    it = Board(nodes, [job("a"), job("b")], True)
+    it = PlacementBoard(nodes, [job("a"), job("b")], True)
     it.put(0, ((0, 4), (1, 2)))
     assert it.usable(1, ((1, 2), (2, 4)))
 
@@ -118,7 +118,7 @@ def test_scattering_honours_the_most_nodes_of_a_job():
 
 def test_closed_nodes_take_nobody_new():
     nodes = [Node("n0", 4, schedulable=False), Node("n1", 2)]
-    it = Board(nodes, [job("a"), job("b")], True)
+    it = PlacementBoard(nodes, [job("a"), job("b")], True)
     it.put(0, ((0, 2),))
     assert it.place(1, 4, "", (), 1.0) is None
     assert it.place(1, 2, "", ((0, 2),), 1.0) == 0.0
@@ -127,7 +127,7 @@ def test_closed_nodes_take_nobody_new():
 
 def test_cpus_and_memory_count_as_well():
     nodes = [Node("n0", 4, num_cpus=4.0), Node("n1", 4, num_cpus=8.0)]
-    it = Board(nodes, [job("a", cpus_per_gpu=2.0), job("b", cpus_per_gpu=2.0)], True)
+    it = PlacementBoard(nodes, [job("a", cpus_per_gpu=2.0), job("b", cpus_per_gpu=2.0)], True)
     assert it.place(0, 3, "", (), 0.0) == 0.0
     assert it.shares[0] == ((1, 3),)
     assert it.room_on(1, 0) == 2
@@ -136,7 +136,7 @@ def test_cpus_and_memory_count_as_well():
 
 def test_quotas_are_kept_count_of():
     nodes = [Node("n0", 8)]
-    it = Board(nodes, [job("a", queue="q"), job("b", queue="q"), job("c")], True, {"q": 5})
+    it = PlacementBoard(nodes, [job("a", queue="q"), job("b", queue="q"), job("c")], True, {"q": 5})
     it.put(0, ((0, 3),))
     assert it.quota_left(1) == 2
     assert it.quota_left(0) == 5

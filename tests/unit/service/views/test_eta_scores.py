@@ -15,7 +15,7 @@ from pollux.service.views.estimates import times_of
 from pollux.service.views.eta_scores import EtaBook
 from pollux.sim import SimulationSettings, simulate
 from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 from pollux.store import TelemetryRow, open_telemetry
 from pollux.testing import cluster
 from pollux.wire.status import Eta
@@ -69,7 +69,7 @@ class Watched(Controller):
 def run(monkeypatch, bias, spread, num_jobs=26):
     """Jobs that arrive while others train, so that the GPUs of each change several times."""
     Watched.book, Watched.bias, Watched.spread = EtaBook(open_telemetry(None)), bias, spread
-    workload = Workload("many", tuple(JobRequest(f"j{i}", 170.0 * i, "net", 2, 128) for i in range(num_jobs)))
+    workload = Workload("many", tuple(WorkloadJob(f"j{i}", 170.0 * i, "net", 2, 128) for i in range(num_jobs)))
     with monkeypatch.context() as patch:
         patch.setattr(simulation, "Controller", Watched)
         outcome = simulate(

@@ -18,7 +18,7 @@ from pollux.sim.results.report import chosen_job, write_report
 from pollux.sim.simulation.compare import choose_policies, compare
 from pollux.sim.simulation.simulation import JobOutcome, RunOutcome, SimulationSettings
 from pollux.sim.workloads.builtin import builtin_applications
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 
 APPLICATIONS = builtin_applications()
 SETTINGS = SimulationSettings(num_nodes=2, gpus_per_node=4, seed=1)
@@ -26,7 +26,7 @@ PNG = b"\x89PNG\r\n"
 
 
 def request(name, time, application="recsys"):
-    return JobRequest(name, time, application, 2, APPLICATIONS[application].limits.initial)
+    return WorkloadJob(name, time, application, 2, APPLICATIONS[application].limits.initial)
 
 
 WORKLOADS = [

@@ -11,7 +11,7 @@ from pollux.sim.applications.modelled import ModelledApplication
 from pollux.sim.simulation.compare import PolicyChoice, check_runs, choose_policies, compare
 from pollux.sim.simulation.simulation import SimulationSettings, simulate
 from pollux.sim.workloads.builtin import builtin_applications
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 APPLICATIONS = builtin_applications()
@@ -20,7 +20,7 @@ BATCH = APPLICATIONS["recsys"].limits.initial
 
 
 def workload(name, count):
-    return Workload(name, tuple(JobRequest(f"r{i}", 100.0 * i, "recsys", 2, BATCH) for i in range(count)))
+    return Workload(name, tuple(WorkloadJob(f"r{i}", 100.0 * i, "recsys", 2, BATCH) for i in range(count)))
 
 
 WORKLOADS = [workload("one", 3), workload("two", 2)]
@@ -97,7 +97,7 @@ def test_failure_of_a_run_comes_back_and_ends_the_others(workers):
 
 
 def test_workloads_are_checked_before_anything_runs():
-    wrong = Workload("wrong", (JobRequest("a", 0.0, "nothing", 1, 8),))
+    wrong = Workload("wrong", (WorkloadJob("a", 0.0, "nothing", 1, 8),))
     seen = []
     with pytest.raises(InvalidInput, match="field 'application': 'nothing'"):
         compare([*WORKLOADS, wrong], POLICIES, APPLICATIONS, SETTINGS, progress=lambda *done: seen.append(done))
@@ -108,7 +108,7 @@ def test_more_nodes_than_were_measured_are_refused_for_rigid_policies_only():
     recsys = APPLICATIONS["recsys"]
     assert isinstance(recsys, ModelledApplication)
     narrow = {"recsys": replace(recsys, max_nodes=1)}
-    wide = Workload("wide", (JobRequest("a", 0.0, "recsys", 8, BATCH, source="wide.csv, line 2"),))
+    wide = Workload("wide", (WorkloadJob("a", 0.0, "recsys", 8, BATCH, source="wide.csv, line 2"),))
     with pytest.raises(InvalidInput, match=r"wide\.csv, line 2, field 'num_replicas': '8': needs 2 nodes"):
         check_runs([wide], choose_policies(["pollux", "fifo"], {}), narrow, SETTINGS)
     check_runs([wide], choose_policies(["pollux"], {}), narrow, SETTINGS)

@@ -12,7 +12,7 @@ from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule
 from pollux.sim.results.metrics import configuration, describe_world
 from pollux.sim.simulation.resize_cost import AUTO, DEFAULT_STATE_BYTES, PauseModel, Pauses
 from pollux.sim.workloads.builtin import builtin_applications
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 from pollux.testing import place
 
 MODEL = PauseModel()
@@ -74,7 +74,7 @@ class Scripted(Policy):
 
 
 def standstill(seconds):
-    workload = Workload("w", (JobRequest("a", 0.0, "small", 1, 64),))
+    workload = Workload("w", (WorkloadJob("a", 0.0, "small", 1, 64),))
     settings = SimulationSettings(num_nodes=1, gpus_per_node=2, resize_seconds=seconds)
     run = simulate(workload, Scripted(), {"small": APPLICATION}, settings)
     # Steps take as long on any number of GPUs here.
@@ -90,7 +90,7 @@ def test_a_run_pays_for_each_kind():
 
 def test_the_world_says_how():
     settings = SimulationSettings(resize_seconds=AUTO)
-    workload = Workload("w", (JobRequest("a", 0.0, "small", 1, 64),))
+    workload = Workload("w", (WorkloadJob("a", 0.0, "small", 1, 64),))
     config = configuration([workload], [], {"small": APPLICATION}, settings)
     assert any("model of state" in line for line in describe_world(config))
 

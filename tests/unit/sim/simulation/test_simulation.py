@@ -11,7 +11,7 @@ import pytest
 from pollux.core import BatchMode, Decision, InvalidInput, JobView
 from pollux.policies import create
 from pollux.sim.simulation.simulation import SimulationSettings, simulate
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 from pollux.testing import FakeApplication, place
 
 SMALL = SimulationSettings(num_nodes=1, gpus_per_node=1)
@@ -38,7 +38,7 @@ class Scripted:
 
 def requests(*times: float, **fields) -> Workload:
     common = {"application": "fake", "num_gpus": 1, "batch_size": 10, **fields}
-    return Workload("w", tuple(JobRequest(f"j{i}", time, **common) for i, time in enumerate(times)))
+    return Workload("w", tuple(WorkloadJob(f"j{i}", time, **common) for i, time in enumerate(times)))
 
 
 def run(workload, policy=None, settings=SMALL, application=None, **options):

@@ -29,7 +29,7 @@ from pollux.policies import create, names
 from pollux.sim import SimulationSettings, simulate
 from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule
 from pollux.sim.workloads.history import History, NoiseTable, read_history
-from pollux.sim.workloads.workload import JobRequest, Workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob
 from pollux.store import SavedState, TelemetryRow, open_store, open_telemetry
 from pollux.store.history import export
 from pollux.testing import goodput_model, place
@@ -54,7 +54,7 @@ APPLICATIONS = {"wide": WIDE, "narrow": NARROW}
 WORKLOAD = Workload(
     "ten",
     tuple(
-        JobRequest(f"j{index}", 137.0 * index, "wide" if index % 3 else "narrow", 2, 128)
+        WorkloadJob(f"j{index}", 137.0 * index, "wide" if index % 3 else "narrow", 2, 128)
         for index in range(10)
     ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 import pytest
 
 from pollux.core import InvalidInput
-from pollux.sim.workloads.workload import JobRequest, Workload, check_applications, read_workload, write_workload
+from pollux.sim.workloads.workload import Workload, WorkloadJob, check_applications, read_workload, write_workload
 from pollux.testing import FakeApplication
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
@@ -60,13 +60,15 @@ def test_what_was_written_is_read_again(read, tmp_path):
 
 
 def test_times_keep_their_seconds_through_a_file(read, tmp_path):
-    late = JobRequest("a", 1_234_567.0, "bert", 1, 12)
+    late = WorkloadJob("a", 1_234_567.0, "bert", 1, 12)
     (tmp_path / "late.csv").write_text(write_workload([late]))
     assert read_workload(tmp_path / "late.csv").jobs[0].time == 1_234_567.0
 
 
 def checked(**fields):
-    request = JobRequest(**{"name": "a", "time": 0.0, "application": "fake", "num_gpus": 4, "batch_size": 40, **fields})
+    request = WorkloadJob(
+        **{"name": "a", "time": 0.0, "application": "fake", "num_gpus": 4, "batch_size": 40, **fields}
+    )
     check_applications(Workload("w", (request,)), {"fake": FakeApplication()}, num_gpus=8)
 
 

@@ -156,7 +156,8 @@ def _refuse_service_home(path: Path) -> None:
 @contextmanager
 def _engine(home: Path, slots: int | None, policy: str) -> Iterator[Engine]:
     """An engine with the local backend that remembers nothing, and a desk for the agent's reports."""
-    from pollux import backends, policies
+    import pollux.backends as backends
+    import pollux.policies as policies
     from pollux.cli.client.report_server import open_desk
     from pollux.service import Engine
     from pollux.service.settings import ServiceSettings

@@ -66,7 +66,22 @@ def explain(job: Job, as_json: Json = False) -> None:
 
 
 def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
-    from pollux.cli.display.number_format import compact, duration, eta_range, moment, share
+    """Name and text of each line about the job, in the order in which they are printed."""
+    yield from _request_facts(status, now)
+    yield from _progress_facts(status, now)
+    yield from _speed_facts(status)
+    yield from _cost_facts(status)
+    if status.get("detail"):
+        yield "detail", str(status["detail"])
+    reason = status.get("reason")
+    if reason and not status.get("ended_at"):
+        yield "why", str(reason.get("text") or reason["code"])
+        if reason.get("next_step"):
+            yield "next step", str(reason["next_step"])
+
+
+def _request_facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    from pollux.cli.display.number_format import moment
 
     where = ", ".join(f"{node} {count}" for node, count in sorted(status.get("placement", {}).items()))
     kind = ", rigid" if status.get("rigid") else ""
@@ -76,19 +91,28 @@ def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     if status.get("after"):
         yield "after", ", ".join(status["after"])
     yield "submitted", moment(status["submitted_at"], now)
-    if status.get("started_at"):
-        yield "started", moment(status["started_at"], now)
-    if status.get("ended_at"):
-        yield "ended", moment(status["ended_at"], now)
+    for name in ("started", "ended"):
+        if status.get(f"{name}_at"):
+            yield name, moment(status[f"{name}_at"], now)
+
+
+def _progress_facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    from pollux.cli.display.number_format import duration, eta_range, share
+
     if status.get("progress") is not None:
         epoch = f", epoch {status['epoch']:.2f}" if status.get("epoch") is not None else ""
-        yield "progress", f"{share(status['progress'])}{epoch}{_when(status, now)}"
+        yield "progress", f"{share(status['progress'])}{epoch}{_age(status, now)}"
     if status.get("eta") and not status.get("ended_at"):
         current = status["eta"].get("current")
         held = "" if current is None else f"; {duration(current - now)} if it keeps its GPUs"
         yield "ends in", eta_range(status, now) + held + (", by what it told before" if status.get("outdated") else "")
+
+
+def _speed_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from pollux.cli.display.number_format import compact, share
+
     if status.get("batch_size"):
-        # What it tells are the micro-steps beyond the first.
+        # A job reports the micro-steps beyond the first.
         extra = status.get("accumulation") or 0
         steps = f", {extra + 1} micro-steps" if extra > 0 else ""
         local = f" ({status['local_batch']} per GPU{steps})" if status.get("local_batch") else ""
@@ -102,6 +126,9 @@ def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
         yield "noise scale", f"{compact(status['noise_scale'])} samples"
     if status.get("loss") is not None:
         yield "loss", f"{status['loss']:.4g}"
+
+
+def _cost_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     used = f"{status.get('gpu_seconds', 0.0) / 3600:.2f} GPU-hours"
     moves = f"{status['restarts']} re-allocation{'s' * (status['restarts'] != 1)}"
     yield "used", f"{used}, {moves}, {status['crashes']} of {status['retries']} retries"
@@ -109,17 +136,10 @@ def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
         how = "without a restart" if status.get("resize_kind") == "live" else "with a restart"
         kinds = ", ".join(f"{kind} {seconds:.2g} s" for kind, seconds in sorted(status["resize_costs"].items()))
         yield "a change", f"costs it about {status['resize_seconds']:.2g} s, {how}; so far: {kinds}"
-    if status.get("detail"):
-        yield "detail", str(status["detail"])
-    reason = status.get("reason")
-    if reason and not status.get("ended_at"):
-        yield "why", str(reason.get("text") or reason["code"])
-        if reason.get("next_step"):
-            yield "next step", str(reason["next_step"])
 
 
-def _when(status: Mapping[str, Any], now: float) -> str:
-    """Of figures that its present replicas have not renewed yet: how old they are."""
+def _age(status: Mapping[str, Any], now: float) -> str:
+    """How old figures are that were measured on other GPUs; empty for figures of the present replicas."""
     from pollux.cli.display.number_format import since
 
     if not status.get("outdated") or status.get("reported_at") is None:
@@ -135,26 +155,30 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _print_request(console: Any, request: Mapping[str, Any]) -> None:
-    import shlex
-
-    from pollux.cli.display.number_format import duration
-
     if not request:
         return
     console.print("\nas submitted", style="bold")
     for key, value in request.items():
-        if value in (None, [], {}, ""):
-            continue
-        if key == "run" and isinstance(value, list):
-            value = shlex.join(value)
-        elif isinstance(value, dict):
-            value = ", ".join(f"{name}={entry}" for name, entry in value.items() if entry is not None)
-        elif isinstance(value, list):
-            value = ", ".join(str(entry) for entry in value)
-        elif key in ("grace", "time_limit") and isinstance(value, int | float):
-            value = duration(value)
-        if value != "":
-            console.print(f"  {key:<12} {value}", markup=False, soft_wrap=True)
+        shown = _request_value(key, value)
+        if shown:
+            console.print(f"  {key:<12} {shown}", markup=False, soft_wrap=True)
+
+
+def _request_value(key: str, value: Any) -> str:
+    """What a field of the request says; empty where it says nothing."""
+    import shlex
+
+    from pollux.cli.display.number_format import duration
+
+    if value is None or value == {} or value == []:
+        return ""
+    if key == "run" and isinstance(value, list):
+        return shlex.join(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={entry}" for name, entry in value.items() if entry is not None)
+    if isinstance(value, list):
+        return ", ".join(str(entry) for entry in value)
+    return duration(value) if key in ("grace", "time_limit") and isinstance(value, int | float) else str(value)
 
 
 def _print_events(console: Any, answer: Mapping[str, Any], now: float) -> None:

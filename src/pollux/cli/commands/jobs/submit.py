@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,23 +80,15 @@ def submit(
 
     given = {"name": name, "gpus": gpus, "queue": queue, "priority": priority, "after": after}
     changes = {key: value for key, value in given.items() if value}
-    command = ctx.meta.get(_COMMAND)
-    requests = requests_from(files or [], command, changes, variables_from(env or []))
+    requests = requests_from(files or [], ctx.meta.get(_COMMAND), changes, variables_from(env or []))
     if follow and (len(requests) > 1 or as_json or dry_run):
         raise InvalidInput("--follow prints the output of one job: give one file, without --json and --dry-run")
-    client = connect()
-    if ship and not dry_run:
-        requests = [_shipped(client, request, True, as_json) for request in requests]
-    answers: list[dict[str, Any]] = []
-    for request in requests:
-        answers.append((_planned if dry_run else _submitted)(client, request, ship, as_json))
-        # Where a later one is refused, these are there all the same.
-        ctx.meta[PARTIAL] = {"planned" if dry_run else "submitted": answers}
+    sender = _Sender(connect(), ship, dry_run, as_json)
+    answers = sender.send(requests, ctx)
     if as_json and not wait:
         print_json(ctx.meta[PARTIAL])
-    if dry_run or not (wait or follow):
-        return
-    _finish(client, [str(answer["job"]["id"]) for answer in answers], follow, answers if as_json else None)
+    if not dry_run and (wait or follow):
+        _finish(sender.client, [str(answer["job"]["id"]) for answer in answers], follow, answers if as_json else None)
 
 
 def requests_from(
@@ -141,66 +134,75 @@ def variables_from(pairs: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def _submitted(client: Client, request: JobRequest, ship: bool | None, as_json: bool) -> dict[str, Any]:
-    try:
-        return _send(client, request, False, as_json)
-    except WorkdirMissing:
-        if ship is not None:
-            raise
-    return _send(client, _shipped(client, request, False, as_json), False, as_json)
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """Submits or plans jobs, with the working folder where the service lacks it, and prints the plan of each.
 
+    `ship` is True to send the working folder in any case, False never, None where the service does not have it.
+    """
 
-def _planned(client: Client, request: JobRequest, ship: bool | None, as_json: bool) -> dict[str, Any]:
-    if not ship:
+    client: Client
+    ship: bool | None
+    dry_run: bool
+    as_json: bool
+
+    def send(self, requests: Sequence[JobRequest], ctx: typer.Context) -> list[dict[str, Any]]:
+        """The answer to each request; `ctx` remembers those that came before a refusal."""
+        if self.ship and not self.dry_run:
+            requests = [self._with_folder(request) for request in requests]
+        answers: list[dict[str, Any]] = []
+        for request in requests:
+            answers.append(self._send_or_ship(request))
+            ctx.meta[PARTIAL] = {"planned" if self.dry_run else "submitted": answers}
+        return answers
+
+    def _send_or_ship(self, request: JobRequest) -> dict[str, Any]:
+        if self.dry_run and self.ship:
+            return self._plan_with_folder(request)
         try:
-            return _send(client, request, True, as_json)
+            return self._send(request)
         except WorkdirMissing:
-            if ship is not None:
+            if self.ship is not None:
                 raise
-    return _would_ship(client, request, bool(ship), as_json)
+        return self._plan_with_folder(request) if self.dry_run else self._send(self._with_folder(request))
 
+    def _with_folder(self, request: JobRequest) -> JobRequest:
+        """The request after its folder was sent; prints a line about the folder."""
+        from pollux.cli.client.folder_upload import ship
 
-def _shipped(client: Client, request: JobRequest, is_asked_for: bool, as_json: bool) -> JobRequest:
-    """The job with its folder sent along, and a line on that."""
-    from pollux.cli.client.folder_upload import ship
+        request, said = ship(self.client, request, bool(self.ship))
+        typer.echo(said, err=self.as_json)
+        return request
 
-    request, said = ship(client, request, is_asked_for)
-    typer.echo(said, err=as_json)
-    return request
+    def _send(self, request: JobRequest) -> dict[str, Any]:
+        from pollux.cli.display.plan_text import plan_lines
+        from pollux.wire.jobfile import job_to_mapping
 
+        body = job_to_mapping(request)
+        if self.dry_run:
+            answer = {"request": body, "plan": self.client.post("/v1/plan", body)}
+        else:
+            answer = self.client.submit(body)
+        if not self.as_json:
+            for line in plan_lines(answer["plan"], self.client.now, planned=self.dry_run):
+                typer.echo(line)
+            if self.dry_run:
+                _echo(body)
+        return answer
 
-def _send(client: Client, request: JobRequest, dry_run: bool, as_json: bool) -> dict[str, Any]:
-    from pollux.cli.display.plan_text import plan_lines
-    from pollux.wire.jobfile import job_to_mapping
+    def _plan_with_folder(self, request: JobRequest) -> dict[str, Any]:
+        """The dry run of a job whose folder would be sent: nothing is sent, so a folder that is missing has no plan."""
+        from pollux.cli.client.folder_upload import would_ship
+        from pollux.wire.jobfile import job_to_mapping
 
-    body = job_to_mapping(request)
-    if dry_run:
-        plan = client.post("/v1/plan", body)
-        answer = {"request": body, "plan": plan}
-    else:
-        answer = client.submit(body)
-        plan = answer["plan"]
-    if not as_json:
-        for line in plan_lines(plan, client.now, planned=dry_run):
-            typer.echo(line)
-        if dry_run:
+        request, missing = would_ship(self.client, request, bool(self.ship))
+        if not missing:
+            return self._send(request)
+        body = job_to_mapping(request)
+        if not self.as_json:
+            typer.echo(missing)
             _echo(body)
-    return answer
-
-
-def _would_ship(client: Client, request: JobRequest, is_asked_for: bool, as_json: bool) -> dict[str, Any]:
-    """A dry run of a job whose folder is to be sent along: nothing is, so the plan is known only where it is there."""
-    from pollux.cli.client.folder_upload import would_ship
-    from pollux.wire.jobfile import job_to_mapping
-
-    request, missing = would_ship(client, request, is_asked_for)
-    if not missing:
-        return _send(client, request, dry_run=True, as_json=as_json)
-    body = job_to_mapping(request)
-    if not as_json:
-        typer.echo(missing)
-        _echo(body)
-    return {"request": body, "plan": None}
+        return {"request": body, "plan": None}
 
 
 def _echo(body: Mapping[str, Any]) -> None:

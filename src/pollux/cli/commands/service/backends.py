@@ -12,7 +12,7 @@ def backends(as_json: Json = False) -> None:
 
     Example: pollux backends
     """
-    from pollux import backends as registry
+    import pollux.backends as registry
 
     entries = []
     for name in registry.names():

@@ -101,7 +101,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _gpus() -> Finding:
-    from pollux import backends
+    import pollux.backends as backends
     from pollux.backends.local import LocalBackend
 
     missing = backends.available("local")

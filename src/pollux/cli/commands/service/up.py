@@ -142,7 +142,7 @@ def _backend_options(backend: str, slots: int | None, address: str | None, words
 
 def _host(backend: str, options: dict[str, Any], host: str | None, may_be_seen: bool) -> str:
     """Where to listen: as was said, or where the backend's nodes reach this machine, as their jobs report here."""
-    from pollux import backends
+    import pollux.backends as backends
     from pollux.service.settings import is_loopback
 
     head = None if host is not None else backends.head_of(backend, options)
@@ -211,7 +211,7 @@ def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> lis
 
 
 def _settings(**options: Any) -> ServiceSettings:
-    from pollux import policies
+    import pollux.policies as policies
     from pollux.service.settings import ServiceSettings
 
     settings = ServiceSettings(**options)
@@ -223,7 +223,7 @@ def _settings(**options: Any) -> ServiceSettings:
 
 
 def _check_backend(name: str) -> None:
-    from pollux import backends
+    import pollux.backends as backends
 
     missing = backends.available(name)
     if missing is not None:

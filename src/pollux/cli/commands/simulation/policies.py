@@ -20,7 +20,7 @@ def policies(
 
     Example: pollux policies --json
     """
-    from pollux import policies as registry
+    import pollux.policies as registry
     from pollux.cli.display.render import policies_table, print_table, standard_output
 
     entries: list[dict[str, Any]] = []

@@ -19,7 +19,7 @@ from pollux.core import InvalidInput
 if TYPE_CHECKING:
     from pollux.sim import Application, PolicyChoice, SimulationSettings, Workload
 
-__all__ = ["simulate", "simulate_together", "use_one_thread"]
+__all__ = ["Outputs", "simulate", "simulate_together", "use_one_thread"]
 
 
 def _read_resize_seconds(value: str) -> float | str:
@@ -130,9 +130,8 @@ def simulate(
     file = output if output is not None and output.suffix == ".json" else None
     folder = output if file is None else None
     _check_job(job, world.workloads, folder)
-    complete = simulate_together(
-        world.workloads, chosen, world.applications, settings, world.source, workers, folder, job, file
-    )
+    outputs = Outputs(folder, job, file)
+    complete = simulate_together(world.workloads, chosen, world.applications, settings, world.source, workers, outputs)
     if as_json:
         typer.echo(to_json(complete), nl=False)
     else:
@@ -149,6 +148,15 @@ def _without_dash(paths: Sequence[Path], as_json: bool) -> list[Path]:
     return [path for path in paths if str(path) != "-"]
 
 
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What to write: a report in a folder, with a plot of one job if it is named; a JSON file. None: not written."""
+
+    folder: Path | None = None
+    job: str | None = None
+    json_file: Path | None = None
+
+
 def simulate_together(
     workloads: Sequence[Workload],
     policies: Sequence[PolicyChoice],
@@ -156,35 +164,34 @@ def simulate_together(
     settings: SimulationSettings,
     source: str,
     workers: int | None = None,
-    output: Path | None = None,
-    job: str | None = None,
-    json_file: Path | None = None,
+    outputs: Outputs | None = None,
 ) -> dict[str, Any]:
     """Simulate with a progress bar, write all that is asked for or nothing, and return the whole document."""
     from pollux.cli.arguments.output import staged_file, staged_folder
     from pollux.cli.display.render import progress_bar
     from pollux.sim import IsolatedTimes, compare, configuration, document, measure, to_json
 
+    outputs = outputs or Outputs()
     config = configuration(workloads, policies, applications, settings, source)
     times = IsolatedTimes(applications, settings.num_nodes, settings.gpus_per_node)
     for name in sorted({request.application for workload in workloads for request in workload.jobs}):
         times.seconds(name, 1.0)  # refuses now what no measurement could be compared with afterwards
     with ExitStack() as files:
         folder = stream = None
-        if output is not None:
+        if outputs.folder is not None:
             from pollux.sim.results.plots import require_matplotlib
 
             require_matplotlib()
-            folder = files.enter_context(staged_folder("--output", output))
-        if json_file is not None:
-            stream = files.enter_context(staged_file("--output", json_file))
+            folder = files.enter_context(staged_folder("--output", outputs.folder))
+        if outputs.json_file is not None:
+            stream = files.enter_context(staged_file("--output", outputs.json_file))
         with progress_bar("simulating") as progress:
             outcomes = compare(workloads, policies, applications, settings, workers or _cpus(), progress)
         complete = document(config, [measure(outcome, applications, settings, times) for outcome in outcomes])
         if folder is not None:
             from pollux.sim.results.report import write_report
 
-            write_report(folder, complete, outcomes, applications, job)
+            write_report(folder, complete, outcomes, applications, outputs.job)
         if stream is not None:
             stream.write(to_json(complete))
     return complete

@@ -116,7 +116,7 @@ def _compare(
     skipped: list[str],
     missing: list[list[str]],
 ) -> None:
-    from pollux.cli.commands.simulation.simulate import simulate_together
+    from pollux.cli.commands.simulation.simulate import Outputs, simulate_together
     from pollux.cli.display.render import print_table, results_table, standard_output
     from pollux.sim import check_runs, choose_policies
 
@@ -127,7 +127,7 @@ def _compare(
         size = settings.num_nodes
         folder = output if output is None or len(runs) == 1 else output / workload.name
         check_runs([workload], policies, applications, settings)
-        document = simulate_together([workload], policies, applications, settings, "history", workers, folder)
+        document = simulate_together([workload], policies, applications, settings, "history", workers, Outputs(folder))
         title = _title(size, not documents)
         documents.append({"nodes": size, "left_out": left_out, **document})
         results += [{**result, "workload": title} for result in document["results"]]

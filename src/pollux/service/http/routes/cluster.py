@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.responses import Response, StreamingResponse
 
-from pollux import policies
+import pollux.policies as policies
 from pollux.controller import require
 from pollux.core import Queue
 from pollux.core.errors import InvalidInput, Unreachable

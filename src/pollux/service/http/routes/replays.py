@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from pollux import policies
+import pollux.policies as policies
 from pollux.core.errors import InvalidInput, UnknownName
 from pollux.service.http.operations import Call, Operation, json_response
 from pollux.service.http.schemas import listed, only

@@ -135,7 +135,7 @@ def test_run_that_ends_early_leaves_nothing(simulate, tmp_path, monkeypatch, err
 
     (tmp_path / "r.json").write_text("from before")
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr("pollux.sim.simulation.compare", fail)
+    monkeypatch.setattr("pollux.sim.compare", fail)
     result = simulate("--output", tmp_path / name)
     assert (result.exit_code, result.stderr, result.stdout) == (code, message, "")
     assert sorted(tmp_path.rglob("*")) == before

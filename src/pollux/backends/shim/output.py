@@ -1,0 +1,112 @@
+"""What the replicas of a generation write: one log for each rank, read in bounded pieces."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pollux.backends.process.launcher import ReplicaProcess
+from pollux.backends.process.log_file import LogWriter
+
+__all__ = ["RankLogs", "ReplicaLog"]
+
+_READ_BYTES = 64 << 10
+_FLOOD_BYTES = 4 << 20
+_FLOOD_SECONDS = 0.25
+_TAIL_BYTES = 8 << 10
+_DRAIN_PIECES = 1024
+
+
+@dataclass(slots=True)
+class ReplicaLog:
+    """What one replica writes, into the log of the rank it has. `tail` is the end of its own, whatever its ranks."""
+
+    of_rank: LogWriter
+    tail: bytes = b""
+
+    def write(self, piece: bytes) -> None:
+        """Append."""
+        self.tail = (self.tail + piece)[-_TAIL_BYTES:]
+        self.of_rank.write(piece)
+
+
+class _Writer(Protocol):
+    """A replica, as far as its output goes."""
+
+    number: int
+    process: ReplicaProcess
+    log: ReplicaLog
+
+
+@dataclass(slots=True)
+class RankLogs:
+    """The logs of all ranks below `folder`. `flooded_until`: no output is read until then, since there was too much."""
+
+    folder: Path
+    cap_bytes: int
+    flooded_until: float | None = None
+    _writers: dict[int, LogWriter] = field(default_factory=dict)
+    _read_bytes: dict[int, int] = field(default_factory=dict)
+    _window_began: float = 0.0
+
+    def of(self, rank: int) -> LogWriter:
+        """The one writer for all that have the rank, now and later: two would both put the full file aside."""
+        if rank not in self._writers:
+            self._writers[rank] = LogWriter(self.folder / f"{rank}.log", self.cap_bytes)
+        return self._writers[rank]
+
+    def read(self, replica: _Writer) -> None:
+        """Some output can be read: take a bounded piece of it, and hold a flood back."""
+        process = replica.process
+        try:
+            piece = os.read(process.output, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            process.close_output()
+            return
+        replica.log.write(piece)
+        now = time.monotonic()
+        if now - self._window_began > _FLOOD_SECONDS:
+            self._window_began = now
+            self._read_bytes.clear()
+        self._read_bytes[replica.number] = self._read_bytes.get(replica.number, 0) + len(piece)
+        if self._read_bytes[replica.number] > _FLOOD_BYTES:
+            self.flooded_until = self._window_began + _FLOOD_SECONDS
+
+    def change_rank(self, replica: _Writer, rank: int) -> None:
+        """From here on it writes to the log of that rank; all that its pipe holds was written under the rank before."""
+        _read_out(replica, 1)
+        replica.log.of_rank = self.of(rank)
+
+    def drain(self, replicas: Iterable[_Writer]) -> None:
+        """They have ended: read what is left, and close everything."""
+        for replica in replicas:
+            _read_out(replica, _DRAIN_PIECES)
+            replica.process.close_output()
+        self.close(())
+
+    def close(self, but: Collection[int]) -> None:
+        """Close the files of all ranks but these."""
+        for rank in self._writers.keys() - set(but):
+            self._writers[rank].close()
+
+
+def _read_out(replica: _Writer, pieces: int) -> None:
+    """At most so many pieces of what there is to be read; the file stays open, even at its end."""
+    for _ in range(pieces):
+        if replica.process.output < 0:
+            return
+        try:
+            piece = os.read(replica.process.output, _READ_BYTES)
+        except OSError:
+            return
+        if not piece:
+            return
+        replica.log.write(piece)

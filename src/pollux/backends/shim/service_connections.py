@@ -1,0 +1,112 @@
+"""The connections of services to a shim: requests come in, and every message goes to all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pollux.backends.process.select_loop import SelectLoop
+from pollux.backends.transport.json_lines import LineReader
+from pollux.wire.live.messages import MAX_MESSAGE_BYTES, ShimMessage, decode_message, encode_message
+
+__all__ = ["ServiceConnection", "ServiceConnections"]
+
+_SEND_SECONDS = 5.0
+
+
+class ServiceConnection:
+    """One service."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        peer.setblocking(True)
+        peer.settimeout(_SEND_SECONDS)
+        self.peer = peer
+        self.reader = LineReader(peer, MAX_MESSAGE_BYTES)
+
+    def send(self, message: ShimMessage) -> bool:
+        """Whether the service took it."""
+        try:
+            self.peer.sendall(encode_message(message))
+        except OSError:
+            return False
+        return True
+
+
+class ServiceConnections:
+    """All services that are connected; `idle_since` is when the last one left.
+
+    `obey` carries a request out, and returns the answer. `on_unknown` is called for a line that this version does not
+    know.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        loop: SelectLoop,
+        obey: Callable[[Any], ShimMessage],
+        on_unknown: Callable[[], None],
+    ) -> None:
+        self.idle_since = time.monotonic()
+        self._listener = listener
+        self._loop = loop
+        self._obey = obey
+        self._on_unknown = on_unknown
+        self._open: list[ServiceConnection] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def listen(self) -> None:
+        """Take connections from now on."""
+        self._listener.setblocking(False)
+        self._loop.watch(self._listener, self._accept)
+
+    def tell(self, message: ShimMessage) -> None:
+        """Send it to all."""
+        for connection in [*self._open]:
+            if not connection.send(message):
+                self._drop(connection)
+
+    def close(self) -> None:
+        """In a forked process: close its copies of the sockets."""
+        self._listener.close()
+        for connection in self._open:
+            connection.peer.close()
+
+    def add(self, peer: socket.socket) -> None:
+        """A service has connected."""
+        connection = ServiceConnection(peer)
+        self._open.append(connection)
+        self._loop.watch(peer, lambda: self._hear(connection))
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            self.add(self._listener.accept()[0])
+
+    def _hear(self, connection: ServiceConnection) -> None:
+        lines = connection.reader.lines()
+        if lines is None:
+            self._drop(connection)
+            return
+        for line in lines:
+            try:
+                if not connection.send(self._obey(decode_message(line))):
+                    self._drop(connection)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                # A service of another version: another shim may understand it.
+                print(f"not understood: {error!r}", file=sys.stderr, flush=True)
+                self._on_unknown()
+            except OSError as error:
+                # What runs is not to end with it.
+                print(f"could not be done: {error}", file=sys.stderr, flush=True)
+
+    def _drop(self, connection: ServiceConnection) -> None:
+        if connection in self._open:
+            self._loop.unwatch(connection.peer)
+            connection.peer.close()
+            self._open.remove(connection)
+            self.idle_since = time.monotonic()
