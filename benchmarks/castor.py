@@ -19,12 +19,13 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from measure import data_folder, finish
+from instances import CASES, make
+from measure import cpu_ms, data_folder, finish
 
 from pollux.policies import create
 from pollux.sim.applications.application import Application
@@ -146,6 +147,23 @@ def plan(quick: bool, seed: int) -> list[Run]:
     return runs
 
 
+SIZES = ((16, 4, 40), (32, 8, 160), (128, 8, 640), (512, 8, 2500), (2048, 8, 5000))
+
+
+def speed(quick: bool, seed: int) -> dict[str, float]:
+    """CPU time of a decision of `castor` over one of `pollux`, on the snapshots of the allocation benchmark."""
+    found = {}
+    for nodes, gpus, jobs in SIZES[:2] if quick else SIZES:
+        for case in CASES:
+            snapshot = make(create("pollux"), case, nodes, gpus, jobs, seed)
+            repeats = 20 if jobs < 1000 else 5
+            ours = cpu_ms(partial(create("castor").allocate, snapshot), repeats)
+            theirs = cpu_ms(partial(create("pollux").allocate, snapshot), repeats)
+            found[f"{nodes * gpus}/{jobs}/{case}"] = round(ours / theirs, 3)
+            print(f"{nodes * gpus} GPUs, {jobs} jobs, {case}: {ours:.1f} ms against {theirs:.1f} ms", flush=True)
+    return found
+
+
 def explore(seed: int, text: str) -> list[Run]:
     """Runs of `castor` with other options, given as a JSON list of objects."""
     chosen = json.loads(text)
@@ -219,7 +237,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="about a minute: one workload, no ablations")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", default="", help="groups to run, with commas: load1,load2,ablations,large,noise,lies")
+    parser.add_argument(
+        "--only", default="", help="groups to run, with commas: load1,load2,ablations,large,noise,lies,speed"
+    )
     parser.add_argument("--explore", default="", help="JSON list of options of castor to try instead")
     arguments = parser.parse_args()
     folder = data_folder()
@@ -249,6 +269,8 @@ def main() -> None:
         )
     )
     found = summary(folder, rows)
+    if not arguments.explore and (not only or "speed" in only):
+        found["decision_time_over_pollux"] = speed(arguments.quick, arguments.seed)
     finish("castor", {**found, "rows": rows}, arguments.quick or bool(only) or bool(arguments.explore))
 
 

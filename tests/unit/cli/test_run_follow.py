@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,12 @@ class Status:
     generation: int = 1
 
 
+def answered(value):
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
 class Flood:
     """An engine whose job's log has no end until the job has one; `at` is what happens at which piece of it."""
 
@@ -30,16 +37,17 @@ class Flood:
         self.backend = SimpleNamespace(logs=self.logs, running=tuple, stop=lambda *asked: self.end("killed"))
 
     def status(self):
-        return SimpleNamespace(nodes=[SimpleNamespace(gpus=1)])
+        return answered(SimpleNamespace(nodes=[SimpleNamespace(gpus=1)]))
 
     def submit(self, request):
-        return [SimpleNamespace(id=request.name)]
+        return answered([SimpleNamespace(id=request.name)])
 
     def job(self, job):
         return self.now
 
     def cancel(self, job):
         self.done.append("cancelled")
+        return answered(None)
 
     def end(self, how):
         self.done.append(how)

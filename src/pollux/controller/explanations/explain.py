@@ -97,6 +97,7 @@ def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
     story = _Story(reason, job_id)
     text, next_step = CODES.get(reason.code, _unknown(reason.code))(story)
     told = job.detail if isinstance(job, JobRecord) and reason is job.reason and reason.code in _WITH_DETAIL else ""
+    text += _by_rank(story)
     return text + story.rest() + (f": {told}" if told else ""), next_step
 
 
@@ -149,6 +150,30 @@ def _size(value: float) -> str:
             break
         value /= 1024
     return f"{_number(value)} {unit}"
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in the unit that people would use."""
+    for name, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{_number(round(seconds / size, 1) if seconds < 10 * size else round(seconds / size))} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _by_rank(story: _Story) -> str:
+    """Who goes first by the work that is left, where the policy goes by that."""
+    if not story.has("left_seconds", "rank"):
+        return ""
+    story.told |= {"left_seconds", "rank", "other_left_seconds", "left_assumed", "left_doubted"}
+    left, other = story.get("left_seconds"), story.get("other_left_seconds", math.inf)
+    own = f"{_duration(left)} left"
+    if story.get("left_assumed"):
+        own = f"{own}, as far as can be told"
+    if story.get("left_doubted"):
+        return "; goes last: what it says it has left does not go down as it works"
+    if story.jobs and other < left:
+        return f"; {story.jobs[0]} goes first: {_duration(other)} left against {own}"
+    return f"; number {story.say('rank')} by the work that is left: {own}"
 
 
 # What policies say

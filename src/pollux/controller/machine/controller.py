@@ -160,7 +160,7 @@ class Controller:
             records.append(newcomer)
         jobs, running = [], {}
         for record in records:
-            jobs.append(record.view(now, self.bank.prior(record.spec.kind) if record.spec.kind else None))
+            jobs.append(record.view(now, self.bank.prior(record.kind)))
             if record.placement:
                 running[record.spec.id] = record.placement
         seed, memory = self.settings.seed, self._memory
@@ -241,7 +241,7 @@ class Controller:
         return self._changed(event.at) if event.goodput is not None and self._drifted(record) else []
 
     def _learn(self, record: JobRecord, event: JobReported) -> None:
-        kind, model, place = record.spec.kind, record.goodput, record.placement
+        kind, model, place = record.kind, record.goodput, record.placement
         if kind and isinstance(model, GoodputModel) and place and record.state is JobState.RUNNING:
             node = self.cluster.by_id.get(place.shares[0][0])
             where = ("" if node is None else node.gpu_type, place.num_nodes, place.num_gpus)
@@ -337,8 +337,8 @@ class Controller:
 
     def _finished(self, event: JobFinished) -> list[Command]:
         record = self._books.record(event.job_id)
-        if record.spec.kind and event.outcome == "succeeded" and record.progress is not None:
-            self.bank = self.bank.ended(record.spec.kind, record.progress + (record.remaining or 0.0))
+        if record.kind and event.outcome == "succeeded" and record.progress is not None:
+            self.bank = self.bank.ended(record.kind, record.progress + (record.remaining or 0.0))
         self._books.end(record, JobState(event.outcome), event.at, event.detail, Reason(event.outcome))
         return self._changed(event.at)
 

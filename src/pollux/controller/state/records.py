@@ -78,6 +78,12 @@ class JobRecord:
     written: dict[str, tuple[object, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def kind(self) -> str:
+        """Jobs of one kind can be expected to be alike: as its spec says, else its command; '' where nobody knows."""
+        request = self.spec.request
+        return self.spec.kind or ("" if request is None else " ".join(request.run))
+
+    @property
     def num_restarts(self) -> int:
         """Times it was placed anew after its first start."""
         return max(self.num_starts - 1, 0)
@@ -175,7 +181,7 @@ class JobRecord:
                 attained_gpu_seconds=attained, num_restarts=self.num_restarts,
                 largest_gpus=self.largest_gpus, resize_cost_seconds=self.resize_cost_seconds,
                 goodput=self.goodput, remaining=self.remaining, oracle=spec.oracle,
-                kind=spec.kind, prior=prior, crashes=self.streak,
+                kind=self.kind, prior=prior, crashes=self.streak,
             )  # fmt: skip
         elif view.attained_gpu_seconds != attained or view.prior is not prior:
             view = replace(view, attained_gpu_seconds=attained, prior=prior)

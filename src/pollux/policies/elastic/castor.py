@@ -29,10 +29,10 @@ class Castor:
 
     def __init__(
         self,
-        power: float = 0.7,
+        power: float = 0.85,
         curve: float = 0.8,
         growth: int = 4,
-        fairness_bound: float | None = 1.5,
+        fairness_bound: float | None = 2.0,
         rank: bool = True,
         bank: bool = True,
         size_factor: bool = True,

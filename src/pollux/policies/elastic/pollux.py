@@ -5,9 +5,12 @@ Counts by a near-exact knapsack, then a placement that keeps unchanged jobs and 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pollux.core import BatchMode, Decision, Snapshot
 from pollux.policies.search.objective import Objective, check_fairness
 from pollux.policies.search.solution import SolverRules, solve
+from pollux.policies.search.turns import Turns, turn_weights
 
 __all__ = ["Pollux"]
 
@@ -35,10 +38,17 @@ class Pollux:
         self.avoid_interference = avoid_interference
         self.growth_gain = growth_gain
 
-    def objective(self, snapshot: Snapshot) -> Objective:
+    def objective(self, snapshot: Snapshot, turns: Turns | None = None) -> Objective:
         """What is to be maximised on this snapshot."""
-        return Objective(snapshot, snapshot.jobs, self.fairness, self.start_floor)
+        objective = Objective(snapshot, snapshot.jobs, self.fairness, self.start_floor)
+        weights = turn_weights(snapshot, turns or Turns())
+        if weights is not None:
+            objective.weights = objective.weights * weights
+        return objective
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Counts, then places, then what is left over."""
-        return solve(snapshot, self.objective(snapshot), SolverRules(self.avoid_interference, self.growth_gain))
+        turns = snapshot.memory if isinstance(snapshot.memory, Turns) else Turns()
+        rules = SolverRules(self.avoid_interference, self.growth_gain)
+        decision = solve(snapshot, self.objective(snapshot, turns), rules)
+        return replace(decision, memory=turns.after(snapshot, decision.allocation))

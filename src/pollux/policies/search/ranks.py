@@ -38,7 +38,7 @@ _CRASHES = 2
 class RankRule:
     """The ingredients of the objective, each with its switch; `castor` describes them."""
 
-    power: float = 0.7
+    power: float = 0.85
     curve: float = 0.8
     growth: int = 4
     horizon_seconds: float = 300.0
@@ -46,7 +46,7 @@ class RankRule:
     bank: bool = True
     size_factor: bool = True
     doubt: bool = True
-    fairness_bound: float | None = 1.5
+    fairness_bound: float | None = 2.0
 
 
 class RankedWork(Objective):
