@@ -36,7 +36,7 @@ def serve(home: Path, jobs: int, nodes: int) -> None:
     """Fill the home, and serve it."""
     from pollux import policies
     from pollux.service import Engine, ServiceSettings, SystemClock
-    from pollux.service.server.serve import serve as serve_module
+    from pollux.service.server import serve as serve_module
     from pollux.testing.servers.big_store import build_big_store
     from pollux.testing.servers.service import FakeBackend
 

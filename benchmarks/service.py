@@ -44,7 +44,7 @@ def serve(home: Path, seed: int) -> None:
     from pollux import policies
     from pollux.core import Node
     from pollux.service import Engine, ServiceSettings, SystemClock
-    from pollux.service.server.serve import serve as serve_module
+    from pollux.service.server import serve as serve_module
     from pollux.testing.servers.service import FakeBackend
 
     class Paper(FakeBackend):
@@ -282,7 +282,7 @@ def compared(result: dict[str, Any]) -> dict[str, Any]:
 def serve_local(home: Path, seed: int) -> None:
     """The service as it is started by `pollux serve`, with replicas that are processes."""
     from pollux.service import ServiceSettings
-    from pollux.service.server.serve import serve as serve_module
+    from pollux.service.server import serve as serve_module
 
     serve_module.serve(ServiceSettings(home=home, port=0, seed=seed, backend_options={"slots": SLEEPERS}))
 
