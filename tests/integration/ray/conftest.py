@@ -16,6 +16,7 @@ from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 collect_ignore_glob = [] if os.environ.get("POLLUX_TEST_NAMESPACE") else ["test_*.py"]
 
 ROOT = Path(__file__).parents[3]
+STARTS = 3
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,8 +32,14 @@ class Cluster:
 
     def __init__(self, nodes=3, gpus=4):
         words = [sys.executable, str(ROOT / "tools/ray/cluster.py"), "--nodes", str(nodes), "--gpus", str(gpus)]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.address = self._answer()["address"]
+        # Ray gives each of its nodes 30 seconds to start, which a busy machine may need for itself.
+        for _ in range(STARTS):
+            self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            if line := self.process.stdout.readline():
+                break
+            self.process.communicate()
+        assert line, "the cluster ended; its reason is above"
+        self.address = json.loads(line)["address"]
 
     def _answer(self):
         line = self.process.stdout.readline()
