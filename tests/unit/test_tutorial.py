@@ -112,7 +112,6 @@ def test_the_training_tutorial_runs_as_printed(replica_server, tmp_path):
     assert receipt["progress"]["predicted"] == pytest.approx(8 * 27_000, rel=0.01)
 
 
-@pytest.mark.long
 def test_a_job_stops_and_goes_on_at_another_size(replica_server, tmp_path):
     environment = {"POLLUX_CHECKPOINT_DIR": str(tmp_path / "saved"), "POLLUX_OUTPUT_DIR": str(tmp_path / "results")}
     function = f"{Path(__file__).resolve()}:digits"

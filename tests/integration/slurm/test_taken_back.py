@@ -46,8 +46,8 @@ CASES = {
     "short-grace": (Machine(), Taking(grace_seconds=1)),
     "slow-squeue": (Machine(squeue_seconds=2.0), Taking("scancel")),
 }
-# On machines and daemons that are as fast as they are: one service has them both.
-QUICK = ("scancel", "short-grace")
+# On a machine as fast as it is, so that one service has them all; one has a slurmd that stands still.
+QUICK = ("scancel", "short-grace", "slow-slurmd")
 
 
 @pytest.fixture(scope="module")
