@@ -203,7 +203,7 @@ def test_a_change_that_nobody_comes_to_is_withdrawn_after_the_commit(supervise, 
     assert supervisor.await_ready(replicas)
     supervisor.commit(replicas)
     key = f"here/{supervisor.generation}/2"
-    supervisor._until(lambda: supervisor.get(key) is not None or None, "the joiner is at the door")
+    supervisor._until(lambda: supervisor._text(key) is not None or None, "the joiner is at the door")
     supervisor.members, supervisor.running = before, 0
     supervisor.withdraw(replicas, "no replica came to a step's end")
     assert supervisor.everybody[2].run.wait(PATIENCE_SECONDS)[0].exit_code == 0
