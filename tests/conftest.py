@@ -71,7 +71,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for folder, mark in _APART.items():
         if item.path.is_relative_to(REPOSITORY / folder):
             item.add_marker(mark)
-    if any(item.path.is_relative_to(REPOSITORY / "tests" / folder) for folder in _BY_THE_CLOCK):
+    by_the_clock = any(item.path.is_relative_to(REPOSITORY / "tests" / folder) for folder in _BY_THE_CLOCK)
+    if os.environ.get("CI") == "true" and not item.path.is_relative_to(REPOSITORY / "tests" / "faults"):
+        # A net: a race is a defect, but it shall not keep a change out. What was tried again is told with its error.
+        item.add_marker(pytest.mark.flaky(reruns=1))
+    elif by_the_clock:
         # Names would match an error by another one that was handled when it came, and in one phase of the test alone.
         only = [f"^{kind.__name__}: " for kind in _WAITING]
         item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=only, condition=lambda: only_waited_in_vain(item)))
@@ -201,6 +205,16 @@ def _tell_left_out(terminalreporter: pytest.TerminalReporter, config: pytest.Con
         )
 
 
+def _tell_tried_again(terminalreporter: pytest.TerminalReporter) -> None:
+    """What failed and then passed, with its error: a race that somebody must repair."""
+    again = terminalreporter.stats.get("rerun", [])
+    if again:
+        terminalreporter.section("tried again: each is a race, to be repaired", yellow=True)
+    for report in again:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        terminalreporter.line(f"{report.nodeid} ({report.when}): {crash.message if crash else report.longrepr}")
+
+
 def _record(terminalreporter: pytest.TerminalReporter, config: pytest.Config, exitstatus: int) -> None:
     """Append what became of this run to the file that POLLUX_TEST_RECORD names; `make test-loaded` reads it."""
     path = os.environ.get("POLLUX_TEST_RECORD")
@@ -222,6 +236,7 @@ def _record(terminalreporter: pytest.TerminalReporter, config: pytest.Config, ex
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     _tell_seeds(terminalreporter)
+    _tell_tried_again(terminalreporter)
     _tell_left_out(terminalreporter, config)
     _record(terminalreporter, config, exitstatus)
     skips = _forbidden_skips(config)

@@ -252,7 +252,7 @@ def test_a_card_is_as_tall_as_what_it_has_and_names_stay_whole(stage, operator):
     stage.wait_state("a-name-with-hyphens", "running")
     link = page.locator("#changes").get_by_role("link", name="a-name-with-hyphens").first
     expect(link).to_be_visible()
-    assert link.evaluate("link => link.getClientRects().length") == 1
+    wait_for(lambda: link.evaluate("link => link.getClientRects().length") == 1)
     for index in range(8):
         result_of(stage.engine.pause("a-name-with-hyphens"))
         result_of(stage.engine.resume("a-name-with-hyphens"))
@@ -260,4 +260,4 @@ def test_a_card_is_as_tall_as_what_it_has_and_names_stay_whole(stage, operator):
         expect(page.locator("#changes tbody tr")).not_to_have_count(index)
     expect(page.locator("#queue .empty")).to_be_visible()
     height = "card => card.closest('.card').getBoundingClientRect().height"
-    assert page.locator("#queue").evaluate(height) < 0.6 * page.locator("#changes").evaluate(height)
+    wait_for(lambda: page.locator("#queue").evaluate(height) < 0.6 * page.locator("#changes").evaluate(height))

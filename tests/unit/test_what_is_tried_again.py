@@ -1,4 +1,4 @@
-"""The hooks in tests/conftest.py: only waiting in vain is tried once more, and seeds are told."""
+"""The hooks in tests/conftest.py: what is tried once more, here and in CI, and what is told of it; seeds."""
 
 import os
 import re
@@ -81,20 +81,20 @@ def test_does_not_end(ended):
 """
 
 
-def run(folder: Path, *options: str) -> str:
-    (folder / "tests" / "faults").mkdir(parents=True)
+def run(folder: Path, *options: str, room: str = "faults", ci: str = "", status: int = 1) -> str:
+    (folder / "tests" / room).mkdir(parents=True)
     shutil.copy(CONFTEST, folder / "tests" / "conftest.py")
-    (folder / "tests" / "faults" / "test_sample.py").write_text(SAMPLE)
+    (folder / "tests" / room / "test_sample.py").write_text(SAMPLE)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "POLLUX_"))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *PLUGINS, "-raR", *options, "tests"],
         cwd=folder,
-        env=environment | {"CI": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=environment | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
 
@@ -120,6 +120,19 @@ def test_only_waiting_in_vain_is_tried_once_more(tmp_path, options):
     assert re.search(r"= seeds =+\n", told)
     assert "faults/test_sample.py::test_waits: seed 71, 3 events\n" in told
     assert told.count("seed 71, 3 events; --seed and --events give the same moments again") >= len(wrong)
+
+
+def test_ci_tries_everything_once_more_and_tells_what_went_wrong(tmp_path):
+    told = run(tmp_path, room="unit", ci="true", status=0)
+    assert {"waits", "finds_wrong_data", "waits_and_leaves_something_wrong"} <= named(told, "RERUN")
+    assert "tried again: each is a race, to be repaired" in told
+    assert re.search(r"test_finds_wrong_data \(call\): .*assert not", told)
+
+
+def test_ci_does_not_try_wrong_data_of_faults_again(tmp_path):
+    told = run(tmp_path, ci="true")
+    assert named(told, "RERUN") == {"waits", "waits_for_a_process", "does_not_end"}
+    assert "finds_wrong_data" in named(told, "FAILED")
 
 
 def test_the_long_set_tries_nothing_twice(tmp_path):

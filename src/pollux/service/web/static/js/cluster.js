@@ -71,9 +71,9 @@ function showChanges() {
     one.job_id ? jobLink(one.job_id) : "cluster",
     el("span", {}, linked(one.text, one.jobs, one.job_id)),
   ]);
-  fill(byId("changes"), rows.length
-    ? table("Latest changes", [{ name: "When" }, { name: "Job" }, { name: "What happened, and why" }], rows, { class: "plain" })
-    : el("p", { class: "empty" }, "Changes appear here as they happen."));
+  const columns = [{ name: "When" }, { name: "Job" }, { name: "What happened, and why" }];
+  if (rows.length) showTable(byId("changes"), table("Latest changes", columns, rows, { class: "plain" }));
+  else fill(byId("changes"), el("p", { class: "empty" }, "Changes appear here as they happen."));
 }
 
 const tellsOfChanges = (event) => event.lines?.length > 0 && event.kind !== "reported" && event.kind !== "timer";

@@ -19,9 +19,14 @@ export function el(tag, props = {}, ...children) {
 
 /** Replace what is in an element; the focus goes to the same thing among the new, if it is there. */
 export function fill(element, ...children) {
+  keepFocus(element, () => element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false)));
+}
+
+/** Change what is in an element; where that removes what has the focus, the same thing among the new gets it. */
+export function keepFocus(element, change) {
   const active = document.activeElement;
   const focused = active !== element && element.contains(active) ? nameOf(active) : null;
-  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  change();
   if (focused === null || element.contains(document.activeElement)) return;
   for (const found of element.querySelectorAll("a, button, summary, [tabindex]")) {
     if (nameOf(found) === focused) return void found.focus({ preventScroll: true });

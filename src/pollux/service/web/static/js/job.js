@@ -12,7 +12,7 @@ import { Log } from "./log.js";
 import { showReceipt } from "./receipt.js";
 import { Series } from "./series.js";
 import { frame, info, serverNow, serviceStatus, showLive, toast } from "./shell.js";
-import { table } from "./table.js";
+import { showTable, table } from "./table.js";
 
 const LONG_FACT = 40;
 const ENDED = ["succeeded", "failed", "cancelled"];
@@ -93,7 +93,9 @@ function showNow(found, noise) {
 const showEvents = onChange((events) => {
   const rows = events.slice().reverse().map((line) => [
     el("span", { class: "number nowrap" }, moment(line.at, true)), el("span", { class: "kind" }, line.kind), el("span", {}, linked(line.text, line.jobs, id))]);
-  fill(byId("events"), rows.length ? table("What happened, newest first", [{ name: "When" }, { name: "What" }, { name: "In words, and why" }], rows, { class: "plain" }) : el("p", { class: "empty" }, "Nothing yet."));
+  const columns = [{ name: "When" }, { name: "What" }, { name: "In words, and why" }];
+  if (rows.length) showTable(byId("events"), table("What happened, newest first", columns, rows, { class: "plain" }));
+  else fill(byId("events"), el("p", { class: "empty" }, "Nothing yet."));
 });
 
 const PURPOSES = {

@@ -1,6 +1,6 @@
 // Tables whose columns say what they hold: the explanation is a button in the head, for pointer, keys and ears alike.
 
-import { el, fill } from "./dom.js";
+import { el, fill, keepFocus } from "./dom.js";
 import { info } from "./shell.js";
 
 /** The head of a column `{name, about, class}`; `about` is the entry of WORDS that explains it. */
@@ -20,9 +20,22 @@ export function table(caption, columns, rows, props = {}) {
 
 const columnsOf = (found) => JSON.stringify([...found.tHead.rows[0].cells].map((cell) => cell.ariaLabel ?? cell.textContent));
 
+/** Rows that say the same as before stay in the page, so that no press on one of their links is lost; rows have no listeners. */
+function showRows(body, rows) {
+  const before = [...body.rows];
+  const shown = rows.map((row) => {
+    const index = before.findIndex((one) => one.isEqualNode(row));
+    return index < 0 ? row : before.splice(index, 1)[0];
+  });
+  for (const row of before) row.remove();
+  shown.forEach((row, index) => {
+    if (body.rows[index] !== row) body.insertBefore(row, body.rows[index] ?? null);
+  });
+}
+
 /** Show a table in a place; where the same one is there already its head stays, and who reads an explanation goes on. */
 export function showTable(place, found) {
   const before = place.firstElementChild;
-  if (before?.tagName === "TABLE" && columnsOf(before) === columnsOf(found)) fill(before.tBodies[0], [...found.tBodies[0].children]);
-  else fill(place, found);
+  if (before?.tagName !== "TABLE" || columnsOf(before) !== columnsOf(found)) fill(place, found);
+  else keepFocus(before.tBodies[0], () => showRows(before.tBodies[0], [...found.tBodies[0].rows]));
 }
