@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,14 @@ from pollux.backends.process.records import read_record, run_folder
 from pollux.backends.protocol import Launch, ReplicasEnded
 from pollux.core.errors import InvalidInput
 from pollux.testing.conformance.backends import Bench
+from pollux.wire.live.messages import (
+    LaunchRequest,
+    ReleaseRequest,
+    StartedMessage,
+    StatusMessage,
+    StatusRequest,
+    StopRequest,
+)
 
 
 def clean(bench):
@@ -182,32 +189,32 @@ def test_a_shim_that_is_told_twice_starts_once(bench):
     """Also by somebody who does not know that it was told before, as a service that was killed in between."""
     launch = bench.launch("twice", "import time; print('ran'); time.sleep(600)")
     work = bench.backend._dispatcher
-    order = asdict(work.order_of(launch, ("0",)))
+    order = work.order_of(launch, ("0",))
     folder = run_folder(bench.home, "twice")
     first, _ = start_shim("twice", folder, None, dict(os.environ))
     second, _ = start_shim("twice", folder, None, dict(os.environ))
     for link in (first, second, first):
-        link.send(op="launch", order=order)
+        link.send(LaunchRequest(order))
     bench.wait("output", lambda: bench.log("twice").endswith("\n"))
     record = read_record(folder / "generation-1.json")
     for link in (first, second):
-        link.send(op="stop", generation=1, grace_seconds=0.0)
+        link.send(StopRequest(1, 0.0))
     bench.wait("end", lambda: read_record(folder / "ended-1.json"))
-    second.send(op="launch", order=order)
-    second.send(op="status")
+    second.send(LaunchRequest(order))
+    second.send(StatusRequest())
     seen = []
 
     def answered():
         seen.extend(second.receive() or [])
-        return [each["event"] for each in seen].count("status") == 4
+        return sum(isinstance(each, StatusMessage) for each in seen) == 4
 
     bench.wait("answers", answered)
-    assert seen[-1]["ended"]["generation"] == 1
+    assert seen[-1].ended["generation"] == 1
     assert bench.log("twice") == "ran\n"
     assert len(record["replicas"]) == 1
     assert read_record(folder / "generation-1.json") == record
-    assert [each["generation"] for each in seen if each["event"] == "started"] == [1]
-    second.send(op="release")
+    assert [each.generation for each in seen if isinstance(each, StartedMessage)] == [1]
+    second.send(ReleaseRequest())
     bench.wait("end of the shim", lambda: second.receive() is None)
     for link in (first, second):
         link.close()

@@ -9,9 +9,10 @@ from pollux.backends.dispatch.shim_client import ShimClient
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.local import LocalBackend
 from pollux.backends.nodes.provider import PooledNodeProvider
+from pollux.wire.live.messages import AlarmMessage
 
-REPLICA = {"event": "alarm", "text": "replica 1 gave a sign of life", "replica": 1, "at": 1.0}
-NODE = {"event": "alarm", "text": "node 'n0' answers again", "at": 1.0}
+REPLICA = AlarmMessage(1.0, "replica 1 gave a sign of life", replica=1)
+NODE = AlarmMessage(1.0, "node 'n0' answers again")
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def say(tmp_path):
     """Have the shim of a job say something to a backend."""
     with socket.socket() as peer:
         link = ShimClient("job", peer)
-        yield lambda backend, message: backend._dispatcher.shims.take(DispatchedJob("job", tmp_path), link, message)
+        yield lambda backend, message: backend._dispatcher.shims.handle(DispatchedJob("job", tmp_path), link, message)
 
 
 def test_replicas_are_counted_on_one_machine(say, tmp_path, caplog):

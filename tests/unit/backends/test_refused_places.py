@@ -13,18 +13,19 @@ from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost
 from pollux.core import Node, Placement
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire.live.messages import ResizeRequest
 
 
 class Link:
     """A shim that only remembers what it was told."""
 
-    leaving, warm, hands_over = False, True, True
+    leaving, warm = False, True
 
     def __init__(self):
         self.sent = []
 
-    def send(self, **message):
-        self.sent.append(message)
+    def send(self, request):
+        self.sent.append(request)
 
     def close(self):
         pass
@@ -77,7 +78,7 @@ def test_a_change_to_a_node_that_has_just_gone_leaves_the_job_as_it_runs(backend
     assert (job.now.generation, job.now.state, job.next, job.newest) == (1, "running", None, 2)
     backend.resize(launch(3, a=1))
     work.advance()
-    assert [message["op"] for message in job.link.sent] == ["resize"]
+    assert [type(request) for request in job.link.sent] == [ResizeRequest]
     assert job.now.target == ("a/0",)
 
 
@@ -120,8 +121,9 @@ def test_a_change_that_keeps_no_place_is_sent_to_what_runs(backend, work, shared
     backend.resize(launch(2, b=1))
     work.advance()
     job = work.table.jobs["job"]
-    (message,) = job.link.sent
-    assert (message["op"], message["order"]["places"]) == ("resize", ("b/0",))
+    (request,) = job.link.sent
+    assert isinstance(request, ResizeRequest)
+    assert request.order.places == ("b/0",)
     assert (job.now.generation, job.now.stop_grace) == (2, None)
     assert set(job.now.places) == {"a/0", "b/0"}, "nobody else may have either while it moves"
 
@@ -134,37 +136,7 @@ def test_a_change_that_keeps_no_place_waits_for_who_has_the_new_ones(backend, wo
     assert (job.link.sent, job.next.generation, job.now.stop_grace) == ([], 2, None)
     lender.drop("other", {"b": (0, 1)})
     work.advance()
-    assert [message["op"] for message in job.link.sent] == ["resize"]
-
-
-def test_a_shim_of_an_older_release_saves_and_ends_instead(backend, work, shared):
-    job = work.table.jobs["job"]
-    job.link.hands_over = False
-    backend.resize(launch(2, b=1))
-    work.advance()
-    assert (job.next.generation, job.next.changes) == (2, False)
-    assert job.now.stop_grace == launch(2, b=1).grace_seconds
-    work.advance()
-    assert [message["op"] for message in job.link.sent] == ["stop"]
-
-
-def test_a_shim_of_an_older_release_changes_where_somebody_stays(backend, work, shared):
-    job = work.table.jobs["job"]
-    job.link.hands_over = False
-    backend.resize(launch(2, a=1, b=1))
-    work.advance()
-    assert [message["op"] for message in job.link.sent] == ["resize"]
-
-
-def test_a_shim_that_has_not_said_what_it_can_is_waited_for(backend, work, shared):
-    job = work.table.jobs["job"]
-    job.link.hands_over = None
-    backend.resize(launch(2, b=1))
-    work.advance()
-    assert (job.link.sent, job.next.generation, job.now.stop_grace) == ([], 2, None)
-    work.shims.take(job, job.link, {"event": "status", "warm": True, "generation": 1, "hands_over": True})
-    work.advance()
-    assert [message["op"] for message in job.link.sent] == ["resize"]
+    assert [type(request) for request in job.link.sent] == [ResizeRequest]
 
 
 @pytest.mark.parametrize(("more", "stops"), [({}, True), ({"a": 1}, False)])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 
 from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, JobTable
 from pollux.backends.dispatch.site import Site
 from pollux.backends.dispatch.slots import gone_slot
 from pollux.backends.dispatch.worker_thread import WorkerThread
 from pollux.backends.protocol import Launch, ReplicasLost
-from pollux.wire.live.messages import LaunchOrder
+from pollux.wire.live.messages import LaunchOrder, ResizeRequest
 
 __all__ = ["JobChanges"]
 
@@ -48,15 +47,14 @@ class JobChanges:
             self._untangle(job, now, held, kept)
         elif stays and why and now.kept is None:
             self._refuse(job, why, target, kept)
-        elif stays or (not why and link.hands_over):
+        elif stays or not why:
             held.target, held.sent = target, True
             held.places = tuple(dict.fromkeys((*now.places, *target)))
             job.now, job.next = held, None
-            link.send(op="resize", order=asdict(self._order_of(held.launch, target)))
-        elif why or link.hands_over is False:
-            # It cannot be there, or not get there while it runs, and must not be here any more.
+            link.send(ResizeRequest(self._order_of(held.launch, target)))
+        else:
+            # It cannot be there, and must not be here any more.
             self._restart(now, held)
-        # Else its shim says any moment whether it can hand its state over.
 
     def _find_slots(self, job_id: str, launch: Launch, now: HeldGeneration, kept: _Slots) -> tuple[str, _Slots] | None:
         """The slots of a change, none where they may come yet; with why some of them will not be had.

@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from pollux.backends.process.records import (
 )
 from pollux.backends.protocol import Launch, Listener, Running
 from pollux.core.errors import BackendFailed, Conflict
-from pollux.wire.live.messages import LaunchOrder
+from pollux.wire.live.messages import LaunchOrder, LaunchRequest, ReleaseRequest, StopRequest
 
 __all__ = ["Dispatcher", "ShimSettings"]
 
@@ -273,7 +273,7 @@ class Dispatcher:
             self.table.end_unstarted(job, held, "stopped", "stopped before it was started")
         elif job.link is not None and held.stop_sent != held.stop_grace:
             held.stop_sent = held.stop_grace
-            job.link.send(op="stop", generation=held.generation, grace_seconds=held.stop_grace)
+            job.link.send(StopRequest(held.generation, held.stop_grace))
 
     def _give_slots(self, job: DispatchedJob) -> None:
         held = job.next
@@ -306,7 +306,7 @@ class Dispatcher:
             return
         if job.link is not None and not job.link.leaving:
             held.sent = True
-            job.link.send(op="launch", order=asdict(self.order_of(held.launch, held.places)))
+            job.link.send(LaunchRequest(self.order_of(held.launch, held.places)))
 
     def _connect(self, job: DispatchedJob, held: HeldGeneration) -> bool:
         try:
@@ -359,4 +359,4 @@ def _release(job: DispatchedJob) -> None:
     """Have the job's shim end, which has nothing left to do."""
     if job.link is not None and not job.link.leaving:
         job.link.leaving = True
-        job.link.send(op="release")
+        job.link.send(ReleaseRequest())

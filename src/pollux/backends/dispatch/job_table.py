@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pollux.backends.dispatch.shim_client import ShimClient
 from pollux.backends.dispatch.slots import SlotAllocator
@@ -15,13 +15,10 @@ from pollux.backends.protocol import (
     Launch,
     Outcome,
     ReplicasEnded,
-    ReplicasLost,
-    ReplicasStarted,
     Running,
 )
-from pollux.core import Placement
 
-__all__ = ["DispatchedJob", "HeldGeneration", "JobTable", "loss_of", "start_of"]
+__all__ = ["DispatchedJob", "HeldGeneration", "JobTable"]
 
 
 @dataclass(slots=True)
@@ -158,23 +155,3 @@ class JobTable:
         waiting.ended = ReplicasEnded(time.time(), job.id, waiting.generation, "stopped", (), detail)
         self.tell(waiting.ended)
         return waiting
-
-
-def start_of(job_id: str, generation: int, message: Mapping[str, Any]) -> ReplicasStarted:
-    """What a shim tells of a start, or of a change that came about, with its pause where that is known."""
-    at, pause = float(message.get("at", time.time())), message.get("pause") or {}
-    seconds, kind = pause.get("pause_seconds"), str(pause.get("kind", ""))
-    return ReplicasStarted(at, job_id, generation, seconds, kind if seconds is not None else "")
-
-
-def loss_of(job_id: str, message: Mapping[str, Any], remaining: Placement) -> ReplicasLost:
-    """What a shim tells of a loss; older ones do not say where nobody that ran is gone."""
-    return ReplicasLost(
-        float(message["at"]),
-        job_id,
-        int(message["generation"]),
-        tuple(int(replica) for replica in message["replicas"]),
-        remaining,
-        str(message["why"]),
-        withdrawn=bool(message.get("withdrawn")),
-    )

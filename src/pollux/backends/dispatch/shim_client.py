@@ -1,4 +1,4 @@
-"""The service's side of a shim: starting one, cold or from the nursery, finding one that runs, and talking to it."""
+"""The service's side of a shim: starts a shim, alone or by the fork server, finds one that runs, and talks to it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,8 @@ from typing import Any
 
 from pollux.backends.transport.json_lines import LineReader
 from pollux.core.errors import BackendFailed
-from pollux.wire.live.codec import MalformedValue, from_plain, to_plain
-from pollux.wire.live.messages import (
-    MAX_MESSAGE_BYTES,
-    AlarmMessage,
-    EndedMessage,
-    LaunchRequest,
-    LostMessage,
-    NodeGoneRequest,
-    NodeLeavingMessage,
-    NodeSilentMessage,
-    ReleaseRequest,
-    ResizeRequest,
-    ShimMessage,
-    ShimRequest,
-    StartedMessage,
-    StatusMessage,
-    StatusRequest,
-    StopRequest,
-    decode_message,
-    encode_message,
-)
+from pollux.wire.live.codec import MalformedValue
+from pollux.wire.live.messages import MAX_MESSAGE_BYTES, ShimMessage, ShimRequest, decode_message, encode_message
 
 __all__ = ["ForkserverClient", "ShimClient", "find_shim", "start_shim"]
 
@@ -45,66 +26,37 @@ _SEND_SECONDS = 10.0
 _BACKLOG = 16
 
 
-_REQUESTS: Mapping[str, type[ShimRequest]] = {
-    "launch": LaunchRequest,
-    "resize": ResizeRequest,
-    "stop": StopRequest,
-    "gone": NodeGoneRequest,
-    "release": ReleaseRequest,
-    "status": StatusRequest,
-}
-_EVENTS: Mapping[type, str] = {
-    StatusMessage: "status",
-    StartedMessage: "started",
-    LostMessage: "lost",
-    EndedMessage: "ended",
-    AlarmMessage: "alarm",
-    NodeLeavingMessage: "leaving",
-    NodeSilentMessage: "silent",
-}
-
-
-def _plain_message(message: ShimMessage) -> dict[str, Any]:
-    """The message as plain values, without what is unknown; `event` names it."""
-    plain = {name: value for name, value in to_plain(message).items() if value is not None or name == "generation"}
-    return {"event": _EVENTS[type(message)], "hands_over": True, **plain}
-
-
 class ShimClient:
-    """A connection to one job's shim; `warm` None until it is known whether the shim came from the nursery.
-
-    `hands_over` is None until it has said anything.
-    """
+    """A connection to one job's shim; `warm` is None until it is known whether the fork server forked the shim."""
 
     def __init__(self, job_id: str, peer: socket.socket, warm: bool | None = None) -> None:
         peer.settimeout(_SEND_SECONDS)
         self.job_id = job_id
         self.peer = peer
         self.warm = warm
-        self.hands_over: bool | None = None
         self.leaving = False
         self._reader = LineReader(peer, MAX_MESSAGE_BYTES)
 
-    def send(self, op: str, **message: Any) -> None:
-        """Tell it something; one that is gone is noticed when its connection is read."""
+    def send(self, request: ShimRequest) -> None:
+        """Send a request; that the shim is gone is noticed when its connection is read."""
         with contextlib.suppress(OSError):
-            self.peer.sendall(encode_message(from_plain(_REQUESTS[op], message)))
+            self.peer.sendall(encode_message(request))
 
-    def receive(self) -> list[dict[str, Any]] | None:
-        """What it told since the last time; None once it is gone."""
+    def receive(self) -> list[ShimMessage] | None:
+        """The messages that came since the last call; None once the shim is gone."""
         lines = self._reader.lines()
         if lines is None:
             return None
         found = []
         for line in lines:
             try:
-                found.append(_plain_message(decode_message(line)))
+                found.append(decode_message(line))
             except MalformedValue as error:
                 _log.warning("the shim of job '%s' is of another version, stop that job: %s", self.job_id, error)
         return found
 
     def close(self) -> None:
-        """Let go of it; it goes on."""
+        """Close the connection; the shim goes on."""
         self.peer.close()
 
 
@@ -123,7 +75,7 @@ class ForkserverClient:
             theirs.close()
 
     def hear(self) -> bool:
-        """Take what it says; False once it is gone, or cannot be used."""
+        """Read what it says; False once it is gone, or cannot be used."""
         try:
             message = self.control.recv(1 << 12)
         except OSError:
@@ -132,7 +84,7 @@ class ForkserverClient:
         return self.is_ready
 
     def fork_shim(self, folder: Path, listener: int, lock: int) -> bool:
-        """Whether it could be asked to."""
+        """Have it fork a shim for that folder; False where the fork server cannot be reached."""
         message = json.dumps({"folder": str(folder), "output": str(folder / "shim.log")}).encode()
         try:
             socket.send_fds(self.control, [message], [listener, lock])
@@ -215,7 +167,7 @@ def find_shim(job_id: str, folder: Path) -> ShimClient | None:
 
 
 def start_shim(
-    job_id: str, folder: Path, nursery: ForkserverClient | None, environ: Mapping[str, str]
+    job_id: str, folder: Path, forkserver: ForkserverClient | None, environ: Mapping[str, str]
 ) -> tuple[ShimClient, int]:
     """A connection to the job's shim, which is started where none lives, and the number of a process started for it.
 
@@ -234,7 +186,7 @@ def start_shim(
             listener.bind(path)
             listener.listen(_BACKLOG)
             link = ShimClient(job_id, _connect(folder))
-            if nursery is not None and nursery.is_ready and nursery.fork_shim(folder, listener.fileno(), lock):
+            if forkserver is not None and forkserver.is_ready and forkserver.fork_shim(folder, listener.fileno(), lock):
                 link.warm = True
                 return link, 0
             link.warm = False

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any
 
-from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, JobTable, loss_of, start_of
+from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, JobTable
 from pollux.backends.dispatch.shim_client import ShimClient, find_shim
 from pollux.backends.dispatch.site import Site
 from pollux.backends.dispatch.worker_thread import WorkerThread
@@ -20,8 +18,17 @@ from pollux.backends.process.records import (
     record_path,
     write_record,
 )
-from pollux.backends.protocol import ReplicasEnded, ReplicasStarted
+from pollux.backends.protocol import ReplicasEnded, ReplicasLost, ReplicasStarted
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.messages import (
+    AlarmMessage,
+    EndedMessage,
+    LostMessage,
+    ShimMessage,
+    StartedMessage,
+    StatusMessage,
+    StatusRequest,
+)
 
 __all__ = ["ShimEvents"]
 
@@ -49,7 +56,7 @@ class ShimEvents:
         jobs = self._table.jobs
         waiting = {job.id: job.link for job in jobs.values() if job.link is not None}
         for link in waiting.values():
-            link.send(op="status")
+            link.send(StatusRequest())
         deadline = time.monotonic() + _HELLO_SECONDS
         for job_id, link in waiting.items():
             while link.warm is None and jobs[job_id].link is link and time.monotonic() < deadline:
@@ -70,64 +77,79 @@ class ShimEvents:
             self._shim_ended(job)
             return
         for message in messages:
-            self.take(job, job.link, message)
+            self.handle(job, job.link, message)
 
-    def take(self, job: DispatchedJob, link: ShimClient, message: Mapping[str, Any]) -> None:
-        """One message."""
+    def handle(self, job: DispatchedJob, link: ShimClient, message: ShimMessage) -> None:
+        """Note what one message says."""
         if self._site.heard(job, message):
             return
-        if message["event"] == "alarm":
+        if isinstance(message, AlarmMessage):
             self.false_alarms += 1
-            _log.warning("false alarm %d: %s (job '%s')", self.false_alarms, message["text"], job.id)
+            _log.warning("false alarm %d: %s (job '%s')", self.false_alarms, message.text, job.id)
             return
-        if message["event"] == "status":
+        if isinstance(message, StatusMessage):
             self._note_status(job, link, message)
         held = job.now
         if held is not None and held.ended is None:
             self._note_progress(job, held, message)
 
-    def _note_status(self, job: DispatchedJob, link: ShimClient, message: Mapping[str, Any]) -> None:
+    def _note_status(self, job: DispatchedJob, link: ShimClient, status: StatusMessage) -> None:
         """What a shim is, and what it runs where this service did not start it."""
-        link.warm, link.hands_over = bool(message["warm"]), bool(message.get("hands_over"))
-        if job.now is None and message["generation"] is not None:
-            self._learn(job, int(message["generation"]))
+        link.warm = status.warm
+        if job.now is None and status.generation is not None:
+            self._learn(job, status.generation)
         held = job.now
         if held is None or held.launch is not None:
             return
-        if message.get("moving"):
-            # From a time before this service: its end is told when it comes.
+        if status.moving:
+            # A service before this one ordered the change: its end is reported when it comes.
             held.started = False
         elif held.live and held.started and not held.ended:
-            # Its change may have come about while nobody listened.
+            # The change may have come about while no service was connected.
             self._table.tell(ReplicasStarted(time.time(), job.id, held.generation))
 
-    def _note_progress(self, job: DispatchedJob, held: HeldGeneration, message: Mapping[str, Any]) -> None:
+    def _note_progress(self, job: DispatchedJob, held: HeldGeneration, message: ShimMessage) -> None:
         """The end, a loss or the start of the generation that runs."""
-        ended = message.get("ended")
-        if ended is not None and ended["generation"] == held.generation:
-            self._table.finish(job, ended_from(ended))
-        elif message.get("lost") is not None:
-            self._note_loss(job, held, message["lost"])
-        elif message["event"] == "lost":
-            self._note_loss(job, held, message)
-        elif message.get("generation") == held.generation and not held.started and not message.get("moving"):
-            self._note_start(job, held, message)
+        match message:
+            case EndedMessage(ended):
+                self._table.finish(job, ended_from(ended))
+            case LostMessage():
+                self._note_loss(job, held, message)
+            case StartedMessage():
+                self._note_start(job, held, message)
+            case StatusMessage(ended=ended) if ended is not None and ended["generation"] == held.generation:
+                self._table.finish(job, ended_from(ended))
+            case StatusMessage(lost=lost) if lost is not None:
+                self._note_loss(job, held, lost)
+            case StatusMessage(generation=generation, moving=False) if generation is not None:
+                self._note_start(job, held, StartedMessage(time.time(), generation))
 
-    def _note_start(self, job: DispatchedJob, held: HeldGeneration, message: Mapping[str, Any]) -> None:
-        target = tuple(str(place) for place in message.get("places") or held.target or held.places)
-        held.started, held.places, held.kept = True, target, None
+    def _note_start(self, job: DispatchedJob, held: HeldGeneration, message: StartedMessage) -> None:
+        if held.started or message.generation != held.generation:
+            return
+        held.started, held.places, held.kept = True, message.places or held.target or held.places, None
         self._table.keep_slots(job)
-        self._table.tell(start_of(job.id, held.generation, message))
+        pause = message.pause
+        seconds, kind = (None, "") if pause is None else (pause.pause_seconds, pause.kind)
+        self._table.tell(ReplicasStarted(message.at, job.id, held.generation, seconds, kind))
 
-    def _note_loss(self, job: DispatchedJob, held: HeldGeneration, message: Mapping[str, Any]) -> None:
+    def _note_loss(self, job: DispatchedJob, held: HeldGeneration, message: LostMessage) -> None:
         """Some replicas are gone: told once, and what is left is what an order may keep."""
-        if message["generation"] != held.generation or held.stop_grace is not None:
+        if message.generation != held.generation or held.stop_grace is not None or held.kept == message.kept:
             return
-        kept = tuple(str(place) for place in message["kept"])
-        if held.kept == kept:
-            return
-        held.kept = kept
-        self._table.tell(loss_of(job.id, message, self._table.slots.placement(kept)))
+        held.kept = message.kept
+        remaining = self._table.slots.placement(message.kept)
+        self._table.tell(
+            ReplicasLost(
+                message.at,
+                job.id,
+                message.generation,
+                message.replicas,
+                remaining,
+                message.why,
+                withdrawn=message.withdrawn,
+            )
+        )
 
     def _learn(self, job: DispatchedJob, generation: int) -> None:
         """A generation that reached its shim just before the service before this one ended."""
@@ -147,7 +169,7 @@ class ShimEvents:
         if link is not None:
             # It lives, and only the connection broke.
             self.follow(job, link)
-            link.send(op="status")
+            link.send(StatusRequest())
             return
         ended = read_record(record_path(job.folder, "ended", held.generation))
         if ended is not None:

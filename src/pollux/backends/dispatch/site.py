@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pollux.backends.dispatch.job_table import DispatchedJob, JobTable
 from pollux.backends.dispatch.worker_thread import WorkerThread
 from pollux.backends.protocol import Launch
+from pollux.wire.live.messages import ShimMessage
 
 __all__ = ["FolderCheck", "Site"]
 
@@ -41,7 +41,7 @@ class Site:
         """Whether these slots can be used by the job; None: not known yet, and the thread is woken once it is."""
         return FolderCheck()
 
-    def heard(self, job: DispatchedJob, message: Mapping[str, Any]) -> bool:
+    def heard(self, job: DispatchedJob, message: ShimMessage) -> bool:
         """Whether what a shim told is about nodes alone, and has been dealt with."""
         return False
 

@@ -26,6 +26,7 @@ from pollux.backends.transport.query import ask_host
 from pollux.core import Node
 from pollux.core.errors import BackendFailed, PolluxError
 from pollux.storage.address import is_address
+from pollux.wire.live.messages import AlarmMessage, NodeGoneRequest, NodeLeavingMessage, NodeSilentMessage, ShimMessage
 
 __all__ = ["NodeWatch"]
 
@@ -154,7 +155,7 @@ class NodeWatch(Site):
     def _tell_shims(self, node: str, why: str) -> None:
         for job in self._table.jobs.values():
             if job.link is not None and self._counts_on(job, node):
-                job.link.send(op="gone", node=node, why=why)
+                job.link.send(NodeGoneRequest(node, why))
 
     def _counts_on(self, job: DispatchedJob, node: str) -> bool:
         """Whether the job has replicas there, as far as it has told."""
@@ -213,21 +214,21 @@ class NodeWatch(Site):
 
     # Silent nodes
 
-    def heard(self, job: DispatchedJob, message: Mapping[str, Any]) -> bool:
+    def heard(self, job: DispatchedJob, message: ShimMessage) -> bool:
         """What a shim told of a node: it is silent, or leaves, or answers again."""
-        if message["event"] == "silent":
-            self._suspect(str(message["node"]), str(message["why"]))
-            return True
-        if message["event"] == "leaving":
-            _log.warning("%s (job '%s')", message["why"], job.id)
-            node = str(message["node"])
-            self._provider.check_node(node)
-            if node in self._ending:
-                # It answers, and the job saves: whoever decides is to know now, and not after a wait for losses.
-                self._ending[node] = time.monotonic()
-            return True
-        if message["event"] == "alarm" and "replica" not in message:
-            self.node_alarms += 1
+        match message:
+            case NodeSilentMessage(node, why):
+                self._suspect(node, why)
+                return True
+            case NodeLeavingMessage(node, why):
+                _log.warning("%s (job '%s')", why, job.id)
+                self._provider.check_node(node)
+                if node in self._ending:
+                    # It answers, and the job saves: whoever decides is to know now, and not after a wait for losses.
+                    self._ending[node] = time.monotonic()
+                return True
+            case AlarmMessage(replica=None):
+                self.node_alarms += 1
         return False
 
     def _suspect(self, node: str, why: str) -> None:
