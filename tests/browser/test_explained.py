@@ -7,6 +7,7 @@ import re
 
 import pytest
 from playwright.sync_api import expect
+from tests.browser.stage import wait_for
 from tests.browser.test_job import receipt_of_a_change
 
 from pollux.service.presenters.receipts import receipt_folder

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pollux.agent.distributed import process_group as module
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup, WrappedModel
-from pollux.agent.environment import Environment
 
 pytestmark = [pytest.mark.gpu]
 

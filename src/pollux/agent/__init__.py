@@ -1,7 +1,7 @@
 """The half of Pollux inside a training job: data, exact averages, gradient noise, batch size, checkpoints.
 
-It knows nothing of clusters, other jobs or policies. The names below are fetched when one is first asked for, and most
-of them bring PyTorch along; packages that every framework can reuse, such as `adaptation`, need none.
+It knows nothing of clusters, other jobs or policies. A name below is imported when it is first used, and most of these
+imports load PyTorch. Packages that every framework can reuse, such as `adaptation`, do not need PyTorch.
 """
 
 from importlib import import_module

@@ -21,14 +21,14 @@ from pollux.agent.checkpoint.training_state import Stateful
 from pollux.agent.data.loader import Loader
 from pollux.agent.data.torch_reader import torch_loader
 from pollux.agent.distributed.device import choose_device
+from pollux.agent.distributed.environment import Environment, read_environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
-from pollux.agent.environment import Environment, read_environment
 from pollux.agent.job.assembly import assemble
 from pollux.agent.job.job import Job
 from pollux.agent.job.job_options import JobOptions
-from pollux.agent.options import check_kinds, check_sizes
+from pollux.agent.job.option_checks import check_kinds, check_sizes
 from pollux.core.errors import InvalidInput, MisusedJob
 
 __all__ = ["init"]

@@ -19,7 +19,7 @@ TLS = Path(__file__).parents[2] / "unit" / "service" / "tls"
 REPORTS = """
 import json
 from dataclasses import asdict
-from pollux.agent.environment import read_environment
+from pollux.agent.distributed.environment import read_environment
 from pollux.agent.reporting.report_client import Address, post_report
 from pollux.wire.report import Report
 

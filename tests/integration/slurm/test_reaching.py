@@ -12,7 +12,7 @@ HEAD = own_address() if own_address() != "127.0.0.1" else "127.0.0.2"
 REPORTS = """
 import json
 from dataclasses import asdict
-from pollux.agent.environment import read_environment
+from pollux.agent.distributed.environment import read_environment
 from pollux.agent.reporting.report_client import Address, post_report
 from pollux.wire.report import Report
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from pollux.agent.checkpoint.training_state import TrainingState
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.state_transfer import pack
-from pollux.agent.environment import Environment
 from pollux.core.errors import CheckpointMismatch
 
 

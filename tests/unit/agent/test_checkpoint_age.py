@@ -14,7 +14,7 @@ import pollux
 from pollux.agent.checkpoint import checkpointer
 from pollux.agent.checkpoint.folder import last_created
 from pollux.agent.checkpoint.manifest import created_at
-from pollux.agent.environment import Environment
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.reporting.reporter import ReportBuilder
 
 HOUR = 3600.0

@@ -12,12 +12,12 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.agent.checkpoint.training_state import State
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as module
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import Membership
 from pollux.agent.elastic.pause import ResizePause
-from pollux.agent.environment import Environment
 from pollux.wire.live.keys import PREFIX
 from pollux.wire.live.plan import GenerationPlan, PlanDeadlines, PlanMember
 

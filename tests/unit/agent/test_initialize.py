@@ -23,7 +23,7 @@ from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME, encode, read_manifest
 from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.torch_reader import torch_loader
-from pollux.agent.options import check_model
+from pollux.agent.job.option_checks import check_model
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob, PolluxError, UnknownName
 from pollux.testing.waiting import PATIENCE_SECONDS
 

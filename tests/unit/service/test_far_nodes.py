@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pollux import policies
-from pollux.agent.environment import read_environment
+from pollux.agent.distributed.environment import read_environment
 from pollux.agent.reporting.report_client import Address, _trusting
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.nodes.provider import LentNode, PooledNodeProvider

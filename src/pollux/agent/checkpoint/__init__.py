@@ -1,4 +1,4 @@
-"""The training state on disk or in a store of objects: writing in the background, verifying, leasing, loading.
+"""Checkpoints in a folder or in an object store: writing in the background, verifying, leasing, loading.
 
-Runs in every replica. Imports `distributed` and `data`; never `adaptation`.
+Runs in every replica. Imports `distributed` and `data`, never `adaptation`.
 """

@@ -1,4 +1,4 @@
-"""Replicas of one job as PyTorch sees them: the process group, the wrapped model, batch normalisation, aborts.
+"""The replicas of one job: their environment variables, process group, wrapped model, batch normalisation, aborts.
 
-Runs in every replica. Imports no other part of the agent but `environment`.
+Runs in every replica. Imports no other part of the agent; `environment` does not import PyTorch.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pollux.agent.environment import Environment
+from pollux.agent.distributed.environment import Environment
 from pollux.core.errors import InvalidInput
 
 __all__ = ["choose_device", "gpu_type"]

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pollux.agent.distributed import abort
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_batchnorm
-from pollux.agent.environment import Environment
 from pollux.core.errors import InvalidInput
 
 __all__ = ["ReplicaGroup", "WrappedModel", "is_loss"]

@@ -1,4 +1,4 @@
-"""Live resize, the replica's side: membership, moving state to joiners, heartbeats, requests between steps.
+"""Live resize in the replicas: membership, sending state to joining replicas, heartbeats, requests between steps.
 
-Runs in every replica; the supervisor's side is `pollux.backends`. Imports `checkpoint` and `distributed`.
+Runs in every replica; the supervisor's side is in `pollux.backends`. Imports `checkpoint`, `distributed` and below.
 """

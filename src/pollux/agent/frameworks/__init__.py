@@ -1,4 +1,4 @@
-"""Training loops that are not the script's own: Lightning and Hugging Face `Trainer`.
+"""Training loops that a framework owns: Lightning and the Hugging Face `Trainer`.
 
-Runs in every replica. Imports every other part of the agent; these frameworks are imported on use.
+Runs in every replica. Imports every other part of the agent. Each framework is imported only when it is used.
 """

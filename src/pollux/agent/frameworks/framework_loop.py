@@ -21,10 +21,10 @@ from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.data.torch_reader import torch_loader
 from pollux.agent.distributed.device import gpu_type
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.member import refuse_all
 from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
-from pollux.agent.environment import Environment
 from pollux.agent.frameworks.framework_reports import FrameworkReports
 from pollux.agent.frameworks.framework_steps import FrameworkSteps
 from pollux.agent.frameworks.options import FrameworkOptions

@@ -10,9 +10,9 @@ import time
 
 from pollux.agent.adaptation.adaptation import RoundReport
 from pollux.agent.adaptation.batch_tuner import BatchChange
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.step_requests import STOP, StepRequests
-from pollux.agent.environment import Environment
 from pollux.agent.reporting.reporter import ReportBuilder
 from pollux.agent.training.status import TrainingStatus
 from pollux.goodput import BatchChoice

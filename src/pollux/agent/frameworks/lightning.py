@@ -19,7 +19,7 @@ from pollux.agent.adaptation.lr_rules import OwnRule
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
-from pollux.agent.environment import read_environment
+from pollux.agent.distributed.environment import read_environment
 from pollux.agent.frameworks.framework_loop import FrameworkTraining
 from pollux.agent.frameworks.options import FrameworkOptions
 from pollux.core.errors import InvalidInput, MisusedJob

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import BatchRange
 from pollux.agent.adaptation.lr_rules import OwnRule
-from pollux.agent.environment import Environment
+from pollux.agent.distributed.environment import Environment
 from pollux.core.errors import InvalidInput
 
 __all__ = ["FrameworkOptions"]

@@ -1,4 +1,4 @@
-"""The training job that a script holds: its rounds, its status, and how it saves and changes size.
+"""The training job that a script holds: its training loop and rounds, its status, its checkpoints and its resizes.
 
-Runs in every replica. Imports every other part of the agent but `init` and `frameworks`.
+Runs in every replica. Imports every other part of the agent but `initialize` and `frameworks`.
 """

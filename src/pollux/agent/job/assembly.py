@@ -18,11 +18,11 @@ from pollux.agent.checkpoint.lease import Holder
 from pollux.agent.checkpoint.training_state import TrainingState
 from pollux.agent.data.loader import Loader
 from pollux.agent.distributed.device import gpu_type
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.step_requests import StepRequests
-from pollux.agent.environment import Environment
 from pollux.agent.job.job_options import JobOptions
 from pollux.agent.job.parts import JobParts
 from pollux.agent.reporting.receipt import Receipt

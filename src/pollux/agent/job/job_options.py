@@ -18,8 +18,8 @@ from pollux.agent.adaptation.adaptation import BatchRange
 from pollux.agent.checkpoint.training_state import Stateful
 from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.torch_reader import options_of
-from pollux.agent.environment import Environment
-from pollux.agent.options import batch_range, check_model, check_schedule, check_wrapper_options, to_be_saved
+from pollux.agent.distributed.environment import Environment
+from pollux.agent.job.option_checks import batch_range, check_model, check_schedule, check_wrapper_options, to_be_saved
 from pollux.agent.step.optimizer_step import StepOptions
 from pollux.core.errors import InvalidInput
 from pollux.storage.address import PACKAGES, is_address

@@ -11,10 +11,10 @@ from pollux.agent.adaptation.progress import Schedule, TrainingProgress
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.training_state import TrainingState
 from pollux.agent.data.loader import Loader
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.step_requests import StepRequests
-from pollux.agent.environment import Environment
 from pollux.agent.reporting.receipt import Receipt
 from pollux.agent.step.optimizer_step import StepRunner
 

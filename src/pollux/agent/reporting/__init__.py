@@ -1,4 +1,4 @@
-"""What a job tells others: reports to the service, TensorBoard, and the receipt of what was done and why.
+"""What a job reports: reports to the service, TensorBoard scalars, and the receipt of what was done and why.
 
-Runs in the first replica. Imports `adaptation` and what is below it.
+Runs in the first replica. Imports `adaptation`, `distributed` and below.
 """

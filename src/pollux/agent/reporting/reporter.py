@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
-from pollux.agent.environment import Environment
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.reporting.report_client import Address, Reporter
 from pollux.goodput import GoodputModel, PublishedThroughput
 from pollux.wire.report import ModelReport, NoiseReport, Report

@@ -14,8 +14,8 @@ from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.adaptation.round_exchange import SummedNoise
 from pollux.agent.adaptation.second_moments import SecondMoments
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
-from pollux.agent.environment import Environment
 from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.agent.step.step_clock import StepClock
 from pollux.goodput import BatchChoice, PublishedThroughput

@@ -19,8 +19,8 @@ from pollux.agent.checkpoint.training_state import (
     require_stateful,
     write_rng,
 )
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
-from pollux.agent.environment import Environment
 from pollux.core.errors import CheckpointMismatch, InvalidInput, NonFiniteValue
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from pollux.agent.distributed import abort as abort_module
 from pollux.agent.distributed import process_group
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import member as regroup_module
 from pollux.agent.elastic import peer_connections
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import Membership
-from pollux.agent.environment import Environment
 
 NAMES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 

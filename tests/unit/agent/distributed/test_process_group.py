@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pollux.agent.distributed.environment import Environment, read_environment
 from pollux.agent.distributed.process_group import ReplicaGroup, WrappedModel
-from pollux.agent.environment import Environment, read_environment
 from pollux.core.errors import InvalidInput
 
 HERE = str(Path(__file__))

@@ -10,6 +10,7 @@ from pollux.agent.checkpoint.training_state import State
 from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import StepShape
 from pollux.agent.data.torch_reader import torch_loader
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic import member as module
 from pollux.agent.elastic import peer_connections
@@ -17,7 +18,6 @@ from pollux.agent.elastic.member import ElasticMember, JobLost, NotNeeded, refus
 from pollux.agent.elastic.membership import Membership
 from pollux.agent.elastic.pause import ResizePause
 from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP, StepRequests
-from pollux.agent.environment import Environment
 from pollux.core.errors import CheckpointMismatch
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.live.keys import PREFIX

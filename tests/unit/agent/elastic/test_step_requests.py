@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import step_requests as module
 from pollux.agent.elastic.step_requests import CHECKPOINT, STOP, StepRequests
-from pollux.agent.environment import Environment
 
 
 class Store:

@@ -27,7 +27,7 @@ from pollux.agent.checkpoint.manifest import FORMAT, Manifest, decode, digest_fi
 from pollux.agent.data.ledger import SampleLedger
 from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.data.order import mix_seed
-from pollux.agent.environment import Environment
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.reporting.receipt import Receipt
 from pollux.agent.reporting.reporter import ReportBuilder, Reporter
 from pollux.agent.training.epoch_batches import EpochBatches

@@ -19,7 +19,7 @@ from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice
 from pollux.agent.data.ledger import SampleLedger
 from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
-from pollux.agent.environment import Environment
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.frameworks.framework_loop import FrameworkTraining
 from pollux.agent.frameworks.huggingface import PolluxTrainerMixin
 from pollux.agent.frameworks.lightning import PolluxCallback, PolluxDataLoader

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pollux.agent.data.step_shape import MicroBatch, share
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
-from pollux.agent.environment import Environment
 from pollux.agent.step.loss_weighting import LossWeighting, check_weighting
 from pollux.core.errors import InvalidInput, MisusedJob, UnknownName
 

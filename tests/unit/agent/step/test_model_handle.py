@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrize
 
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup, WrappedModel
-from pollux.agent.environment import Environment
 from pollux.agent.step.loss_weighting import LossWeighting
 from pollux.agent.step.model_handle import stable_handle
 from pollux.agent.step.optimizer_step import StepOptions, StepRunner

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pollux.agent.data.step_shape import MicroBatch, share
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
-from pollux.agent.environment import Environment
 from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.agent.step.loss_weighting import LossWeighting
 from pollux.agent.step.optimizer_step import StepOptions, StepRunner, unwrapped

@@ -1,6 +1,6 @@
-"""Where this process stands: torchrun's variables with their usual meaning, and those of Pollux.
+"""Reads the environment variables of this process: those of torchrun, with their usual meaning, and those of Pollux.
 
-Reading only, and without PyTorch: devices are chosen in `distributed.device`, process groups made in `process_group`.
+Imports no PyTorch: `device` chooses the device, `process_group` makes the process group.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["Environment", "read_environment"]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One replica's place: `replica` of `num_replicas`, `local_replica` on its own node, over `num_nodes`.
+    """Which replica this is: `replica` of `num_replicas`, number `local_replica` on its node, over `num_nodes`.
 
-    The rest are the `POLLUX_*` variables, see `pollux.wire.environment`; None or empty where one is not set.
+    The other fields are the `POLLUX_*` variables, see `pollux.wire.environment`; None or empty where one is not set.
     """
 
     replica: int = 0
@@ -51,9 +51,10 @@ class Environment:
     def batches(
         self, initial: int | None, maximum: int | None, local: int | None
     ) -> tuple[int | None, int | None, int | None]:
-        """Initial batch, ceiling, local ceiling: the script's own, else the launcher's; of local ceilings the smaller.
+        """The initial batch, the largest batch, and the largest local batch, each None where not limited.
 
-        Where the launcher wants the batch to stay, there is no ceiling, which is exact mode.
+        The script's values come before the launcher's; of two local limits the smaller one counts. Where the launcher
+        wants a fixed batch, the largest batch is None, which means exact mode.
         """
         ceiling = (maximum or self.max_batch_size) if self.adapts else None
         caps = [cap for cap in (local, self.max_local_batch) if cap is not None]
@@ -77,8 +78,8 @@ def _count(variables: Mapping[str, str], name: str) -> int | None:
     return _whole(variables, name, 0, 1) or None
 
 
-def _seconds(variables: Mapping[str, str], name: str, or_none: bool = False) -> float | None:
-    """A number of seconds above 0; `or_none`: or 0."""
+def _seconds(variables: Mapping[str, str], name: str, or_zero: bool = False) -> float | None:
+    """A number of seconds above 0, or 0 where `or_zero`; None where the variable is not set."""
     text = variables.get(name, "")
     if not text:
         return None
@@ -86,8 +87,8 @@ def _seconds(variables: Mapping[str, str], name: str, or_none: bool = False) -> 
         value = float(text)
     except ValueError:
         value = -1.0
-    if not (0.0 < value < float("inf") or (or_none and value == 0.0)):
-        least = ", 0 or more" if or_none else " above 0"
+    if not (0.0 < value < float("inf") or (or_zero and value == 0.0)):
+        least = ", 0 or more" if or_zero else " above 0"
         raise InvalidInput(f"{name} is '{text}': give a number of seconds{least}, or unset it")
     return value
 
@@ -97,15 +98,15 @@ def _path(variables: Mapping[str, str], name: str) -> Path | None:
 
 
 def _location(variables: Mapping[str, str], name: str) -> str | Path | None:
-    """A folder, or the address of a store, which would be no address any more as a path."""
+    """A folder, or the address of an object store as text, since a `Path` would spoil the address."""
     text = variables.get(name, "")
     return text if is_address(text) else _path(variables, name)
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
-    """The place that `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` and `POLLUX_*` describe.
+    """What `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` and `POLLUX_*` say about this process.
 
-    Without them the process is alone: one replica on one node.
+    Without these variables the process is the only replica, on one node.
     """
     variables = os.environ if variables is None else variables
     num_replicas = _whole(variables, "WORLD_SIZE", 1, 1)
@@ -126,7 +127,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         job=variables.get("POLLUX_JOB", ""),
         checkpoint_dir=_location(variables, "POLLUX_CHECKPOINT_DIR"),
         checkpoint_every=_seconds(variables, "POLLUX_CHECKPOINT_EVERY"),
-        notice=_seconds(variables, "POLLUX_NOTICE_SECONDS", or_none=True),
+        notice=_seconds(variables, "POLLUX_NOTICE_SECONDS", or_zero=True),
         output_dir=_path(variables, "POLLUX_OUTPUT_DIR"),
         timeout=_seconds(variables, "POLLUX_TIMEOUT"),
         generation=_whole(variables, "POLLUX_GENERATION", 0, 0),

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from pollux.agent.distributed.device import choose_device, gpu_type
-from pollux.agent.environment import Environment, read_environment
+from pollux.agent.distributed.environment import Environment, read_environment
 from pollux.core.errors import InvalidInput
 from pollux.wire.environment import JOB_VARIABLES
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 
 
 def test_without_variables_the_process_is_alone():
@@ -98,7 +98,7 @@ def test_our_own_variables():
 
 
 def test_every_variable_that_is_read_is_listed():
-    text = (REPOSITORY / "src" / "pollux" / "agent" / "environment.py").read_text()
+    text = (REPOSITORY / "src" / "pollux" / "agent" / "distributed" / "environment.py").read_text()
     assert set(re.findall(r"\"(POLLUX_[A-Z_]+)\"", text)) == set(JOB_VARIABLES)
 
 

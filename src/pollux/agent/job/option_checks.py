@@ -20,7 +20,7 @@ from pollux.agent.adaptation.adaptation import BatchRange
 from pollux.agent.adaptation.progress import SCHEDULE_UNITS
 from pollux.agent.checkpoint.training_state import Stateful, require_stateful
 from pollux.agent.data.loader import Loader
-from pollux.agent.environment import Environment
+from pollux.agent.distributed.environment import Environment
 from pollux.core.errors import InvalidInput, UnknownName
 
 __all__ = [
