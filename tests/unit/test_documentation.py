@@ -1,5 +1,6 @@
 """What exists is documented: policies, commands, options; what a training job reads, writes, does and refuses."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+SOURCES = DOCS.parent / "src" / "pollux"
 MADE_BY_TYPER = {"--help", "--install-completion", "--show-completion"}
 
 
@@ -114,6 +116,34 @@ def test_the_rules_of_adaptation_are_those_of_the_code():
     assert f"relative width of {batch_tuner.MAX_RELATIVE_WIDTH:g} or less" in text
     assert f"one {loss_guard._HUGE_DEVIATIONS:g} deviations above" in text
     assert f"two in a row {loss_guard._DEVIATIONS:g} deviations above" in text
+
+
+def is_defined(place: str) -> bool:
+    """Whether `module:function` or `module:Class.method`, below pollux, is in the source; imports nothing."""
+    module, _, name = place.partition(":")
+    path = SOURCES.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    body = ast.parse(file.read_text()).body if file.exists() else []
+    for word in name.split("."):
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found = next((node for node in body if isinstance(node, kinds) and node.name == word), None)
+        if found is None:
+            return False
+        body = found.body
+    return True
+
+
+def test_the_walks_through_the_code_name_what_exists():
+    page = (DOCS / "design" / "0016-walks.md").read_text()
+    missing = [place for place in re.findall(r"`([a-z_.]+:[\w.]+)`", page) if not is_defined(place)]
+    assert missing == [], "docs/design/0016-walks.md: these were moved or renamed; write where they are now"
+    # Before the packages were made: calls or functions, and modules.
+    before = {"A gradient step": (57, 16), "Submit to first step": (45, 27), "Report to resize": (60, 31)}
+    for title, (most_places, most_modules) in before.items():
+        text = sections("design/0016-walks.md")[title]
+        places = re.findall(r"^\d+\. `([a-z_.]+):[\w.]+`", text, re.MULTILINE)
+        assert 20 < len(places) < most_places, title
+        assert len(set(places)) < most_modules, title
 
 
 def training_snippets(folder: str) -> None:
