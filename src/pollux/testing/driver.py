@@ -84,7 +84,7 @@ class FakeDriver:
     def run(self, until: float = 100_000.0) -> DriverLog:
         """Go on until nothing is left to happen, or to a time; may be called again with a later one."""
         if not self.log.events and self.controller.next_decision_at is None:
-            self._note(0.0, self.controller.begin(0.0))
+            self._note(0.0, self.controller.start(0.0))
         while (now := self._next_moment()) <= until and (self._events or self._unfinished()):
             while self._events and self._events[0].at <= now:
                 self._apply(self._events.pop(0))

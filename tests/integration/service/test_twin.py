@@ -206,7 +206,7 @@ class Direct:
         self.machines = machines
         self.policy = policies.create(policy)
         self.controller = Controller(Cluster(()), ControllerSettings(trigger=trigger))  # type: ignore[arg-type]
-        self.controller.begin(START)
+        self.controller.start(START)
         self.now = START
         for node in NODES:
             self.apply(NodeAdded(START, node))

@@ -38,13 +38,13 @@ def events_desk(make_desk):
 
 def test_rounds_are_one_interval_apart(make_desk):
     desk = make_desk(interval_seconds=30.0)
-    assert due(desk.controller.begin(100.0)) == [130.0]
+    assert due(desk.controller.start(100.0)) == [130.0]
     assert due(desk.decide(130.0)) == [160.0]
     assert desk.controller.next_decision_at == 160.0
 
 
 def test_in_rounds_nothing_else_asks_for_a_decision(desk):
-    desk.controller.begin(0)
+    desk.controller.start(0)
     commands = desk.submit(1, "a", "b")
     commands += desk(NodeAdded(2, Node("n9", 4)))
     commands += desk(JobReported(3, "a", SaturatingGoodput()))
@@ -58,7 +58,7 @@ def test_in_rounds_nothing_else_asks_for_a_decision(desk):
 
 
 def test_with_events_nothing_is_due_until_something_happens(events_desk):
-    assert events_desk.controller.begin(0) == []
+    assert events_desk.controller.start(0) == []
     assert events_desk.controller.next_decision_at is None
 
 
@@ -198,7 +198,7 @@ def test_news_that_changes_no_answer_does_not_make_it_think_again(events_desk):
 
 
 def test_a_broken_decision_is_refused_whole(desk):
-    desk.controller.begin(0)
+    desk.controller.start(0)
     desk.submit(0, "a", "b", min_gpus=2)
     revision = desk.controller.revision
     with pytest.raises(BrokenDecision, match=r"'a' got 1 GPUs.*node 'n1' has 4 GPUs and was given 5"):

@@ -29,7 +29,7 @@ from pollux.controller import (
     QueueChanged,
     TimerFired,
 )
-from pollux.controller.machine.generations import MOST_LOSSES
+from pollux.controller.machine.retries import MOST_LOSSES
 from pollux.controller.state.lifecycle import ENDED, HOLDING
 from pollux.core import JobLimits, Node, PolluxError, Queue
 from pollux.policies import create

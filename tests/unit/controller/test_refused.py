@@ -16,7 +16,7 @@ from pollux.controller import (
     TimerFired,
 )
 from pollux.controller.explanations.explain import explain
-from pollux.controller.machine.generations import refusal_seconds
+from pollux.controller.machine.retries import refusal_seconds
 from pollux.core import NOWHERE
 from pollux.testing import place
 

@@ -64,7 +64,7 @@ def test_the_log_alone_gives_the_same_state_and_commands(trigger, think_seconds,
     log = FakeDriver(live, create(policy), events, work, think_seconds).run(until)
 
     again = Controller(cluster(4, 4), settings)
-    commands: list[tuple[float, Command]] = [(0.0, command) for command in again.begin(0.0)]
+    commands: list[tuple[float, Command]] = [(0.0, command) for command in again.start(0.0)]
     for event in log.events:
         commands += [(event.at, command) for command in again.apply(event)]
 

@@ -17,7 +17,7 @@ from pollux.controller import (
     StartJob,
     StopJob,
 )
-from pollux.controller.machine.generations import MOST_LOSSES
+from pollux.controller.machine.retries import MOST_LOSSES
 from pollux.core import NOWHERE, InvalidInput, JobLimits
 from pollux.testing import place
 

@@ -1,18 +1,19 @@
-"""The books as plain JSON values and back: what a snapshot in a store holds. `codec.events` writes values."""
+"""The state of jobs, nodes and queues as JSON values and back: what a snapshot in a store holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from pollux.controller.codec.events import decode_model, decode_value, encode_model, encode_value
 from pollux.controller.messages.events import JobSpec
-from pollux.controller.state.cluster_state import Books
+from pollux.controller.state.cluster_state import ClusterState
 from pollux.controller.state.lifecycle import JobState
 from pollux.controller.state.records import JobRecord
 from pollux.core import Cluster, Node, Placement, Queue, Reason
 from pollux.core.errors import StoreFailed
 
-__all__ = ["decode_books", "encode_books"]
+__all__ = ["decode_state", "encode_state"]
 
 _FORMAT = 1
 
@@ -30,16 +31,13 @@ _NEWER = {
 """Such fields that older states do not have, and what they are there."""
 
 
-def encode_books(books: Books) -> dict[str, Any]:
+def encode_state(state: ClusterState) -> dict[str, Any]:
     """Nodes, queues and every job; parts of it are kept for the next time, so it is to be read, not changed."""
-    # Imported here because it brings numpy, which those who only read events do without.
-    from pollux.controller.codec.events import encode_value
-
     return {
         "format": _FORMAT,
-        "nodes": [encode_value(node) for node in books.cluster.nodes],
-        "queues": [encode_value(queue) for queue in books.queues.values()],
-        "jobs": [_encode_record(record) for record in books.jobs.values()],
+        "nodes": [encode_value(node) for node in state.cluster.nodes],
+        "queues": [encode_value(queue) for queue in state.queues.values()],
+        "jobs": [_encode_record(record) for record in state.jobs.values()],
     }
 
 
@@ -57,8 +55,6 @@ def _encode_record(record: JobRecord) -> dict[str, Any]:
 
 def _kept(record: JobRecord, name: str) -> Any:
     """The written form of a field that seldom changes; the last one again while it is the same object."""
-    from pollux.controller.codec.events import encode_model, encode_value
-
     value = getattr(record, name)
     if value is None:
         return None
@@ -68,10 +64,8 @@ def _kept(record: JobRecord, name: str) -> Any:
     return last[1]
 
 
-def decode_books(saved: Mapping[str, Any]) -> Books:
-    """The books that `encode_books` wrote."""
-    from pollux.controller.codec.events import decode_value
-
+def decode_state(saved: Mapping[str, Any]) -> ClusterState:
+    """The state that `encode_state` wrote."""
     if saved.get("format") != _FORMAT:
         raise StoreFailed(
             f"a saved state has format {saved.get('format')!r}, this version of Pollux reads {_FORMAT}; "
@@ -80,17 +74,15 @@ def decode_books(saved: Mapping[str, Any]) -> Books:
     try:
         nodes = [decode_value(Node, node, "nodes") for node in saved["nodes"]]
         queues = [decode_value(Queue, queue, "queues") for queue in saved["queues"]]
-        books = Books(Cluster.of(nodes), queues)
+        state = ClusterState(Cluster.of(nodes), queues)
         for job in saved["jobs"]:
-            books.add(_decode_record(job))
+            state.add(_decode_record(job))
     except (KeyError, TypeError, ValueError) as error:
         raise StoreFailed(f"a saved state is damaged ({error!r}); replay the whole log") from error
-    return books
+    return state
 
 
 def _decode_record(job: Mapping[str, Any]) -> JobRecord:
-    from pollux.controller.codec.events import decode_model, decode_value
-
     record = JobRecord(decode_value(JobSpec, job["spec"], "spec"), job["submitted_at"])
     for name in _PLAIN:
         setattr(record, name, job[name])

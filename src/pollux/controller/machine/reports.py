@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from pollux.core import GoodputFunction, InvalidInput
+from pollux.controller.messages.events import JobReported
+from pollux.controller.state.lifecycle import JobState
+from pollux.controller.state.records import JobRecord
+from pollux.core import Cluster, GoodputFunction, InvalidInput
+from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
+from pollux.goodput.bank import ModelBank
 from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, ModelReport
 
-if TYPE_CHECKING:
-    from pollux.goodput import GoodputModel
-
-__all__ = ["limited", "model_from"]
+__all__ = ["check_numbers", "learned", "limited", "model_from"]
 
 _NUM_PARAMETERS = 7
 _MOST_TYPES = 16
@@ -26,19 +28,16 @@ def model_from(
     Its throughput is that of the GPU type it was measured on; what `before` knew of other types stays. Types that were
     never measured are taken for like the newest.
     """
-    # Imported here because it brings numpy, which those who only keep facts do without.
-    from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
-
     if len(report.parameters) != _NUM_PARAMETERS:
         raise InvalidInput(
             f"a model has {len(report.parameters)} parameters; give {_NUM_PARAMETERS}: αc βc αn βn αr βr γ"
         )
-    _check_numbers(report)
+    _check_model(report)
     limits = BatchLimits(
         report.initial_batch, report.max_batch, report.local_batch_min, report.local_batch_max, report.accumulation
     )
     efficiency = Efficiency.from_estimates(report.initial_batch, report.grad_sqr, report.grad_var)
-    # A time that no clock can tell from none would make ratios that no number can hold.
+    # A time too short to be measured would make ratios that no number can hold.
     parameters = [0.0 if 0.0 <= value < _SHORTEST_SECONDS else value for value in report.parameters]
     throughput = PublishedThroughput(*parameters)
     by_type = {} if not isinstance(before, GoodputModel) else dict(before.by_type)
@@ -52,10 +51,10 @@ def model_from(
     return found
 
 
-def _check_numbers(report: ModelReport) -> None:
+def _check_model(report: ModelReport) -> None:
     """Refuse what is larger than that of any training job, and would be infinite once it is multiplied."""
     for name, value in zip(("αc", "βc", "αn", "βn", "αr", "βr"), report.parameters, strict=False):
-        # What is no number at all or below zero is refused by whoever holds it.
+        # `PublishedThroughput` refuses what is no number at all, or below zero.
         if value > LARGEST_SECONDS:
             raise InvalidInput(f"a model has {name} {value}; give at most {LARGEST_SECONDS:g} seconds")
     for name in ("initial_batch", "max_batch", "local_batch_min", "local_batch_max"):
@@ -66,12 +65,30 @@ def _check_numbers(report: ModelReport) -> None:
             raise InvalidInput(f"a model has {name} {getattr(report, name)}; give at most {LARGEST_NUMBER:g}")
 
 
+def check_numbers(event: JobReported) -> None:
+    """Refuse a report with a number that no job can have."""
+    for name in ("remaining", "resize_cost_seconds", "local_batch", "progress"):
+        value = getattr(event, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise InvalidInput(f"job '{event.job_id}' reports {name} {value}; give a finite number, 0 or more")
+
+
+def learned(bank: ModelBank, record: JobRecord, cluster: Cluster, event: JobReported) -> ModelBank:
+    """The bank with what a report of a running job measured, for later jobs of its kind."""
+    kind, model, place, batch = record.kind, record.goodput, record.placement, event.local_batch
+    if not kind or not place or batch is None or record.state is not JobState.RUNNING:
+        return bank
+    if not isinstance(model, GoodputModel):
+        return bank
+    node = cluster.by_id.get(place.shares[0][0])
+    where = ("" if node is None else node.gpu_type, place.num_nodes, place.num_gpus)
+    return bank.measured(kind, model, where, batch, record.progress or 0.0, event.at)
+
+
 def limited(model: GoodputFunction | None, local_batch_max: int | None) -> GoodputFunction | None:
     """The same model where one GPU takes no more than `local_batch_max` samples at once (None: as it is)."""
     if model is None or local_batch_max is None:
         return model
-    from pollux.goodput import GoodputModel
-
     if not isinstance(model, GoodputModel) or model.limits.local_max <= local_batch_max:
         return model
     most = max(local_batch_max, 1)

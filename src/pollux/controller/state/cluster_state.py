@@ -14,7 +14,7 @@ from pollux.controller.state.records import JobRecord
 from pollux.core import NOWHERE, Cluster, Node, Placement, Queue, Reason, UnknownName
 from pollux.core.errors import Conflict
 
-__all__ = ["Books", "time_up"]
+__all__ = ["ClusterState", "time_up"]
 
 _MOST_NAMES = 50
 
@@ -27,7 +27,7 @@ def time_up(record: JobRecord) -> float | None:
     return record.running_since + max(limit - record.held_seconds, 0.0)
 
 
-class Books:
+class ClusterState:
     """All records; `active` are the jobs that have not ended, in the order in which they became known."""
 
     def __init__(self, cluster: Cluster, queues: Iterable[Queue] = ()) -> None:
@@ -166,7 +166,7 @@ class Books:
         self.cluster = Cluster(tuple(nodes))
 
     def remove_node(self, node_id: str) -> list[JobRecord]:
-        """A node is gone; the jobs that held GPUs there, which still do in these books."""
+        """A node is gone; the jobs that held GPUs there, which still do in these state."""
         self.cluster = Cluster(tuple(node for node in self.cluster.nodes if node.id != node_id))
         return [record for record in self.active.values() if record.placement.on(node_id)]
 

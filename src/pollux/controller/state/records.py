@@ -101,11 +101,20 @@ class JobRecord:
     def moves_live(self) -> bool:
         """Whether its next change is tried in living processes: it may, it can, and that has not failed too often.
 
-        Who has not said yet whether it can is taken to: its supervisor finds out, and restarts it where it cannot.
+        A job that has not said yet whether it can is assumed to: its supervisor finds out, and restarts it otherwise.
         """
+        return self._is_able_to_move and self.failed_moves < MOST_FAILED_MOVES
+
+    @property
+    def _is_able_to_move(self) -> bool:
+        """Whether the job allows changes in living processes, and no report says that it cannot follow them."""
         request = self.spec.request
-        able = bool(self.live) if request is None else request.is_live and self.live is not False
-        return able and self.failed_moves < MOST_FAILED_MOVES
+        return bool(self.live) if request is None else request.is_live and self.live is not False
+
+    @property
+    def resizes_live(self) -> bool:
+        """Whether it is being resized now, and that was tried in living processes."""
+        return self.state is JobState.RESIZING and self._is_able_to_move
 
     @property
     def likely_kind(self) -> str:
@@ -138,7 +147,9 @@ class JobRecord:
         self.estimate_cost()
 
     def note_failed_move(self, at: float) -> None:
-        """A change in living processes did not come about. Who never said that it can, cannot."""
+        """Where a change in living processes was tried, it failed. A job that never said it can follow one, cannot."""
+        if not self.resizes_live:
+            return
         self.failed_moves, self.failed_move_at = self.failed_moves + 1, at
         self.live = bool(self.live)
         self.estimate_cost()

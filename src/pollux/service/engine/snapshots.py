@@ -45,7 +45,7 @@ class Snapshots:
         saved = self._store.load()
         if saved is None:
             controller = Controller(Cluster(()), settings)
-            controller.begin(self._rounds_began_at(now))
+            controller.start(self._rounds_began_at(now))
         else:
             controller = Controller.restored(saved.state, settings)
             self._revision = saved.revision
@@ -55,7 +55,7 @@ class Snapshots:
             if replay is not None:
                 replay(revision, event)
         if controller.next_decision_at is None:
-            controller.begin(now())  # rounds that were not running before, such as after a change of trigger
+            controller.start(now())  # rounds that were not running before, such as after a change of trigger
         return controller
 
     def _rounds_began_at(self, now: Callable[[], float]) -> float:

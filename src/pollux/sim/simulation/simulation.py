@@ -163,7 +163,7 @@ class _Run:
 
     def run(self) -> RunOutcome:
         started = time.process_time()
-        self.controller.begin(0.0)
+        self.controller.start(0.0)
         while self.arrivals or self.unfinished:
             now = self._next_moment()
             if now > self.settings.max_hours * 3600:

@@ -239,7 +239,7 @@ def build_big_store(
     jobs = [_job(index, num_jobs, began_at, now, seconds, draw, num_nodes * gpus_per_node) for index in range(num_jobs)]
     events = _Past(nodes, jobs, began_at, now, seed).events(decide_every)
     controller = Controller(Cluster(()), ControllerSettings("rounds"))
-    controller.begin(began_at)
+    controller.start(began_at)
     with contextlib.closing(open_store(store_file(home))) as store:
         written = 0
         for batch in _batches(_applied(events, controller), _BATCH):

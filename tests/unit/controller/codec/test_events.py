@@ -207,7 +207,7 @@ def test_a_log_that_was_written_and_read_drives_a_controller_alike(policy, trigg
     log = FakeDriver(live, create(policy), story, work).run()
 
     again = Controller(cluster(4, 4), settings)
-    commands = [(0.0, command) for command in again.begin(0.0)]
+    commands = [(0.0, command) for command in again.start(0.0)]
     for event in log.events:
         commands += [(event.at, command) for command in again.apply(through_json(event))]
     assert commands == log.commands

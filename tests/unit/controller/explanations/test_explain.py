@@ -10,7 +10,7 @@ import pytest
 import pollux.controller
 import pollux.policies
 from pollux.controller.explanations.explain import CODES, explain
-from pollux.controller.machine.generations import judge
+from pollux.controller.machine.retries import decide_retry
 from pollux.core import Reason
 from pollux.policies import create
 from pollux.testing import SaturatingGoodput, cluster, job, snapshot
@@ -216,5 +216,5 @@ def test_what_the_controller_says_of_a_crash_can_be_told(desk):
     desk.decide(10, a="n0:1")
     record = desk.controller.jobs["a"]
     for outcome in ("crashed", "out-of-memory", "lost", "stopped"):
-        verdict = judge(record, pollux.controller.GenerationEnded(20, "a", 1, outcome))
-        assert "?" not in explain(verdict.reason, "a")[0]
+        retry = decide_retry(record, pollux.controller.GenerationEnded(20, "a", 1, outcome))
+        assert "?" not in explain(retry.reason, "a")[0]

@@ -12,7 +12,7 @@ from pollux.controller import (
     JobState,
     TimerFired,
 )
-from pollux.controller.machine.generations import MOST_LOSSES, backoff_seconds
+from pollux.controller.machine.retries import MOST_LOSSES, backoff_seconds
 from pollux.controller.messages.commands import StopJob
 from pollux.core import NOWHERE
 from pollux.testing import goodput_model, place
