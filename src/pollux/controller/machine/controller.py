@@ -407,7 +407,7 @@ class Controller:
 
     def _decided(self, event: DecisionMade) -> list[Command]:
         snapshot = self.snapshot(event.at)
-        # Events may have come while the policy was deciding. Its answer still counts if it fits the cluster as it is now.
+        # Events may have come while the policy was deciding. Its answer counts if it fits the cluster as it is now.
         current = event.revision == self.revision - 1
         decision = decisions.completed(snapshot, event.decision, event.partial, current)
         violations = check(snapshot, decision)
