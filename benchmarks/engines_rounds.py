@@ -21,7 +21,8 @@ from measure import timed
 
 from pollux.backends.ray.driver import Driver
 from pollux.backends.ray.nodes import lending_nodes
-from pollux.backends.ray.provider import RayNodeProvider, RayOptions
+from pollux.backends.ray.options import RayOptions
+from pollux.backends.ray.provider import RayNodeProvider
 from pollux.backends.slurm.commands import SlurmCommands
 from pollux.backends.slurm.job_provider import SlurmJobProvider
 from pollux.backends.slurm.parse import fold_nodes
@@ -259,14 +260,16 @@ def ray_rounds(story: list[dict[str, Any]], copies: int, repeats: int) -> dict[s
 
         def look(rows: list[dict[str, Any]], dead: set[str]) -> None:
             seen = lending_nodes(rows, None, False)
-            lender._hear(json.loads(json.dumps({"kind": "nodes", "nodes": [node.described() for node in seen]})))
+            nodes = {"kind": "nodes", "nodes": [node.described() for node in seen], "leaving": {}}
+            lender._hear(json.loads(json.dumps(nodes)))
             for node in seen:
                 if node.ray_id in dead:
                     # By the end of its actor, which is sooner known than what Ray says of the node.
                     lender._hear({"kind": "gone", "node": node.name, "why": "its host ended"})
                 elif node.ray_id not in up:
                     up.add(node.ray_id)
-                    lender._hear({"kind": "host", "node": node.name, "address": [node.address, 4000], "gpus": []})
+                    host = {"node": node.name, "address": [node.address, 4000], "gpus": [], "odd": "", "doubt": ""}
+                    lender._hear({"kind": "host", **host})
             ask_after(lender, jobs)
 
         slowest = (0.0, "")
