@@ -10,13 +10,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pollux.backends.nodes.provider import LentNode
 from pollux.backends.ray.claim_file import ClaimFile
 from pollux.backends.ray.claims import ClaimBook
+from pollux.backends.ray.driver.order import DriverOrder
 from pollux.backends.ray.driver_client import DRIVER, DriverClient
 from pollux.backends.ray.grants import Grants
 from pollux.backends.ray.node_book import NEW_HEAD, RayNodeBook
@@ -172,19 +173,20 @@ class RayNodeProvider:
         """The first line for a new driver."""
         with self._lock:
             self._nodes.is_first_look = True
-            return {
-                "address": self._options.address,
-                "namespace": f"pollux-{self._service}",
-                "prefix": self._grants.book.prefix,
-                "secret": self._secret,
-                "slots": self._options.slots,
-                "with_gpus": not self._options.cpu_places,
-                "warm": self._warm,
-                "desired": self._wish.num_nodes,
-                "awaited": self._wish.awaited,
-                "size": self._wish.size,
-                "claims": self._grants.for_new_driver(),
-            }
+            order = DriverOrder(
+                secret=self._secret,
+                prefix=self._grants.book.prefix,
+                address=self._options.address,
+                namespace=f"pollux-{self._service}",
+                slots=self._options.slots,
+                with_gpus=not self._options.cpu_places,
+                warm=self._warm,
+                claims=self._grants.for_new_driver(),
+                desired=self._wish.num_nodes,
+                awaited=self._wish.awaited,
+                size=self._wish.size,
+            )
+        return asdict(order)
 
     def _hear(self, said: Mapping[str, Any]) -> None:
         """One line of the driver's, or its `trouble` with Ray, which `warnings` then tells."""

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from pollux.backends.ray.claims import ClaimBook
@@ -11,7 +13,7 @@ class Bench:
     def __init__(self):
         self.now = 1000.0
         self.nodes = RayNodeBook()
-        self.orders = []
+        self.orders: list[Any] = []
         self.grants = Grants(ClaimBook("p:"), self.nodes, self.orders.append, lambda: self.now)
         self.see("a", "b")
 

@@ -99,7 +99,7 @@ def test_nodes_in_use_are_remembered_with_their_hosts(book):
     book.note_host(host("a"))
     book.note_host(host("b"))
     later = RayNodeBook()
-    later.restore([*book.record(), {}, 3, {"described": {"name": "a"}, "address": [], "gpus": []}], {"a"})
+    later.restore([*book.record(), {}, {"described": {"name": "a"}, "address": [], "gpus": []}], {"a"})
     assert [known.offered(0) for known in later] == [book.get("a").offered(0)]
 
 
