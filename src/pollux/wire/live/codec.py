@@ -6,6 +6,7 @@ does not fit is ignored by whoever reads it, and the environment of a job may be
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import enum
 import functools
@@ -16,7 +17,20 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-__all__ = ["MAX_VALUE_BYTES", "MalformedValue", "decode", "encode", "from_plain", "read_json", "to_plain"]
+from pollux.wire.live import PROTOCOL_VERSION
+
+__all__ = [
+    "MAX_VALUE_BYTES",
+    "MalformedValue",
+    "classes_by_name",
+    "decode",
+    "decode_tagged",
+    "encode",
+    "encode_tagged",
+    "from_plain",
+    "read_json",
+    "to_plain",
+]
 
 MAX_VALUE_BYTES = 1 << 20
 """The largest value of a key that is read."""
@@ -38,6 +52,28 @@ def encode(value: object) -> str:
 def to_plain(value: object) -> Any:
     """A dataclass as dicts, lists and scalars; any other value as it is."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def classes_by_name(union: Any) -> Mapping[str, type]:
+    """The dataclasses of a union, for `decode_tagged`."""
+    return {kind.__name__: kind for kind in typing.get_args(union)}
+
+
+def encode_tagged(message: object) -> str:
+    """A dataclass as JSON on one line, with the name of its class; bytes as base64."""
+    return json.dumps([type(message).__name__, to_plain(message)], default=_bytes_as_text)
+
+
+def decode_tagged(classes: Mapping[str, type], text: str | bytes, max_bytes: int = MAX_VALUE_BYTES) -> Any:
+    """The message that `encode_tagged` made the text of; `MalformedValue` for one of none of these classes."""
+    value = read_json(text, max_bytes)
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or value[0] not in classes:
+        raise MalformedValue(f"{str(value)[:60]!r} is no message of version {PROTOCOL_VERSION} of the protocol")
+    return from_plain(classes[value[0]], value[1])
+
+
+def _bytes_as_text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 def decode(kind: type[_T], text: str | bytes) -> _T:
@@ -67,8 +103,8 @@ def _read(kind: Any, value: Any) -> Any:
         return float(value)
     if kind in _SCALARS and type(value) is kind and (kind is not int or abs(value) <= _MAX_INTEGER):
         return value
-    if isinstance(kind, type) and issubclass(kind, enum.StrEnum) and isinstance(value, str):
-        return _read_word(kind, value)
+    if isinstance(kind, type) and isinstance(value, str) and issubclass(kind, enum.StrEnum | bytes):
+        return _read_word(kind, value) if issubclass(kind, enum.StrEnum) else _read_bytes(value)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return _read_dataclass(kind, value)
     arguments, origin = typing.get_args(kind), typing.get_origin(kind)
@@ -88,6 +124,13 @@ def _read_word(kind: type[enum.StrEnum], value: str) -> enum.StrEnum:
         return kind(value)
     except ValueError:
         raise MalformedValue(f"{value[:60]!r} is no {kind.__name__}") from None
+
+
+def _read_bytes(value: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError:
+        raise MalformedValue(f"{value[:60]!r} is no base64") from None
 
 
 @functools.cache
