@@ -57,8 +57,8 @@ def attacked(fake):
                     "eta_quality": None,
                 }
             ),
-            ("GET", "/v1/jobs/resnet/explain"): hostile({"text": "shrunk", "next_step": "pollux show"}),
-            ("GET", "/v1/queues"): hostile({"queues": [{"name": "default", "weight": 1.0, "gpu_quota": 8, "jobs": 2, "used": 4}]}),
+            ("GET", "/v1/jobs/resnet/explain"): hostile({"text": "shrunk", "next_step": "show"}),
+            ("GET", "/v1/queues"): hostile({"queues": [{"name": "q", "weight": 1.0, "gpu_quota": 8, "jobs": 2, "used": 4}]}),
             ("POST", "/v1/jobs/resnet/cancel"): (409, hostile(fake.error("Conflict", "it is not running"))),
         }
     )  # fmt: skip
