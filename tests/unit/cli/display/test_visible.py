@@ -45,6 +45,7 @@ def test_a_json_document_stays_the_same_document():
 @pytest.fixture
 def attacked(fake):
     job = fake.job("resnet", name="resnet", detail="last words", after=["first"], resize_kind="live")
+    queue = {"name": "default", "weight": 1.0, "gpu_quota": 8, "jobs": 2, "used": 4}
     fake.answers.update(
         {
             ("GET", "/v1/status"): hostile({**fake.status, "warnings": ["the disk is full"]}),
@@ -58,7 +59,7 @@ def attacked(fake):
                 }
             ),
             ("GET", "/v1/jobs/resnet/explain"): hostile({"text": "shrunk", "next_step": "show"}),
-            ("GET", "/v1/queues"): hostile({"queues": [{"name": "q", "weight": 1.0, "gpu_quota": 8, "jobs": 2, "used": 4}]}),
+            ("GET", "/v1/queues"): hostile({"queues": [queue]}),
             ("POST", "/v1/jobs/resnet/cancel"): (409, hostile(fake.error("Conflict", "it is not running"))),
         }
     )  # fmt: skip
