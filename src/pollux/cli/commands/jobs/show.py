@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pollux.cli.arguments.options import Job, Json, print_json
-from pollux.cli.display.visible import say
 from pollux.cli.display.warnings_output import WAITING, print_warnings
+from pollux.cli.visible import say
 
 __all__ = ["explain", "show", "story_lines"]
 

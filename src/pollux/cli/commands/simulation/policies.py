@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pollux.cli.display.visible import say
+from pollux.cli.visible import say
 
 __all__ = ["policies"]
 
