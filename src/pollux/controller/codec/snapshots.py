@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from pollux.controller.codec.events import decode_model, decode_value, encode_model, encode_value
 from pollux.controller.messages.events import JobSpec
@@ -13,7 +13,9 @@ from pollux.controller.state.records import JobRecord
 from pollux.core import Cluster, Node, Placement, Queue, Reason
 from pollux.core.errors import StoreFailed
 
-__all__ = ["decode_state", "encode_state"]
+__all__ = ["decode_state", "decoded", "encode_state"]
+
+_Part = TypeVar("_Part")
 
 _FORMAT = 1
 
@@ -71,14 +73,23 @@ def decode_state(saved: Mapping[str, Any]) -> ClusterState:
             f"a saved state has format {saved.get('format')!r}, this version of Pollux reads {_FORMAT}; "
             "use the version that wrote it, or replay the whole log"
         )
+    return decoded(_decode_cluster, saved)
+
+
+def decoded(decode: Callable[[Mapping[str, Any]], _Part], saved: Mapping[str, Any]) -> _Part:
+    """What `decode` makes of a part of a saved state; one that is damaged is StoreFailed."""
     try:
-        nodes = [decode_value(Node, node, "nodes") for node in saved["nodes"]]
-        queues = [decode_value(Queue, queue, "queues") for queue in saved["queues"]]
-        state = ClusterState(Cluster.of(nodes), queues)
-        for job in saved["jobs"]:
-            state.add(_decode_record(job))
+        return decode(saved)
     except (KeyError, TypeError, ValueError) as error:
         raise StoreFailed(f"a saved state is damaged ({error!r}); replay the whole log") from error
+
+
+def _decode_cluster(saved: Mapping[str, Any]) -> ClusterState:
+    nodes = [decode_value(Node, node, "nodes") for node in saved["nodes"]]
+    queues = [decode_value(Queue, queue, "queues") for queue in saved["queues"]]
+    state = ClusterState(Cluster.of(nodes), queues)
+    for job in saved["jobs"]:
+        state.add(_decode_record(job))
     return state
 
 
