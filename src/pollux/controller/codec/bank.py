@@ -16,7 +16,7 @@ WrittenKinds = dict[str, tuple[KindMemory, dict[str, Any]]]
 
 
 def encode_bank(bank: ModelBank, written: WrittenKinds) -> dict[str, Any]:
-    """Every kind by its name. `written` is brought up to date, so that kinds which learned nothing are taken from it."""
+    """Every kind by its name; `written` is brought up to date, and kinds that learned nothing are taken from it."""
     for kind, memory in bank.kinds.items():
         if kind not in written or written[kind][0] is not memory:
             written[kind] = memory, _encode_kind(memory)
