@@ -6,8 +6,10 @@ reads a value that does not fit ignores it.
 
 from __future__ import annotations
 
+import base64
 import json
 import typing
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pollux.wire._entry import MAX_INTEGER
@@ -19,9 +21,22 @@ from pollux.wire.dataclass_codec import (
     as_it_is,
     instead_of,
     read_number,
+    read_text,
 )
+from pollux.wire.live import PROTOCOL_VERSION
 
-__all__ = ["MAX_VALUE_BYTES", "MalformedValue", "decode", "encode", "from_plain", "read_json", "to_plain"]
+__all__ = [
+    "MAX_VALUE_BYTES",
+    "MalformedValue",
+    "classes_by_name",
+    "decode",
+    "decode_tagged",
+    "encode",
+    "encode_tagged",
+    "from_plain",
+    "read_json",
+    "to_plain",
+]
 
 MAX_VALUE_BYTES = 1 << 20
 """The largest value of a key that is read."""
@@ -39,11 +54,29 @@ def encode(value: object) -> str:
 
 
 def to_plain(value: object) -> Any:
-    """A dataclass, or a plain value, as dicts, lists and scalars."""
+    """A dataclass, or a plain value, as dicts, lists and scalars; bytes as base64."""
     try:
         return _write(value)
     except Refusal as refusal:
         raise TypeError(refusal.message("")) from None
+
+
+def classes_by_name(union: Any) -> Mapping[str, type]:
+    """The dataclasses of a union, for `decode_tagged`."""
+    return {kind.__name__: kind for kind in typing.get_args(union)}
+
+
+def encode_tagged(message: object) -> str:
+    """A dataclass as JSON on one line, with the name of its class."""
+    return json.dumps([type(message).__name__, to_plain(message)])
+
+
+def decode_tagged(classes: Mapping[str, type], text: str | bytes, max_bytes: int = MAX_VALUE_BYTES) -> Any:
+    """The message that `encode_tagged` made the text of; `MalformedValue` for one of none of these classes."""
+    value = read_json(text, max_bytes)
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or value[0] not in classes:
+        raise MalformedValue(f"{str(value)[:60]!r} is no message of version {PROTOCOL_VERSION} of the protocol")
+    return from_plain(classes[value[0]], value[1])
 
 
 def decode(kind: type[_T], text: str | bytes) -> _T:
@@ -76,5 +109,16 @@ def _read_number(value: Any) -> float:
     return number
 
 
-_write = ValueWriter(dict.fromkeys((type(None), bool, str, int, float), as_it_is))
-_read = ValueReader({**SCALAR_READERS, float: _read_number, Any: lambda value: value})
+def _read_bytes(value: Any) -> bytes:
+    try:
+        return base64.b64decode(read_text(value), validate=True)
+    except ValueError:
+        raise instead_of(value, "base64") from None
+
+
+def _write_bytes(value: bytes, depth: int) -> str:
+    return base64.b64encode(value).decode()
+
+
+_write = ValueWriter({**dict.fromkeys((type(None), bool, str, int, float), as_it_is), bytes: _write_bytes})
+_read = ValueReader({**SCALAR_READERS, float: _read_number, bytes: _read_bytes, Any: lambda value: value})
