@@ -23,7 +23,7 @@ from typing import Any
 
 from pollux.wire.job import BARE_PYTHON
 
-__all__ = ["PythonCall", "leave", "make_like_fresh", "python_call", "resolved", "run_python"]
+__all__ = ["PythonCall", "exit_code_of", "leave", "make_like_fresh", "python_call", "resolved", "run_python"]
 
 # What interpreter, C library and PyTorch read once, when they are loaded: a forked process comes too late for it.
 _READ_ONCE = (
@@ -144,7 +144,7 @@ def run_python(call: PythonCall) -> int:
         else:
             _run_script(call.script, main)
     except SystemExit as stop:
-        return _exit_code(stop)
+        return exit_code_of(stop)
     except KeyboardInterrupt as error:
         _fail(error)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -215,7 +215,8 @@ def _show(error: BaseException) -> None:
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
-def _exit_code(stop: SystemExit) -> int:
+def exit_code_of(stop: SystemExit) -> int:
+    """The exit code that an interpreter gives it; a text goes to the error stream, and the code is 1."""
     if stop.code is None:
         return 0
     if isinstance(stop.code, int):

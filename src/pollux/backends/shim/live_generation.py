@@ -23,8 +23,9 @@ from pollux.backends.shim.actions import (
 )
 from pollux.backends.shim.generation import Generation, RunningReplica
 from pollux.backends.shim.liveness import ListeningClock, LivenessTracker
+from pollux.backends.shim.phases import Limits
 from pollux.backends.shim.store_server import StoreHost
-from pollux.backends.shim.transition import Limits, settled_at
+from pollux.backends.shim.transition import settled_at
 from pollux.core.errors import BackendFailed
 from pollux.wire.live import exit_codes, keys
 from pollux.wire.live.codec import MalformedValue

@@ -1,4 +1,4 @@
-"""The phases of a change of a running job's replicas: one class for each says what may happen there.
+"""The phases of a change of a running job's replicas: one class for each says what may happen there, and how long.
 
 Each method takes an event with its time, and returns what is to be done. `transition` leads from phase to phase.
 """
@@ -8,24 +8,23 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 from pollux.backends.shim.actions import Action, DoubtEnd, KillReplica, ReplicaChange, SetKey
 from pollux.wire.live import exit_codes, keys
 from pollux.wire.live.codec import decode
 from pollux.wire.live.heartbeat import PauseReport
 
-if TYPE_CHECKING:
-    from pollux.backends.shim.transition import Transition
-
 __all__ = [
     "Attempt",
     "AwaitingOrder",
+    "Limits",
     "Moving",
     "Over",
     "Phase",
     "PhaseName",
     "Preparing",
+    "Replicas",
     "Settled",
     "Withdrawn",
 ]
@@ -35,6 +34,32 @@ _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, si
 
 PhaseName = Literal["settled", "prepare", "move", "lost", "withdrawn", "over"]
 """The phases; each is described by its class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that each part of a change may take.
+
+    `prepare`: until all joiners are ready. `boundary`: until the first replica that stays has come; it may be at code
+    of its own between two steps, such as an evaluation. `move`: between two signs of the move, with the largest states
+    in mind. `leave`: until leavers have ended after it. `order`: until the service says how to go on after a loss; by
+    themselves, replicas wait for 30 s. `through`: until the others have ended once one replica has. `regroup` and
+    `transfer` are told to replicas.
+    """
+
+    prepare: float = 180.0
+    boundary: float = 600.0
+    move: float = 240.0
+    leave: float = 10.0
+    order: float = 25.0
+    through: float = 3.0
+    regroup: float = 30.0
+    transfer: float = 60.0
+
+    @property
+    def door(self) -> float:
+        """The longest that the first replica to come waits for the others: longer than the supervisor waits."""
+        return self.boundary + self.move
 
 
 @dataclass(slots=True)
@@ -62,12 +87,41 @@ class Attempt:
         return [place for place, number in enumerate(there) if number in dead]
 
 
+class Replicas(Protocol):
+    """What a phase knows of the state machine that it is in, and the transitions it may ask for: see `Transition`."""
+
+    ranks: dict[int, int]
+    dead: set[int]
+    limits: Limits
+
+    def commit(self, attempt: Attempt, now: float) -> list[Action]:
+        """All joiners are ready: all replicas are to go."""
+
+    def settle(self, change: ReplicaChange, pauses: Mapping[int, PauseReport]) -> list[Action]:
+        """The change has come about."""
+
+    def withdraw(self, why: str) -> list[Action]:
+        """Give up a change for which no replica has paused."""
+
+    def lose(self, why: str, now: float) -> list[Action]:
+        """Some replicas are dead: the others go on without them."""
+
+    def miss_leaver(self, attempt: Attempt, number: int) -> list[Action]:
+        """A leaver has ended though its change did not come about."""
+
+    def give_up(self, why: str) -> list[Action]:
+        """The generation cannot go on."""
+
+    def over(self) -> list[Action]:
+        """The job ends."""
+
+
 class Phase:
     """What may happen in one phase. By default only replicas end, which is a loss or is judged as ever."""
 
     name: ClassVar[PhaseName]
 
-    def __init__(self, machine: Transition, due: float | None = None) -> None:
+    def __init__(self, machine: Replicas, due: float | None = None) -> None:
         self.machine = machine
         self.due = due
 
@@ -119,7 +173,7 @@ class Preparing(Phase):
 
     name = "prepare"
 
-    def __init__(self, machine: Transition, due: float, attempt: Attempt) -> None:
+    def __init__(self, machine: Replicas, due: float, attempt: Attempt) -> None:
         super().__init__(machine, due)
         self.attempt = attempt
         self.ready: set[int] = set()
@@ -161,7 +215,7 @@ class Moving(Phase):
 
     name = "move"
 
-    def __init__(self, machine: Transition, due: float, attempt: Attempt) -> None:
+    def __init__(self, machine: Replicas, due: float, attempt: Attempt) -> None:
         super().__init__(machine, due)
         self.attempt = attempt
         self.came = False
@@ -256,7 +310,7 @@ class AwaitingOrder(Phase):
 
     name = "lost"
 
-    def __init__(self, machine: Transition, due: float, attempt: Attempt | None) -> None:
+    def __init__(self, machine: Replicas, due: float, attempt: Attempt | None) -> None:
         super().__init__(machine, due)
         self.attempt = attempt
 
@@ -287,7 +341,7 @@ class Withdrawn(Phase):
 
     name = "withdrawn"
 
-    def __init__(self, machine: Transition, attempt: Attempt, was_committed: bool) -> None:
+    def __init__(self, machine: Replicas, attempt: Attempt, was_committed: bool) -> None:
         super().__init__(machine)
         self.attempt = attempt
         self.was_committed = was_committed

@@ -24,6 +24,7 @@ from pollux.backends.shim.actions import (
 from pollux.backends.shim.phases import (
     Attempt,
     AwaitingOrder,
+    Limits,
     Moving,
     Over,
     Phase,
@@ -38,7 +39,7 @@ from pollux.wire.live.codec import encode
 from pollux.wire.live.heartbeat import PauseReport
 from pollux.wire.live.plan import LOST, RESIZE, GenerationPlan, PlanDeadlines, PlanMember
 
-__all__ = ["Limits", "Transition", "settled_at"]
+__all__ = ["Transition", "settled_at"]
 
 _STORY_LINES = 30
 
@@ -50,32 +51,6 @@ _NEXT: Mapping[PhaseName, frozenset[PhaseName]] = {
     "withdrawn": frozenset({"prepare", "move", "lost", "over"}),
     "over": frozenset({"over"}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds that each part of a change may take.
-
-    `prepare`: until all joiners are ready. `boundary`: until the first replica that stays has come; it may be at code
-    of its own between two steps, such as an evaluation. `move`: between two signs of the move, with the largest states
-    in mind. `leave`: until leavers have ended after it. `order`: until the service says how to go on after a loss; by
-    themselves, replicas wait for 30 s. `through`: until the others have ended once one replica has. `regroup` and
-    `transfer` are told to replicas.
-    """
-
-    prepare: float = 180.0
-    boundary: float = 600.0
-    move: float = 240.0
-    leave: float = 10.0
-    order: float = 25.0
-    through: float = 3.0
-    regroup: float = 30.0
-    transfer: float = 60.0
-
-    @property
-    def door(self) -> float:
-        """The longest that the first replica to come waits for the others: longer than the supervisor waits."""
-        return self.boundary + self.move
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
+from pollux.backends.process.network import is_loopback
 from pollux.core.errors import Forbidden, PolluxError, TooLarge, Unauthorised
 from pollux.service.auth.sessions import CSRF_HEADER, Sessions
 from pollux.service.auth.tokens import Caller, Tokens
 from pollux.service.http.web_files import is_page
-from pollux.service.settings import is_loopback
 from pollux.wire.codec import MAX_BODY_BYTES
 
 __all__ = ["OPEN_PATHS", "SECURITY_HEADERS", "Guard", "check_scope", "error_body"]

@@ -5,13 +5,12 @@ The service sends the `...Request` classes, the shim the `...Message` classes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.wire.live import PROTOCOL_VERSION
-from pollux.wire.live.codec import MalformedValue, from_plain, read_json, to_plain
+from pollux.wire.live.codec import classes_by_name, decode_tagged, encode_tagged
 from pollux.wire.live.heartbeat import PauseReport
 
 __all__ = [
@@ -213,17 +212,14 @@ ShimMessage = (
 )
 """What the shim sends."""
 
-_CLASSES: Mapping[str, type] = {kind.__name__: kind for kind in (*ShimRequest.__args__, *ShimMessage.__args__)}
+_CLASSES = classes_by_name(ShimRequest | ShimMessage)
 
 
 def encode_message(message: ShimRequest | ShimMessage) -> bytes:
     """The message as a line."""
-    return json.dumps([type(message).__name__, to_plain(message)]).encode() + b"\n"
+    return encode_tagged(message).encode() + b"\n"
 
 
 def decode_message(line: bytes) -> Any:
     """The message of a line; `MalformedValue` for a line that this version has no message for."""
-    value = read_json(line, MAX_MESSAGE_BYTES)
-    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or value[0] not in _CLASSES:
-        raise MalformedValue(f"{str(value)[:60]!r} is no message of version {PROTOCOL_VERSION} of the protocol")
-    return from_plain(_CLASSES[value[0]], value[1])
+    return decode_tagged(_CLASSES, line, MAX_MESSAGE_BYTES)

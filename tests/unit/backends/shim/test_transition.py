@@ -14,7 +14,8 @@ from pollux.backends.shim.actions import (
     StartJoiner,
     WatchKeys,
 )
-from pollux.backends.shim.transition import Limits, settled_at
+from pollux.backends.shim.phases import Limits
+from pollux.backends.shim.transition import settled_at
 from pollux.core.errors import IllegalTransition
 from pollux.wire.live import exit_codes
 from pollux.wire.live.codec import encode

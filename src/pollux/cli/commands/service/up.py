@@ -143,7 +143,7 @@ def _backend_options(backend: str, slots: int | None, address: str | None, words
 def _host(backend: str, options: dict[str, Any], host: str | None, may_be_seen: bool) -> str:
     """Where to listen: as was said, or where the backend's nodes reach this machine, as their jobs report here."""
     import pollux.backends as backends
-    from pollux.service.settings import is_loopback
+    from pollux.backends.process.network import is_loopback
 
     head = None if host is not None else backends.head_of(backend, options)
     if head is None or is_loopback(head):
