@@ -30,7 +30,7 @@ from pollux.backends.shim.transition import settled_at
 from pollux.core.errors import BackendFailed
 from pollux.wire.live import exit_codes, keys
 from pollux.wire.live.codec import MalformedValue
-from pollux.wire.live.heartbeat import Heartbeat, UnsupportedVersion
+from pollux.wire.live.heartbeat import Heartbeat, PauseReport, UnsupportedVersion
 from pollux.wire.live.messages import AlarmMessage, LaunchOrder, LostMessage, ShimMessage, StartedMessage
 
 __all__ = ["LiveGeneration", "Readiness"]
@@ -74,7 +74,10 @@ class Readiness(enum.Enum):
 
 
 class LiveGeneration:
-    """Follows one generation, and those that come of it. `lost` is what was told of a loss and not answered yet."""
+    """Follows one generation, and those that come of it. `lost` is what was told of a loss and not answered yet.
+
+    `pause` is what the last change that came about took.
+    """
 
     def __init__(
         self,
@@ -107,6 +110,7 @@ class LiveGeneration:
         # Who is who in every generation that replicas may believe to be in, by the rank there.
         self._numbers = {order.generation: self._by_rank()}
         self.lost: LostMessage | None = None
+        self.pause: PauseReport | None = None
         store.set(keys.COMMITTED, str(order.generation))
         self._watch_beats()
 
@@ -385,4 +389,5 @@ class LiveGeneration:
         self._liveness.settle(self._transition.ranks, self._clock())
         self._watch_beats()
         places = tuple(self._generation.order.places)
-        self._tell(StartedMessage(time.time(), started.generation, places, started.pauses.get(0)))
+        self.pause = started.pauses.get(0)
+        self._tell(StartedMessage(time.time(), started.generation, places, self.pause))

@@ -179,15 +179,11 @@ class Shim:
             return StatusMessage(warm, None)
         if generation is None or generation.order.generation != newest:
             return StatusMessage(warm, newest, ended=read_record(record_path(self._folder, "ended", newest)))
-        ended = None if self._unwritten else generation.ended
-        changes = self._live is not None and (self._live.is_moving or generation.is_ending)
-        return StatusMessage(
-            warm,
-            newest,
-            moving=changes or self._start_untold,
-            lost=None if self._live is None else self._live.lost,
-            ended=ended_to(ended) if ended else None,
-        )
+        status = StatusMessage(warm, newest, moving=self._start_untold)
+        if self._live is not None:
+            moving = self._start_untold or self._live.is_moving or generation.is_ending
+            status = replace(status, moving=moving, lost=self._live.lost, pause=self._live.pause)
+        return replace(status, ended=ended_to(generation.ended)) if generation.ended and not self._unwritten else status
 
     def _launch(self, order: LaunchOrder) -> None:
         newest = newest_generation(self._folder)
