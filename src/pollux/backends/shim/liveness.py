@@ -171,14 +171,18 @@ class LivenessTracker:
         sign = self._signs[number]
         if sign.busy == Activity.FINISHED or (sign.step < 0 and not sign.busy):
             return float("inf")
+        return sign.at + self._patience(sign)
+
+    def _patience(self, sign: _Sign) -> float:
+        """Seconds that a replica may be silent after this sign of life."""
         most = self.hang_seconds * _BUSY_TIMES
         if sign.busy == Activity.DATA and any(other.waits for other in self._signs.values()):
-            return sign.at + max(most - sign.busy_seconds, 0.0)
+            return max(most - sign.busy_seconds, 0.0)
         if sign.step >= 0 and not self._is_outlived(sign):
-            return sign.at + most
+            return most
         if sign.busy == Activity.REGROUP:
-            return sign.at + self.hang_seconds + self.regroup_seconds
-        return sign.at + (most if sign.busy else self.hang_seconds)
+            return self.hang_seconds + self.regroup_seconds
+        return most if sign.busy else self.hang_seconds
 
     def _holders(self) -> list[_Sign]:
         """Those that have stepped: who joins holds nothing yet, and says nothing about the others."""

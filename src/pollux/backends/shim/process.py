@@ -199,20 +199,24 @@ class Shim:
             remove_records(self._folder, order.generation)
             generation.start()
         except (OSError, BackendFailed) as error:
-            if generation.members:
-                # Each by itself: to look for all that they started takes a file, which there may not be.
-                for member in generation.members:
-                    generation.kill(member.number)
-                with contextlib.suppress(OSError):
-                    generation.fail(f"replicas could not be started: {error}")
-                self._follow_outputs()
-            else:
-                self._refuse(generation, error)
+            self._end_half_started(generation, error)
             return
         if generation.store is not None:
             self._live = LiveGeneration(generation, generation.store, self._services.tell)
         self._follow_outputs()
         self._start_untold = True
+
+    def _end_half_started(self, generation: Generation, error: Exception) -> None:
+        """Some of its replicas, or none, could be started: those end."""
+        if not generation.members:
+            self._refuse(generation, error)
+            return
+        # Each by itself: to look for all that they started takes a file, which there may not be.
+        for member in generation.members:
+            generation.kill(member.number)
+        with contextlib.suppress(OSError):
+            generation.fail(f"replicas could not be started: {error}")
+        self._follow_outputs()
 
     def _refuse(self, generation: Generation, error: Exception) -> None:
         """No replica could be started for lack of files, processes, memory or disk: that is no fault of the job's."""
