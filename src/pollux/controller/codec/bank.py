@@ -33,7 +33,9 @@ def _encode_kind(memory: KindMemory) -> dict[str, Any]:
         "rows": [[*place, encode_value(row)] for place, row in memory.rows.items()],
         "totals": list(memory.totals),
         "learned_at": memory.learned_at,
-        "throughputs": {name: encode_value(model) for name, model in memory.throughputs.items()},
+        "throughputs": {
+            name: [float(number) for number in model.parameters] for name, model in memory.throughputs.items()
+        },
     }
 
 
@@ -54,7 +56,7 @@ def _decode_kind(body: Mapping[str, Any], where: str) -> KindMemory:
         totals=tuple(body["totals"]),
         learned_at=body["learned_at"],
         throughputs={
-            name: decode_value(PublishedThroughput, model, f"{where}.throughputs")
-            for name, model in body["throughputs"].items()
+            name: PublishedThroughput(*decode_value(tuple[float, ...], numbers, f"{where}.throughputs"))
+            for name, numbers in body["throughputs"].items()
         },
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -83,16 +82,17 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
     remaining = None
     if report.total_progress is not None:
         remaining = max(report.total_progress - report.progress, 0.0)
-    cost = report.resize_seconds
+    # The backend has told of a pause in living processes, as its `ReplicasStarted`; that of a restart only a job knows.
+    is_told = report.resize_kind in LIVE_KINDS or report.resize_seconds is None
     return JobReported(
         at,
         record.spec.id,
         goodput=None if report.model is None else model_from(report.model, record.local_batch_max, record.goodput),
         remaining=remaining,
         progress=report.progress,
-        resize_cost_seconds=cost if cost is not None and math.isfinite(cost) else None,
+        resize_cost_seconds=None if is_told else report.resize_seconds,
         local_batch=report.local_batch or None,
-        resize_kind=report.resize_kind,
+        resize_kind="" if is_told else report.resize_kind,
         live=report.live,
     )
 
