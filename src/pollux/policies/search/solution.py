@@ -331,17 +331,7 @@ class _Why:
         code, numbers = change_code(before, after), self._numbers(j)
         if after < before:
             if self.gainers:
-                w = self.winner
-                numbers["other_gpus_before"], numbers["other_gpus_after"] = float(self.before[w]), float(self.after[w])
-                numbers["other_speedup_before"] = float(self.table.stay_speedups[w])
-                numbers["other_speedup_after"] = self._speedup_after(w)
-                if (
-                    "left_seconds" in numbers
-                    and (left := self.table.objective.numbers(w).get("left_seconds")) is not None
-                ):
-                    numbers["other_left_seconds"] = left
-                if self.jobs[w].goodput is None:
-                    numbers["other_speedup_assumed"] = 1.0
+                numbers |= self._of_winner()
             return Reason(code, numbers, self.gainers)
         if after:
             return Reason(code, numbers)
@@ -349,6 +339,20 @@ class _Why:
         if lacks and not before:
             return Reason("fits-nowhere", lacks)
         return self.holders.blamed(self.jobs[j], Reason(self._waits_for(j, numbers), numbers))
+
+    def _of_winner(self) -> dict[str, float]:
+        """The numbers of the job that gained most."""
+        w, others = self.winner, self.table.objective.numbers(self.winner)
+        numbers = {
+            "other_gpus_before": float(self.before[w]),
+            "other_gpus_after": float(self.after[w]),
+            "other_speedup_before": float(self.table.stay_speedups[w]),
+            "other_speedup_after": self._speedup_after(w),
+        }
+        numbers |= {f"other_{name}": others[name] for name in ("left_seconds", "lateness") if name in others}
+        if self.jobs[w].goodput is None:
+            numbers["other_speedup_assumed"] = 1.0
+        return numbers
 
     def _waits_for(self, j: int, numbers: dict[str, float]) -> str:
         """What a job that held nothing lacks."""
