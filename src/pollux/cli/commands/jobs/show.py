@@ -170,7 +170,7 @@ def _request_value(key: str, value: Any) -> str:
 
     from pollux.cli.display.number_format import duration
 
-    if value is None or value == {} or value == []:
+    if value in (None, {}, []):
         return ""
     if key == "run" and isinstance(value, list):
         return shlex.join(value)
