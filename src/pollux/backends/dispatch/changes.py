@@ -48,8 +48,7 @@ class JobChanges:
         elif stays and why and now.kept is None:
             self._refuse(job, why, target, kept)
         elif stays or not why:
-            held.target, held.sent = target, True
-            held.places = tuple(dict.fromkeys((*now.places, *target)))
+            held.begin_change(now, target)
             job.now, job.next = held, None
             link.send(ResizeRequest(self._order_of(held.launch, target)))
         else:
@@ -88,12 +87,16 @@ class JobChanges:
             for seconds in (_TANGLED_SECONDS, _LONGEST_WAIT_SECONDS):
                 self._thread.wake_after(seconds)
         assert held.launch is not None
-        waited, jobs = time.monotonic() - held.waits_since, self._table.jobs.values()
-        others_wait = any(other.awaits_change for other in jobs if other is not job)
-        tangled = waited >= _TANGLED_SECONDS and others_wait and not any(other.is_moving for other in jobs)
+        waited = time.monotonic() - held.waits_since
         elsewhere = not dict(self._table.slots.placement(kept)).keys() & dict(held.launch.placement).keys()
-        if tangled or (waited >= _LONGEST_WAIT_SECONDS and elsewhere):
+        is_long = waited >= _LONGEST_WAIT_SECONDS and elsewhere
+        if is_long or (waited >= _TANGLED_SECONDS and self._jobs_wait_for_each_other(job)):
             self._restart(now, held)
+
+    def _jobs_wait_for_each_other(self, job: DispatchedJob) -> bool:
+        """Whether other jobs wait for places, too, and none of all jobs is about to leave some."""
+        jobs = self._table.jobs.values()
+        return any(other.awaits_change for other in jobs if other is not job) and not any(j.is_moving for j in jobs)
 
     def _restart(self, now: HeldGeneration, held: HeldGeneration) -> None:
         """What runs saves its state and ends, and what it was to become starts from there."""

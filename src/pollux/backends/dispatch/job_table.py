@@ -65,6 +65,11 @@ class HeldGeneration:
         """The places of the replicas that can go on."""
         return self.places if self.kept is None else self.kept
 
+    def begin_change(self, before: HeldGeneration, target: tuple[str, ...]) -> None:
+        """It comes about in the processes of the one before, and is to have the places of `target`."""
+        self.target, self.sent = target, True
+        self.places = tuple(dict.fromkeys((*before.places, *target)))
+
     def ask_to_stop(self, grace_seconds: float) -> None:
         """End it; asked again, only the shorter grace counts."""
         grace = max(0.0, grace_seconds)

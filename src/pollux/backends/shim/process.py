@@ -179,15 +179,11 @@ class Shim:
             return StatusMessage(warm, None)
         if generation is None or generation.order.generation != newest:
             return StatusMessage(warm, newest, ended=read_record(record_path(self._folder, "ended", newest)))
-        ended = None if self._unwritten else generation.ended
-        changes = self._live is not None and (self._live.is_moving or generation.is_ending)
-        return StatusMessage(
-            warm,
-            newest,
-            moving=changes or self._start_untold,
-            lost=None if self._live is None else self._live.lost,
-            ended=ended_to(ended) if ended else None,
-        )
+        status = StatusMessage(warm, newest, moving=self._start_untold)
+        if self._live is not None:
+            moving = self._start_untold or self._live.is_moving or generation.is_ending
+            status = replace(status, moving=moving, lost=self._live.lost, pause=self._live.pause)
+        return replace(status, ended=ended_to(generation.ended)) if generation.ended and not self._unwritten else status
 
     def _launch(self, order: LaunchOrder) -> None:
         newest = newest_generation(self._folder)
@@ -203,20 +199,24 @@ class Shim:
             remove_records(self._folder, order.generation)
             generation.start()
         except (OSError, BackendFailed) as error:
-            if generation.members:
-                # Each by itself: to look for all that they started takes a file, which there may not be.
-                for member in generation.members:
-                    generation.kill(member.number)
-                with contextlib.suppress(OSError):
-                    generation.fail(f"replicas could not be started: {error}")
-                self._follow_outputs()
-            else:
-                self._refuse(generation, error)
+            self._end_half_started(generation, error)
             return
         if generation.store is not None:
             self._live = LiveGeneration(generation, generation.store, self._services.tell)
         self._follow_outputs()
         self._start_untold = True
+
+    def _end_half_started(self, generation: Generation, error: Exception) -> None:
+        """Some of its replicas, or none, could be started: those end."""
+        if not generation.members:
+            self._refuse(generation, error)
+            return
+        # Each by itself: to look for all that they started takes a file, which there may not be.
+        for member in generation.members:
+            generation.kill(member.number)
+        with contextlib.suppress(OSError):
+            generation.fail(f"replicas could not be started: {error}")
+        self._follow_outputs()
 
     def _refuse(self, generation: Generation, error: Exception) -> None:
         """No replica could be started for lack of files, processes, memory or disk: that is no fault of the job's."""

@@ -55,20 +55,17 @@ def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any
 
     `gpus` is how many were asked for on the node, `slots` how many CPU slots instead, 0 for none.
     """
-    facts: dict[str, Any] = {"places": slots or gpus, "gpus": [], "gpu_type": "cpu" if slots else ""}
-    cpus = environ.get("SLURM_CPUS_ON_NODE", "")
-    facts["cpus"] = float(cpus) if cpus.isdigit() else float(len(os.sched_getaffinity(0)))
-    memory = environ.get("SLURM_MEM_PER_NODE", "")
-    facts["memory_bytes"] = float(memory) * 2**20 if memory.isdigit() and int(memory) else 0.0
+    cpus, memory = environ.get("SLURM_CPUS_ON_NODE", ""), environ.get("SLURM_MEM_PER_NODE", "")
+    facts: dict[str, Any] = {
+        "places": slots or gpus,
+        "gpus": [],
+        "gpu_type": "cpu" if slots else "",
+        "cpus": float(cpus) if cpus.isdigit() else float(len(os.sched_getaffinity(0))),
+        "memory_bytes": float(memory) * 2**20 if memory.isdigit() else 0.0,
+    }
     if slots:
         return facts
-    listed = environ.get("CUDA_VISIBLE_DEVICES", "")
-    words = [word.strip() for word in listed.split(",") if word.strip()]
-    if not all(word.isdigit() for word in words):
-        raise BackendFailed(f"Slurm gave the GPUs '{listed}', by names and not by numbers (MIG?): those cannot be used")
-    if len(words) < gpus:
-        raise BackendFailed(f"{gpus} GPUs were asked for, and Slurm gave '{listed}': check the node's gres.conf")
-    facts["gpus"] = [int(word) for word in words[:gpus]]
+    facts["gpus"] = _gpus_given(environ.get("CUDA_VISIBLE_DEVICES", ""), gpus)
     found = find_devices(None, {})
     doubt = check_lent(found, facts["gpus"], "Slurm", "have an administrator look at it")
     if doubt:
@@ -76,6 +73,16 @@ def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any
     if not found.is_cpu:
         facts["gpu_type"] = found.node.gpu_type
     return facts
+
+
+def _gpus_given(listed: str, asked: int) -> list[int]:
+    """As many GPUs as were asked for, of those that Slurm lists for the step."""
+    words = [word.strip() for word in listed.split(",") if word.strip()]
+    if not all(word.isdigit() for word in words):
+        raise BackendFailed(f"Slurm gave the GPUs '{listed}', by names and not by numbers (MIG?): those cannot be used")
+    if len(words) < asked:
+        raise BackendFailed(f"{asked} GPUs were asked for, and Slurm gave '{listed}': check the node's gres.conf")
+    return [int(word) for word in words[:asked]]
 
 
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:

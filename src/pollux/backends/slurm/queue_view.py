@@ -182,20 +182,23 @@ class QueueView:
             self.folder.forget_nodes(row.id, gone)
 
     def _note_ends(self, ended: list[PilotRow], before: Mapping[str, PilotRow]) -> None:
-        told = {row.id for row in ended}
-        gone = [replace(before[pilot], state="gone", reason="") for pilot in before.keys() - self.rows.keys() - told]
-        over = [row for row in (*ended, *gone) if row.id not in self._over]
+        """Note what has ended, and what Slurm does not print any more."""
+        unprinted = before.keys() - self.rows.keys() - {row.id for row in ended}
+        ended = [*ended, *(replace(before[pilot], state="gone", reason="") for pilot in unprinted)]
+        over = [row for row in ended if row.id not in self._over]
         for row in over:
-            since = self.since.pop(row.id, self.clock())
-            if row.id in before and row.id not in self.cancelled and self.clock() - since < _EARLY_END_SECONDS:
+            ran_seconds = self.clock() - self.since.pop(row.id, self.clock())
+            if row.id in before and ran_seconds < _EARLY_END_SECONDS:
                 self._note_early_end(row)
-        self._over = {*told, *(row.id for row in gone)}
+        self._over = {row.id for row in ended}
         self.cancelled &= {*self.rows, *self._over}
         if over:
             self.folder.sweep({row.id: row.nodes or before.get(row.id, row).nodes for row in over})
 
     def _note_early_end(self, row: PilotRow) -> None:
-        """A pilot that never was of use: the next is not asked for at once."""
+        """A pilot that never was of use: the next is not asked for at once, unless this one was given back."""
+        if row.id in self.cancelled:
+            return
         pause = self.pause.lengthen()
         why = "; ".join(each for each in (row.reason, self.folder.last_words(row.id)) if each)
         self.warnings.say("pilot", f"pilot {row.id} ended early as {row.state}{' (' + why + ')' if why else ''}; the "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from pollux.controller.codec.events import decode_value, encode_model, encode_value
 from pollux.controller.state.cluster_state import ClusterState
@@ -12,7 +12,9 @@ from pollux.controller.state.records import JobRecord
 from pollux.core import Cluster, InvalidInput, Node, Queue
 from pollux.core.errors import StoreFailed
 
-__all__ = ["decode_state", "encode_state"]
+__all__ = ["decode_state", "decoded", "encode_state"]
+
+_Part = TypeVar("_Part")
 
 _FORMAT = 1
 
@@ -70,14 +72,23 @@ def decode_state(saved: Mapping[str, Any]) -> ClusterState:
             f"a saved state has format {saved.get('format')!r}, this version of Pollux reads {_FORMAT}; "
             "use the version that wrote it, or replay the whole log"
         )
+    return decoded(_decode_cluster, saved)
+
+
+def decoded(decode: Callable[[Mapping[str, Any]], _Part], saved: Mapping[str, Any]) -> _Part:
+    """What `decode` makes of a part of a saved state; one that is damaged is StoreFailed."""
     try:
-        nodes = decode_value(tuple[Node, ...], saved["nodes"], "nodes")
-        queues = decode_value(tuple[Queue, ...], saved["queues"], "queues")
-        state = ClusterState(Cluster.of(nodes), queues)
-        for job in saved["jobs"]:
-            state.add(_decode_record(job))
+        return decode(saved)
     except (KeyError, TypeError, ValueError, InvalidInput) as error:
         raise StoreFailed(f"a saved state is damaged ({error!r}); replay the whole log") from error
+
+
+def _decode_cluster(saved: Mapping[str, Any]) -> ClusterState:
+    nodes = decode_value(tuple[Node, ...], saved["nodes"], "nodes")
+    queues = decode_value(tuple[Queue, ...], saved["queues"], "queues")
+    state = ClusterState(Cluster.of(nodes), queues)
+    for job in saved["jobs"]:
+        state.add(_decode_record(job))
     return state
 
 

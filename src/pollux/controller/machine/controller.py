@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from pollux.controller.codec import snapshots
+from pollux.controller.codec.bank import WrittenKinds, decode_bank, encode_bank
 from pollux.controller.machine import decisions, significance
 from pollux.controller.machine.decision_times import DecisionTimes
-from pollux.controller.machine.reports import check_numbers, learned, limited
+from pollux.controller.machine.reports import check_numbers, completed_work, learned, limited
 from pollux.controller.machine.retries import RetryDecision, decide_retry
 from pollux.controller.machine.settings import ControllerSettings
 from pollux.controller.messages.commands import Command, ResizeJob, StartJob, StopJob
@@ -72,6 +73,7 @@ class Controller:
         self._cluster_state = ClusterState(cluster, queues)
         self._memory: object = None
         self.bank = ModelBank()
+        self._written_kinds: WrittenKinds = {}
         self._times = DecisionTimes(self.settings)
         self._handlers: dict[type[Event], Callable[..., list[Command]]] = {
             JobSubmitted: self._submitted,
@@ -179,6 +181,7 @@ class Controller:
             "revision": self.revision,
             **self._times.state(),
             **snapshots.encode_state(self._cluster_state),
+            "bank": encode_bank(self.bank, self._written_kinds),
         }
 
     @classmethod
@@ -188,6 +191,8 @@ class Controller:
         controller = cls(cluster_state.cluster, settings)
         controller._cluster_state = cluster_state
         controller.revision = saved["revision"]
+        # States of before there was a bank have none.
+        controller.bank = snapshots.decoded(decode_bank, saved.get("bank", {}))
         controller._times.restore(saved)
         return controller
 
@@ -238,6 +243,7 @@ class Controller:
         if event.outcome == "succeeded":
             # The job was finished before it noticed that it should stop, or be elsewhere.
             before = NOWHERE if current else record.placement
+            self.bank = completed_work(self.bank, record)
             self._cluster_state.end(record, JobState.SUCCEEDED, event.at, event.detail, Reason("succeeded"))
             return [*_stop(record, before, "finished"), *self._changed(event.at)]
         return self._ended_badly(record, event) if current else []
@@ -302,8 +308,8 @@ class Controller:
 
     def _finished(self, event: JobFinished) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
-        if record.kind and event.outcome == "succeeded" and record.progress is not None:
-            self.bank = self.bank.ended(record.kind, record.progress + (record.remaining or 0.0))
+        if event.outcome == "succeeded":
+            self.bank = completed_work(self.bank, record)
         self._cluster_state.end(record, JobState(event.outcome), event.at, event.detail, Reason(event.outcome))
         return self._changed(event.at)
 

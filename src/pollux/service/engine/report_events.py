@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from pollux.controller.state.costs import LIVE_KINDS, RESTART
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec
-from pollux.wire.report import LARGEST_NUMBER, REPORT_VERSION, Report
+from pollux.wire.report import LARGEST_NUMBER, REPORT_VERSION, SMALLEST_NUMBER, Report
 
 __all__ = ["check_report", "event_of_report", "row_of"]
 
@@ -60,6 +59,8 @@ def _faults_of(report: Report) -> Iterator[str]:
     for name, value in numbers.items():
         if value is not None and not abs(value) <= LARGEST_NUMBER:
             yield f"{name} {value}; give a number up to {LARGEST_NUMBER:g}"
+        elif value is not None and 0.0 < abs(value) < SMALLEST_NUMBER:
+            yield f"{name} {value}; give 0, or a number from {SMALLEST_NUMBER:g} on"
     kinds = (RESTART, *LIVE_KINDS)
     if report.resize_kind not in ("", *kinds):
         yield f"resize_kind '{report.resize_kind[:80]}'; give one of {', '.join(kinds)}"
@@ -89,16 +90,17 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
     remaining = None
     if report.total_progress is not None:
         remaining = max(report.total_progress - report.progress, 0.0)
-    cost = report.resize_seconds
+    # The backend has told of a pause in living processes, as its `ReplicasStarted`; that of a restart only a job knows.
+    is_told = report.resize_kind in LIVE_KINDS or report.resize_seconds is None
     return JobReported(
         at,
         record.spec.id,
         goodput=None if report.model is None else model_from(report.model, record.local_batch_max, record.goodput),
         remaining=remaining,
         progress=report.progress,
-        resize_cost_seconds=cost if cost is not None and math.isfinite(cost) else None,
+        resize_cost_seconds=None if is_told else report.resize_seconds,
         local_batch=report.local_batch or None,
-        resize_kind=report.resize_kind,
+        resize_kind="" if is_told else report.resize_kind,
         live=report.live,
     )
 

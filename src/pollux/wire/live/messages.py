@@ -161,7 +161,8 @@ class StartedMessage:
 class StatusMessage:
     """What the shim has: its newest generation, whether that is starting or changing, its loss or how it ended.
 
-    `warm`: the shim was forked with everything imported. `ended` is the record that is on disk, too.
+    `warm`: the shim was forked with everything imported. `ended` is the record that is on disk, too. `pause`: what the
+    change into that generation took, for a service that was not connected when it came about.
     """
 
     warm: bool
@@ -170,6 +171,7 @@ class StatusMessage:
     moving: bool = False
     lost: LostMessage | None = None
     ended: Mapping[str, Any] | None = None
+    pause: PauseReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
