@@ -78,24 +78,24 @@ class ClaimBook:
                     found.append(self._put(replace(self._new(job_id, node_id), place=place)))
         return found
 
-    def at(self, node_id: str, place: int) -> Claim | None:
+    def claim_at(self, node_id: str, place: int) -> Claim | None:
         """The claim that has this place, if any."""
         return self._claims.get(self._places.get((node_id, place), ""))
 
-    def swap(self, name: str, other: str) -> None:
+    def swap_places(self, name: str, other: str) -> None:
         """Exchange the places of two claims."""
         one, two = self._claims[name], self._claims[other]
         self._put(replace(one, place=two.place))
         self._put(replace(two, place=one.place))
 
-    def instead(self, name: str, other: str = "") -> Claim:
+    def replace_claim(self, name: str, other: str = "") -> Claim:
         """Another claim, by the name `other` or a new one, in the place of this one."""
         claim = self._claims[name]
         self.remove(name)
         new = Claim(other, claim.job_id, claim.node_id) if other else self._new(claim.job_id, claim.node_id)
         return self._put(replace(new, place=claim.place))
 
-    def drop_nodes(self, known: Container[str]) -> list[Claim]:
+    def drop_except_on(self, known: Container[str]) -> list[Claim]:
         """The claims on nodes that are not among the known ones: gone with their nodes."""
         return self._remove_all([claim for claim in self._claims.values() if claim.node_id not in known])
 
@@ -108,12 +108,12 @@ class ClaimBook:
             place = claim.place if claim.place is not None else self._free_place(claim.node_id)
         return self._put(replace(claim, place=place, waits=False))
 
-    def wait(self, name: str) -> None:
+    def note_waiting(self, name: str) -> None:
         """Ray has not met a claim for some seconds."""
         if name in self._claims:
             self._put(replace(self._claims[name], waits=True))
 
-    def wait_anew(self, node_ids: Container[str]) -> list[str]:
+    def retry_waiting(self, node_ids: Container[str]) -> list[str]:
         """Names of the claims on those nodes that wait: something was given back there, and they may have it."""
         late = [claim for claim in self._claims.values() if claim.waits and claim.node_id in node_ids]
         for claim in late:
@@ -142,7 +142,7 @@ class ClaimBook:
         """How many places of a node are granted to us."""
         return self._granted[node_id]
 
-    def hoped_for(self, node_id: str) -> int:
+    def obtainable_on(self, node_id: str) -> int:
         """How many places of a node are granted, or may be: all claims there but those that Ray has nothing for."""
         return sum(claim.node_id == node_id and not claim.waits for claim in self._claims.values())
 

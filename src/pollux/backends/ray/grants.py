@@ -68,9 +68,9 @@ class Grants:
         self._refusals.pop(job_id, None)
         freed = self.book.drop(job_id, places)
         self._free(freed)
-        again = self.book.wait_anew({claim.node_id for claim in freed})
+        again = self.book.retry_waiting({claim.node_id for claim in freed})
         if again:
-            self._send({"do": "wait anew", "names": again})
+            self._send({"do": "retry", "names": again})
 
     def refusal(self, job_id: str) -> str:
         """Why a job does not get what it asked for; empty while it may come."""
@@ -104,7 +104,7 @@ class Grants:
             self._ask_for_another(claim)
             return
         else:
-            self.book.swap(name, other.name)
+            self.book.swap_places(name, other.name)
         self._accept(claim, place)
 
     def waits(self, name: str) -> None:
@@ -113,14 +113,14 @@ class Grants:
         Where our own jobs do not hold all of the node, others do: it has that much less to offer until Ray gives
         something there again.
         """
-        self.book.wait(name)
+        self.book.note_waiting(name)
         claim = self.book.claims.get(name)
         if claim is None:
             return
         if name in self._mismatched:
             self._keep_mismatched(claim)
             return
-        known, hoped_for = self._nodes.get(claim.node_id), self.book.hoped_for(claim.node_id)
+        known, hoped_for = self._nodes.get(claim.node_id), self.book.obtainable_on(claim.node_id)
         if known is not None and hoped_for < known.node.num_gpus:
             known.limit = hoped_for
 
@@ -139,7 +139,7 @@ class Grants:
         """Nodes have gone: what was claimed there goes with them."""
         gone = [node_id for node_id in self._sentinels if node_id not in self._nodes]
         sentinels = [self._sentinels.pop(node_id) for node_id in gone]
-        self._remove_groups([*(claim.name for claim in self.book.drop_nodes(self._nodes)), *sentinels])
+        self._remove_groups([*(claim.name for claim in self.book.drop_except_on(self._nodes)), *sentinels])
 
     def free_sentinels(self) -> None:
         """Nobody is there any more to hear what they tell."""
@@ -155,7 +155,7 @@ class Grants:
         return gpu if claim.place is None else claim.place
 
     def _other_claim_at(self, claim: Claim, place: int | None) -> Claim | None:
-        holder = None if place is None else self.book.at(claim.node_id, place)
+        holder = None if place is None else self.book.claim_at(claim.node_id, place)
         return None if holder is None or holder.name == claim.name else holder
 
     def _accept(self, claim: Claim, place: int | None) -> None:
@@ -176,14 +176,14 @@ class Grants:
 
     def _ask_for_another(self, claim: Claim) -> None:
         """Ray made a group anew for a place in use, and with another GPU: ask for one more, which cannot have that."""
-        new = self.book.instead(claim.name)
+        new = self.book.replace_claim(claim.name)
         self._mismatched[new.name] = [*self._mismatched.pop(claim.name, []), claim.name]
         self._take([new])
 
     def _keep_mismatched(self, claim: Claim) -> None:
         """Ray has nothing more there: what it gave last stands for the place in its books, and that is said."""
         *others, last = self._mismatched.pop(claim.name)
-        self.book.instead(claim.name, last)
+        self.book.replace_claim(claim.name, last)
         self._send_free([claim.name, *others])
         known = self._nodes.get(claim.node_id)
         gpus = dict(enumerate(known.report.gpus)) if known is not None and known.report is not None else {}

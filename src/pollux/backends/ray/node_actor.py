@@ -163,7 +163,7 @@ class NodeHost:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def part(self) -> None:
+    async def release(self) -> None:
         """The service ends with nothing running: this node is not needed for now."""
         self._asked(_PARTED_SECONDS)
 

@@ -160,7 +160,7 @@ class RayNodeProvider:
         with self._lock:
             self._grants.free_sentinels()
             if not self._grants.book.claims:
-                self._send({"do": "part"})
+                self._send({"do": "release"})
         self._link.close()
         self._file.close()
 

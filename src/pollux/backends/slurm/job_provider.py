@@ -28,7 +28,7 @@ class SlurmJobProvider:
     """Offers all nodes of the partition that Slurm could lend, and asks for those that jobs want.
 
     Its files are in the folder `path`, which nodes must share. `commands` and `clock` (monotonic seconds) can be
-    replaced for tests. `turn` is one round, done by the thread.
+    replaced for tests. `do_round` is one round, done by the thread.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SlurmJobProvider:
     ) -> None:
         self.options = options
         self.queue = QueueView(path, options, commands, clock)
-        self.rounds = Rounds(self.queue, self.turn, self._leave)
+        self.rounds = Rounds(self.queue, self.do_round, self._give_back_unused)
         self.books = JobBooks()
         self._offers = NodeOffers(self.queue, self.books)
         self._requests = NodeRequests(self.queue, self.books, self._offers)
@@ -53,7 +53,7 @@ class SlurmJobProvider:
         """Offer what ran when the service ended, and begin to look."""
         self.books.start(secret, head, changed)
         self.queue.restore(secret)
-        self._offers.show()
+        self._offers.refresh()
         self.rounds.start()
 
     @property
@@ -118,12 +118,12 @@ class SlurmJobProvider:
 
     # A round
 
-    def turn(self, full: bool = True) -> None:
+    def do_round(self, full: bool = True) -> None:
         """One round; `full`: with a look at Slurm's queue, else only at what nodes wrote."""
-        self.queue.beat()
+        self.queue.write_pulse()
         if full:
             self.queue.read(all_nodes=True)
-        self._offers.show()
+        self._offers.refresh()
         self._request_and_return()
 
     def _request_and_return(self) -> None:
@@ -140,7 +140,7 @@ class SlurmJobProvider:
         if not self.rounds.are_ending:
             self._requests.submit_lacking(wanted, requested)
 
-    def _leave(self) -> None:
+    def _give_back_unused(self) -> None:
         """Give back what nobody uses. What jobs asked for goes, too, where it is known that no job runs."""
         if not self.books.nodes_in_use():
             idle = self._returns.idle_jobs(self.queue.clock())

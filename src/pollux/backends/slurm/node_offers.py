@@ -25,7 +25,7 @@ class NodeOffers:
         # Until when nodes are not offered, unless their host is up.
         self._resting: dict[str, float] = {}
 
-    def show(self) -> None:
+    def refresh(self) -> None:
         """Take in what nodes wrote, and offer what there is and what Slurm could lend."""
         queue, books = self._queue, self._books
         # What was cancelled is not lent any more, though its end may take a while.
@@ -37,7 +37,7 @@ class NodeOffers:
             has_new_hosts = not up.keys() <= books.up.keys()
             books.up = up
         offered = self._offered(rows, now)
-        others_leave = queue.show(replace(pool, hosts=offered))
+        others_leave = queue.replace_pool(replace(pool, hosts=offered))
         books.offer(offered)
         if others_leave:
             books.tell_change()

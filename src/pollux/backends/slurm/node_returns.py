@@ -64,7 +64,7 @@ class NodeReturns:
         stuck = {_SPARE + pilot for pilot in self._spare.stuck()}
         for kind in queue.warnings.kinds():
             if kind.startswith(_SPARE) and kind not in stuck:
-                queue.warnings.say(kind)
+                queue.warnings.set(kind)
 
     def _return(self, row: PilotRow, spare: set[str], now: float) -> None:
         """Have a batch job give these nodes back, and keep the others."""
@@ -75,10 +75,10 @@ class NodeReturns:
         except BackendFailed as error:
             seconds = self._spare.note_kept(row.id, now)
             why = f"{fold_nodes(spare)} cannot be given back while the rest of {row.id} is used: {error}"
-            queue.warnings.say(_SPARE + row.id, f"{why}; Slurm is asked again in {seconds:.0f} s")
+            queue.warnings.set(_SPARE + row.id, f"{why}; Slurm is asked again in {seconds:.0f} s")
             return
         queue.rows[row.id] = replace(row, nodes=kept)
         self._spare.note_returned(row.id)
         queue.folder.forget_nodes(row.id, spare)
         _log.info("gave %s of %s back to Slurm", fold_nodes(spare), row.id)
-        self._offers.show()
+        self._offers.refresh()

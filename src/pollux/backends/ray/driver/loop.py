@@ -106,17 +106,17 @@ class Driver:
                 self.groups.take(order["claims"])
             case "free":
                 self.groups.free(order["names"])
-            case "wait anew":
-                self.groups.wait_anew(order["names"])
+            case "retry":
+                self.groups.retry(order["names"])
             case "desire":
                 self._autoscaling.desire(order["nodes"], order["awaited"], order["size"])
-            case "part":
-                self._part()
+            case "release":
+                self._release()
 
-    def _part(self) -> None:
+    def _release(self) -> None:
         """The service ends with nothing running: no nodes are wished for, and hosts need not wait long."""
         self._autoscaling.withdraw()
-        told = [actor.part.remote() for actor in self._hosts.actors()]
+        told = [actor.release.remote() for actor in self._hosts.actors()]
         if told:
             self._connection.ray.wait(told, num_returns=len(told), timeout=_PART_SECONDS)
 

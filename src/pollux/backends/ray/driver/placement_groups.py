@@ -67,7 +67,7 @@ class PlacementGroups:
             self._failed_at.pop(name, None)
             self._remove(name)
 
-    def wait_anew(self, names: Iterable[str]) -> None:
+    def retry(self, names: Iterable[str]) -> None:
         """Tell once more of these where Ray has nothing for them: something was given back on their nodes."""
         for name in names:
             if name in self._groups:
