@@ -41,7 +41,7 @@ class ClaimBook:
         return self._claims
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> tuple[list[Claim], list[Claim]]:
-        """Bring a job's claims to so many per node: the new ones, and those not granted that are not needed now."""
+        """Bring a job's claims to the wanted number per node: the new claims, and those not needed now."""
         taken: list[Claim] = []
         freed: list[Claim] = []
         mine = self._of(job_id)
@@ -54,16 +54,16 @@ class ClaimBook:
         return taken, self._remove_all(freed)
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> list[Claim]:
-        """The claims behind those places, which are no claims any more."""
+        """Remove the claims on these places, and return them."""
         mine = self._of(job_id)
         gone = [claim for claim in mine if claim.place in places.get(claim.node_id, ())]
         if all(claim.place is None for claim in mine if claim not in gone):
-            # A job that holds nothing any more has ended, or begins anew with another question.
+            # A job without any place has ended, or is about to ask for other places: what it waits for goes too.
             gone = mine
         return self._remove_all(gone)
 
     def adopt(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> list[Claim]:
-        """The new claims for places that a job uses and that no claim stands for: they are granted as they are.
+        """Make granted claims for places that a job uses and that have no claim, and return the new ones.
 
         Claims of the job there that were not granted come first: a grant may have come after the last note of it.
         """
@@ -89,14 +89,14 @@ class ClaimBook:
         self._put(replace(two, place=one.place))
 
     def replace_claim(self, name: str, other: str = "") -> Claim:
-        """Another claim, by the name `other` or a new one, in the place of this one."""
+        """Give the place of a claim to another one, by the name `other` or a new one, and remove the first."""
         claim = self._claims[name]
         self.remove(name)
         new = Claim(other, claim.job_id, claim.node_id) if other else self._new(claim.job_id, claim.node_id)
         return self._put(replace(new, place=claim.place))
 
     def drop_except_on(self, known: Container[str]) -> list[Claim]:
-        """The claims on nodes that are not among the known ones: gone with their nodes."""
+        """Remove the claims on all nodes but the known ones, and return them."""
         return self._remove_all([claim for claim in self._claims.values() if claim.node_id not in known])
 
     def grant(self, name: str, place: int | None) -> Claim | None:
@@ -114,7 +114,7 @@ class ClaimBook:
             self._put(replace(self._claims[name], waits=True))
 
     def retry_waiting(self, node_ids: Container[str]) -> list[str]:
-        """Names of the claims on those nodes that wait: something was given back there, and they may have it."""
+        """Have the waiting claims on these nodes, where something was given back, count as new; their names."""
         late = [claim for claim in self._claims.values() if claim.waits and claim.node_id in node_ids]
         for claim in late:
             self._put(replace(claim, waits=False))
@@ -143,7 +143,7 @@ class ClaimBook:
         return self._granted[node_id]
 
     def obtainable_on(self, node_id: str) -> int:
-        """How many places of a node are granted, or may be: all claims there but those that Ray has nothing for."""
+        """How many places of a node are granted or may still be: all claims but those that Ray has nothing for."""
         return sum(claim.node_id == node_id and not claim.waits for claim in self._claims.values())
 
     def refusal(self, job_id: str, short: Container[str]) -> str:
@@ -197,7 +197,7 @@ class ClaimBook:
         return claim
 
     def _leave(self, claim: Claim) -> None:
-        """Its place is nobody's, unless it is another's by now."""
+        """Free the place of a claim, unless another claim has it by now."""
         if claim.place is not None and self._places.get((claim.node_id, claim.place)) == claim.name:
             del self._places[claim.node_id, claim.place]
 

@@ -50,7 +50,7 @@ class SlurmJobProvider:
     # What is asked of it
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Offer what ran when the service ended, and begin to look."""
+        """Offer what ran when the last service ended, and start the rounds."""
         self.books.start(secret, head, changed)
         self.queue.restore(secret)
         self._offers.refresh()
@@ -66,7 +66,7 @@ class SlurmJobProvider:
         return self.books.hosts()
 
     def is_up(self, node: str) -> bool:
-        """Whether its host is there: others are offered that Slurm would have to lend first."""
+        """Whether the host of a node is up; Slurm would have to lend the other nodes that are offered."""
         return node in self.books.up
 
     def leaving(self) -> Mapping[str, str]:
@@ -94,7 +94,7 @@ class SlurmJobProvider:
         return self._requests.refusals.get(job_id, "") or self.books.refusal(job_id)
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Free them; a node that nobody needs goes back to Slurm soon."""
+        """Free these places; a node that no job needs goes back to Slurm soon."""
         self.books.drop(job_id, places)
         self.rounds.wake()
 
@@ -113,7 +113,7 @@ class SlurmJobProvider:
         return self.queue.all_warnings()
 
     def close(self) -> None:
-        """Let go. Batch jobs that jobs use go on, and the next object finds them."""
+        """End the rounds. Batch jobs that jobs use go on, and the next object finds them."""
         self.rounds.close()
 
     # A round
@@ -127,7 +127,7 @@ class SlurmJobProvider:
         self._request_and_return()
 
     def _request_and_return(self) -> None:
-        """Give back what nobody needs, refuse what Slurm keeps waiting, and ask for what is lacking."""
+        """Give back what no job needs, refuse what Slurm keeps waiting, and ask for what is lacking."""
         with self.books.lock:
             wanted = self.books.wanted()
             requested = {name for row in self.queue.rows.values() for name in nodes_of_request(row)}
@@ -141,7 +141,7 @@ class SlurmJobProvider:
             self._requests.submit_lacking(wanted, requested)
 
     def _give_back_unused(self) -> None:
-        """Give back what nobody uses. What jobs asked for goes, too, where it is known that no job runs."""
+        """Give back what no job uses, and also what jobs asked for where it is known that no job runs."""
         if not self.books.nodes_in_use():
             idle = self._returns.idle_jobs(self.queue.clock())
             rows = self.queue.rows.values()

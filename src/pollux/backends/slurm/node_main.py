@@ -33,7 +33,7 @@ _OF_THE_STEP = ("SLURM_", "SRUN_", "SBATCH_", "PMI_", "PMI2_", "PMIX_")
 _KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTER_NAME"})
 
 CLOSED = "closed"
-"""How the pulse begins once the service has gone down."""
+"""The first word of the pulse after the service has gone down."""
 
 _EVERYWHERE = "0.0.0.0"
 
@@ -161,7 +161,7 @@ class _Node:
         return subprocess.Popen(words, stdin=subprocess.PIPE, env=environ)
 
     def read_pulse(self) -> str:
-        """What the service writes anew all the time while it is there; empty where it cannot be read."""
+        """The file that the service rewrites every few seconds; empty where it cannot be read."""
         with contextlib.suppress(OSError):
             return (self._folder / "pulse").read_text()
         return ""

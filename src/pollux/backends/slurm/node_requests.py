@@ -16,7 +16,7 @@ __all__ = ["NodeRequests"]
 
 _log = logging.getLogger("pollux.backends")
 
-# So long a node is not offered that kept a job waiting while others were free: it would be sent there again.
+# For how long a node is not offered that kept a job waiting while others were free.
 _AVOID_SECONDS = 300.0
 
 

@@ -54,7 +54,7 @@ class SlurmPilotProvider(PooledNodeProvider):
     # What is asked of it
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Offer what ran when the service ended, and begin to look."""
+        """Offer what ran when the last service ended, and start the rounds."""
         super().start(secret, head, changed)
         self.queue.restore(secret)
         self._refresh()
@@ -74,7 +74,7 @@ class SlurmPilotProvider(PooledNodeProvider):
         return True
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """So many would be used; kept between the fewest and the most that were allowed."""
+        """Hold as many nodes as would be used, between the fewest and the most that the options allow."""
         if num_nodes != self._desired:
             self._desired = num_nodes
             self.rounds.wake()
@@ -102,7 +102,7 @@ class SlurmPilotProvider(PooledNodeProvider):
         return self.queue.all_warnings()
 
     def close(self) -> None:
-        """Let go. Pilots go on: those without work end by themselves in a minute, unless a new object comes."""
+        """End the rounds. Pilots go on; those without work end after a minute, unless a new object comes."""
         self.rounds.close()
 
     # A round
@@ -166,6 +166,6 @@ class SlurmPilotProvider(PooledNodeProvider):
         _log.info("asked Slurm for %d node(s): array %s", count, array)
 
     def _give_back_unused(self) -> None:
-        """Nobody is going to use what still waits in the queue, unless jobs run on without us."""
+        """Cancel what still waits in the queue, unless jobs run on."""
         if not self.nodes_in_use():
             self.queue.close([row.id for row in self.queue.rows.values() if row.is_waiting])

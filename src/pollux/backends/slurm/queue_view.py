@@ -36,13 +36,13 @@ _LONGEST_PATIENCE_SECONDS = 7200.0
 
 
 class StandingWarnings:
-    """One warning of each kind, which stands until it is said that there is none; news are logged."""
+    """At most one warning of each kind, which stands until it is set to empty; a new text is logged."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
     def set(self, kind: str, text: str = "") -> None:
-        """The warning of that kind; empty for none any more."""
+        """Replace the warning of that kind; empty removes it."""
         if text and self._texts.get(kind) != text:
             _log.warning("%s", text)
         if text:
@@ -51,16 +51,16 @@ class StandingWarnings:
             self._texts.pop(kind, None)
 
     def kinds(self) -> list[str]:
-        """The kinds of those that stand."""
+        """The kinds of the warnings that stand."""
         return [*self._texts]
 
     def texts(self) -> tuple[str, ...]:
-        """Those that stand, in the order of their kinds."""
+        """The warnings that stand, in the order of their kinds."""
         return tuple(text for _, text in sorted(self._texts.items()))
 
 
 class SubmitPause:
-    """Until when Slurm is asked for nothing: longer after each request in vain."""
+    """Until when Slurm is asked for nothing: longer after each request that failed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -73,14 +73,14 @@ class SubmitPause:
         return self._clock() >= self._until
 
     def lengthen(self) -> float:
-        """One more request was in vain; the seconds until the next."""
+        """One more request has failed; the seconds until the next."""
         self._failures += 1
         seconds = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE_SECONDS)
         self.wait(seconds)
         return seconds
 
     def wait(self, seconds: float) -> None:
-        """Ask for nothing for so long."""
+        """Ask for nothing for this time."""
         self._until = self._clock() + seconds
 
     def shorten(self) -> None:
@@ -121,7 +121,7 @@ class QueueView:
         self._has_swept = False
 
     def restore(self, secret: bytes) -> None:
-        """Prepare the folder, and begin with what ran when the last service ended."""
+        """Prepare the folder, and load what ran when the last service ended."""
         self.folder.prepare(secret)
         rows, self.states = self.folder.load_running()
         self.rows = {row.id: row for row in rows}
@@ -140,7 +140,7 @@ class QueueView:
         self._read_grace()
 
     def write_pulse(self) -> None:
-        """Show the nodes now and then that the service is there."""
+        """Show nodes every few seconds that the service is there."""
         if self.clock() - self._beaten_at >= _BEAT_SECONDS:
             self._beaten_at = self.clock()
             if self._has_written(self.folder.write_pulse):
@@ -149,7 +149,7 @@ class QueueView:
     # The queue
 
     def _read_queue(self) -> None:
-        # Before the queue is: whoever wrote here runs, and is in it, or has ended.
+        # Read before the queue: a pilot that wrote here is in the queue, or has ended.
         strangers = {} if self._has_swept else self.folder.pilots_on_disk()
         try:
             text = self.commands.jobs(pool_name(self.folder.path))
@@ -220,7 +220,7 @@ class QueueView:
         self.states = {**self.states, **states} if odd else states
 
     def _remember(self) -> None:
-        """Keep what the next object begins with: types of GPUs too, since a node must not change its own meanwhile."""
+        """Save what the next object loads; types of GPUs too, since those of a node must not change meanwhile."""
         running = {row.id: row.nodes for row in self.rows.values() if row.has_nodes}
         gres = {name: self.states[name].gres for names in running.values() for name in names if name in self.states}
         kept = (running, gres)
@@ -267,7 +267,7 @@ class QueueView:
         return view_pool(self.options, rows, self.states, notes, running, self._patience_seconds)
 
     def replace_pool(self, pool: PoolView) -> bool:
-        """Make it the pool that others see; whether other nodes are to be left than before."""
+        """Make this the current pool; whether other nodes are to be left than before."""
         before, self.pool = self.pool, pool
         if set(pool.pilot_of) - set(before.pilot_of):
             self.pause.shorten()
@@ -298,12 +298,12 @@ class QueueView:
         self.warnings.set("cancel")
         self.cancelled.update(new)
         if set(new) & set(self.pool.given_up):
-            # What takes so long to prepare would never come where each is given back as soon as the last.
+            # A node that takes longer to prepare would never come if each pilot were given as little time as the last.
             self._patience_seconds = min(2.0 * self._patience_seconds, _LONGEST_PATIENCE_SECONDS)
         _log.info("gave nodes back to Slurm: %s", ", ".join(new))
 
     def close(self, unneeded: list[str]) -> None:
-        """The service ends, no job runs, and nobody is going to use these."""
+        """Tell nodes that the service ends, with no job running, and cancel what no job is going to use."""
         try:
             self.folder.write_pulse(CLOSED)
             if unneeded:
@@ -315,11 +315,11 @@ class QueueView:
 class Rounds:
     """The thread of a provider: looks at the queue every `poll_seconds`, and at the folder when nodes may write there.
 
-    `do_round` does one round, with a look at the queue where it is told True; `leave` is called once, at the end.
+    `do_round` does one round, with a look at the queue where it is told True; `give_back` is called once, at the end.
     """
 
-    def __init__(self, queue: QueueView, do_round: Callable[[bool], None], leave: Callable[[], None]) -> None:
-        self._queue, self._do_round, self._give_back_unused = queue, do_round, leave
+    def __init__(self, queue: QueueView, do_round: Callable[[bool], None], give_back: Callable[[], None]) -> None:
+        self._queue, self._do_round, self._give_back = queue, do_round, give_back
         self._alert_until = 0.0
         self._halt = threading.Event()
         self._wake = threading.Event()
@@ -367,7 +367,7 @@ class Rounds:
                 due = clock() + poll_seconds
             self._wake.wait(min(_GLANCE_SECONDS if self.expect_news else due - clock(), poll_seconds))
             self._wake.clear()
-        self._give_back_unused()
+        self._give_back()
 
     def _try_round(self, full: bool) -> None:
         try:
