@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import Json, complete_queues, print_json, whole
+from pollux.cli.visible import say
 
 __all__ = ["ls"]
 
@@ -52,9 +53,7 @@ def ls(
     from pollux.cli.display.warnings_output import print_warnings
 
     if not jobs:
-        typer.echo(
-            "no jobs" if everything or state or queue else "no unfinished jobs; 'pollux ls --all' has the others"
-        )
+        say("no jobs" if everything or state or queue else "no unfinished jobs; 'pollux ls --all' has the others")
         print_warnings(client)
         return
     from pollux.cli.display.render import standard_output
@@ -63,5 +62,5 @@ def ls(
     console = standard_output()
     console.print(jobs_table(jobs, client.now, console.width))
     if cursor is not None:
-        typer.echo(f"the first {len(jobs)}; --limit {10 * most} shows more")
+        say(f"the first {len(jobs)}; --limit {10 * most} shows more")
     print_warnings(client)

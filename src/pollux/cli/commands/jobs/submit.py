@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from pollux.cli.arguments.options import PARTIAL, Json, complete_jobs, complete_queues, print_json
+from pollux.cli.visible import say
 from pollux.core.errors import InvalidInput, WorkdirMissing
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class _Sender:
         from pollux.cli.client.folder_upload import ship
 
         request, said = ship(self.client, request, bool(self.ship))
-        typer.echo(said, err=self.as_json)
+        say(said, err=self.as_json)
         return request
 
     def _send(self, request: JobRequest) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class _Sender:
             answer = self.client.submit(body)
         if not self.as_json:
             for line in plan_lines(answer["plan"], self.client.now, planned=self.dry_run):
-                typer.echo(line)
+                say(line)
             if self.dry_run:
                 _echo(body)
         return answer
@@ -200,7 +201,7 @@ class _Sender:
             return self._send(request)
         body = job_to_mapping(request)
         if not self.as_json:
-            typer.echo(missing)
+            say(missing)
             _echo(body)
         return {"request": body, "plan": None}
 
@@ -208,7 +209,7 @@ class _Sender:
 def _echo(body: Mapping[str, Any]) -> None:
     import json
 
-    typer.echo(json.dumps(body, indent=2, ensure_ascii=False))
+    say(json.dumps(body, indent=2, ensure_ascii=False))
 
 
 def _finish(client: Client, jobs: Sequence[str], follow: bool, answers: list[dict[str, Any]] | None) -> None:
@@ -218,9 +219,7 @@ def _finish(client: Client, jobs: Sequence[str], follow: bool, answers: list[dic
         for job in jobs:
             follow_log(client, job, 0, 0, write_log if follow else lambda _: None)
     except KeyboardInterrupt:
-        typer.echo(
-            f"not waiting any more; {', '.join(jobs)} goes on. To end it: pollux cancel {' '.join(jobs)}", err=True
-        )
+        say(f"not waiting any more; {', '.join(jobs)} goes on. To end it: pollux cancel {' '.join(jobs)}", err=True)
         raise typer.Exit(130) from None
     _report(client, jobs, answers)
 
@@ -233,6 +232,6 @@ def _report(client: Client, jobs: Sequence[str], answers: list[dict[str, Any]] |
         print_json({"submitted": [{**answer, "job": job} for answer, job in zip(answers, ended, strict=True)]})
     for job in ended:
         if answers is None:
-            typer.echo(f"{job['id']}: {job['state']}{job.get('detail') and ': ' + job['detail']}", err=True)
+            say(f"{job['id']}: {job['state']}{job.get('detail') and ': ' + job['detail']}", err=True)
     if any(job["state"] != "succeeded" for job in ended):
         raise typer.Exit(1)
