@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, JobTable
 from pollux.backends.dispatch.site import Site
-from pollux.backends.dispatch.slots import gone_slot
 from pollux.backends.dispatch.worker_thread import WorkerThread
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.protocol import Launch, ReplicasLost
 from pollux.wire.live.messages import LaunchOrder, ResizeRequest
 
@@ -19,7 +19,7 @@ _TANGLED_SECONDS = 5.0
 # So long one waits for places elsewhere that nobody seems to give while it holds those that it has, by a quota say.
 _LONGEST_WAIT_SECONDS = 300.0
 
-_Slots = tuple[str, ...]
+_Slots = tuple[Slot, ...]
 
 
 class JobChanges:
@@ -75,7 +75,7 @@ class JobChanges:
             return None
         if not found.why:
             return "", target
-        return found.why, tuple(place if place in kept else gone_slot(place) for place in target)
+        return found.why, tuple(slot if slot in kept else slot.gone for slot in target)
 
     def _untangle(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, kept: _Slots) -> None:
         """JobChanges that wait for slots of one another would wait for ever: the first saves, ends and starts again.

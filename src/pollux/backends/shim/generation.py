@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import ReplicaLauncher, ReplicaProcess
 from pollux.backends.process.outcome import judge
 from pollux.backends.process.records import record_path, write_record
-from pollux.backends.process.replica_env import node_of, rank_variables
+from pollux.backends.process.replica_env import rank_variables
 from pollux.backends.protocol import Exit, Outcome, ReplicasEnded
 from pollux.backends.shim import store_server
 from pollux.backends.shim.actions import ReplicaChange, Seat
@@ -189,7 +190,8 @@ class Generation:
         seats = [Seat(member.number, ranks[member.number]) for member in staying]
         joining = [Seat(number, None) for number in self._unused_numbers(len(free))]
         leavers = tuple(member.number for member in holders if member.place not in taken)
-        return ReplicaChange(order.generation, (*seats, *joining), leavers, len({*map(node_of, order.places)}))
+        nodes = {Slot.read(place).node for place in order.places}
+        return ReplicaChange(order.generation, (*seats, *joining), leavers, len(nodes))
 
     def _unused_numbers(self, count: int) -> list[int]:
         """So many numbers that no process has, nor one whose output is still read."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import ReplicaProcess
-from pollux.backends.process.replica_env import node_of
 from pollux.backends.process.select_loop import SelectLoop
 from pollux.backends.shim.node_link import NodeLink, RemoteReplica
 from pollux.backends.transport import channel as channel_module
@@ -126,12 +126,12 @@ class RemoteLauncher:
         self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
     ) -> ReplicaProcess:
         """Have the node's keeper fork it; on a node that nobody knows it is lost at once."""
-        node = node_of(place)
+        slot = Slot.read(place)
+        node = slot.node
         self._count += 1
         process = ReplicaProcess(key=str(self._count), node=node, up=False)
         if node not in self._fleet.nodes:
-            # The name of a place that could not be had says so itself, as in `gone:NODE`.
-            why = f"node '{node.removeprefix('gone:')}' is gone"
+            why = f"node '{slot.real_node}' is gone"
             sink(f"pollux: {why}\n".encode())
             self.told.append(NodeLoss((process,), node, why))
             return process
