@@ -116,9 +116,9 @@ class Shim:
             due = self.launcher.due()
             for call in self.loop.ready(0.05 if due is None else min(0.05, due)):
                 call()
-            self.launcher.look()
-            self.told += self.launcher.told
-            self.launcher.told.clear()
+            self.launcher.keep_connections()
+            self.told += self.launcher.events
+            self.launcher.events.clear()
 
     def ended(self, process):
         self.until(lambda: any(isinstance(each, RemoteExit) and each.process is process for each in self.told))
@@ -208,7 +208,7 @@ def test_a_silent_node_ends_what_it_runs_before_it_is_given_up(make_shim, proxy,
     assert shim.text(again) == "again\nand still\n"
 
 
-def test_a_keeper_that_was_ended_is_noticed_at_once(make_shim, fleet):
+def test_a_runner_that_was_ended_is_noticed_at_once(make_shim, fleet):
     shim = make_shim(lease=50.0, lost=60.0)
     process = shim.start("import os, time; print(os.getppid(), flush=True); time.sleep(600)")
     shim.until(lambda: shim.text(process).endswith("\n"))
@@ -222,9 +222,9 @@ def test_what_a_node_hears_of_its_end_is_passed_on_once(make_shim):
     saves = "import os, signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))"
     process = shim.start(f"{saves}; print(os.getppid(), flush=True); time.sleep(600)")
     shim.until(lambda: shim.text(process).endswith("\n"))
-    keeper = int(shim.text(process))
+    runner = int(shim.text(process))
     for _ in range(2):
-        os.kill(keeper, signal.SIGTERM)
+        os.kill(runner, signal.SIGTERM)
     shim.until(lambda: shim.told)
     assert shim.told == [NodeNotice("n0", "node 'n0' is taken back by its engine")]
     shim.launcher.terminate(process, True)
@@ -236,7 +236,7 @@ def test_what_a_node_hears_of_its_end_is_passed_on_once(make_shim):
 
 
 def test_an_end_by_the_engines_signal_comes_after_its_notice(make_shim):
-    """It signals one process after another, and one without a handler is gone before its keeper hears of it."""
+    """It signals one process after another, and one without a handler is gone before its runner hears of it."""
     shim = make_shim()
     process = shim.start("import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)")
     shim.until(lambda: shim.text(process).endswith("\n"))
