@@ -236,10 +236,7 @@ class FleetSlotAllocator:
     def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
         """The job's own variables: the rest of the environment is the node's."""
         there = [self.hosts[slot.node] for slot in places if slot.node in self.hosts]
-        devices = {hosted.node.id: hosted.gpus for hosted in there}
-        # A node may have named fewer devices than slots.
-        known = [slot for slot in places if slot.index < len(devices.get(slot.node, ()))]
-        gpus = {str(slot): devices[slot.node][slot.index] for slot in known}
+        gpus = self._gpus_of(places)
         names = tuple(map(str, places))
         nodes = {hosted.node.id: hosted.address for hosted in there}
         loopback = is_loopback(self.head) and all(is_loopback(address) for address, _ in nodes.values())
@@ -253,6 +250,12 @@ class FleetSlotAllocator:
             "gpus": gpus,
             "fleet": fleet,
         }
+
+    def _gpus_of(self, slots: Iterable[Slot]) -> dict[str, int]:
+        """The device index behind each slot, by its name; a node may have named fewer devices than it has slots."""
+        hosts = self.hosts
+        known = [slot for slot in slots if slot.node in hosts and slot.index < len(hosts[slot.node].gpus)]
+        return {str(slot): hosts[slot.node].gpus[slot.index] for slot in known}
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
         """Hosts end what nobody asks after, once the lease is over."""

@@ -171,10 +171,7 @@ class Shim:
         return self._status()
 
     def _status(self) -> StatusMessage:
-        generation, warm = self._generation, self._warm_variables is not None
-        newest = newest_generation(self._folder)
-        if generation is not None and not generation.is_noted:
-            newest = generation.order.generation
+        generation, warm, newest = self._generation, self._warm_variables is not None, self._newest_generation()
         if newest is None:
             return StatusMessage(warm, None)
         if generation is None or generation.order.generation != newest:
@@ -184,6 +181,12 @@ class Shim:
             moving = self._start_untold or self._live.is_moving or generation.is_ending
             status = replace(status, moving=moving, lost=self._live.lost, pause=self._live.pause)
         return replace(status, ended=ended_to(generation.ended)) if generation.ended and not self._unwritten else status
+
+    def _newest_generation(self) -> int | None:
+        """The newest one that it was told of, be it on disk or not."""
+        if self._generation is not None and not self._generation.is_noted:
+            return self._generation.order.generation
+        return newest_generation(self._folder)
 
     def _launch(self, order: LaunchOrder) -> None:
         newest = newest_generation(self._folder)
