@@ -19,6 +19,7 @@ from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.select_loop import SelectLoop
 from pollux.backends.shim.remote_launcher import NodeAnswer, NodeLoss, NodeNotice, RemoteExit, RemoteLauncher
+from pollux.backends.transport.channel import VERSION, SecureLine, challenge, check
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.jobs.fleet import ProcessFleet
@@ -333,6 +334,29 @@ def test_a_host_of_another_fleet_is_not_used(make_shim):
     shim.start("print('never')")
     shim.until(lambda: shim.told)
     assert isinstance(shim.told[0], NodeLoss)
+
+
+def test_a_host_whose_greeting_says_nothing_is_not_used():
+    def greet():
+        with contextlib.suppress(OSError):
+            while True:
+                with listener.accept()[0] as peer:
+                    line, nonce = SecureLine(peer), challenge()
+                    line.put({"version": VERSION, "nonce": nonce})
+                    check(SECRET, line, nonce, until(line.get)[0])
+                    line.put({"known": "perhaps", "seen": 0, "boot": ""})
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=greet)
+        thread.start()
+        shim = Shim(listener.getsockname(), lease=0.5, lost=1.0)
+        shim.start("print('never')")
+        shim.until(lambda: shim.told)
+        assert "known is 'perhaps'" in shim.told[0].why
+        shim.launcher.release()
+        shim.loop.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_too_much_memory_is_told(make_shim):
