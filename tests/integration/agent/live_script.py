@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import pollux
 from pollux.agent.checkpoint import checkpointer
 from pollux.agent.data.permutation import pass_order
-from pollux.agent.elastic import member
+from pollux.agent.elastic import generation_move
 from pollux.testing.jobs.live_supervisor import LiveSupervisor
 
 SIZE, BATCH = 98, 12
@@ -226,7 +226,7 @@ def fail_at(folder: Path, phase: str, ranks: list[int], number: int) -> None:
                 return
             os.kill(os.getpid(), number)
 
-    member.at_phase = fail
+    generation_move.at_phase = fail
 
 
 def finish(supervisor: LiveSupervisor, folder: Path) -> list[dict[str, Any]]:

@@ -202,9 +202,9 @@ class Beating:
     def __init__(self) -> None:
         self.beat: Any = HeartbeatSource()
         self.refusal = ""
-        self.astray = StrayCollectiveCheck(lambda why: None)
+        self.stray_check = StrayCollectiveCheck(lambda why: None)
 
-    def rest(self, what: str) -> None:
+    def start_activity(self, what: str) -> None:
         self.beat.busy = what
 
     def end_pause(self) -> None:

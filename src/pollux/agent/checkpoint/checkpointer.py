@@ -183,7 +183,7 @@ class Checkpointer:
         """Whether a save is on its way to a store, of which only this replica knows."""
         return self._store is not None and not self._sharded and self.busy
 
-    def settle(self) -> bool:
+    def finish_local_save(self) -> bool:
         """Wait for a save in flight, unless it is on its way to a store; whether none is in flight any more."""
         if not self._is_sending:
             self.wait()

@@ -70,7 +70,7 @@ class ElasticJob:
         progress, loader = self._parts.progress, self._parts.loader
         return progress.steps, progress.epoch, loader.pass_index, loader.cursor
 
-    def part_in_peace(self, same_size: bool, first_leaves: bool) -> None:
+    def merge_parts(self, same_size: bool, first_leaves: bool) -> None:
         """Bring together what replicas hold parts of, while all are there; a collective."""
         self._run.persistence.merge_shares()
         if first_leaves:
@@ -87,7 +87,7 @@ class ElasticJob:
         if not is_first:
             parts.receipt.load_state_dict(json.loads(first))
 
-    def drop_unfinished(self) -> None:
+    def drop_unfinished_step(self) -> None:
         """Forget the step under way. Samples that lost replicas had committed are known from the order of the pass."""
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._parts.engine.abandon()
@@ -117,7 +117,7 @@ class ElasticJob:
         state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
         return state
 
-    def sendable(self) -> State:
+    def state_to_send(self) -> State:
         """What would have to travel to a replica that joins, to find out whether it can."""
         state = self._parts.state.own(())
         state.objects["data.dataset"] = self._parts.loader.dataset_state
@@ -128,14 +128,13 @@ class ElasticJob:
         """The model's own tensors, to be filled where they lie."""
         return self._parts.state.model_tensors()
 
-    def settle(self, state: State, receives: bool) -> None:
+    def rebuild(self, state: State, receives: bool) -> None:
         """Build everything again for the replicas there are now, from a state received or the own one."""
         parts, values = self._parts, state.values
         self._forget_course()
         self._run.persistence.forget_resume()
         if receives:
-            # Older releases send none.
-            parts.state.take_buffers(state.objects.pop(_BUFFERS, {}))  # type: ignore[arg-type]
+            parts.state.set_buffers(state.objects.pop(_BUFFERS))  # type: ignore[arg-type]
             self._run.persistence.restore(state, in_place=False)
             self._run.persistence.take_over_record(values)
         replicas = parts.replicas
@@ -145,7 +144,7 @@ class ElasticJob:
         parts.state.restore_rng(values, parts.progress.steps)
         if parts.checkpointer is not None:
             parts.checkpointer.rebind(replicas.replica, replicas.num_replicas, replicas.control)
-        parts.requests.regrouped()
+        parts.requests.start_among_new_replicas()
         self._change_reports()
         before, after = int(values["num_replicas"]), replicas.num_replicas
         text = f"from {before} to {after} replicas, without a restart"
@@ -173,7 +172,7 @@ class ElasticJob:
     def save_alone(self) -> None:
         """A checkpoint of what this replica holds, when there is nobody left to agree with."""
         parts = self._parts
-        parts.requests.ends()
+        parts.requests.mark_stopping()
         if parts.checkpointer is None:
             return
         try:

@@ -63,7 +63,7 @@ class TrainingLoop:
         """Resume from the newest checkpoint or from other replicas' memory, or start from the beginning."""
         parts, member, checkpointer = self._parts, self._parts.member, self._parts.checkpointer
         if member is not None:
-            member.attend(self._elastic, parts.requests)
+            member.attach(self._elastic, parts.requests)
         if checkpointer is not None:
             checkpointer.check_objects(parts.state.user_objects())
         if member is not None and member.joins:
@@ -137,12 +137,12 @@ class TrainingLoop:
             self._left_batches = self._left_batches or not ended
             self._drawn = None
             if self._parts.member is not None:
-                self._parts.member.rest(Activity.PASS_END)
+                self._parts.member.start_activity(Activity.PASS_END)
 
     def _enter_loop(self) -> None:
         """A replica that joined is in the loop from here, where all others are."""
         if self._parts.member is not None:
-            self._parts.member.astray.end()
+            self._parts.member.stray_check.stop_watching()
 
     def _draw(self) -> None:
         beat = None if self._parts.member is None else self._parts.member.beat

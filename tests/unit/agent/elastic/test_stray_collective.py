@@ -61,7 +61,7 @@ def looked(monkeypatch):
         one._thread = thread
         code = 0
         try:
-            one.look()
+            one.check()
         except Ended as ended:
             code = ended.args[0]
         assert code == (75 if told else 0)
@@ -91,8 +91,8 @@ def test_a_thread_that_does_something_else_is_left_in_peace(looked):
 
 def test_it_is_the_thread_that_began():
     one = StrayCollectiveCheck(lambda why: None)
-    one.begin()
+    one.watch_this_thread()
     assert one._thread == threading.get_ident()
-    one.end()
+    one.stop_watching()
     assert one._thread is None
-    one.look()
+    one.check()
