@@ -162,7 +162,7 @@ def slurm_rounds(name: str, story: list[dict[str, Any]], copies: int, gpus: int,
 
             def turn() -> None:
                 now[0] += POLL_SECONDS
-                lender.turn()
+                lender.do_round()
                 ask_after(lender, jobs)
 
             slowest = (0.0, "")
@@ -327,7 +327,7 @@ class CountedRay:
         """A class or function whose calls never answer."""
         future = types.SimpleNamespace(add_done_callback=lambda handle: None)
         called = types.SimpleNamespace(remote=lambda: self._counted() or types.SimpleNamespace(future=lambda: future))
-        actor = types.SimpleNamespace(report=called, watch=called, part=called, future=lambda: future)
+        actor = types.SimpleNamespace(report=called, watch=called, release=called, future=lambda: future)
         return types.SimpleNamespace(
             options=lambda **options: types.SimpleNamespace(remote=lambda *given, **named: self._counted() or actor)
         )

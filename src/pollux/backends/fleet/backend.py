@@ -29,10 +29,10 @@ from pollux.core.errors import BackendFailed, InvalidInput
 __all__ = ["LEASE_SECONDS", "LOST_SECONDS", "FleetBackend", "fleet_secret"]
 
 LEASE_SECONDS = 10.0
-"""After so long without a word from a job's shim, a host ends that job's replicas."""
+"""A host ends the replicas of a job whose shim has been silent for this time."""
 
 LOST_SECONDS = 12.0
-"""After so long without an answer, a node's replicas count as lost; more than the lease, so that nothing runs twice."""
+"""Replicas on a node that is silent for this time are lost; longer than the lease, so that nothing runs twice."""
 
 
 class FleetBackend(ShimBackend):
@@ -157,7 +157,7 @@ def fleet_secret(home: Path) -> bytes:
             number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(number, "w") as file:
                 file.write(secrets.token_hex(32))
-            # Whoever comes first: a link is made once.
+            # Of several processes the first one wins: a link is made once.
             try:
                 os.link(beside, path)
             finally:

@@ -16,7 +16,7 @@ __all__ = ["ClaimFile"]
 
 _log = logging.getLogger("pollux.backends")
 
-# What is lost with less than this a restart gives back to Ray, or claims anew for running jobs.
+# A change that a crash loses within this time does no harm: a restart frees such claims, or makes them again.
 _PAUSE_SECONDS = 0.05
 
 
@@ -31,7 +31,7 @@ class ClaimFile:
         self._thread = threading.Thread(target=self._keep_written, daemon=True, name="pollux-ray-claims")
 
     def read(self) -> Mapping[str, Any]:
-        """What a service of before has written; empty where there is nothing."""
+        """The record that an earlier service wrote; empty where there is none."""
         return read_record(self._path) or {}
 
     def start(self) -> None:
@@ -41,7 +41,7 @@ class ClaimFile:
         self._thread.start()
 
     def note_change(self) -> None:
-        """The record may be another one."""
+        """Have the record written soon."""
         self._has_changed.set()
 
     def close(self) -> None:

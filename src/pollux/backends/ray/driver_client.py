@@ -204,7 +204,7 @@ class DriverClient:
         return f"its driver ended: {said[-1][:200]}" if said else "its driver ended"
 
     def _opened_log(self) -> Any:
-        """Where the driver's own words go; begun anew when it has grown long."""
+        """The driver's log, open for writing; an empty one where it has grown long."""
         try:
             mode = "wb" if self._log.exists() and self._log.stat().st_size > _LOG_BYTES else "ab"
             return self._log.open(mode)

@@ -29,7 +29,7 @@ from pollux.backends.ray.node_book import RayNodeBook
 
 __all__ = ["Grants"]
 
-# A node where Ray failed to give a place is asked for another one after so long.
+# For how long nothing is placed on a node where Ray failed to give a place.
 _BLOCKED_SECONDS = 60.0
 
 
@@ -53,24 +53,24 @@ class Grants:
     # For jobs
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
-        """Claim what a job lacks of so many places by node, and give back what it waits for and needs no more."""
+        """Claim the places by node that a job lacks, and give back claims that it waits for without need."""
         self._refusals.pop(job_id, None)
         taken, freed = self.book.ask(job_id, wanted)
         self._take(taken)
         self._free(freed)
 
     def adopt(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Claim the places that a job was found to use, as far as no claim stands for them."""
+        """Claim the places that a running job was found to use and that have no claim yet."""
         self._take(self.book.adopt(job_id, places))
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Give these places back; whoever waits on the same nodes may have them."""
+        """Give these places back; other jobs that wait on the same nodes may have them."""
         self._refusals.pop(job_id, None)
         freed = self.book.drop(job_id, places)
         self._free(freed)
-        again = self.book.wait_anew({claim.node_id for claim in freed})
+        again = self.book.retry_waiting({claim.node_id for claim in freed})
         if again:
-            self._send({"do": "wait anew", "names": again})
+            self._send({"do": "retry", "names": again})
 
     def refusal(self, job_id: str) -> str:
         """Why a job does not get what it asked for; empty while it may come."""
@@ -104,7 +104,7 @@ class Grants:
             self._ask_for_another(claim)
             return
         else:
-            self.book.swap(name, other.name)
+            self.book.swap_places(name, other.name)
         self._accept(claim, place)
 
     def waits(self, name: str) -> None:
@@ -113,19 +113,19 @@ class Grants:
         Where our own jobs do not hold all of the node, others do: it has that much less to offer until Ray gives
         something there again.
         """
-        self.book.wait(name)
+        self.book.note_waiting(name)
         claim = self.book.claims.get(name)
         if claim is None:
             return
         if name in self._mismatched:
             self._keep_mismatched(claim)
             return
-        known, hoped_for = self._nodes.get(claim.node_id), self.book.hoped_for(claim.node_id)
+        known, hoped_for = self._nodes.get(claim.node_id), self.book.obtainable_on(claim.node_id)
         if known is not None and hoped_for < known.node.num_gpus:
             known.limit = hoped_for
 
     def failed(self, name: str, why: str) -> None:
-        """Ray could not make a group, or lost it. The driver claims anew what a job uses already."""
+        """Ray could not make a group, or lost it. For a place in use the driver makes another one."""
         claim = None if self._end_sentinel(name) else self.book.claims.get(name)
         if claim is None:
             return
@@ -136,26 +136,26 @@ class Grants:
             known.note("failure", text)
 
     def drop_claims_without_node(self) -> None:
-        """Nodes have gone: what was claimed there goes with them."""
+        """Drop the claims on nodes that Ray does not have any more."""
         gone = [node_id for node_id in self._sentinels if node_id not in self._nodes]
         sentinels = [self._sentinels.pop(node_id) for node_id in gone]
-        self._remove_groups([*(claim.name for claim in self.book.drop_nodes(self._nodes)), *sentinels])
+        self._remove_groups([*(claim.name for claim in self.book.drop_except_on(self._nodes)), *sentinels])
 
     def free_sentinels(self) -> None:
-        """Nobody is there any more to hear what they tell."""
+        """Give every sentinel back: the service ends."""
         self._send_free([*self._sentinels.values()])
 
     # What a grant means
 
     def _place_of(self, claim: Claim, gpu: int) -> int:
-        """The place of a GPU on its node; where the host has not said which it has, that of before is believed."""
+        """The place of a GPU on its node; where the host is not up, the place of the claim is kept."""
         known = self._nodes.get(claim.node_id)
         if known is not None and known.report is not None and gpu in known.report.gpus:
             return known.report.gpus.index(gpu)
         return gpu if claim.place is None else claim.place
 
     def _other_claim_at(self, claim: Claim, place: int | None) -> Claim | None:
-        holder = None if place is None else self.book.at(claim.node_id, place)
+        holder = None if place is None else self.book.claim_at(claim.node_id, place)
         return None if holder is None or holder.name == claim.name else holder
 
     def _accept(self, claim: Claim, place: int | None) -> None:
@@ -168,22 +168,22 @@ class Grants:
                 known.note("failure", "")
 
     def _refuse(self, claim: Claim, why: str, seconds: float) -> None:
-        """What came is of no use: the job hears why, and its node has nothing more to offer for so long."""
+        """Drop a claim whose grant is of no use; the job is refused, and nothing is placed on the node for a time."""
         self._block(claim.node_id, why, seconds)
         self._refusals[claim.job_id] = why
         self.book.remove(claim.name)
         self._remove_groups([claim.name])
 
     def _ask_for_another(self, claim: Claim) -> None:
-        """Ray made a group anew for a place in use, and with another GPU: ask for one more, which cannot have that."""
-        new = self.book.instead(claim.name)
+        """Ray made a new group for a place in use, with another GPU: keep that group, and ask for one more."""
+        new = self.book.replace_claim(claim.name)
         self._mismatched[new.name] = [*self._mismatched.pop(claim.name, []), claim.name]
         self._take([new])
 
     def _keep_mismatched(self, claim: Claim) -> None:
-        """Ray has nothing more there: what it gave last stands for the place in its books, and that is said."""
+        """Ray has no other GPU there: the last group stands for the place in Ray's books, and a warning says so."""
         *others, last = self._mismatched.pop(claim.name)
-        self.book.instead(claim.name, last)
+        self.book.replace_claim(claim.name, last)
         self._send_free([claim.name, *others])
         known = self._nodes.get(claim.node_id)
         gpus = dict(enumerate(known.report.gpus)) if known is not None and known.report is not None else {}
@@ -200,7 +200,7 @@ class Grants:
             known.block(why, self._clock() + seconds)
 
     def _end_sentinel(self, name: str) -> bool:
-        """Whether this is one: its node has something to give, as far as is known, and it is not needed any more."""
+        """Drop the sentinel of that name, if it is one: as far as is known, its node has something to give again."""
         node_id = next((node_id for node_id, sentinel in self._sentinels.items() if sentinel == name), None)
         if node_id is None:
             return False
@@ -229,7 +229,7 @@ class Grants:
         self._remove_groups(freed)
 
     def _remove_groups(self, names: list[str]) -> None:
-        """Give groups back, and those that were kept for them."""
+        """Give these groups back, and the mismatched ones that were kept for them."""
         self._send_free([*names, *(kept for name in names for kept in self._mismatched.pop(name, []))])
 
     def _send_free(self, names: list[str]) -> None:

@@ -93,8 +93,8 @@ class KnownNode:
 class RayNodeBook:
     """Every node of the cluster by its name.
 
-    `leaving`: those that Ray takes back, with why. `is_first_look`: a new driver has yet to say which nodes there are.
-    `has_new_head`: a driver that looked for the first time found none of the nodes of before.
+    `leaving`: nodes that Ray takes back, with why. `is_first_look`: a new driver has yet to say which nodes there are.
+    `has_new_head`: at its first look a driver found none of the nodes that were there before.
     """
 
     def __init__(self) -> None:

@@ -55,8 +55,8 @@ def node_from(described: Mapping[str, Any]) -> Node:
 def lending_nodes(rows: Iterable[Mapping[str, Any]], slots: int | None, with_gpus: bool) -> list[RayNode]:
     """The nodes that can lend something, in the order of their names.
 
-    `slots`: so many CPU slots of each, at most as many as Ray has CPUs there, instead of its GPUs. `with_gpus` False:
-    the GPUs are names only, and nodes are of type `cpu` where nothing else is said.
+    `slots`: how many CPU slots each lends instead of its GPUs, at most as many as Ray has CPUs there. `with_gpus`
+    False: the GPUs are names only, and nodes are of type `cpu` where nothing else is said.
     """
     found = [_seen(row, slots, with_gpus) for row in rows if row.get("Alive")]
     return sorted((node for node in found if node.places > 0), key=lambda node: node.name)

@@ -13,9 +13,9 @@ __all__ = ["RayOptions"]
 class RayOptions:
     """Which Ray cluster lends what.
 
-    `address`: of the cluster's head, HOST:PORT; `auto` for the one this machine belongs to. `slots`: so many CPU slots
-    of each node instead of its GPUs. `cpu_places`: what Ray calls GPUs are CPU slots, for clusters with made-up GPUs.
-    `autoscale`: ask Ray's autoscaler for as many nodes as could be used.
+    `address`: of the cluster's head, HOST:PORT; `auto` for the one this machine belongs to. `slots`: how many CPU
+    slots each node lends instead of its GPUs. `cpu_places`: what Ray calls GPUs are CPU slots, for clusters with
+    made-up GPUs. `autoscale`: ask Ray's autoscaler for as many nodes as could be used.
     """
 
     address: str = "auto"

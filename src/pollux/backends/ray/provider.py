@@ -28,7 +28,7 @@ __all__ = ["RayNodeProvider"]
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """How many nodes of so many places are wished for, None before anybody said; `awaited` by a job that has none."""
+    """How many nodes of `size` places are wished for, None before any wish; `awaited` by a job that has none."""
 
     num_nodes: int | None = None
     awaited: bool = False
@@ -62,7 +62,7 @@ class RayNodeProvider:
         self._link = DriverClient(self._first_order, self._hear, home / "ray-driver.log", command)
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Read the claims of before and connect; nodes arrive as Ray and their hosts report."""
+        """Read the claims of an earlier service and connect; nodes arrive as Ray and their hosts report."""
         record, book = self._file.read(), self._grants.book
         self._service = str(record.get("service") or secrets.token_hex(4))
         book.prefix = f"pollux:{self._service}:"
@@ -80,12 +80,12 @@ class RayNodeProvider:
                 book, self._is_stale = self._grants.book, False
                 offered = [known.offered(book.granted_on(known.node.id)) for known in self._nodes]
                 hosts = tuple(lent for lent in offered if lent is not None)
-                # The same object while nothing has changed: who asks often compares no more.
+                # The same object while nothing has changed: callers compare the object, not its nodes.
                 self._hosts = self._hosts if hosts == self._hosts else hosts
             return self._hosts
 
     def leaving(self) -> Mapping[str, str]:
-        """Nodes that Ray drains: before a preemption, or since its autoscaler or somebody wants them back."""
+        """Nodes that Ray drains: before a preemption, or because its autoscaler or an operator wants them back."""
         with self._lock:
             return self._nodes.leaving
 
@@ -96,7 +96,7 @@ class RayNodeProvider:
             self._file.note_change()
 
     def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Stand by what a job uses: its claims are known from before, or are made now."""
+        """Keep the places that a job uses: their claims are on record, or are made now."""
         with self._lock:
             self._grants.adopt(job_id, places)
             self._file.note_change()
@@ -126,7 +126,7 @@ class RayNodeProvider:
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """Pass the wish to Ray's autoscaler, where that was allowed."""
         with self._lock:
-            # Of such nodes are so many: the largest that are up, by which they were counted.
+            # The number of nodes was counted in nodes of the largest size that is up.
             wish = _Wish(num_nodes, awaited, self._nodes.largest())
             if self._options.autoscale and wish != self._wish:
                 self._wish = wish
@@ -160,7 +160,7 @@ class RayNodeProvider:
         with self._lock:
             self._grants.free_sentinels()
             if not self._grants.book.claims:
-                self._send({"do": "part"})
+                self._send({"do": "release"})
         self._link.close()
         self._file.close()
 

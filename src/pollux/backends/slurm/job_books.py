@@ -13,7 +13,7 @@ __all__ = ["JobBooks"]
 class JobBooks(PooledNodeProvider):
     """Gives places on nodes whose host is `up` only: others are offered that Slurm would have to lend first.
 
-    Who sets `up` holds the `lock`, so that nobody is given a place on a host that is about to be ended.
+    `up` is set under the `lock`, so that no job is given a place on a host that is about to be ended.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class SlurmJobProvider:
     """Offers all nodes of the partition that Slurm could lend, and asks for those that jobs want.
 
     Its files are in the folder `path`, which nodes must share. `commands` and `clock` (monotonic seconds) can be
-    replaced for tests. `turn` is one round, done by the thread.
+    replaced for tests. `do_round` is one round, done by the thread.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SlurmJobProvider:
     ) -> None:
         self.options = options
         self.queue = QueueView(path, options, commands, clock)
-        self.rounds = Rounds(self.queue, self.turn, self._leave)
+        self.rounds = Rounds(self.queue, self.do_round, self._give_back_unused)
         self.books = JobBooks()
         self._offers = NodeOffers(self.queue, self.books)
         self._requests = NodeRequests(self.queue, self.books, self._offers)
@@ -50,10 +50,10 @@ class SlurmJobProvider:
     # What is asked of it
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Offer what ran when the service ended, and begin to look."""
+        """Offer what ran when the last service ended, and start the rounds."""
         self.books.start(secret, head, changed)
         self.queue.restore(secret)
-        self._offers.show()
+        self._offers.refresh()
         self.rounds.start()
 
     @property
@@ -66,7 +66,7 @@ class SlurmJobProvider:
         return self.books.hosts()
 
     def is_up(self, node: str) -> bool:
-        """Whether its host is there: others are offered that Slurm would have to lend first."""
+        """Whether the host of a node is up; Slurm would have to lend the other nodes that are offered."""
         return node in self.books.up
 
     def leaving(self) -> Mapping[str, str]:
@@ -94,7 +94,7 @@ class SlurmJobProvider:
         return self._requests.refusals.get(job_id, "") or self.books.refusal(job_id)
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Free them; a node that nobody needs goes back to Slurm soon."""
+        """Free these places; a node that no job needs goes back to Slurm soon."""
         self.books.drop(job_id, places)
         self.rounds.wake()
 
@@ -113,21 +113,21 @@ class SlurmJobProvider:
         return self.queue.all_warnings()
 
     def close(self) -> None:
-        """Let go. Batch jobs that jobs use go on, and the next object finds them."""
+        """End the rounds. Batch jobs that jobs use go on, and the next object finds them."""
         self.rounds.close()
 
     # A round
 
-    def turn(self, full: bool = True) -> None:
+    def do_round(self, full: bool = True) -> None:
         """One round; `full`: with a look at Slurm's queue, else only at what nodes wrote."""
-        self.queue.beat()
+        self.queue.write_pulse()
         if full:
             self.queue.read(all_nodes=True)
-        self._offers.show()
+        self._offers.refresh()
         self._request_and_return()
 
     def _request_and_return(self) -> None:
-        """Give back what nobody needs, refuse what Slurm keeps waiting, and ask for what is lacking."""
+        """Give back what no job needs, refuse what Slurm keeps waiting, and ask for what is lacking."""
         with self.books.lock:
             wanted = self.books.wanted()
             requested = {name for row in self.queue.rows.values() for name in nodes_of_request(row)}
@@ -140,8 +140,8 @@ class SlurmJobProvider:
         if not self.rounds.are_ending:
             self._requests.submit_lacking(wanted, requested)
 
-    def _leave(self) -> None:
-        """Give back what nobody uses. What jobs asked for goes, too, where it is known that no job runs."""
+    def _give_back_unused(self) -> None:
+        """Give back what no job uses, and also what jobs asked for where it is known that no job runs."""
         if not self.books.nodes_in_use():
             idle = self._returns.idle_jobs(self.queue.clock())
             rows = self.queue.rows.values()

@@ -13,7 +13,7 @@ from pollux.backends.slurm.queue_view import QueueView
 
 __all__ = ["NodeOffers"]
 
-# So long a node whose batch job has ended is not offered, so that nobody takes its next host for the last one.
+# For how long a node is not offered after its batch job has ended, so that its next host is not taken for the last.
 _REST_SECONDS = 5.0
 
 
@@ -25,7 +25,7 @@ class NodeOffers:
         # Until when nodes are not offered, unless their host is up.
         self._resting: dict[str, float] = {}
 
-    def show(self) -> None:
+    def refresh(self) -> None:
         """Take in what nodes wrote, and offer what there is and what Slurm could lend."""
         queue, books = self._queue, self._books
         # What was cancelled is not lent any more, though its end may take a while.
@@ -37,7 +37,7 @@ class NodeOffers:
             has_new_hosts = not up.keys() <= books.up.keys()
             books.up = up
         offered = self._offered(rows, now)
-        others_leave = queue.show(replace(pool, hosts=offered))
+        others_leave = queue.replace_pool(replace(pool, hosts=offered))
         books.offer(offered)
         if others_leave:
             books.tell_change()
@@ -45,11 +45,11 @@ class NodeOffers:
             books.tell_change()
 
     def leave_alone(self, names: Iterable[str], until: float) -> None:
-        """Do not offer these nodes until then."""
+        """Do not offer these nodes until that time."""
         self._resting.update(dict.fromkeys(names, until))
 
     def take_down(self, names: Iterable[str]) -> None:
-        """Have nobody given a place on these nodes: their hosts are about to be ended. Called under the lock."""
+        """Give no more places on these nodes, whose hosts are about to be ended. The caller holds the lock."""
         books = self._books
         gone = {name for name in names if name in books.up}
         books.up = {name: lent for name, lent in books.up.items() if name not in gone}
@@ -72,12 +72,12 @@ class NodeOffers:
         return (*named, *(host for name, host in up.items() if name in lent and name not in states))
 
     def _asked_for(self, rows: Collection[PilotRow]) -> set[str]:
-        """Nodes that batch jobs wait for, and that can still come: the jobs are placed there already."""
+        """Nodes that batch jobs wait for and may still get: jobs are placed there already."""
         asked = {name for row in rows if row.is_waiting for name in nodes_of_request(row)}
         return {name for name, state in self._queue.states.items() if name in asked and state.stand == "held"}
 
     def _could_be_lent(self) -> set[str]:
-        """What Slurm would not lend now is not to be placed on: jobs wait for it without being sent there in vain."""
+        """Nodes that Slurm could lend now; none while Slurm is not asked, since jobs would be refused there."""
         if not self._queue.pause.is_over:
             return set()
         return {name for name, state in self._queue.states.items() if could_lend(self._queue.options, state)}

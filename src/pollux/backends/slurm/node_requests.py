@@ -16,7 +16,7 @@ __all__ = ["NodeRequests"]
 
 _log = logging.getLogger("pollux.backends")
 
-# So long a node is not offered that kept a job waiting while others were free: it would be sent there again.
+# For how long a node is not offered that kept a job waiting while others were free.
 _AVOID_SECONDS = 300.0
 
 
@@ -48,11 +48,11 @@ class NodeRequests:
         except BackendFailed as error:
             self.refusals[job_id] = f"Slurm does not lend {listed}: {error}"
             pause = queue.pause.lengthen()
-            queue.warnings.say("submit", f"{self.refusals[job_id]}; Slurm is asked again in {pause:.0f} s")
-            self._offers.show()
+            queue.warnings.set("submit", f"{self.refusals[job_id]}; Slurm is asked again in {pause:.0f} s")
+            self._offers.refresh()
             self._books.tell_change()
             return
-        queue.warnings.say("submit")
+        queue.warnings.set("submit")
         row = PilotRow(f"{array}_0", "PENDING", None, None, (), f"{job_id}@{listed}", "just submitted")
         queue.rows[row.id] = row
         _log.info("asked Slurm for %s, for job '%s': %s", listed, job_id, array)
@@ -82,5 +82,5 @@ class NodeRequests:
             self.refusals.update(dict.fromkeys(jobs, why))
         _log.info("%s: %s", ", ".join(jobs) or row.id, why)
         self._queue.cancel((row.id,))
-        self._offers.show()
+        self._offers.refresh()
         self._books.tell_change()

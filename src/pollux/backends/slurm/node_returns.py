@@ -1,4 +1,4 @@
-"""Slurm without pilots: what goes back, batch jobs that nobody needs and spare nodes of those that are used."""
+"""Slurm without pilots: what is given back, batch jobs that are not needed and spare nodes of those that are."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _SPARE = "spare "
 
 
 class NodeReturns:
-    """Finds what nobody has needed for a moment, and gives it back."""
+    """Finds what no job has needed for a moment, and gives it back."""
 
     def __init__(self, queue: QueueView, books: JobBooks, offers: NodeOffers) -> None:
         self._queue, self._books, self._offers = queue, books, offers
         self._spare = SpareNodes()
-        # Batch jobs that nobody needs, each with since when.
+        # Batch jobs of which no job needs a node, and since when.
         self._idle_since: dict[str, float] = {}
 
     def idle_jobs(self, now: float) -> list[str]:
-        """Batch jobs that nobody has needed for a moment."""
+        """Batch jobs of which no job has needed a node for a moment."""
         return [pilot for pilot, at in self._idle_since.items() if now - at >= _LINGER_SECONDS]
 
     def take_down_idle(self, now: float) -> list[str]:
-        """Batch jobs that nobody needs any more, or that cannot be used: nobody is given a place there from here on.
+        """Batch jobs that are not needed any more, or cannot be used; no job is given a place there from here on.
 
-        They are still to be cancelled. Called under the lock.
+        The caller holds the lock, and cancels them.
         """
         needed, working = self._books.needed(), self._books.working()
         asked = {row.id: set(nodes_of_request(row)) for row in self._queue.rows.values()}
         unneeded = [pilot for pilot, nodes in asked.items() if not nodes & needed]
         self._idle_since = {pilot: self._idle_since.get(pilot, now) for pilot in unneeded}
-        # Whoever waits for its host is refused when its node goes, and is placed anew; what runs beside is spared.
+        # A job that waits for a faulty host is refused when its node goes, and placed anew; a running one is spared.
         faulty = [pilot for pilot in self._queue.pool.faulty if not asked.get(pilot, set()) & working]
         gone = [*dict.fromkeys([*self.idle_jobs(now), *faulty])]
         self._offers.take_down(name for pilot in gone for name in asked.get(pilot, ()))
@@ -56,7 +56,7 @@ class NodeReturns:
         self._spare.forget_others(held)
         for row in held.values():
             with self._books.lock:
-                # Now, and not as it was before commands that take their time: from here on nobody is given them.
+                # What is needed now, since commands take their time. From here on no job is given these nodes.
                 spare = self._spare.due(row, self._books.needed(), now, _LINGER_SECONDS)
                 self._offers.take_down(spare)
             if spare:
@@ -64,7 +64,7 @@ class NodeReturns:
         stuck = {_SPARE + pilot for pilot in self._spare.stuck()}
         for kind in queue.warnings.kinds():
             if kind.startswith(_SPARE) and kind not in stuck:
-                queue.warnings.say(kind)
+                queue.warnings.set(kind)
 
     def _return(self, row: PilotRow, spare: set[str], now: float) -> None:
         """Have a batch job give these nodes back, and keep the others."""
@@ -75,10 +75,10 @@ class NodeReturns:
         except BackendFailed as error:
             seconds = self._spare.note_kept(row.id, now)
             why = f"{fold_nodes(spare)} cannot be given back while the rest of {row.id} is used: {error}"
-            queue.warnings.say(_SPARE + row.id, f"{why}; Slurm is asked again in {seconds:.0f} s")
+            queue.warnings.set(_SPARE + row.id, f"{why}; Slurm is asked again in {seconds:.0f} s")
             return
         queue.rows[row.id] = replace(row, nodes=kept)
         self._spare.note_returned(row.id)
         queue.folder.forget_nodes(row.id, spare)
         _log.info("gave %s of %s back to Slurm", fold_nodes(spare), row.id)
-        self._offers.show()
+        self._offers.refresh()

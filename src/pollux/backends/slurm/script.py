@@ -218,7 +218,7 @@ def pool_name(folder: Path) -> str:
 
 
 def array_words(count: int, exclude: str = "") -> list[str]:
-    """The command that submits so many pilots at once, not on the nodes `exclude`; the script comes by its input."""
+    """The command that submits `count` pilots at once, not on the nodes `exclude`; its input is the script."""
     words = ["sbatch", "--parsable", f"--array=0-{count - 1}"]
     return [*words, f"--exclude={exclude}"] if exclude else words
 
@@ -234,7 +234,7 @@ def batch_script(
 ) -> str:
     """The script of one pilot: a step on its node runs the host until told to leave. `folder`: where the pool is.
 
-    `nodelist`: the very nodes, so many as `nodes`; `ports`: where their hosts listen, by the node's name (or
+    `nodelist`: the names of the nodes, `nodes` of them; `ports`: where their hosts listen, by the node's name (or
     `name=address`, where Slurm has another address for it), None for any free port.
     """
     optional = {

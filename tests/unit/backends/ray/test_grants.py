@@ -66,11 +66,11 @@ def test_places_of_one_job_are_exchanged_and_those_of_another_are_not(bench):
     one, two = bench.adopted("job", {"a": (0, 1)})
     (other,) = bench.adopted("other", {"a": (2,)})
     bench.grants.granted(one, "5")
-    assert bench.grants.book.at("a", 1).name == one
+    assert bench.grants.book.claim_at("a", 1).name == one
     bench.grants.granted(other, "4")
     assert bench.held("other") == {"a": (2,)}
     assert bench.orders[-1]["do"] == "take", "one more is asked for, which cannot be the GPU of the first job"
-    assert bench.grants.book.at("a", 0).name == two
+    assert bench.grants.book.claim_at("a", 0).name == two
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_where_the_right_one_never_comes_the_last_stands_for_it(bench):
     (second,) = bench.orders[-1]["claims"]
     bench.grants.waits(second)
     assert bench.freed() == [second]
-    assert bench.grants.book.at("a", 2).name == first
+    assert bench.grants.book.claim_at("a", 2).name == first
     assert "uses GPU 6 of node 'a', which Ray has lent to somebody else" in bench.nodes.warnings()[0]
 
 

@@ -332,7 +332,7 @@ def test_waiting_for_our_own_jobs_is_no_refusal(stage):
     assert stage.lender.refusal("patient") == ""
     assert stage.lender.hosts()[0].node.num_gpus == 4
     stage.lender.drop("wide", {"a": (0, 1, 2, 3)})
-    assert stage.wait(lambda: stage.told("wait anew"))[0]["names"] == [name]
+    assert stage.wait(lambda: stage.told("retry"))[0]["names"] == [name]
 
 
 def test_a_host_that_ended_is_a_node_less_until_it_is_back(stage, caplog):
@@ -557,7 +557,7 @@ def test_a_new_driver_knows_the_wish_and_the_end_of_all_takes_it_back(tmp_path):
         assert first["desired"] == 3
     finally:
         stage.lender.close()
-    assert stage.told("part") == [{"do": "part"}]
+    assert stage.told("release") == [{"do": "release"}]
 
 
 def test_what_still_runs_is_not_parted_from(stage):
@@ -566,7 +566,7 @@ def test_what_still_runs_is_not_parted_from(stage):
     stage.say("granted", claim=name, gpu="0")
     stage.wait(lambda: stage.lender.held("job"))
     stage.lender.close()
-    assert stage.told("part") == []
+    assert stage.told("release") == []
 
 
 def test_a_node_that_ray_drains_is_left_and_stays_until_it_has_gone(stage):

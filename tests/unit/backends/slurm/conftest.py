@@ -80,7 +80,7 @@ class Bench:
 
     def turn(self, seconds=1.0):
         self.now += seconds
-        self.lender.turn()
+        self.lender.do_round()
 
     def grant(self, pilot, nodes, names, comment, told=None, found=None):
         self.slurm.rows[pilot] = f"RUNNING|1:00:00|1:00:00|{nodes}|{comment}|None"

@@ -59,7 +59,7 @@ def test_who_goes_gives_back_what_no_job_uses(bench, in_use, cancelled):
     assert bench.lender.held("train") == {"node1": (0,)}
     if not in_use:
         bench.lender.drop("train", {"node1": (0,)})
-    bench.lender._leave()
+    bench.lender._give_back_unused()
     assert bench.slurm.cancelled == cancelled
 
 
@@ -74,5 +74,5 @@ def test_one_that_could_not_start_gives_nothing_back_on_which_jobs_may_run(bench
     later = SlurmJobProvider(bench.folder, bench.lender.options, bench.slurm, lambda: bench.now)
     later.queue.folder.prepare(b"secret")
     later.queue._read_queue()
-    later._leave()
+    later._give_back_unused()
     assert bench.slurm.cancelled == ["2_0"], "only what waits"

@@ -61,7 +61,7 @@ def test_a_node_with_less_than_is_asked_for_is_not_offered(tmp_path, slurm, monk
     monkeypatch.setattr(slurm, "all_nodes", lambda partition: "\n".join(rows) + "\n")
     lender = SlurmJobProvider(tmp_path / "pool", SlurmOptions(mode="job", **asked), slurm, lambda: 1000.0)
     lender.queue.folder.prepare(b"secret")
-    lender.turn()
+    lender.do_round()
     assert [hosted.node.id for hosted in lender.hosts()] == names
     assert {hosted.node.num_gpus for hosted in lender.hosts()} == {asked.get("slots") or asked["gpus_per_node"]}
 
@@ -103,7 +103,7 @@ def test_a_new_object_offers_what_ran_before_though_no_state_is_known(bench, odd
         assert [hosted for hosted in later.hosts() if hosted.node.id == "node1"] == [before]
     finally:
         later.close()
-    later.turn()
+    later.do_round()
     assert [hosted for hosted in later.hosts() if hosted.node.id == "node1"] == [before]
 
 
@@ -126,7 +126,7 @@ def test_only_what_is_left_of_a_node_can_be_lent(tmp_path, slurm, monkeypatch, r
     options = SlurmOptions(mode="job", gpus_per_node=4, cpus_per_node=4)
     lender = SlurmJobProvider(tmp_path / "pool", options, slurm, lambda: 1000.0)
     lender.queue.folder.prepare(b"secret")
-    lender.turn()
+    lender.do_round()
     assert [hosted.node.id for hosted in lender.hosts()] == ["node9"] * is_offered
 
 
@@ -135,5 +135,5 @@ def test_who_asks_for_a_reservation_is_lent_its_nodes(tmp_path, slurm, monkeypat
     options = SlurmOptions(mode="job", gpus_per_node=4, words="--reservation=course")
     lender = SlurmJobProvider(tmp_path / "pool", options, slurm, lambda: 1000.0)
     lender.queue.folder.prepare(b"secret")
-    lender.turn()
+    lender.do_round()
     assert [hosted.node.id for hosted in lender.hosts()] == ["node1"]

@@ -13,7 +13,7 @@ from pollux.backends.ray.nodes import RayNode
 
 __all__ = ["Autoscaling"]
 
-# A node that nobody needs is given up after so long.
+# A node that is not needed is given up after this time.
 _SPARE_SECONDS = 15.0
 
 
@@ -42,7 +42,7 @@ class Autoscaling:
         self._given_up: set[str] = set()
 
     def desire(self, num_nodes: int, awaited: bool, size: int) -> None:
-        """So many nodes of that size are wished for now."""
+        """Wish for this number of nodes, each with `size` places."""
         self._desired, self._awaited, self._size = num_nodes, awaited, size
         self._spare_since = {}
         self.ask_autoscaler()
@@ -54,9 +54,9 @@ class Autoscaling:
             self.ask_autoscaler()
 
     def ask_autoscaler(self) -> None:
-        """Have the autoscaler know how many nodes are desired, of the size of the largest; once for each such wish.
+        """Tell the autoscaler how many nodes are desired, of the size of the largest; only where that has changed.
 
-        Ray keeps a wish when whoever had it is gone; 0 takes it back.
+        Ray keeps a wish when the process that made it has ended; 0 nodes take it back.
         """
         if self._desired is None:
             return
@@ -70,8 +70,8 @@ class Autoscaling:
     def needed(self, every: Mapping[str, RayNode]) -> dict[str, RayNode]:
         """The nodes that are used: all, or as many as are wished for and all with claims, from the autoscaler.
 
-        Of the others the host is ended once it has no work; a node that is needed again gets another. While a job
-        waits, all are needed: which of them suits it is not known here.
+        The host of any other node is ended once it has no work; a node that is needed again gets a new host. While a
+        job waits, all nodes are needed: which of them suits the job is not known here.
         """
         if self._desired is None or self._awaited:
             self._spare_since, self._given_up = {}, set()

@@ -66,7 +66,7 @@ class HostActors:
         self._seats: dict[str, _Seat] = {}
 
     def follow(self, nodes: Mapping[str, RayNode]) -> None:
-        """Have an actor on these nodes, by Ray's id; those on others are not looked after any more."""
+        """Keep an actor on each of these nodes, by Ray's id, and forget the actors of all others."""
         now = self._clock()
         for ray_id in self._seats.keys() - nodes.keys():
             del self._seats[ray_id]
@@ -176,7 +176,7 @@ class HostActors:
         self._connection.then(actor.watch.remote(), self._host_ended, ray_id, actor)
 
     def _end_if_idle(self, said: Mapping[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
-        """End a host of other options once it has no work; `_host_ended` hears of it."""
+        """End a host with other options once it has no work; `_host_ended` is then called."""
         if self._seat_of(ray_id, actor) is not None and said is not None and not said["works"]:
             self._connection.ray.kill(actor)
 
@@ -185,7 +185,7 @@ class HostActors:
         if seat is None:
             return
         if error is None and code is None:
-            # It has not ended: an actor does not wait for ever for somebody who may be gone.
+            # The host runs: an actor answers after a while, since the driver that asked may have ended.
             self._watch(ray_id, actor)
             return
         why = f"the host of node '{seat.node.name}' ended ({one_line(error) if error else code})"

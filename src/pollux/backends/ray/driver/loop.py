@@ -62,18 +62,18 @@ class Driver:
                 next_look = self._clock() + _LOOK_SECONDS
 
     def begin(self) -> None:
-        """See what there is, and take over the groups of before."""
+        """Find the nodes, and take over the placement groups of an earlier driver."""
         self.look()
         self.groups.recover()
 
     def look_around(self) -> None:
-        """All that is done once a second: see nodes, and what became of claims."""
+        """Do what is due once a second: look for nodes, and ask what became of claims."""
         self.look()
         self.groups.make_missing()
         self.groups.see(self.groups.not_granted())
 
     def look(self) -> None:
-        """See which nodes there are; tell where that changed, and in any case that all is well."""
+        """Find the nodes, and tell the service of a change; where there is none, that all is well."""
         rows = self._connection.ray.nodes()
         every = {node.ray_id: node for node in lending_nodes(rows, self._order.slots, self._order.with_gpus)}
         used = self._autoscaling.needed(every)
@@ -106,17 +106,17 @@ class Driver:
                 self.groups.take(order["claims"])
             case "free":
                 self.groups.free(order["names"])
-            case "wait anew":
-                self.groups.wait_anew(order["names"])
+            case "retry":
+                self.groups.retry(order["names"])
             case "desire":
                 self._autoscaling.desire(order["nodes"], order["awaited"], order["size"])
-            case "part":
-                self._part()
+            case "release":
+                self._release()
 
-    def _part(self) -> None:
+    def _release(self) -> None:
         """The service ends with nothing running: no nodes are wished for, and hosts need not wait long."""
         self._autoscaling.withdraw()
-        told = [actor.part.remote() for actor in self._hosts.actors()]
+        told = [actor.release.remote() for actor in self._hosts.actors()]
         if told:
             self._connection.ray.wait(told, num_returns=len(told), timeout=_PART_SECONDS)
 

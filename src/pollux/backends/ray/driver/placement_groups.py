@@ -16,7 +16,7 @@ __all__ = ["PlacementGroups"]
 
 _PATIENCE_SECONDS = 5.0
 _RETRY_SECONDS = 15.0
-# So many groups are asked for one by one: the answer for all has every group that Ray ever had.
+# Up to this many groups are asked for one by one: the answer for all groups has every one that Ray ever had.
 _MOST_SINGLE_QUESTIONS = 4
 
 
@@ -67,8 +67,8 @@ class PlacementGroups:
             self._failed_at.pop(name, None)
             self._remove(name)
 
-    def wait_anew(self, names: Iterable[str]) -> None:
-        """Tell once more of these where Ray has nothing for them: something was given back on their nodes."""
+    def retry(self, names: Iterable[str]) -> None:
+        """Wait for these as if they were new: something was given back on their nodes."""
         for name in names:
             if name in self._groups:
                 self._groups[name].waits_since = self._clock()
@@ -89,7 +89,7 @@ class PlacementGroups:
         return [name for name, known in self._groups.items() if not known.is_granted]
 
     def see(self, names: Collection[str]) -> None:
-        """See which of these groups Ray has created, and tell which it has had nothing for all too long."""
+        """Ask Ray which of these groups it has created, and tell the service of those that have waited for too long."""
         late = {name for name in names if self._is_late(self._groups[name])}
         # Where it matters which GPU it is, a task in the group tells that it is there.
         asked = [name for name in names if name in late or not self._order.needs_gpu_numbers]
@@ -141,7 +141,7 @@ class PlacementGroups:
             return
         if gpus is None:
             self._remove(name)
-            # Where it is somebody's already, it is claimed anew after a while.
+            # `make_missing` asks for it again, unless the service gives the claim back.
             self._failed_at[name] = self._clock()
             self._connection.tell("failed", claim=name, why=one_line(error))
             return

@@ -27,7 +27,7 @@ class Ref:
 class Actor:
     def __init__(self, options, given, named):
         self.options, self.given, self.named = options, given, named
-        self.refs = {"report": Ref(), "watch": Ref(), "part": Ref()}
+        self.refs = {"report": Ref(), "watch": Ref(), "release": Ref()}
 
     def __getattr__(self, name):
         return types.SimpleNamespace(remote=lambda: self.refs[name])

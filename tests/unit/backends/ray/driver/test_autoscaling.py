@@ -96,12 +96,12 @@ def test_a_wish_of_before_is_repeated_and_made_anew_when_nodes_turn_out_larger(r
 
 def test_at_the_end_of_all_hosts_are_told_and_the_wish_is_taken_back(ray, make):
     driver, _ = make(desired=2)
-    driver.obey({"do": "part"})
+    driver.obey({"do": "release"})
     assert ray.wishes == [[{"GPU": 4}] * 2, []]
-    assert ray.awaited == [actor.refs["part"] for actor in ray.actors]
+    assert ray.awaited == [actor.refs["release"] for actor in ray.actors]
 
 
 def test_who_never_had_a_wish_takes_none_back(ray, make):
     driver, _ = make()
-    driver.obey({"do": "part"})
+    driver.obey({"do": "release"})
     assert ray.wishes == []

@@ -72,10 +72,10 @@ while True:
 
 def test_what_was_ordered_is_done_before_the_end(tmp_path):
     orders = tmp_path / "orders"
-    orders.write_text('{"do": "free"}\n{"do": "part"}\n')
+    orders.write_text('{"do": "free"}\n{"do": "release"}\n')
     words = [sys.executable, "-c", ENDING, str(orders)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
-    assert done.stdout.split() == ["free", "part"]
+    assert done.stdout.split() == ["free", "release"]
 
 
 def test_nodes_that_ray_drains_are_told_with_when_it_ends_them(ray, make):

@@ -54,7 +54,7 @@ def test_a_claim_that_is_not_met_in_time_is_told_once(ray, make, with_gpus):
     driver.groups.see(driver.groups.pending())
     driver.groups.see(driver.groups.pending())
     assert told.of("waits") == [{"claim": "pollux:s:j:1"}]
-    driver.obey({"do": "wait anew", "names": ["pollux:s:j:1", "unknown"]})
+    driver.obey({"do": "retry", "names": ["pollux:s:j:1", "unknown"]})
     ray.now += 6.0
     driver.groups.see(driver.groups.pending())
     assert len(told.of("waits")) == 2
