@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pollux.cli.display.tables import job_line
-from pollux.cli.visible import say
+from pollux.cli.terminal.visible import say
 
 if TYPE_CHECKING:
     from rich.live import Live
