@@ -93,7 +93,7 @@ def test_asks_of_the_same_turn_as_a_stop_are_answered(world):
     world.engine.loop.read(lambda: gate.wait(PATIENCE_SECONDS))
     asks = [world.engine.status() for _ in range(3)]
     ended: Future[None] = Future()
-    world.engine.loop._queue.put(_Action(lambda: world.engine.loop._stop_after_turn(ended), ended))
+    world.engine.loop._queue.put(_Action(lambda: world.engine.loop._stop_after_run(ended), ended))
     gate.set()
     for ask in asks:
         assert ask.exception(10) is None
