@@ -19,8 +19,8 @@ from pollux.backends.dispatch.slots import FleetSlotAllocator
 from pollux.backends.dispatch.worker_thread import WorkerThread
 from pollux.backends.fleet.shared_folders import SharedFolders
 from pollux.backends.nodes.provider import LentNode, NodeProvider
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process.records import read_record, write_record
-from pollux.backends.process.replica_env import node_of
 from pollux.backends.protocol import Launch, NodeDown, NodeUp
 from pollux.backends.transport.query import ask_host
 from pollux.core import Node
@@ -162,7 +162,7 @@ class NodeWatch(Site):
         now = job.now
         if now is None or now.ended is not None or not now.sent:
             return False
-        return any(node_of(place) == node for place in (now.places if now.kept is None else now.kept))
+        return any(slot.node == node for slot in now.remaining)
 
     def _let_end(self) -> None:
         for node, until in [*self._ending.items()]:
@@ -188,10 +188,10 @@ class NodeWatch(Site):
 
     # Folders
 
-    def check(self, launch: Launch, slots: Sequence[str]) -> FolderCheck | None:
+    def check(self, launch: Launch, slots: Sequence[Slot]) -> FolderCheck | None:
         """Whether the nodes of these places share the job's folders with this machine; None: not known yet."""
         hosts = self._slots.hosts
-        nodes = [hosts[node] for node in dict.fromkeys(map(node_of, slots)) if node in hosts]
+        nodes = [hosts[node] for node in dict.fromkeys(slot.node for slot in slots) if node in hosts]
         written = launch.env.get("POLLUX_CHECKPOINT_DIR")
         folders = [launch.workdir, *([written] if written and not is_address(written) else [])]
         found = self._shared.verdict(folders, nodes, self._thread.wake)

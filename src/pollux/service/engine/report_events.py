@@ -54,12 +54,8 @@ def _check_origin(record: JobRecord, report: Report) -> None:
 
 
 def _faults_of(report: Report) -> Iterator[str]:
-    for name in _COUNTS:
-        if getattr(report, name) < 0:
-            yield f"{name} {getattr(report, name)}; give 0 or more"
-    numbers = {name: getattr(report, name) for name in _NUMBERS}
-    if report.noise is not None:
-        numbers |= {f"noise.{name}": getattr(report.noise, name) for name in ("scale", "low", "high")}
+    yield from _below_zero({name: getattr(report, name) for name in _COUNTS})
+    numbers = _numbers_of(report)
     for name, value in numbers.items():
         if value is not None and not abs(value) <= LARGEST_NUMBER:
             yield f"{name} {value}; give a number up to {LARGEST_NUMBER:g}"
@@ -68,11 +64,23 @@ def _faults_of(report: Report) -> Iterator[str]:
     kinds = (RESTART, *LIVE_KINDS)
     if report.resize_kind not in ("", *kinds):
         yield f"resize_kind '{report.resize_kind[:80]}'; give one of {', '.join(kinds)}"
-    if report.noise is not None and report.noise.measured < 0:
-        yield f"noise.measured {report.noise.measured}; give 0 or more"
-    for name in _NOT_NEGATIVE:
-        if numbers[name] is not None and numbers[name] < 0:
-            yield f"{name} {numbers[name]}; give 0 or more, or null"
+    if report.noise is not None:
+        yield from _below_zero({"noise.measured": report.noise.measured})
+    yield from _below_zero({name: numbers[name] for name in _NOT_NEGATIVE}, "give 0 or more, or null")
+
+
+def _numbers_of(report: Report) -> dict[str, float | None]:
+    """The numbers that must lie within bounds, by name."""
+    numbers = {name: getattr(report, name) for name in _NUMBERS}
+    if report.noise is not None:
+        numbers |= {f"noise.{name}": getattr(report.noise, name) for name in ("scale", "low", "high")}
+    return numbers
+
+
+def _below_zero(numbers: Mapping[str, float | None], remedy: str = "give 0 or more") -> Iterator[str]:
+    for name, value in numbers.items():
+        if value is not None and value < 0:
+            yield f"{name} {value}; {remedy}"
 
 
 def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported | None:

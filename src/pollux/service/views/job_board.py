@@ -229,19 +229,15 @@ class JobBoard:
     ) -> Iterator[JobEntry]:
         """Cards in order of submission: those behind `after`, in one state, not ended or ended only."""
         self.check(after)
-        start = -1 if after is None else self._position.get(after, -1)
-        if state is None and active is not True:
-            order: Sequence[str] = self._order
-            begin = start + 1
-        else:
+        order: Sequence[str] = self._order
+        begin = 0 if after is None else self._position.get(after, -1) + 1
+        if state is not None or active:
             order = self._group(_ACTIVE if state is None else state)
-            begin = bisect_right(order, start, key=self._place) if start >= 0 else 0
+            begin = bisect_right(order, begin - 1, key=self._place) if begin else 0
         for index in range(begin, len(order)):
             entry = self._entries.get(order[index])
             # It may have changed since the order was made, or be asked for by two filters at once.
-            if entry is None or (state is not None and entry.record.state != state):
-                continue
-            if active is None or entry.ended is not active:
+            if entry is not None and _passes(entry, state, active):
                 yield entry
 
     def _place(self, job_id: str) -> int:
@@ -269,3 +265,7 @@ class JobBoard:
 def frozen(record: JobRecord) -> JobRecord:
     """A copy that later changes of the record do not reach."""
     return copy.copy(record)
+
+
+def _passes(entry: JobEntry, state: str | None, active: bool | None) -> bool:
+    return state in (None, entry.record.state) and (active is None or entry.ended is not active)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pollux.cli.arguments.options import Job, Json, print_json
 from pollux.cli.display.warnings_output import WAITING, print_warnings
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 
 __all__ = ["explain", "show", "story_lines"]
 
@@ -169,7 +169,7 @@ def _request_value(key: str, value: Any) -> str:
 
     from pollux.cli.display.number_format import duration
 
-    if value is None or value == {} or value == []:
+    if value in (None, {}, []):
         return ""
     if key == "run" and isinstance(value, list):
         return shlex.join(value)
