@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import PARTIAL, print_json
+from pollux.cli.printing.streams import replace_unencodable, whole_output
+from pollux.cli.printing.visible import say
 from pollux.cli.registry import LazyGroup
-from pollux.cli.terminal.streams import replace_unencodable, whole_output
-from pollux.cli.terminal.visible import say
 from pollux.core.errors import PolluxError
 from pollux.core.version import __version__
 

@@ -22,6 +22,7 @@ from pollux.backends.dispatch.shim_events import ShimEvents
 from pollux.backends.dispatch.site import Site
 from pollux.backends.dispatch.slots import SlotAllocator
 from pollux.backends.dispatch.worker_thread import WorkerThread
+from pollux.backends.nodes.slot import Slot, read_slots
 from pollux.backends.process import replica_env
 from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
 from pollux.backends.process.records import (
@@ -220,7 +221,7 @@ class Dispatcher:
         if ended is not None:
             self.table.finish(job, ended_from(ended))
             return
-        job.now.places = tuple(str(place) for place in record.get("places", ()))
+        job.now.places = read_slots(record.get("places", ()))
         self.slots.hold(job.id, job.now.places)
         if link is None:
             self.shims.lose(job)
@@ -327,7 +328,7 @@ class Dispatcher:
         self.shims.follow(job, link)
         return link
 
-    def order_of(self, launch: Launch, places: tuple[str, ...]) -> LaunchOrder:
+    def order_of(self, launch: Launch, places: tuple[Slot, ...]) -> LaunchOrder:
         """What a shim is told of a launch at these slots."""
         identity = replica_env.run_id(self.home, launch.job_id, launch.generation)
         return LaunchOrder(

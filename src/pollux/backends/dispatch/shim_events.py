@@ -10,6 +10,7 @@ from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, Jo
 from pollux.backends.dispatch.shim_client import ShimClient, find_shim
 from pollux.backends.dispatch.site import Site
 from pollux.backends.dispatch.worker_thread import WorkerThread
+from pollux.backends.nodes.slot import read_slots
 from pollux.backends.process.records import (
     ended_from,
     ended_to,
@@ -127,16 +128,18 @@ class ShimEvents:
     def _note_start(self, job: DispatchedJob, held: HeldGeneration, message: StartedMessage) -> None:
         if held.started or message.generation != held.generation:
             return
-        held.started, held.places, held.kept = True, message.places or held.target or held.places, None
+        held.places = read_slots(message.places) or held.target or held.places
+        held.started, held.kept = True, None
         self._table.keep_slots(job)
         self._table.tell(_started(job.id, message))
 
     def _note_loss(self, job: DispatchedJob, held: HeldGeneration, message: LostMessage) -> None:
         """Some replicas are gone: told once, and what is left is what an order may keep."""
-        if message.generation != held.generation or held.stop_grace is not None or held.kept == message.kept:
+        kept = read_slots(message.kept)
+        if message.generation != held.generation or held.stop_grace is not None or held.kept == kept:
             return
-        held.kept = message.kept
-        remaining = self._table.slots.placement(message.kept)
+        held.kept = kept
+        remaining = self._table.slots.placement(kept)
         self._table.tell(
             ReplicasLost(
                 message.at,
@@ -153,7 +156,7 @@ class ShimEvents:
         """A generation that reached its shim just before the service before this one ended."""
         record = read_record(record_path(job.folder, "generation", generation)) or {}
         job.newest = max(job.newest, generation)
-        places, live = tuple(str(place) for place in record.get("places", ())), bool(record.get("live"))
+        places, live = read_slots(record.get("places", ())), bool(record.get("live"))
         job.now = HeldGeneration(generation, started=True, sent=True, places=places, live=live)
         self._table.slots.hold(job.id, places)
 

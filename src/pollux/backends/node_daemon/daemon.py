@@ -56,7 +56,7 @@ class _UnprovenPeer:
 
 @dataclass(slots=True)
 class _RunnerHandle:
-    """A keeper: its process, and the socket by which connections are handed to it."""
+    """A job runner: its process, and the socket by which connections are handed to it."""
 
     pid: int
     control: socket.socket
@@ -220,7 +220,7 @@ class NodeDaemon:
         self._children -= ended
         for session in [name for name, kept in self._runners.items() if kept.pid in ended]:
             self._lose_runner(session)
-        # What a keeper leaves behind becomes ours, and nobody's.
+        # What a runner leaves behind becomes ours, and nobody's.
         ours = {*self._children, *(kept.pid for kept in self._runners.values())}
         table = proc.process_table()
         proc.kill_all(

@@ -101,7 +101,7 @@ class NodeJobRunner:
             self._loop.turn(time.monotonic() + self._timeout())
             self._pass_on_notice()
             self._reap()
-            self._look()
+            self._act_on_due()
 
     def _notice(self) -> None:
         self._noticed = True
@@ -168,7 +168,7 @@ class NodeJobRunner:
             return
         line.flush()
         for request in self._channel.receive():
-            self._obey(request)
+            self._carry_out(request)
         if line.broken:
             self._drop_line()
 
@@ -185,7 +185,7 @@ class NodeJobRunner:
 
     # Orders
 
-    def _obey(self, request: RunnerRequest) -> None:
+    def _carry_out(self, request: RunnerRequest) -> None:
         match request:
             case PingRequest():
                 self._channel.confirm()
@@ -296,7 +296,7 @@ class NodeJobRunner:
         self._drain(key, process)
         self._channel.send(ExitMessage(key, code, key in self._asked, self._launcher.lacks_memory))
 
-    def _look(self) -> None:
+    def _act_on_due(self) -> None:
         if clock() - self._channel.confirmed_at > self._lease_seconds:
             self._ending = True
         if self._ending:

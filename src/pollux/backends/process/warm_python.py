@@ -78,11 +78,13 @@ def python_call(
     if len(argv) < 2 or not _is_ours(executable) or _comes_too_late(environ, ours):
         return None
     if argv[1] == "-m" and len(argv) > 2 and not argv[2].startswith("-"):
-        return None if _shadows(workdir) else PythonCall("", argv[2], tuple(argv[3:]))
-    script = os.path.join(workdir, argv[1])
-    if argv[1].startswith("-") or not os.path.isfile(script) or _shadows(os.path.dirname(os.path.realpath(script))):
-        return None
-    return PythonCall(argv[1], "", tuple(argv[2:]))
+        call, folder = PythonCall("", argv[2], tuple(argv[3:])), workdir
+    else:
+        script = os.path.join(workdir, argv[1])
+        if argv[1].startswith("-") or not os.path.isfile(script):
+            return None
+        call, folder = PythonCall(argv[1], "", tuple(argv[2:])), os.path.dirname(os.path.realpath(script))
+    return None if _shadows(folder) else call
 
 
 def _comes_too_late(environ: Mapping[str, str], ours: Mapping[str, str]) -> bool:

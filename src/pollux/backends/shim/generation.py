@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import ReplicaLauncher, ReplicaProcess
 from pollux.backends.process.outcome import judge
 from pollux.backends.process.records import record_path, write_record
-from pollux.backends.process.replica_env import node_of, rank_variables
+from pollux.backends.process.replica_env import rank_variables
 from pollux.backends.protocol import Exit, Outcome, ReplicasEnded
 from pollux.backends.shim import store_server
 from pollux.backends.shim.actions import ReplicaChange, Seat
@@ -178,7 +179,7 @@ class Generation:
 
     # Other replicas in place of some of these
 
-    def seat(self, order: LaunchOrder, ranks: Mapping[int, int]) -> ReplicaChange:
+    def take_order(self, order: LaunchOrder, ranks: Mapping[int, int]) -> ReplicaChange:
         """Take another order; who keeps its place stays, `ranks` by number being those that hold the state."""
         holders = sorted((member for member in self._living() if member.number in ranks), key=lambda m: ranks[m.number])
         staying = [member for member in holders if member.place in order.places]
@@ -189,7 +190,8 @@ class Generation:
         seats = [Seat(member.number, ranks[member.number]) for member in staying]
         joining = [Seat(number, None) for number in self._unused_numbers(len(free))]
         leavers = tuple(member.number for member in holders if member.place not in taken)
-        return ReplicaChange(order.generation, (*seats, *joining), leavers, len({*map(node_of, order.places)}))
+        nodes = {Slot.read(place).node for place in order.places}
+        return ReplicaChange(order.generation, (*seats, *joining), leavers, len(nodes))
 
     def _unused_numbers(self, count: int) -> list[int]:
         """So many numbers that no process has, nor one whose output is still read."""
@@ -212,7 +214,7 @@ class Generation:
         self._fork(rank, number, {**self._environ(rank, True), "POLLUX_JOIN": "1"})
         self._note()
 
-    def settle(self, ranks: Mapping[int, int]) -> None:
+    def adopt_ranks(self, ranks: Mapping[int, int]) -> None:
         """These, by number, are the replicas now; all others have departed."""
         for member in [*self.members]:
             if member.number in ranks:
@@ -220,14 +222,14 @@ class Generation:
                     member.rank = ranks[member.number]
                     self.logs.change_rank(member, member.rank)
             else:
-                self.depart(member)
+                self.dismiss(member)
         self.members.sort(key=lambda member: member.rank)
         for member in [each for each in self.departed if each.code is not None and each.output < 0]:
             self.departed.remove(member)
         self.logs.close({member.rank for member in (*self.members, *self.departed)})
         self._note_or_later()
 
-    def depart(self, member: RunningReplica) -> None:
+    def dismiss(self, member: RunningReplica) -> None:
         """It is no part of the job any more, however it ends; what it left running ends now."""
         self.members.remove(member)
         self.departed.append(member)
@@ -240,7 +242,7 @@ class Generation:
             if member.number == number:
                 self.launcher.kill(member.process)
 
-    def give_up(self, why: str) -> None:
+    def end_for_restart(self, why: str) -> None:
         """It ends, to be started anew from its checkpoint, which replicas that can still save have time for."""
         if self.ended or self._given_up:
             return
@@ -248,11 +250,11 @@ class Generation:
         self._terminate()
         self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + max(0.0, self.order.grace_seconds))
 
-    def doubt(self, number: int, why: str) -> None:
-        """That one ended with 0 does not make the job done, unless `believe` follows."""
+    def doubt_success(self, number: int, why: str) -> None:
+        """That one ended with 0 does not make the job done, unless `believe_success` follows."""
         self._doubted[number] = why
 
-    def believe(self) -> None:
+    def believe_success(self) -> None:
         """The job has said that it is through."""
         self._doubted.clear()
 
@@ -349,14 +351,14 @@ class Generation:
         """Whether a replica may have been ended for lack of memory."""
         return bool(self._over_memory) or self.launcher.lacks_memory
 
-    def look_again_at(self) -> float | None:
-        """When `look` must be called next, on the monotonic clock; None: only when something happens."""
+    def due(self) -> float | None:
+        """When `act_on_due` must be called next, on the monotonic clock; None: only when something happens."""
         times = [self._kill_at, self._look_at, self.logs.flooded_until, self._note_at, self._others_end_at]
         if self.order.memory_bytes > 0:
             times.append(self._memory_at)
         return min((at for at in times if at is not None), default=None)
 
-    def look(self) -> None:
+    def act_on_due(self) -> None:
         """Act on whatever is due."""
         if self.ended:
             return

@@ -133,8 +133,8 @@ class LiveGeneration:
         return Readiness.UNABLE if self._refusal else Readiness.READY
 
     @property
-    def look_again_at(self) -> float | None:
-        """When `look` must be called next, on the monotonic clock."""
+    def due(self) -> float | None:
+        """When `act_on_due` must be called next, on the monotonic clock."""
         times = [at for at in (self._transition.due, self._liveness.due, self._refuse_at) if at is not None]
         return self._clock.at(min(times)) if times else None
 
@@ -154,11 +154,11 @@ class LiveGeneration:
 
     def _begin(self, order: LaunchOrder) -> None:
         self.lost, self._refuse_at = None, None
-        change = self._generation.seat(order, self._transition.ranks)
+        change = self._generation.take_order(order, self._transition.ranks)
         self._numbers[change.generation] = {rank: seat.number for rank, seat in enumerate(change.seats)}
         for number in change.joiners.values():
             self._liveness.renew(number)
-        self._carry_out(self._transition.begin(change, self._clock()))
+        self._carry_out(self._transition.begin_change(change, self._clock()))
         self._watch_beats()
 
     def _keep_waiting(self, order: LaunchOrder) -> None:
@@ -179,16 +179,16 @@ class LiveGeneration:
 
     def _refuse(self, order: LaunchOrder, why: str) -> None:
         self._generation.renumber(order.generation)
-        self._carry_out(self._transition.give_up(f"it cannot change while it runs: {why}"))
+        self._carry_out(self._transition.give_up_generation(f"it cannot change while it runs: {why}"))
 
-    def found(self, key: str, text: str) -> None:
+    def key_found(self, key: str, text: str) -> None:
         """A key of the store that was looked for; a value that says nothing is ignored, with one line."""
         parts = keys.parse(key)
         try:
             if parts is not None and parts.kind == keys.BEAT:
                 self._hear_beat(self._numbers.get(parts.generation, {}).get(parts.rank or 0), text)
             else:
-                self._carry_out(self._transition.seen(key, text, self._clock()))
+                self._carry_out(self._transition.key_found(key, text, self._clock()))
         except MalformedValue as error:
             if key not in self._malformed:
                 self._malformed.add(key)
@@ -211,7 +211,7 @@ class LiveGeneration:
             if was_finished:
                 self._resume_pending()
         elif self._transition.phase in ("prepare", "move") and not self._got_state(number):
-            self.over()
+            self.end_changes()
 
     def _note_alive(self, number: int, beat: Heartbeat) -> None:
         alarms = self._liveness.false_alarms
@@ -221,7 +221,7 @@ class LiveGeneration:
             text = f"replica {rank} gave a sign of life, having been given up as hung"
             self._tell(AlarmMessage(time.time(), text, rank))
         if self._liveness.is_finished():
-            self._generation.believe()
+            self._generation.believe_success()
 
     def _got_state(self, number: int) -> bool:
         """Whether it joined where nobody stays: it can be through while those that sent it the state still wait."""
@@ -242,7 +242,7 @@ class LiveGeneration:
     def store_ended(self) -> None:
         """The host of the store is gone: a change under way cannot come about."""
         if self._transition.is_moving:
-            self._carry_out(self._transition.give_up("the process that hosts the job's store has ended"))
+            self._carry_out(self._transition.give_up_generation("the process that hosts the job's store has ended"))
 
     def ended(self, member: RunningReplica) -> bool:
         """A replica has ended; whether that is taken care of here."""
@@ -253,7 +253,7 @@ class LiveGeneration:
             self._end_with(member, code)
             return False
         if not any(isinstance(action, GiveUp | DoubtEnd) for action in actions):
-            self._generation.depart(member)
+            self._generation.dismiss(member)
         self._carry_out(actions)
         return True
 
@@ -262,19 +262,19 @@ class LiveGeneration:
         out_of_memory = code < 0 and self._generation.lacks_memory
         if self.readiness is not Readiness.READY or out_of_memory:
             return None
-        return self._transition.ended(number, code, self._clock(), self._hung.pop(number, ""))
+        return self._transition.process_ended(number, code, self._clock(), self._hung.pop(number, ""))
 
     def _end_with(self, member: RunningReplica, code: int) -> None:
         """The job ends as this replica did."""
         self.died_at_the_end([member])
         self._has_exited = self._has_exited or code == 0
         if code != 0 or self._transition.phase == "prepare":
-            self.over()
+            self.end_changes()
 
     def lost_with_node(self, members: Sequence[RunningReplica], why: str) -> bool:
         """These are gone together; whether that is taken care of here."""
         if not self._was_heard:
-            self.over()
+            self.end_changes()
             return False
         # Nobody may count on one of them while the others' ends are told.
         self._transition.dead.update(member.number for member in members if member.number in self._transition.ranks)
@@ -297,15 +297,15 @@ class LiveGeneration:
         if dead and self._was_heard and self._generation.is_ending:
             self._carry_out(self._transition.died_at_the_end(dead))
 
-    def over(self) -> None:
+    def end_changes(self) -> None:
         """The job ends: nothing changes any more."""
         if self._transition.phase != "over":
-            self._carry_out(self._transition.over())
+            self._carry_out(self._transition.end_job())
         self._refuse_at = None
         self._liveness.keep(())
         self._store.watch("beats", (), _BEAT_SECONDS)
 
-    def look(self) -> None:
+    def act_on_due(self) -> None:
         """Act on what is due: replicas that are hung, phases that take too long."""
         now = self._clock()
         if self._refuse_at is not None and now >= self._refuse_at:
@@ -321,7 +321,7 @@ class LiveGeneration:
         self._carry_out(self._transition.tick(now))
         why = self._commit_watch.why_ignored(self._liveness.steps(), now) if self._transition.awaits_boundary else ""
         if why:
-            self._carry_out(self._transition.give_up(why))
+            self._carry_out(self._transition.give_up_generation(why))
 
     def _watch_beats(self) -> None:
         watched = [keys.beat(generation, rank) for generation, ranks in self._numbers.items() for rank in sorted(ranks)]
@@ -358,9 +358,9 @@ class LiveGeneration:
             case ReportStart():
                 self._report_start(action)
             case GiveUp(why):
-                self._generation.give_up(why)
+                self._generation.end_for_restart(why)
             case DoubtEnd(number, why):
-                self._generation.doubt(number, why)
+                self._generation.doubt_success(number, why)
 
     def _set_key(self, key: str, text: str) -> None:
         self._store.set(key, text)
@@ -374,7 +374,7 @@ class LiveGeneration:
         for member in [*self._generation.members]:
             # Who joins was never part of the job; who leaves is until it is gone.
             if member.number == number and number not in self._transition.ranks:
-                self._generation.depart(member)
+                self._generation.dismiss(member)
 
     def _report_loss(self, lost: ReportLoss) -> None:
         kept = [member for member in self._generation.members if member.number in lost.kept]
@@ -384,7 +384,7 @@ class LiveGeneration:
         self._tell(self.lost)
 
     def _report_start(self, started: ReportStart) -> None:
-        self._generation.settle(self._transition.ranks)
+        self._generation.adopt_ranks(self._transition.ranks)
         self._numbers = {self._transition.settled: self._by_rank()}
         self._liveness.settle(self._transition.ranks, self._clock())
         self._watch_beats()

@@ -94,25 +94,25 @@ class Replicas(Protocol):
     dead: set[int]
     limits: Limits
 
-    def commit(self, attempt: Attempt, now: float) -> list[Action]:
+    def commit_change(self, attempt: Attempt, now: float) -> list[Action]:
         """All joiners are ready: all replicas are to go."""
 
-    def settle(self, change: ReplicaChange, pauses: Mapping[int, PauseReport]) -> list[Action]:
+    def complete_change(self, change: ReplicaChange, pauses: Mapping[int, PauseReport]) -> list[Action]:
         """The change has come about."""
 
-    def withdraw(self, why: str) -> list[Action]:
+    def withdraw_change(self, why: str) -> list[Action]:
         """Give up a change for which no replica has paused."""
 
-    def lose(self, why: str, now: float) -> list[Action]:
+    def leave_dead_behind(self, why: str, now: float) -> list[Action]:
         """Some replicas are dead: the others go on without them."""
 
-    def miss_leaver(self, attempt: Attempt, number: int) -> list[Action]:
+    def note_early_leaver(self, attempt: Attempt, number: int) -> list[Action]:
         """A leaver has ended though its change did not come about."""
 
-    def give_up(self, why: str) -> list[Action]:
+    def give_up_generation(self, why: str) -> list[Action]:
         """The generation cannot go on."""
 
-    def over(self) -> list[Action]:
+    def end_job(self) -> list[Action]:
         """The job ends."""
 
 
@@ -125,7 +125,7 @@ class Phase:
         self.machine = machine
         self.due = due
 
-    def seen(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
+    def key_found(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
         """A key of the change is there."""
         return []
 
@@ -133,23 +133,23 @@ class Phase:
         """The time `due` has come."""
         return []
 
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        """See `Transition.ended`."""
+    def process_ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
+        """See `Transition.process_ended`."""
         machine = self.machine
         if number not in machine.ranks:
             # A joiner of a change that was given up.
             return []
         rank = machine.ranks[number]
         if code == exit_codes.RESTART:
-            return machine.give_up(f"replica {rank} could not go on by itself")
+            return machine.give_up_generation(f"replica {rank} could not go on by itself")
         if code >= 0:
-            return self.exited(number, code, now)
+            return self.process_exited(number, code, now)
         if not self.is_loss(code, hung):
             return None
         machine.dead.add(number)
-        return machine.lose(hung or f"replica {rank} was killed by signal {-code}", now)
+        return machine.leave_dead_behind(hung or f"replica {rank} was killed by signal {-code}", now)
 
-    def exited(self, number: int, code: int, now: float) -> list[Action] | None:
+    def process_exited(self, number: int, code: int, now: float) -> list[Action] | None:
         """A replica has ended by itself."""
         return None
 
@@ -178,32 +178,32 @@ class Preparing(Phase):
         self.attempt = attempt
         self.ready: set[int] = set()
 
-    def seen(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
-        """See `Phase.seen`."""
+    def key_found(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
+        """See `Phase.key_found`."""
         if kind != keys.READY:
             return []
         self.ready.add(rank)
         are_ready = self.ready >= self.attempt.change.joiners.keys()
-        return self.machine.commit(self.attempt, now) if are_ready else []
+        return self.machine.commit_change(self.attempt, now) if are_ready else []
 
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        """See `Transition.ended`."""
+    def process_ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
+        """See `Transition.process_ended`."""
         attempt, change = self.attempt, self.attempt.change
         if number in change.joiners.values():
             self.machine.dead.add(number)
             why = f"joining replica {change.rank_of(number)} ended, exit code {code}, before it was ready"
-            return self.machine.withdraw(why)
+            return self.machine.withdraw_change(why)
         if number in change.leavers and attempt.after_loss and not attempt.senders_hold_the_state:
             # It was told to leave by the change before.
             attempt.gone.add(number)
             return []
-        return super().ended(number, code, now, hung)
+        return super().process_ended(number, code, now, hung)
 
     def tick(self, now: float) -> list[Action]:
         """See `Phase.tick`."""
         late = ", ".join(map(str, sorted(self.attempt.change.joiners.keys() - self.ready)))
         limit = self.machine.limits.prepare
-        return self.machine.withdraw(f"joining replicas {late} were not ready after {limit:g} s")
+        return self.machine.withdraw_change(f"joining replicas {late} were not ready after {limit:g} s")
 
 
 class Moving(Phase):
@@ -223,8 +223,8 @@ class Moving(Phase):
         self.doubt = ""
         self.pauses: dict[int, PauseReport] = {}
 
-    def seen(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
-        """See `Phase.seen`."""
+    def key_found(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
+        """See `Phase.key_found`."""
         if self.due is None or kind not in (keys.HERE, keys.DONE):
             return []
         if kind == keys.HERE and rank in self.attempt.change.joiners and not self.came:
@@ -236,15 +236,15 @@ class Moving(Phase):
         if pause is None:
             return []
         self.pauses[rank] = pause
-        return self.settle(now)
+        return self.complete_if_all_came(now)
 
-    def settle(self, now: float) -> list[Action]:
+    def complete_if_all_came(self, now: float) -> list[Action]:
         """Once all have taken the first step and the leavers have ended, the generation has come about."""
         attempt, change = self.attempt, self.attempt.change
         if len(self.pauses) < len(change.seats):
             return []
         if attempt.gone >= set(change.leavers):
-            return self.machine.settle(change, self.pauses)
+            return self.machine.complete_change(change, self.pauses)
         self.due = now + self.machine.limits.leave
         if not attempt.senders_hold_the_state:
             return []
@@ -252,24 +252,26 @@ class Moving(Phase):
         attempt.handed = True
         return [SetKey(keys.handed(change.generation), "")]
 
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        """See `Transition.ended`."""
+    def process_ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
+        """See `Transition.process_ended`."""
         attempt, change = self.attempt, self.attempt.change
         if number in change.joiners.values():
             self.machine.dead.add(number)
             if code == 0:
                 # The job is done, and so are all other replicas.
                 return None
-            return self.machine.lose(f"joining replica {change.rank_of(number)} ended, exit code {code}", now)
+            return self.machine.leave_dead_behind(
+                f"joining replica {change.rank_of(number)} ended, exit code {code}", now
+            )
         if number in change.leavers and not attempt.senders_hold_the_state:
             attempt.gone.add(number)
             if not self.came:
                 self.came, self.due = True, now + self.machine.limits.move
-            return self.settle(now)
-        return super().ended(number, code, now, hung)
+            return self.complete_if_all_came(now)
+        return super().process_ended(number, code, now, hung)
 
-    def exited(self, number: int, code: int, now: float) -> list[Action] | None:
-        """See `Phase.exited`."""
+    def process_exited(self, number: int, code: int, now: float) -> list[Action] | None:
+        """See `Phase.process_exited`."""
         if code != 0:
             return None
         if not self.through:
@@ -289,18 +291,20 @@ class Moving(Phase):
         """See `Phase.tick`."""
         machine, change = self.machine, self.attempt.change
         if self.doubt:
-            return machine.give_up(self.doubt)
+            return machine.give_up_generation(self.doubt)
         if self.through:
-            return machine.over()
+            return machine.end_job()
         if not self.came and not self.attempt.after_loss:
             # All that run are well, and at something of their own, which must not be lost for a change.
             if change.joiners:
-                return machine.withdraw(f"no replica came to a step's end in {machine.limits.boundary:g} s")
+                return machine.withdraw_change(f"no replica came to a step's end in {machine.limits.boundary:g} s")
             self.due = now + machine.limits.boundary
             return []
         missing = ", ".join(map(str, sorted(set(range(len(change.seats))) - self.pauses.keys())))
         if missing:
-            return machine.give_up(f"replicas {missing} of generation {change.generation} did not come in time")
+            return machine.give_up_generation(
+                f"replicas {missing} of generation {change.generation} did not come in time"
+            )
         # All that were to go on do so: a leaver that is still there is not needed.
         return [KillReplica(number) for number in change.leavers if number not in self.attempt.gone]
 
@@ -314,18 +318,18 @@ class AwaitingOrder(Phase):
         super().__init__(machine, due)
         self.attempt = attempt
 
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        """See `Transition.ended`."""
+    def process_ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
+        """See `Transition.process_ended`."""
         if self.attempt is not None and number in self.attempt.change.leavers:
-            return self.machine.miss_leaver(self.attempt, number)
-        return super().ended(number, code, now, hung)
+            return self.machine.note_early_leaver(self.attempt, number)
+        return super().process_ended(number, code, now, hung)
 
-    def exited(self, number: int, code: int, now: float) -> list[Action] | None:
-        """See `Phase.exited`."""
+    def process_exited(self, number: int, code: int, now: float) -> list[Action] | None:
+        """See `Phase.process_exited`."""
         if code == 0:
             return None
         rank = self.machine.ranks[number]
-        return self.machine.give_up(f"replica {rank} did not outlive the loss of another: exit code {code}")
+        return self.machine.give_up_generation(f"replica {rank} did not outlive the loss of another: exit code {code}")
 
     def is_loss(self, code: int, hung: str) -> bool:
         """See `Phase.is_loss`."""
@@ -333,7 +337,9 @@ class AwaitingOrder(Phase):
 
     def tick(self, now: float) -> list[Action]:
         """See `Phase.tick`."""
-        return self.machine.give_up(f"nobody said within {self.machine.limits.order:g} s how to go on after a loss")
+        return self.machine.give_up_generation(
+            f"nobody said within {self.machine.limits.order:g} s how to go on after a loss"
+        )
 
 
 class Withdrawn(Phase):
@@ -346,11 +352,11 @@ class Withdrawn(Phase):
         self.attempt = attempt
         self.was_committed = was_committed
 
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        """See `Transition.ended`."""
+    def process_ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
+        """See `Transition.process_ended`."""
         if self.was_committed and number in self.attempt.change.leavers:
-            return self.machine.miss_leaver(self.attempt, number)
-        return super().ended(number, code, now, hung)
+            return self.machine.note_early_leaver(self.attempt, number)
+        return super().process_ended(number, code, now, hung)
 
 
 class Over(Phase):
@@ -358,6 +364,6 @@ class Over(Phase):
 
     name = "over"
 
-    def ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
-        """See `Transition.ended`."""
+    def process_ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
+        """See `Transition.process_ended`."""
         return None

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import ReplicaProcess
-from pollux.backends.process.replica_env import node_of
 from pollux.backends.process.select_loop import SelectLoop
 from pollux.backends.shim.node_link import NodeLink, RemoteReplica
 from pollux.backends.transport import channel as channel_module
@@ -92,15 +92,15 @@ class NodeAnswer:
 
 
 class RemoteLauncher:
-    """Replicas of one job on many nodes; `told` is what happened since it was last taken.
+    """Replicas of one job on many nodes; `events` is what happened since it was last emptied.
 
-    `loop` is the shim's; the shim calls `look` by the time `due`.
+    `loop` is the shim's; the shim calls `keep_connections` by the time `due`.
     """
 
     sweep_seconds = 1.0
 
     def __init__(self, fleet: FleetAccess, loop: SelectLoop) -> None:
-        self.told: list[RemoteExit | NodeLoss | NodeNotice | NodeAnswer] = []
+        self.events: list[RemoteExit | NodeLoss | NodeNotice | NodeAnswer] = []
         self.false_alarms: list[str] = []
         self.session = secrets.token_hex(8)
         self._fleet = fleet
@@ -111,7 +111,7 @@ class RemoteLauncher:
         self._lacks_memory = False
         self._over_memory: dict[str, float] = {}
 
-    def learn(self, fleet: FleetAccess) -> None:
+    def update_access(self, fleet: FleetAccess) -> None:
         """Where hosts listen now."""
         self._fleet = fleet
 
@@ -125,15 +125,15 @@ class RemoteLauncher:
     def start(
         self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
     ) -> ReplicaProcess:
-        """Have the node's keeper fork it; on a node that nobody knows it is lost at once."""
-        node = node_of(place)
+        """Have the runner on the node fork it; on a node that nobody knows it is lost at once."""
+        slot = Slot.read(place)
+        node = slot.node
         self._count += 1
         process = ReplicaProcess(key=str(self._count), node=node, up=False)
         if node not in self._fleet.nodes:
-            # The name of a place that could not be had says so itself, as in `gone:NODE`.
-            why = f"node '{node.removeprefix('gone:')}' is gone"
+            why = f"node '{slot.real_node}' is gone"
             sink(f"pollux: {why}\n".encode())
-            self.told.append(NodeLoss((process,), node, why))
+            self.events.append(NodeLoss((process,), node, why))
             return process
         link = self._link(node)
         link.places[process.key] = RemoteReplica(process, sink)
@@ -211,7 +211,7 @@ class RemoteLauncher:
     # What the shim's loop does
 
     def due(self) -> float | None:
-        """Seconds until `look` must be called; None: only when something happens."""
+        """Seconds until `keep_connections` must be called; None: only when something happens."""
         now = clock()
         times = [self._due(link, now) for link in (*self._links.values(), *self._ghosts)]
         return max(0.0, min(times) - now) if times else None
@@ -222,7 +222,7 @@ class RemoteLauncher:
             times.append(link.heard_at + self._fleet.lost_seconds)
         return min(times)
 
-    def look(self) -> None:
+    def keep_connections(self) -> None:
         """Ping, connect again, and give up nodes that are silent."""
         now = clock()
         for link in [*self._links.values()]:
@@ -266,7 +266,7 @@ class RemoteLauncher:
         if self._links.get(link.node) is link:
             del self._links[link.node]
         if living:
-            self.told.append(NodeLoss(living, link.node, why, silent))
+            self.events.append(NodeLoss(living, link.node, why, silent))
 
     def release(self) -> None:
         """Nothing runs any more: let the nodes know, and go."""
@@ -372,7 +372,7 @@ class RemoteLauncher:
             link.channel.confirm()
             if link.gone and not link.answers and link.has_living:
                 link.answers = True
-                self.told.append(NodeAnswer(link.node, f"{link.gone}, and it answers: what runs there may save"))
+                self.events.append(NodeAnswer(link.node, f"{link.gone}, and it answers: what runs there may save"))
 
     def _introduce(self, link: NodeLink, line: SecureLine, values: list[Any]) -> None:
         """Say who we are, and hear the runner's greeting; both are taken off the values."""
@@ -387,7 +387,7 @@ class RemoteLauncher:
         if link.lost:
             self.false_alarms.append(f"node '{link.node}' answers again, having been given up")
         if link.attached and not greeting.known and not link.lost:
-            # The keeper's lease was over, or somebody ended it: what it ran has ended with it.
+            # The runner's lease was over, or somebody ended it: what it ran has ended with it.
             self._lose(link, f"what ran on node '{link.node}' was ended there")
             self._leave(link)
             return
@@ -400,7 +400,7 @@ class RemoteLauncher:
             self._leave(link)
 
     def _forget(self, link: NodeLink, process: ReplicaProcess) -> None:
-        """One that is no part of the job is gone for good: the last one's keeper is not needed."""
+        """One that is no part of the job is gone for good: the last one's runner is not needed."""
         link.places.pop(process.key, None)
         if not link.places and not link.clear:
             link.channel.send(EndRunnerRequest())
@@ -410,7 +410,7 @@ class RemoteLauncher:
         match message:
             case NodeNoticeMessage():
                 if link.has_living:
-                    self.told.append(NodeNotice(link.node, f"node '{link.node}' is taken back by its engine"))
+                    self.events.append(NodeNotice(link.node, f"node '{link.node}' is taken back by its engine"))
             case ClearMessage(number):
                 if number == link.clear:
                     link.clear, link.is_clear = 0, True
@@ -439,4 +439,4 @@ class RemoteLauncher:
             case ExitMessage(_, code, asked, lacks_memory):
                 place.code = code
                 self._lacks_memory = self._lacks_memory or lacks_memory
-                self.told.append(RemoteExit(place.process, code, asked))
+                self.events.append(RemoteExit(place.process, code, asked))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.wire.live import PROTOCOL_VERSION
-from pollux.wire.live.codec import classes_by_name, decode_tagged, encode_tagged
+from pollux.wire.live.codec import MalformedValue, classes_by_name, decode_tagged, encode_tagged
 from pollux.wire.live.heartbeat import PauseReport
 
 __all__ = [
@@ -224,4 +224,7 @@ def encode_message(message: ShimRequest | ShimMessage) -> bytes:
 
 def decode_message(line: bytes) -> Any:
     """The message of a line; `MalformedValue` for a line that this version has no message for."""
-    return decode_tagged(_CLASSES, line, MAX_MESSAGE_BYTES)
+    message = decode_tagged(_CLASSES, line, MAX_MESSAGE_BYTES)
+    if isinstance(message, StatusMessage) and message.version != PROTOCOL_VERSION:
+        raise MalformedValue(f"it speaks version {message.version} of the protocol, and not version {PROTOCOL_VERSION}")
+    return message

@@ -145,16 +145,16 @@ def test_a_confirmation_says_when_that_message_was_sent(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(channel, "clock", lambda: now[0])
     ours, theirs, _ = pair()
-    keeper, shim = Channel(read_number), Channel(read_number)
+    runner, shim = Channel(read_number), Channel(read_number)
     shim.attach(ours, 0)
-    keeper.attach(theirs, 0)
-    keeper.send(Number(1))
+    runner.attach(theirs, 0)
+    runner.send(Number(1))
     now[0] = 107.0
     shim.receive()
     shim.confirm()
     now[0] = 109.0
-    keeper.receive()
-    assert keeper.confirmed_at == 100.0
+    runner.receive()
+    assert runner.confirmed_at == 100.0
     for line in (ours, theirs):
         line.close()
 
