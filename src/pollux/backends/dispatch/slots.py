@@ -29,16 +29,16 @@ _Slots = tuple[Slot, ...]
 class SlotAllocator(Protocol):
     """The slots that a backend hands out."""
 
-    def take(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
+    def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
         """The places of that placement, the job's from now on; empty while there are too few.
 
         First those of `kept` that it goes on with, in their order, then others, none of which is `busy`.
         """
 
-    def keep(self, job_id: str, places: Iterable[Slot]) -> None:
+    def release_except(self, job_id: str, places: Iterable[Slot]) -> None:
         """The job needs these, and no others that it holds."""
 
-    def hold(self, job_id: str, places: Iterable[Slot]) -> None:
+    def mark_held(self, job_id: str, places: Iterable[Slot]) -> None:
         """These are in use by a job found running."""
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
@@ -63,21 +63,21 @@ class LocalSlotAllocator:
         self._table = SlotTable(devices.node.num_gpus)
         self._held: dict[str, set[Slot]] = {}
 
-    def take(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
+    def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
         """Neighbours, where there are some."""
         wanted = placement.num_gpus
         staying = tuple(kept)[:wanted]
         # Places of replicas that are gone are its own still: others may be held by nobody else.
         spare = sorted(self._held.get(job_id, set()) - {*kept, *busy})[: wanted - len(staying)]
         missing = wanted - len(staying) - len(spare)
-        taken = self._table.take(missing) if missing else ()
+        taken = self._table.allocate(missing) if missing else ()
         if taken is None:
             return ()
         joining = (*spare, *(Slot("", index) for index in taken))
         self._held.setdefault(job_id, set()).update(joining)
         return (*staying, *joining)
 
-    def keep(self, job_id: str, places: Iterable[Slot]) -> None:
+    def release_except(self, job_id: str, places: Iterable[Slot]) -> None:
         """Free the others."""
         held, kept = self._held.get(job_id, set()), set(places)
         self._table.release(slot.index for slot in held - kept)
@@ -85,11 +85,11 @@ class LocalSlotAllocator:
         if not self._held[job_id]:
             del self._held[job_id]
 
-    def hold(self, job_id: str, places: Iterable[Slot]) -> None:
+    def mark_held(self, job_id: str, places: Iterable[Slot]) -> None:
         """Free again once everyone who holds it has let go."""
         held = self._held.setdefault(job_id, set())
         new = set(places) - held
-        self._table.hold(slot.index for slot in new)
+        self._table.mark_held(slot.index for slot in new)
         held |= new
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
@@ -170,7 +170,7 @@ class FleetSlotAllocator:
         """As the lender lists them."""
         return tuple(hosted.node for hosted in self.hosts.values())
 
-    def take(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
+    def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
         """Ask the lender once, and look whether it has given everything."""
         staying, lacking = _staying(placement, kept)
         self._ask(job_id, lacking, busy)
@@ -195,7 +195,7 @@ class FleetSlotAllocator:
             # An order before this one asked for more: others may need it, and here it would lie idle.
             self._lender.ask(job_id, {})
 
-    def keep(self, job_id: str, places: Iterable[Slot]) -> None:
+    def release_except(self, job_id: str, places: Iterable[Slot]) -> None:
         """Drop the others."""
         kept = set(places)
         if self._asked.pop(job_id, None) is not None:
@@ -208,7 +208,7 @@ class FleetSlotAllocator:
         if any(rest.values()):
             self._lender.drop(job_id, {node: numbers for node, numbers in rest.items() if numbers})
 
-    def hold(self, job_id: str, places: Iterable[Slot]) -> None:
+    def mark_held(self, job_id: str, places: Iterable[Slot]) -> None:
         """Tell the lender, whose books may be empty after a restart."""
         by_node: dict[str, tuple[int, ...]] = {}
         for slot in places:
