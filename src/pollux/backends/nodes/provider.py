@@ -31,7 +31,7 @@ class LentNode:
 class NodeProvider(Protocol):
     """An engine that lends nodes. All methods may be called from any thread and return at once.
 
-    Whatever takes time is done in the lender's own thread. A place is a number from 0 to the node's GPUs less one.
+    Whatever takes time is done in the provider's own thread. A place is a number from 0 to the node's GPUs less one.
     """
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Who holds which places (GPUs, or CPU slots) of this machine. No processes here."""
+"""Which slots (GPUs, or shares of CPU cores) of one node are held. No processes here."""
 
 from __future__ import annotations
 
