@@ -139,7 +139,7 @@ class LocalSlotAllocator:
 
 
 class FleetSlotAllocator:
-    """Nodes that a provider lends. `remembered`: those of a time before, which count as there while it looks for them."""
+    """Nodes that a provider lends. `remembered`: those known from before, which count while it looks for them."""
 
     def __init__(
         self, provider: NodeProvider, secret: bytes, head: str, lease_seconds: float, lost_seconds: float
