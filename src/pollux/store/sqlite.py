@@ -13,7 +13,7 @@ from pathlib import Path
 from pollux.controller import Event
 from pollux.core.errors import StoreFailed
 from pollux.store._database import Database
-from pollux.store._text import check_saved, event_from_text, event_to_text, to_text
+from pollux.store._event_rows import check_saved, event_from_text, event_to_text, to_text
 from pollux.store.protocol import SavedState
 
 __all__ = ["SqliteStore"]
