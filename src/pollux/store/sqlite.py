@@ -27,7 +27,7 @@ _STEPS = (
 )
 """Each brings the file one format further; never change one that was released, add another."""
 
-# Short questions, so that a slow reader of a long log does not keep SQLite from tidying up behind the writer.
+# Short queries, so that a slow reader of a long log does not keep SQLite from truncating its WAL.
 _ROWS_AT_ONCE = 500
 _PAGE = "SELECT revision, body FROM events WHERE revision > ? AND revision <= ? ORDER BY revision LIMIT ?"
 
@@ -65,7 +65,7 @@ class SqliteStore:
             return self._revision
 
     def read(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Those that were there when the reading began; may be used from another thread while the writer goes on."""
+        """The events that were there when reading began; another thread may write meanwhile."""
         last = self._revision
         path = self._database.path
         with contextlib.closing(self._database.reader()) as connection:
@@ -80,7 +80,7 @@ class SqliteStore:
 
     @property
     def revision(self) -> int:
-        """Of the last event; 0 before the first."""
+        """The revision of the last event; 0 before the first."""
         return self._revision
 
     def save(self, saved: SavedState) -> None:
@@ -142,7 +142,7 @@ class SqliteStore:
             connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
 
     def close(self) -> None:
-        """Let go of the file and its lock; a second call does nothing."""
+        """Close the file and release its lock; a second call does nothing."""
         self._database.close()
 
 

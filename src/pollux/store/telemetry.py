@@ -76,7 +76,7 @@ class SqliteTelemetry:
                 del self._since_thinning[key]
 
     def close(self) -> None:
-        """Let go of the file and its lock; a second call does nothing."""
+        """Close the file and release its lock; a second call does nothing."""
         self._database.close()
 
 
