@@ -14,8 +14,8 @@ import typer
 
 from pollux.cli.arguments.options import PARTIAL, print_json
 from pollux.cli.display.streams import take_every_text, whole_output
+from pollux.cli.printing.visible import say
 from pollux.cli.registry import LazyGroup
-from pollux.cli.visible import say
 from pollux.core.errors import PolluxError
 from pollux.core.version import __version__
 

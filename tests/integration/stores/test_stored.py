@@ -370,10 +370,10 @@ def test_a_store_that_does_not_answer_costs_the_checkpoint_and_nothing_else(writ
 def test_the_age_of_the_newest_is_known_to_those_that_did_not_write_it(writer, store):
     other = Checkpointer(store("b"), opens=False)
     told: list[float | None] = []
-    other.ask_created(told.append)
+    other.find_created(told.append)
     wait_until("answer", lambda: told == [None])
     put(writer, 1)
-    other.ask_created(told.append)
+    other.find_created(told.append)
     wait_until("answer", lambda: len(told) == 2)
     assert abs(time.time() - told[1]) < 300
 

@@ -201,7 +201,7 @@ class Adaptation:
         """Steps at M0 that a step of that size is worth once second moments have followed."""
         scale = total / self.allowed.initial
         gain = float(believed.efficiency.gain(scale))
-        ratios = () if self._moments is None else self._moments.settled(gain)
+        ratios = () if self._moments is None else self._moments.final_ratios(gain)
         return min(gain, self._reach(scale, believed, ratios))
 
     def _reach(self, scale: float, believed: NoiseEstimate, ratios: Sequence[float]) -> float:
@@ -216,7 +216,7 @@ class Adaptation:
         return sum(weight * move for weight, move in zip(weights, moves, strict=True)) / sum(weights)
 
     def _find_moments(self) -> None:
-        """Look whether the optimiser has second moments, until it can be told."""
+        """Find out whether the optimiser has second moments; asked after each step until that is known."""
         meter = self._engine.meter
         kind = meter.kind if meter is not None and self.adapts else "plain"
         if kind != "cold":
@@ -236,7 +236,7 @@ class Adaptation:
 
     def trial_from(self, local_batch: int) -> int | None:
         """The local batch that is known to fit, where this one is larger than any that ran; else None."""
-        return max(self.memory.held, 1) if local_batch > self.memory.held else None
+        return max(self.memory.largest_run, 1) if local_batch > self.memory.largest_run else None
 
     def timed_next(self, source: Iterator[_Item]) -> _Item | None:
         """The next item of a source of data, whose wait is timed; None where there is none."""
@@ -433,7 +433,7 @@ class Adaptation:
             return None
         if self.guard.is_frozen(progress) or self.guard.is_watching or self._rounds_since_change < _LEAST_ROUNDS:
             return None
-        caps = [cap for cap in (self.local_max, self._cap, self.memory.held * 2) if cap]
+        caps = [cap for cap in (self.local_max, self._cap, self.memory.largest_run * 2) if cap]
         limits = BatchLimits(self.allowed.initial, self.allowed.maximum, 1, max(min(caps), 1))
         return next_batch(
             self.choice,

@@ -95,11 +95,6 @@ class LossGuard:
         """Whether a change is so recent that a spike would be put down to it."""
         return self._after is not None
 
-    @property
-    def times_frozen(self) -> int:
-        """How often adaptation was frozen."""
-        return self._times_frozen
-
     def record(self, loss: float, samples: int) -> None:
         """Take in a round: the mean loss over its `samples` samples; after 8 rounds a change is taken as good."""
         entry = _Round(loss, max(samples, 1))

@@ -121,7 +121,7 @@ class NoiseEstimate:
 
     @property
     def cautious_efficiency(self) -> Efficiency:
-        """The efficiency model at `low`: what a larger batch is worth at the least."""
+        """The efficiency model at `low`: the least that a larger batch is worth."""
         return _efficiency(self.initial_batch, self.low)
 
     def gain(self, scale: float, group: int | None = None) -> float:
@@ -326,9 +326,9 @@ class NoiseTracker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; the initial batch must be the same, and the memory stays one's own.
+        """Go on from what `state_dict` gave; the initial batch must be the same, and the memory stays this tracker's.
 
-        A state of before there was an average of recent rows is taken too; it begins anew then.
+        A checkpoint on disk may lack the average of recent rows, which then starts empty.
         """
         if state["initial_batch"] != self.initial_batch:
             raise CheckpointMismatch(
@@ -347,5 +347,5 @@ class NoiseTracker:
 
 
 def _factor(memory: float) -> float:
-    """How much of a row's weight is left a row later, where the average is to be worth `memory` rows."""
+    """How much of a row's weight is left one row later, in an average worth `memory` rows."""
     return (memory - 1.0) / (memory + 1.0)

@@ -1,6 +1,6 @@
 """What optimiser steps cost, by placement, local batch and GPU type: the rows that a throughput model is fitted to.
 
-The fit itself is in `background_fit`; who reads the clock, and how, is not decided here.
+The fit itself is in `background_fit`, the clock in `step_clock`.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Profile:
         return {"version": _VERSION, "clock": self._clock, "keys": keys}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; every key warms up again, since whoever loads has just started."""
+        """Go on from a state; every key warms up again, since this process has just started."""
         if state.get("version") != _VERSION:
             raise CheckpointMismatch(
                 f"the throughput profile has version {state.get('version')}, known is {_VERSION}: "

@@ -200,18 +200,18 @@ class Checkpointer:
         self._group = None
 
     def rebind(self, replica: int, num_replicas: int, group: dist.ProcessGroup | None) -> None:
-        """Go on as that replica of other ones; not for sharded state. Whoever is replica 0 now holds the folder.
+        """Go on as that replica among others; not for sharded state. The new replica 0 is to hold the folder.
 
-        It takes hold of it when it first writes, since the one before may have to finish a save.
+        It acquires the folder when it first writes, since the replica before it may have to finish a save.
         """
         self._replica, self._num_replicas, self._group = replica, num_replicas, group
         self._hold.wanted = replica == 0
         if replica != 0 and self._hold.folder is not None:
             self.wait()
-            self._hold.let_go()
+            self._hold.release()
         if replica == 0 and self._store is not None and self._hold.folder is None:
-            # Nobody else is to find that nobody holds it.
-            self._hold.take_in_background()
+            # At once: another job must not find the store free.
+            self._hold.acquire_in_background()
 
     def latest(self) -> Saved | None:
         """The newest whole checkpoint, or `None` where there is none; waits for a save in flight.
@@ -247,10 +247,10 @@ class Checkpointer:
         self._patiently(lambda: str(fetch(store, name, key, manifest.encode(), self._holder.launch)))
         return saved_at(self.folder / name, decode(manifest.encode()))
 
-    def ask_created(self, tell: Callable[[float | None], None]) -> None:
-        """Tell when the newest checkpoint was made, whoever did so, in seconds since 1970; None where nobody can tell.
+    def find_created(self, tell: Callable[[float | None], None]) -> None:
+        """Tell when the newest checkpoint was made, in seconds since 1970; None where that cannot be found out.
 
-        Of a store later, from another thread: training does not wait for an answer of it.
+        For a store `tell` is called later, from another thread: training does not wait for its answer.
         """
         store = self._store
         if store is None:
@@ -352,7 +352,7 @@ class Checkpointer:
         self._clear(beside, target)
 
     def _clear(self, beside: str, target: str) -> None:
-        """Remove what is left of a save: the folder that was written to, and what was put under a name in vain."""
+        """Remove what is left of a save: the folder that was written to, and what the store has under its name."""
         if beside and (self._hold.folder is not None or self._store is not None):
             shutil.rmtree(self.folder / beside, ignore_errors=True)
         if target and self._hold.folder is not None:
@@ -363,7 +363,7 @@ class Checkpointer:
         """On replica 0 the names of the new folder to write to and, where known, of what it will be."""
         _require_finite(request.staged.get(), request.finite)
         if self._replica == 0:
-            self._hold.take()
+            self._hold.acquire()
         return self._hold.folder.begin(request.manifest.step) if self._hold.folder is not None else ("", "")
 
     def _write_beside(self, request: _Request, beside: Path, target: str) -> tuple[str, str]:
@@ -404,7 +404,7 @@ class Checkpointer:
         return self._on_all(action)
 
     def _patiently(self, action: Callable[[], _T]) -> list[_T]:
-        """As `_on_all`, for what may take longer than a collective may: replicas look at each other now and then."""
+        """As `_on_all`, for actions that take longer than a collective may: the replicas tell each other when done."""
         if self._num_replicas == 1:
             return [action()]
         outcomes: list[Outcome[_T]] = []
@@ -444,7 +444,7 @@ class _Request:
 
 
 def _unmeasured(seconds: float) -> None:
-    """Until somebody wants to know."""
+    """Does nothing, until `measured` is set."""
 
 
 def _pickled_objects(objects: Mapping[str, object]) -> dict[str, bytes]:

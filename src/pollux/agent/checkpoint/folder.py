@@ -91,7 +91,7 @@ def seal(beside: Path, manifest: Manifest) -> None:
 class CheckpointFolder:
     """The folder on disk, held by a lock that death releases; only replica 0 of one job has it.
 
-    With `insists` false, one that is locked is used all the same: somebody else knows who may.
+    With `insists` false a locked folder is used all the same: then a lease says which process may write.
     """
 
     def __init__(self, path: Path, insists: bool = True) -> None:

@@ -360,7 +360,7 @@ class Loader:
             if there[name] != value:
                 raise CheckpointMismatch(
                     f"the checkpoint's data has {name} {there[name]!r}, this job's has {value!r}; "
-                    "resume with the same dataset and settings, or start anew in another folder"
+                    "resume with the same dataset and settings, or start again in another folder"
                 )
 
     def _start(self, pass_index: int) -> None:
@@ -435,7 +435,7 @@ class Loader:
         place, position = self.cursor, self._position
         while self._has_more(place):
             asked = _ask(shape, step)
-            waiting = self._take(asked, place, position)
+            waiting = self._read_step(asked, place, position)
             if waiting is None:
                 return
             for micro, first, end in _micro_batches(step, asked, waiting.total, self.replica, self.num_replicas):
@@ -462,7 +462,7 @@ class Loader:
         self._stream_end = self._stream_size = place
         return False
 
-    def _take(self, asked: StepShape, place: int, position: StreamPosition) -> _Step | None:
+    def _read_step(self, asked: StepShape, place: int, position: StreamPosition) -> _Step | None:
         """Read a step; None where `drop_last` drops it."""
         assert self._stream is not None
         taken = self._stream.take(asked.total)

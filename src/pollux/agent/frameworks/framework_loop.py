@@ -153,7 +153,7 @@ class FrameworkTraining:
 
     @property
     def micro(self) -> MicroBatch | None:
-        """The part of its step that the batch has which is run now; None for none."""
+        """The micro-batch that is run now; None for none."""
         return None if self._attached is None else self._attached.steps.micro
 
     @property
@@ -199,7 +199,7 @@ class FrameworkTraining:
         yield from self.batches.epoch(attached.adaptation)
 
     def begin(self) -> MicroBatch:
-        """The oldest batch that was issued is about to be run."""
+        """The oldest micro-batch that was issued, which is about to be run."""
         micro = self.batches.begin_oldest()
         attached = self._parts()
         first = micro.index == 0

@@ -114,11 +114,11 @@ class ReportBuilder:
         self._metrics.update(values)
 
     def saved(self, at: float | None) -> None:
-        """The last checkpoint there is was made then, in seconds since 1970; None where nobody knows."""
+        """When the last checkpoint was made, in seconds since 1970; None where that is not known."""
         self._saved_at = at
 
     def heard_of_save(self, at: float | None) -> None:
-        """Somebody's checkpoint was made then; the newest that is known of counts."""
+        """When a checkpoint of another process was made; the newest one that is known counts."""
         if at is not None:
             self._saved_at = at if self._saved_at is None else max(at, self._saved_at)
 

@@ -26,7 +26,7 @@ class DeferredCopy(Generic[Beside]):
         """Send these, take the ones before; None where there are none."""
         if not values.is_cuda:
             return values.detach().clone(), beside
-        arrived = self.take()
+        arrived = self.wait()
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values.detach(), non_blocking=True)
         event = torch.cuda.Event()
@@ -34,7 +34,7 @@ class DeferredCopy(Generic[Beside]):
         self._on_its_way = host, event, beside
         return arrived
 
-    def take(self) -> tuple[Tensor, Beside] | None:
+    def wait(self) -> tuple[Tensor, Beside] | None:
         """What is on its way, waited for; None where nothing is."""
         if self._on_its_way is None:
             return None

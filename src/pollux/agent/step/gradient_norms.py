@@ -92,7 +92,7 @@ class GradientNormMeter:
         self._allocate()
 
     def refresh(self) -> None:
-        """Look at the optimiser's state anew, after it was restored; this waits for the device."""
+        """Read the optimiser's state again, after it was restored; this waits for the device."""
         self._preconditioner.refresh()
 
     def _allocate(self) -> None:
@@ -345,7 +345,7 @@ class _Sums:
 
 
 def _lengths(tensors: list[Tensor]) -> list[Tensor]:
-    """Lengths in float32 at the least, of tensors of one dtype.
+    """Lengths in float32 or better, of tensors of one dtype.
 
     On a processor a long sum in float32 drifts (8e-5 over four million elements), so it is taken in blocks.
     """

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core.errors import PolluxError, UnknownName
 
 __all__ = [

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pollux.cli.display.console import SafeConsole
+from pollux.cli.printing.console import SafeConsole
 
 __all__ = ["policies_table", "print_table", "progress_bar", "results_table", "standard_output"]
 

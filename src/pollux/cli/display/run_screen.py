@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pollux.cli.display.tables import job_line
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -33,7 +33,7 @@ class Screen:
         if self._output.isatty():
             from rich.live import Live
 
-            from pollux.cli.display.console import SafeConsole
+            from pollux.cli.printing.console import SafeConsole
 
             self._live = Live(console=SafeConsole(self._output), auto_refresh=False, transient=True)
             self._live.start()

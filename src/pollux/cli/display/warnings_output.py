@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core.errors import PolluxError
 
 if TYPE_CHECKING:

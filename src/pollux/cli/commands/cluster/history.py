@@ -12,7 +12,7 @@ import typer
 
 from pollux.cli.arguments.home import make_home
 from pollux.cli.arguments.options import Json, print_json
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core.errors import Conflict, InvalidInput, Unreachable
 
 __all__ = ["app", "export", "history_lines", "import_"]

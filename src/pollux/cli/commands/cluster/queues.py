@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import Json, complete_queues, print_json, real, whole
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core.errors import InvalidInput
 
 __all__ = ["app", "queues", "set_queue"]

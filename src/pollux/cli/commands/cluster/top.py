@@ -20,8 +20,8 @@ from pollux.core.errors import PolluxError, Unreachable
 
 if TYPE_CHECKING:
     from pollux.cli.client.client import Client
-    from pollux.cli.display.console import SafeConsole
     from pollux.cli.display.top_view import Frame, Happening
+    from pollux.cli.printing.console import SafeConsole
 
 __all__ = ["Listener", "refreshed", "top"]
 
@@ -52,7 +52,7 @@ def top(
     if once or not (console.is_terminal and sys.stdin.isatty()):
         console.print(draw(frame, (), console.width))
         return
-    from pollux.cli.display.console import SafeConsole
+    from pollux.cli.printing.console import SafeConsole
 
     _live(client, SafeConsole(), frame)  # one that follows the size of its window
 

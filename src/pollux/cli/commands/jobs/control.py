@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import PARTIAL, Job, Json, complete_jobs, print_json
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 
 __all__ = ["cancel", "pause", "resize", "resume"]
 

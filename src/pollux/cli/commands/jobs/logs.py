@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import Job, Json, print_json, whole
-from pollux.cli.visible import visible_log
+from pollux.cli.printing.visible import visible_log
 from pollux.core.errors import InvalidInput, PolluxError, Unreachable
 
 if TYPE_CHECKING:

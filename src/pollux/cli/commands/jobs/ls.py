@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import Json, complete_queues, print_json, whole
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 
 if TYPE_CHECKING:
     from pollux.cli.client.client import Client

@@ -18,7 +18,7 @@ import typer
 
 from pollux.cli.arguments.home import make_home
 from pollux.cli.arguments.options import Json, complete_policies, print_json, whole
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core.errors import Conflict, InvalidInput, PolluxError
 
 if TYPE_CHECKING:

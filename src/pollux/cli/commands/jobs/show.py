@@ -7,7 +7,7 @@ from typing import Any
 
 from pollux.cli.arguments.options import Job, Json, print_json
 from pollux.cli.display.warnings_output import WAITING, print_warnings
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 
 __all__ = ["explain", "show", "story_lines"]
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from pollux.cli.arguments.options import PARTIAL, Json, complete_jobs, complete_queues, print_json
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core.errors import InvalidInput, WorkdirMissing
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pollux.cli.arguments.options import Json, print_json
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 
 __all__ = ["config", "settings_in_force"]
 

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import typer
 
 from pollux.cli.arguments.options import Json, print_json
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core.errors import PolluxError, StoreFailed
 
 __all__ = ["Finding", "doctor", "findings"]

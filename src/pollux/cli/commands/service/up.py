@@ -17,7 +17,7 @@ from pollux.cli.arguments.home import make_home
 from pollux.cli.arguments.options import Json, complete_policies, print_json, real, whole
 from pollux.cli.arguments.options import trigger as read_trigger
 from pollux.cli.display.warnings_output import warning_lines
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core.errors import InvalidInput, PolluxError, UnknownName, Unreachable
 
 if TYPE_CHECKING:

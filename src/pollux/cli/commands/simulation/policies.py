@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 
 __all__ = ["policies"]
 

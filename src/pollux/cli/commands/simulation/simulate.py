@@ -14,7 +14,7 @@ import typer
 
 from pollux.cli.arguments.options import Json, complete_policies, real, whole
 from pollux.cli.arguments.options import trigger as read_trigger
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core import InvalidInput
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import typer
 
 from pollux.cli.arguments.options import complete_policies, print_json, whole
 from pollux.cli.arguments.options import trigger as read_trigger
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 from pollux.core.errors import InvalidInput
 
 if TYPE_CHECKING:

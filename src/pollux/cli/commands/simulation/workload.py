@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from pollux.cli.arguments.options import real, whole
-from pollux.cli.visible import say
+from pollux.cli.printing.visible import say
 
 __all__ = ["app", "generate"]
 
