@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pollux.core.errors import StoreFailed
-from pollux.store._text import event_from_text
+from pollux.store._event_rows import event_from_text
 from pollux.store.sqlite import fact_digest, whole_snapshot
 
 __all__ = ["StoreState", "inspect_store"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pollux.core.errors import StoreFailed
 from pollux.store._database import Database
-from pollux.store._text import to_text
-from pollux.store._thinning import BETWEEN_THINNINGS, evenly, kept
+from pollux.store._event_rows import to_text
+from pollux.store._thinning import BETWEEN_THINNINGS, evenly, rows_to_keep
 from pollux.store.protocol import TelemetryRow
 
 __all__ = ["SqliteTelemetry", "open_or_replace"]
@@ -137,5 +137,5 @@ def _thin(connection: sqlite3.Connection, job_id: str, kind: str) -> None:
     found = connection.execute(
         "SELECT id, at FROM rows WHERE job_id = ? AND kind = ? ORDER BY at, id", (job_id, kind)
     ).fetchall()
-    stay = {found[index][0] for index in kept([at for _, at in found])}
+    stay = {found[index][0] for index in rows_to_keep([at for _, at in found])}
     connection.executemany("DELETE FROM rows WHERE id = ?", [(row,) for row, _ in found if row not in stay])

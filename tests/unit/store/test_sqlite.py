@@ -15,7 +15,7 @@ import pytest
 
 from pollux.controller import JobPaused
 from pollux.core.errors import Conflict, InvalidInput, StoreFailed
-from pollux.store import SavedState, TelemetryRow, _place, open_store, open_telemetry
+from pollux.store import SavedState, TelemetryRow, _database_file, open_store, open_telemetry
 from pollux.testing.conformance.stores import facts
 from pollux.testing.waiting import PATIENCE_SECONDS
 
@@ -182,7 +182,7 @@ def test_a_file_in_place_of_its_folder_is_refused(path):
 def test_a_network_file_system_is_refused(path, tmp_path, monkeypatch):
     mounts, point = tmp_path / "mounts", str(tmp_path).replace("\\", "\\134").replace(" ", "\\040")
     mounts.write_text(f"1 0 0:1 / / rw - ext4 /dev/vda rw\n2 1 0:2 / {point} rw - nfs4 host:/x rw\n")
-    monkeypatch.setattr(_place, "_MOUNTS", mounts)
+    monkeypatch.setattr(_database_file, "_MOUNTS", mounts)
     with pytest.raises(InvalidInput, match=r"network file system \(nfs4\).*POLLUX_HOME"):
         open_store(path)
     mounts.write_text(f"1 0 0:1 / / rw - nfs host:/ rw\n2 1 0:2 / {point} rw - tmpfs none rw\n")

@@ -34,7 +34,6 @@ __all__ = [
     "UPCASTS",
     "Upcast",
     "decode",
-    "decode_model",
     "decode_value",
     "encode",
     "encode_model",
@@ -128,11 +127,6 @@ def encode_model(model: GoodputFunction) -> dict[str, Any]:
     """A learned model as numbers: throughput (and by GPU type), efficiency, limits of the batch."""
     _check_model(model)
     return typing.cast("dict[str, Any]", encode_value(model))
-
-
-def decode_model(value: Any, where: str = "model") -> GoodputModel:
-    """The model that `encode_model` wrote."""
-    return decode_value(GoodputModel, value, where)
 
 
 def _check_model(model: GoodputFunction) -> None:

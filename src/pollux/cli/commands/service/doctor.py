@@ -166,9 +166,9 @@ def _memory() -> Iterator[Finding]:
 
 
 def _home() -> Iterator[Finding]:
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
-    home = places.home(os.environ)
+    home = home_layout.home(os.environ)
     existing = next(folder for folder in (home, *home.parents) if folder.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         yield Finding("home", "missing", f"{home} cannot be written", "set POLLUX_HOME to a folder of yours")
@@ -177,7 +177,7 @@ def _home() -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free
     low = free < _LOW_DISK_BYTES
     yield Finding("disk", "note" if low else "ok", f"{free / 2**30:.1f} GiB free", "free some" if low else "")
-    token = places.token_file(home)
+    token = home_layout.token_file(home)
     if token.exists():
         mode = stat.S_IMODE(token.stat().st_mode)
         if mode & 0o077:
