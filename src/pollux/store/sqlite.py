@@ -15,8 +15,8 @@ from pathlib import Path
 from pollux.controller import Event
 from pollux.core.errors import StoreFailed
 from pollux.store._database import Database
-from pollux.store._place import private_file
-from pollux.store._event_rows import check_saved, event_from_event_rows, event_to_event_rows, to_event_rows
+from pollux.store._database_file import private_file
+from pollux.store._event_rows import check_saved, event_from_text, event_to_text, to_text
 from pollux.store.protocol import SavedState
 
 __all__ = ["SqliteStore", "fact_digest", "whole_snapshot"]
