@@ -51,7 +51,7 @@ def doctor(as_json: Json = False, store: Store = False) -> None:
 
     Example: pollux doctor
     """
-    found = list(store_findings() if store else findings())
+    found = list(_store_findings() if store else findings())
     usable = all(finding.level != "missing" for finding in found)
     if as_json:
         print_json({"usable": usable, "findings": [asdict(finding) for finding in found]})
@@ -87,12 +87,12 @@ def findings() -> Iterator[Finding]:
     yield _service()
 
 
-def store_findings() -> Iterator[Finding]:
+def _store_findings() -> Iterator[Finding]:
     """What of the store is whole; a service may run meanwhile."""
     from pollux.store.inspection import inspect_store
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
-    path = places.store_file(places.home(os.environ))
+    path = home_layout.store_file(home_layout.home(os.environ))
     try:
         state = inspect_store(path)
     except StoreFailed as error:
