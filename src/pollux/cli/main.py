@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import PARTIAL, print_json
-from pollux.cli.display.streams import take_every_text, whole_output
+from pollux.cli.printing.streams import replace_unencodable, whole_output
 from pollux.cli.printing.visible import say
 from pollux.cli.registry import LazyGroup
 from pollux.core.errors import PolluxError
@@ -113,7 +113,7 @@ def _start(
 
 def main() -> None:
     """Run the command line."""
-    take_every_text()
+    replace_unencodable()
     run: Callable[..., None] = app
     with whole_output():
         run(prog_name="pollux")

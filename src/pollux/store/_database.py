@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.core.errors import PolluxError, StoreFailed
-from pollux.store._place import WriterLock, private_file, refuse_network
+from pollux.store._database_file import WriterLock, private_file, refuse_network
 
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "free some space on that disk and try again",

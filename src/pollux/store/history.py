@@ -15,7 +15,7 @@ from pollux.controller import Controller, ControllerSettings, Event, JobSubmitte
 from pollux.controller.codec.events import decode, encode
 from pollux.core import Cluster
 from pollux.core.errors import Conflict, InvalidInput, PolluxError, StoreFailed
-from pollux.store._text import to_text
+from pollux.store._event_rows import to_text
 from pollux.store.protocol import SavedState, Store, Telemetry, TelemetryRow
 
 __all__ = ["HISTORY_VERSION", "HistoryContents", "export", "import_into", "parse", "start"]

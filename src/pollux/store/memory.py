@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from pollux.controller import Event
-from pollux.store._text import check_saved, event_from_text, event_to_text, to_text
-from pollux.store._thinning import BETWEEN_THINNINGS, evenly, kept
+from pollux.store._event_rows import check_saved, event_from_text, event_to_text, to_text
+from pollux.store._thinning import BETWEEN_THINNINGS, evenly, rows_to_keep
 from pollux.store.protocol import SavedState, TelemetryRow
 
 __all__ = ["MemoryStore", "MemoryTelemetry"]
@@ -118,7 +118,7 @@ class MemoryTelemetry:
         self._since_thinning[key] = self._since_thinning.get(key, 0) + 1
         if self._since_thinning[key] >= BETWEEN_THINNINGS:
             self._since_thinning[key] = 0
-            series[:] = [series[index] for index in kept([one.at for one in series])]
+            series[:] = [series[index] for index in rows_to_keep([one.at for one in series])]
 
     def latest(self, kind: str) -> Mapping[str, TelemetryRow]:
         """The newest row of each job."""

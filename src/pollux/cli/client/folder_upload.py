@@ -30,7 +30,7 @@ def ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tupl
     archive = _packed(request, is_asked_for)
     folder, was_there = _send(client, digest_of(archive), archive)
     done = f"sent before to {client.url}" if was_there else f"sent ({_size(archive)} packed) to {client.url}"
-    return _there(request, folder), f"{_named(request, is_asked_for)}: {done}, as {folder}"
+    return _with_folder_on_service(request, folder), f"{_named(request, is_asked_for)}: {done}, as {folder}"
 
 
 def would_ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tuple[JobRequest, str]:
@@ -41,7 +41,7 @@ def would_ship(client: Client, request: JobRequest, is_asked_for: bool = True) -
     asked = {"digest": digest_of(archive), "size": len(archive), "offset": 0, "data": ""}
     folder = client.post("/v1/packages", asked)["folder"]
     if folder is not None:
-        return _there(request, str(folder)), ""
+        return _with_folder_on_service(request, str(folder)), ""
     return request, (
         f"{request.name}: would send {request.workdir} ({_size(archive)} packed), which the service does not have yet; "
         "the plan is known once it is there"
@@ -76,7 +76,7 @@ def _size(archive: bytes) -> str:
     return f"{len(archive) / 2**20:.1f} MiB" if len(archive) >= 2**20 else f"{len(archive) / 2**10:.1f} KiB"
 
 
-def _there(request: JobRequest, folder: str) -> JobRequest:
+def _with_folder_on_service(request: JobRequest, folder: str) -> JobRequest:
     local, checkpoint = Path(request.workdir), request.checkpoint
     if checkpoint.dir is not None and Path(checkpoint.dir).is_relative_to(local):
         checkpoint = replace(checkpoint, dir=None)

@@ -87,7 +87,7 @@ def eta(
     best, worst = _rates(record, model, snapshot)
     if wait is None or best <= 0.0 or worst <= 0.0:
         return None
-    error = (uncertainty or Uncertainty()).after(record.held(snapshot.now))
+    error = (uncertainty or Uncertainty()).after(record.running_seconds(snapshot.now))
     low, high = (wait + left / best) * (1.0 - min(error, 1.0)), (wait + left / worst) * (1.0 + error)
     if not record.placement:
         return EtaSeconds(None, low, high + record.resize_cost_seconds)

@@ -60,7 +60,7 @@ class ClusterState:
         record.view(at)  # refuses what no snapshot could hold, while its user is still there
         hopeless = tuple(other for other in waiting_for if self.jobs[other].state in ENDED)
         if waiting_for:
-            record.because(
+            record.set_reason(
                 at, Reason("dependency-failed" if hopeless else "waits-for-job", jobs=hopeless or waiting_for)
             )
         return record
@@ -70,7 +70,7 @@ class ClusterState:
         self.jobs[record.spec.id] = record
         if record.state not in ENDED:
             self.active[record.spec.id] = record
-            self.retime(record)
+            self.note_due_time(record)
 
     def fail_if_orphaned(self, record: JobRecord, at: float) -> None:
         """End a new job at once if one that it waits for can no longer succeed."""
@@ -96,22 +96,22 @@ class ClusterState:
             if record.started_at is None:
                 record.started_at = at
         record.forget_view()
-        self.retime(record)
+        self.note_due_time(record)
 
     def run(self, record: JobRecord, at: float) -> None:
         """The replicas of a job's generation are all there."""
         record.running_since = at
         if record.capped_until is None:
             record.refusals = 0
-        self.retime(record)
+        self.note_due_time(record)
 
     def _halt(self, record: JobRecord, at: float) -> None:
-        record.held_seconds, record.running_since = record.held(at), None
+        record.held_seconds, record.running_since = record.running_seconds(at), None
 
     def renew(self, record: JobRecord, at: float) -> None:
         """A job keeps what it holds, for replicas that start anew."""
         self._halt(record, at)
-        self.retime(record)
+        self.note_due_time(record)
         record.generation += 1
         record.num_starts += 1
         record.forget_view()
@@ -121,7 +121,7 @@ class ClusterState:
         before, after = record.placement, step(record.spec.id, record.state, JobState.QUEUED)
         self.place(record, NOWHERE, at)
         record.state = after
-        record.because(at, reason)
+        record.set_reason(at, reason)
         return before
 
     def end(self, record: JobRecord, state: JobState, at: float, detail: str, reason: Reason) -> None:
@@ -134,7 +134,7 @@ class ClusterState:
                 if last.state is JobState.SUCCEEDED:
                     left = tuple(job_id for job_id in follower.waiting_for if job_id != last.spec.id)
                     follower.waiting_for = left
-                    follower.because(at, Reason("waits-for-job", jobs=left) if left else None)
+                    follower.set_reason(at, Reason("waits-for-job", jobs=left) if left else None)
                 else:
                     self._orphan(follower, last, at)
                     ended.append(follower)
@@ -148,7 +148,7 @@ class ClusterState:
         self.place(record, NOWHERE, at)
         record.state, record.ended_at, record.detail = after, at, detail
         record.eligible_at, record.capped_until, record.waiting_for = None, None, ()
-        record.because(at, reason)
+        record.set_reason(at, reason)
         del self.active[record.spec.id]
         self._due.pop(record.spec.id, None)
 
@@ -177,7 +177,7 @@ class ClusterState:
 
     # What is due
 
-    def retime(self, record: JobRecord) -> None:
+    def note_due_time(self, record: JobRecord) -> None:
         """Note when the job's pause after a crash, its cap after a refusal, or its time limit, is over."""
         times = (record.eligible_at, record.capped_until, time_up(record))
         due = min((at for at in times if at is not None), default=None)

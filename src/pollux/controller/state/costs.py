@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-__all__ = ["LIVE_KINDS", "RESTART", "Costs", "likely_seconds", "medians", "noted"]
+__all__ = ["LIVE_KINDS", "RESTART", "Costs", "likely_seconds", "medians", "with_pause"]
 
 LIVE_KINDS = ("grow", "shrink", "move", "recover")
 """Changes in living processes: more replicas, fewer, as many elsewhere, and fewer after a loss."""
@@ -19,7 +19,7 @@ Costs = Mapping[str, tuple[float, ...]]
 _KEPT = 5
 
 
-def noted(costs: Costs, kind: str, seconds: float) -> Costs:
+def with_pause(costs: Costs, kind: str, seconds: float) -> Costs:
     """With one more pause; only the last five of a kind count."""
     return {**costs, kind: (*costs.get(kind, ()), seconds)[-_KEPT:]}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pollux.controller.messages.events import JobSpec
-from pollux.controller.state.costs import RESTART, Costs, likely_seconds, noted
+from pollux.controller.state.costs import RESTART, Costs, likely_seconds, with_pause
 from pollux.controller.state.lifecycle import JobState
 from pollux.core import NOWHERE, GoodputFunction, JobLimits, JobView, Placement, Prior, Reason
 
@@ -141,7 +141,7 @@ class JobRecord:
             return
         if self.last_pause != (kind, seconds):
             self.last_pause = kind, seconds
-            self.costs = noted(self.costs, kind, seconds)
+            self.costs = with_pause(self.costs, kind, seconds)
             if kind != RESTART:
                 self.live, self.failed_moves = True, 0
         self.estimate_cost()
@@ -171,11 +171,11 @@ class JobRecord:
         """GPU-seconds held up to `now`."""
         return self.attained_gpu_seconds + self.placement.num_gpus * max(now - self.held_since, 0.0)
 
-    def held(self, now: float) -> float:
+    def running_seconds(self, now: float) -> float:
         """Seconds up to `now` in which its replicas ran, not those in which they waited: what a time limit counts."""
         return self.held_seconds + (0.0 if self.running_since is None else max(now - self.running_since, 0.0))
 
-    def because(self, at: float, reason: Reason | None) -> None:
+    def set_reason(self, at: float, reason: Reason | None) -> None:
         """From now on, this is why it has what it has."""
         self.reason = reason
         self.reason_at = None if reason is None else at

@@ -83,7 +83,7 @@ class Sessions:
             newest = sorted(live.items(), key=lambda entry: entry[1].expires_at)[-(_MOST - 1) :]
             ended = self._kept.keys() - dict(newest).keys()
             self._kept = {**dict(newest), self._digest(session_id): kept}
-            self._keep()
+            self._save()
         self._tell(ended)
         return session_id, Session(role, self._csrf(session_id))
 
@@ -103,7 +103,7 @@ class Sessions:
         digest = self._digest(session_id)
         with self._lock:
             if self._kept.pop(digest, None) is not None:
-                self._keep()
+                self._save()
         self._tell((digest,))
 
     def watch(self, session_id: str, tell: Callable[[], None]) -> Callable[[], None]:
@@ -124,11 +124,6 @@ class Sessions:
 
         return unwatch
 
-    @property
-    def num_watched(self) -> int:
-        """Sessions that somebody watches."""
-        return len(self._watchers)
-
     def _tell(self, digests: Iterable[str]) -> None:
         with self._lock:
             told = [tell for digest in digests for tell in self._watchers.pop(digest, {}).values()]
@@ -144,7 +139,7 @@ class Sessions:
     def _csrf(self, session_id: str) -> str:
         return self._tokens.sign("csrf", session_id)
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         kept = {digest: (entry.role, entry.token, entry.expires_at) for digest, entry in self._kept.items()}
         try:
             self._store.set_setting(_SETTING, json.dumps(kept))
@@ -177,8 +172,8 @@ class WrongTokens:
         self._left, self._at = float(burst), now()
         self._waiting = 0
 
-    def begin(self) -> float | None:
-        """Count a wrong token; seconds to wait, then `end` must be called. None: refuse it at once."""
+    def start_attempt(self) -> float | None:
+        """Count a wrong token; seconds to wait, then `end_attempt` must be called. None: refuse it at once."""
         now = self._now()
         self._left = min(self._left + max(now - self._at, 0.0) / self._refill, float(self._burst))
         self._at = now
@@ -191,6 +186,6 @@ class WrongTokens:
         self._waiting += 1
         return 1.0
 
-    def end(self) -> None:
+    def end_attempt(self) -> None:
         """Whoever waited is answered."""
         self._waiting -= 1

@@ -42,11 +42,11 @@ class Executor:
         """
         commands = list(commands)
         live = {id(command) for command in commands if isinstance(command, ResizeJob) and _is_live(command, jobs)}
-        leaving = [self._carried(self._leave, command, jobs, id(command) in live) for command in commands]
-        coming = [self._carried(self._come, command, jobs, id(command) in live, now) for command in commands]
-        return all(leaving) and all(coming)
+        stopped = [self._carry_out(self._stop_leaving, command, jobs, id(command) in live) for command in commands]
+        started = [self._carry_out(self._start_or_resize, each, jobs, id(each) in live, now) for each in commands]
+        return all(stopped) and all(started)
 
-    def _carried(self, act: Callable[..., None], command: Command, *context: object) -> bool:
+    def _carry_out(self, act: Callable[..., None], command: Command, *context: object) -> bool:
         try:
             act(command, *context)
         except Exception:
@@ -54,13 +54,13 @@ class Executor:
             return False
         return True
 
-    def _leave(self, command: Command, jobs: Mapping[str, JobRecord], live: bool) -> None:
+    def _stop_leaving(self, command: Command, jobs: Mapping[str, JobRecord], live: bool) -> None:
         if isinstance(command, StopJob):
             self.stop(jobs[command.job_id], command.generation)
         elif isinstance(command, ResizeJob) and not live:
             self.stop(jobs[command.job_id], command.generation - 1)
 
-    def _come(self, command: Command, jobs: Mapping[str, JobRecord], live: bool, now: float) -> None:
+    def _start_or_resize(self, command: Command, jobs: Mapping[str, JobRecord], live: bool, now: float) -> None:
         if isinstance(command, StartJob):
             record = jobs[command.job_id]
             self.start(record, command.generation, command.placement, stopped_at=stopped_at(record, now))

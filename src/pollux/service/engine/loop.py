@@ -76,11 +76,11 @@ class EngineLoop:
         self._writer = ThreadPoolExecutor(1, "pollux-snapshots")
         self._writing: Future[None] | None = None
         self._deciding_on: Snapshot | None = None
-        self._settling: list[Future[None]] = []
+        self._idle_waiters: list[Future[None]] = []
         self._stopping_for: Future[None] | None = None
         self._thread = threading.Thread(target=self._run, name="pollux-engine", daemon=True)
         self._stopped = threading.Event()
-        self._going_down = self._wound_down = False
+        self._refuses_jobs = self._wound_down = False
         self._num_failures = 0
         self._unwritten: list[Callable[[float], Effects]] = []
         self._reconcile_after = -math.inf
@@ -91,7 +91,7 @@ class EngineLoop:
     def _begin_after_the_last_fact(self) -> None:
         """Where the machine's clock was put back, time goes on from what the log has: it must not stand still."""
         if isinstance(self._clock, SystemClock):
-            behind = self._clock.begin_at(self.pipeline.newest_at)
+            behind = self._clock.advance_to(self.pipeline.newest_at)
             if behind > _WORTH_SAYING_SECONDS:
                 _log.warning(
                     "the log has facts of %.0f s from now: the machine's clock was put back, or was wrong then. "
@@ -103,7 +103,7 @@ class EngineLoop:
 
     def start(self) -> None:
         """Connect the backend, bring it to what the log says, and begin."""
-        self._backend.start(self._hear)
+        self._backend.start(self._add_backend_event)
         self.pipeline.reconcile()
         self._thread.start()
 
@@ -114,7 +114,7 @@ class EngineLoop:
         if self._thread.is_alive():
             self.wind_down(jobs or self._settings.at_stop, timeout)
             done: Future[None] = Future()
-            self._queue.put(_Action(lambda: self._stop_after_turn(done), done))
+            self._queue.put(_Action(lambda: self._stop_after_run(done), done))
             done.result(timeout)
             self._thread.join(timeout)
         self._stopped.set()
@@ -130,7 +130,7 @@ class EngineLoop:
         """
         if self._wound_down:
             return
-        self._going_down = self._wound_down = True
+        self._refuses_jobs = self._wound_down = True
         seconds = self.stopping_seconds(jobs)
         self.read(lambda: self._begin_stopping(jobs)).result(_ANSWER_SECONDS)
         until = time.monotonic() + min(timeout, seconds)
@@ -166,11 +166,11 @@ class EngineLoop:
     @property
     def stopping(self) -> bool:
         """Whether it is on its way down: it answers, but takes no new jobs and starts nothing."""
-        return self._going_down or self._stopped.is_set()
+        return self._refuses_jobs or self._stopped.is_set()
 
-    def go_down(self) -> None:
+    def refuse_new_jobs(self) -> None:
         """Take no new jobs from now on; `wind_down` or `stop` must follow."""
-        self._going_down = True
+        self._refuses_jobs = True
 
     # Requests
 
@@ -195,7 +195,7 @@ class EngineLoop:
         if self._stopped.is_set():
             _refuse(item.future)
 
-    def _hear(self, event: BackendEvent) -> None:
+    def _add_backend_event(self, event: BackendEvent) -> None:
         self._record(lambda at: Effects(self.pipeline.event_of(event)))
 
     def _refused(self, job_id: str, generation: int, why: str, own_fault: bool) -> None:
@@ -236,10 +236,10 @@ class EngineLoop:
         self._put(_Action(run, done))
         done.result(_ANSWER_SECONDS)
 
-    def settle(self, timeout: float = 60.0) -> None:
+    def wait_until_idle(self, timeout: float = 60.0) -> None:
         """Wait until nothing is left to do at the present time: no request, no decision, no timer."""
         done: Future[None] = Future()
-        self._put(_Action(lambda: self._settling.append(done), done))
+        self._put(_Action(lambda: self._idle_waiters.append(done), done))
         done.result(timeout)
 
     def next_due(self) -> float | None:
@@ -251,12 +251,12 @@ class EngineLoop:
     def _run(self) -> None:
         while True:
             try:
-                self._turn()
+                self._run_once()
                 if self._stopping_for is not None:
                     self._finish(self._stopping_for)
                     return
                 self._reconcile_if_needed()
-                self._answer_settled()
+                self._answer_if_idle()
                 self._num_failures = 0
             except Exception:
                 _log.exception("a turn of the engine failed; it goes on with what the log has")
@@ -265,7 +265,7 @@ class EngineLoop:
                 # The first failure costs no time; a series of them must not take the processor from everybody else.
                 time.sleep(min(0.05 * 2.0 ** min(self._num_failures, 10) - 0.1, _LONGEST_PAUSE_SECONDS))
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Process what has come, and do what is due."""
         requests: list[EngineRequest] = []
         for item in self._next_items():
@@ -363,17 +363,17 @@ class EngineLoop:
             self.pipeline.must_reconcile = True
             self._reconcile_after = self._clock.now() + _LONGEST_PAUSE_SECONDS
 
-    def _answer_settled(self) -> None:
+    def _answer_if_idle(self) -> None:
         busy = self._deciding_on is not None or self._writing is not None or not self._queue.empty()
-        if busy or not self._settling:
+        if busy or not self._idle_waiters:
             return
         due = self._next_due(deciding=False)
         if due is None or due > self._clock.now():
-            for future in self._settling:
+            for future in self._idle_waiters:
                 future.set_result(None)
-            self._settling = []
+            self._idle_waiters = []
 
-    def _stop_after_turn(self, done: Future[None]) -> None:
+    def _stop_after_run(self, done: Future[None]) -> None:
         self._stopping_for = done
 
     def _finish(self, stop: Future[None]) -> None:
@@ -386,7 +386,7 @@ class EngineLoop:
         with suppress(queue.Empty):
             while True:
                 _refuse(self._queue.get_nowait().future)
-        for future in self._settling:
+        for future in self._idle_waiters:
             _refuse(future)
         stop.set_result(None)
 

@@ -174,7 +174,7 @@ class EventPipeline:
         self._execute(batch, now)
 
     def _write(self, events: Sequence[Event], rows: Sequence[TelemetryRow]) -> None:
-        predictions = self.views.etas.take_pending()
+        predictions = self.views.etas.pop_pending()
         if rows or predictions:
             try:
                 self._telemetry.record([*predictions, *rows])

@@ -30,11 +30,11 @@ __all__ = [
     "Operation",
     "Param",
     "answer",
+    "answer_response",
     "endpoint",
     "error_response",
     "json_response",
     "keys_of",
-    "told",
 ]
 
 _log = logging.getLogger("pollux.service")
@@ -168,7 +168,7 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
             query = _query(request, operation)
             body = None
             if operation.takes is not None:
-                body = _whole(decode_json(await request.body(), "the body"))
+                body = _whole_numbers(decode_json(await request.body(), "the body"))
             return await operation.handler(Call(engine, request, caller, path, query, body))
         except Exception as error:
             return error_response(error)
@@ -184,7 +184,7 @@ async def answer(future: Future[T]) -> T:
         raise Unreachable(f"no answer after {ANSWER_SECONDS:g} s; try again later") from None
 
 
-async def told(future: Future[Any], key: str | None = None) -> Response:
+async def answer_response(future: Future[Any], key: str | None = None) -> Response:
     """The engine's answer as the body, or under one key of it."""
     value = await answer(future)
     return json_response(value if key is None else {key: encode(value)})
@@ -200,14 +200,14 @@ def keys_of(body: object, known: Sequence[str], example: str) -> dict[str, Any]:
     return body
 
 
-def _whole(value: Any) -> Any:
+def _whole_numbers(value: Any) -> Any:
     """JSON has one kind of numbers: 4.0 is as good as 4. What becomes text for a job stays as it was written."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, list):
-        return [_whole(item) for item in value]
+        return [_whole_numbers(item) for item in value]
     if isinstance(value, dict):
-        return {key: item if key in ("env", "run") else _whole(item) for key, item in value.items()}
+        return {key: item if key in ("env", "run") else _whole_numbers(item) for key, item in value.items()}
     return value
 
 

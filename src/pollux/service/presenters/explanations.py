@@ -40,7 +40,7 @@ class Explanation:
 
 def explanation_of(entry: JobEntry, leaving: str, known: _Pages) -> Explanation:
     """The reason, for whom the job waits to leave (`leaving`, may be empty), and what a change of its GPUs costs."""
-    said = entry.said()
+    said = entry.explained()
     text = said.cause
     named = list(said.jobs)
     if leaving:

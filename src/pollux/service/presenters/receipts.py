@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from pollux.core.errors import TooLarge
-from pollux.wire.places import receipt_folder
+from pollux.wire.home_layout import receipt_folder
 
 __all__ = ["LARGEST_RECEIPT", "receipt_of"]
 

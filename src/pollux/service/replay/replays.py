@@ -101,16 +101,16 @@ class Replay:
     nodes: tuple[str, ...] = ()
     result: bytes | None = None
 
-    def brief(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """As plain values, without what it came to."""
         return {
             "id": self.id, "state": self.state, "progress": round(self.progress, 4), "detail": self.detail,
             "policies": list(self.policies), "nodes": list(self.nodes),
         }  # fmt: skip
 
-    def shown(self) -> bytes:
+    def to_json(self) -> bytes:
         """As JSON, with what it came to."""
-        head = json.dumps(self.brief(), separators=(",", ":"))
+        head = json.dumps(self.summary(), separators=(",", ":"))
         return head[:-1].encode() + b',"result":' + (self.result or b"null") + b"}"
 
 
@@ -127,7 +127,7 @@ class Replays:
         self._cancelled = threading.Event()
         self._closed = False
 
-    def begin(self, policies: Sequence[str], nodes: Sequence[str]) -> Replay:
+    def start(self, policies: Sequence[str], nodes: Sequence[str]) -> Replay:
         """Begin one; Conflict while another is under way."""
         with self._lock:
             if self._closed:

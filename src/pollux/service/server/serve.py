@@ -31,7 +31,7 @@ from pollux.service.server.app import create_app
 from pollux.service.server.certificates import host_for_nodes, host_to_announce, names_of, trusted_text
 from pollux.service.settings import ANY_ADDRESS, AtStop, ServiceSettings
 from pollux.store import Store, open_store, open_telemetry
-from pollux.wire.places import ca_file, service_file, store_file, telemetry_file, token_file
+from pollux.wire.home_layout import ca_file, service_file, store_file, telemetry_file, token_file
 
 if TYPE_CHECKING:
     import uvicorn
@@ -329,7 +329,7 @@ def _answer(
     def stop(jobs: AtStop) -> None:
         if engine.stopping:
             return
-        engine.loop.go_down()
+        engine.loop.refuse_new_jobs()
         threading.Thread(target=wind_down, args=(jobs,), name="pollux-stopping", daemon=True).start()
 
     def wind_down(jobs: AtStop) -> None:

@@ -33,7 +33,7 @@ class SystemClock:
         self._wall, self._steady = wall, steady
         self._ahead = wall() - steady()
 
-    def begin_at(self, at: float) -> float:
+    def advance_to(self, at: float) -> float:
         """Go on from that time where it is still to come; by how many seconds the machine's clock is behind."""
         behind = at - self.now()
         self._ahead = max(self._ahead, at - self._steady())

@@ -57,7 +57,7 @@ class EtaBook:
             if issued and record.state is JobState.SUCCEEDED and record.ended_at is not None:
                 self._scores[job_id] = _score(issued, record.ended_at)
                 self._learn(self._scores[job_id])
-                self._keep(job_id, now, {"score": self._scores[job_id]})
+                self._add_row(job_id, now, {"score": self._scores[job_id]})
             return
         share = _share(report)
         issued = self._issued.get(job_id, [])
@@ -68,12 +68,12 @@ class EtaBook:
             eta = self.widened(job_id, raw, now)
             noted = {"at": now, "progress": share, "low": eta.low, "high": eta.high, "current": eta.current}
             self._issued[job_id] = [*issued, {**noted, "raw_low": raw.low, "raw_high": raw.high}]
-            self._keep(job_id, now, {"issued": list(self._issued[job_id])})
+            self._add_row(job_id, now, {"issued": list(self._issued[job_id])})
 
     def widened(self, job_id: str, eta: Eta, now: float) -> Eta:
         """The interval as it is shown at `now`. May be called from any thread."""
         expected = eta.current if eta.current is not None else (eta.low + eta.high) / 2
-        own = [_raw(each).miss(expected) for each in self._issued.get(job_id, [])]
+        own = [_before_widening(each).miss(expected) for each in self._issued.get(job_id, [])]
         factor = max(widening(self._misses), widening(own))
         found = Interval(now, eta.low, eta.high).widened(factor)
         return Eta(found.low, found.high, eta.current)
@@ -81,10 +81,10 @@ class EtaBook:
     def _learn(self, score: Mapping[str, Any]) -> None:
         self._misses = (*self._misses, *score.get("misses", ()))[-_REMEMBERED:]
 
-    def _keep(self, job_id: str, now: float, values: Mapping[str, Any]) -> None:
+    def _add_row(self, job_id: str, now: float, values: Mapping[str, Any]) -> None:
         self._pending.append(TelemetryRow(job_id, now, "eta", values))
 
-    def take_pending(self) -> list[TelemetryRow]:
+    def pop_pending(self) -> list[TelemetryRow]:
         """What is to be kept with the next measurements; it is handed out once."""
         pending, self._pending = self._pending, []
         return pending
@@ -126,7 +126,7 @@ def _share(report: TelemetryRow | None) -> float | None:
     return done / total if total and done is not None else None
 
 
-def _raw(issued: Mapping[str, Any]) -> Interval:
+def _before_widening(issued: Mapping[str, Any]) -> Interval:
     """An interval before it was widened; those of earlier versions never were."""
     return Interval(issued["at"], issued.get("raw_low", issued["low"]), issued.get("raw_high", issued["high"]))
 
@@ -143,5 +143,5 @@ def _score(issued: list[dict[str, Any]], ended_at: float) -> dict[str, Any]:
         "covered": score.coverage if score else None,
         "relative_width": score.relative_width if score else None,
         "median_error": statistics.median(errors) if errors else None,
-        "misses": [_raw(each).miss(ended_at) for each in issued],
+        "misses": [_before_widening(each).miss(ended_at) for each in issued],
     }

@@ -53,7 +53,7 @@ class JobEntry:
     widened: Callable[[str, Eta, float], Eta] | None = None
     rendered: bytes = b""
     fault: str = ""
-    _said: Explained | None = None
+    _explained: Explained | None = None
 
     def work_out(self, figure: str, work: Callable[[], _T]) -> _T | None:
         """A figure of this job, or None where its numbers allow none; that is said on this job, and fails no other."""
@@ -116,15 +116,15 @@ class JobEntry:
             fairness=fairness,
         )  # fmt: skip
 
-    def said(self) -> Explained:
+    def explained(self) -> Explained:
         """The reason and the cost of a change in words: made once, since nothing but a new entry changes them."""
-        if self._said is None:
+        if self._explained is None:
             reason, cost = explained(self.record), explain_cost(self.record)
             if reason is None:
-                self._said = Explained(self.record.detail or "no decision was made about it yet", "", (), cost)
+                self._explained = Explained(self.record.detail or "no decision was made about it yet", "", (), cost)
             else:
-                self._said = Explained(reason.text, reason.next_step, reason.jobs, cost)
-        return self._said
+                self._explained = Explained(reason.text, reason.next_step, reason.jobs, cost)
+        return self._explained
 
     @property
     def outdated(self) -> bool:

@@ -77,11 +77,11 @@ class Listener:
         """Listen no more; the thread ends with the next event, or with the program."""
         self._ended.set()
 
-    def heard(self) -> tuple[Happening, ...]:
+    def last_lines(self) -> tuple[Happening, ...]:
         """The last lines, oldest first."""
         return tuple(self._heard)
 
-    def quiet(self) -> None:
+    def clear_news(self) -> None:
         """Take note that news was seen."""
         with suppress(BlockingIOError):
             os.read(self.wakeup, 4096)
@@ -133,7 +133,7 @@ def _live(client: Client, console: SafeConsole, frame: Frame) -> None:
     try:
         with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(draw(frame, listener.heard(), console.width, console.height), refresh=True)
+                live.update(draw(frame, listener.last_lines(), console.width, console.height), refresh=True)
                 if _quit_pressed(listener):
                     return
                 frame = refreshed(client, frame, console.height)
@@ -148,7 +148,7 @@ def _quit_pressed(listener: Listener) -> bool:
     time.sleep(_LEAST_SECONDS)
     ready, _, _ = select.select([sys.stdin, listener.wakeup], [], [], _REFRESH_SECONDS - _LEAST_SECONDS)
     if listener.wakeup in ready:
-        listener.quiet()
+        listener.clear_news()
     return sys.stdin in ready and os.read(sys.stdin.fileno(), 16)[:1] in (b"q", b"Q", b"")
 
 

@@ -147,37 +147,37 @@ def _home(named: Path | None) -> Iterator[_Folder]:
 
 
 def _refuse_service_home(path: Path) -> None:
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     # Also one that does not run now: its jobs may go on, and would be taken for nobody's and ended.
-    if places.service_file(path).exists() or places.store_file(path).exists():
+    if home_layout.service_file(path).exists() or home_layout.store_file(path).exists():
         raise Conflict(f"--home is '{path}', the folder of a service: use 'pollux submit', or give another folder")
 
 
 @contextmanager
 def _engine(home: Path, slots: int | None, policy: str) -> Iterator[Engine]:
-    """An engine with the local backend that remembers nothing, and a desk for the agent's reports."""
+    """An engine with the local backend that remembers nothing, and a server for the agent's reports."""
     import pollux.backends as backends
     import pollux.policies as policies
-    from pollux.cli.client.report_server import open_desk
+    from pollux.cli.client.report_server import open_report_server
     from pollux.service import Engine
     from pollux.service.settings import ServiceSettings
     from pollux.store import open_store, open_telemetry
 
     options = {} if slots is None else {"slots": slots}
-    with open_desk() as desk:
+    with open_report_server() as reports:
         settings = ServiceSettings(
             home=home,
             policy=policy,
             backend_options=options,
             store="memory",
-            url=desk.url,
+            url=reports.url,
             min_gap_seconds=0.2,
             report_every_seconds=5.0,
         )
         backend = backends.create("local", home=home, orphan_seconds=_ORPHAN_SECONDS, **options)
         engine = Engine(policies.create(policy), backend, open_store(None), open_telemetry(None), settings)
-        desk.engine = engine
+        reports.engine = engine
         engine.start()
         try:
             yield engine

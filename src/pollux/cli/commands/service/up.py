@@ -94,9 +94,9 @@ def up(
 
     It runs until Ctrl-C or 'pollux down'. Example: pollux up --slots 4 --detach
     """
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
-    folder = places.home(os.environ if home is None else {"POLLUX_HOME": str(home)})
+    folder = home_layout.home(os.environ if home is None else {"POLLUX_HOME": str(home)})
     _need_service_packages()
     _check_backend(backend)
     options = _backend_options(backend, slots, address, option or [])
@@ -190,7 +190,7 @@ def down(
 
 def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> list[str]:
     """What a started service says: address, token, what it found, how to submit."""
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     found = []
     warned = status["backend"] == "local" and status.get("warnings")
@@ -203,7 +203,7 @@ def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> lis
             found.append(f"{node['gpus']} × {node['gpu_type']} on {node['id']}")
     return [
         f"pollux {status['version']} at {url}",
-        f"  token     {places.token_file(settings.home)}",
+        f"  token     {home_layout.token_file(settings.home)}",
         f"  found     {', '.join(found) or 'no nodes yet'}",
         f"  policy    {status['policy']}, decides by {status['trigger']}; backend {status['backend']}",
         "  next      pollux submit job.yaml   or   pollux submit --gpus 1..2 -- python train.py",
@@ -267,7 +267,7 @@ def _greet(settings: ServiceSettings, as_json: bool, said: threading.Lock) -> No
         say(f"started, but does not answer: {error}", err=True)
         return
     if said.acquire(blocking=False):
-        _say(client.url, settings, status, as_json)
+        _print_started(client.url, settings, status, as_json)
 
 
 def _first_status(client: Client) -> dict[str, Any]:
@@ -280,11 +280,11 @@ def _first_status(client: Client) -> dict[str, Any]:
     return status
 
 
-def _say(url: str, settings: ServiceSettings, status: dict[str, Any], as_json: bool) -> None:
-    from pollux.wire import places
+def _print_started(url: str, settings: ServiceSettings, status: dict[str, Any], as_json: bool) -> None:
+    from pollux.wire import home_layout
 
     if as_json:
-        print_json({"url": url, "token_file": str(places.token_file(settings.home)), "status": status})
+        print_json({"url": url, "token_file": str(home_layout.token_file(settings.home)), "status": status})
     else:
         say("\n".join(greeting(url, settings, status)))
     sys.stdout.flush()
@@ -307,10 +307,10 @@ def _answers(client: Client) -> bool:
 
 def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
     """Start the same command in the background, and wait until it is ready or has failed."""
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     log = settings.home / "service.log"
-    before = _pid_of(places.service_file(settings.home))
+    before = _pid_of(home_layout.service_file(settings.home))
     with _opened(log) as output:
         start = output.tell()
         pid = _spawn([sys.executable, "-m", "pollux", "up", *_words(settings)], output.fileno())
@@ -319,10 +319,10 @@ def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
         ended, how = os.waitpid(pid, os.WNOHANG)
         if ended:
             raise _failed(os.waitstatus_to_exitcode(how), _last_line(log, start), log)
-        if _pid_of(places.service_file(settings.home)) not in (None, before):
+        if _pid_of(home_layout.service_file(settings.home)) not in (None, before):
             client = _own_client(settings.home)
             if _answers(client):
-                _say(client.url, settings, _first_status(client), as_json)
+                _print_started(client.url, settings, _first_status(client), as_json)
                 return
         time.sleep(_POLL_SECONDS)
     os.kill(pid, signal.SIGTERM)

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["take_every_text", "whole_output"]
+__all__ = ["replace_unencodable", "whole_output"]
 
 _ERRORS = "pollux-plain"
 # One for one, so that columns stay in line.
 _PLAIN = str.maketrans("–—−×→←·•…✓✗█░─│━╸╺≤≥“”‘’", "---x><.*~+x#.-|---<>\"\"''")
 
 
-def take_every_text() -> None:
+def replace_unencodable() -> None:
     """Write plain signs for those that an encoding does not have (LC_ALL=C, Latin-1), and others as `\\xfc`.
 
     File names that are no text in that encoding are written as the bytes that they are. Streams that were closed by who
