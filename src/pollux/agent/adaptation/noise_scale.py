@@ -144,6 +144,20 @@ class NoiseEstimate:
             return f"noise scale unknown, at least {_rounded(self.low)}, {measured}"
         return f"noise scale unknown {measured}"
 
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, with None for what is infinite."""
+        values = {name: getattr(self, name) for name in NoiseEstimate.__slots__}
+        return {name: None if value == math.inf else value for name, value in values.items()}
+
+    @classmethod
+    def restored(cls, values: Mapping[str, Any] | None) -> NoiseEstimate | None:
+        """What `state_dict` gave; None for None."""
+        if values is None:
+            return None
+        open_ended = {name: math.inf if values[name] is None else values[name] for name in ("noise_scale", "high")}
+        lists = {name: tuple(values[name]) for name in ("group_sqr", "group_var", "group_known")}
+        return cls(**{**values, **open_ended, **lists})
+
 
 def _efficiency(initial_batch: int, noise_scale: float) -> Efficiency:
     """Lengths are in an arbitrary unit, so they are brought to sqr + var = 1, clear of the floor under var."""
