@@ -33,7 +33,7 @@ _OPTIONS = {
 
 
 class _Ended(Exception):
-    """Whoever sends something was told to stop, by the error that it is made of."""
+    """An upload was ended by `proceed`; `args[0]` is the error that it raised."""
 
 
 def cache_folder(address: str, variables: Mapping[str, str] | None = None) -> Path:
@@ -47,8 +47,8 @@ def cache_folder(address: str, variables: Mapping[str, str] | None = None) -> Pa
 class ObjectStore:
     """Objects under one address; nothing is opened before it is needed. Names are relative, with slashes.
 
-    What is not there is a `FileNotFoundError`; what cannot be, by its settings, `InvalidInput`; and what fails though
-    it was tried again, `Unreachable`.
+    An object that is not there raises `FileNotFoundError`, wrong settings `InvalidInput`, and anything that still fails
+    after some attempts `Unreachable`.
     """
 
     def __init__(self, address: str, cache: Path | None = None) -> None:
@@ -104,7 +104,7 @@ class ObjectStore:
         self._with_retries(f"read '{name}'", lambda: self._get(name, path))
 
     def remove(self, names: Iterable[str]) -> None:
-        """These, one after the other; what is not there is no error."""
+        """Remove these objects; one that is not there is no error."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self._with_retries(f"removed '{name}'", lambda name=name: self._at(name, "rm_file"))  # type: ignore[misc]
@@ -203,7 +203,7 @@ def _text(error: BaseException) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Try an address; says what is wrong on the last line, with exit code 2 for what a user can mend."""
+    """Try an address. The last line says what is wrong; the exit code is 2 where the user can correct it."""
     try:
         ObjectStore(arguments[0]).probe()
     except InvalidInput as error:

@@ -94,7 +94,13 @@ def test_is_synchronised_and_logged_ahead(store):
 def test_nobody_else_can_read_the_files(path, store):
     store.append(facts(1, 1))
     modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
-    assert set(modes) == {"store.sqlite", "store.sqlite-wal", "store.sqlite-shm", "store.sqlite.lock"}
+    assert set(modes) == {
+        "store.sqlite",
+        "store.sqlite-wal",
+        "store.sqlite-shm",
+        "store.sqlite.lock",
+        "store.sqlite.id",
+    }
     assert set(modes.values()) == {0o600}
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
@@ -146,7 +152,7 @@ def test_a_newer_format_is_refused(path):
     open_store(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO migrations VALUES (7)")
-    with pytest.raises(StoreFailed, match="has format 7, this version of Pollux knows 1; upgrade"):
+    with pytest.raises(StoreFailed, match="has format 7, this version of Pollux knows 2; upgrade"):
         open_store(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM migrations WHERE step = 7")
@@ -217,7 +223,7 @@ def test_a_damaged_fact_is_named(path, store):
     store.append(facts(1, 3))
     for body in ("{", '{"type": "job-paused", "v": 1}', '{"type": "job-flew", "v": 1}'):
         with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute("UPDATE events SET body = ? WHERE revision = 2", (body,))
+            connection.execute("UPDATE events SET body = ?, digest = NULL WHERE revision = 2", (body,))
         reading = store.read()
         assert next(reading)[0] == 1
         with pytest.raises(StoreFailed, match=r"fact 2 cannot be read|job-flew"):
@@ -241,7 +247,7 @@ def test_reading_does_not_wait_for_a_writer(store):
         thread.start()
         thread.join(PATIENCE_SECONDS)
         assert len(seen) == 3
-        connection.execute("INSERT INTO events VALUES (1, 1.0, '{}')")
+        connection.execute("INSERT INTO events (revision, at, body) VALUES (1, 1.0, '{}')")
 
 
 def test_a_closed_store_says_so(store):

@@ -96,7 +96,7 @@ class Controller:
 
     @property
     def jobs(self) -> Mapping[str, JobRecord]:
-        """Every job that was submitted and not forgotten, in that order; to be read, not written."""
+        """Every job that was submitted and not forgotten, in order of submission. Do not change it."""
         return self._cluster_state.jobs
 
     @property
@@ -191,7 +191,7 @@ class Controller:
         controller = cls(cluster_state.cluster, settings)
         controller._cluster_state = cluster_state
         controller.revision = saved["revision"]
-        # States of before there was a bank have none.
+        # States that were saved before there was a model bank have none.
         controller.bank = snapshots.decoded(decode_bank, saved.get("bank", {}))
         controller._times.restore(saved)
         return controller
@@ -241,7 +241,7 @@ class Controller:
             return []
         current = event.generation == record.generation and bool(record.placement)
         if event.outcome == "succeeded":
-            # The job was finished before it noticed that it should stop, or be elsewhere.
+            # The job had finished before it noticed that it should stop or be resized.
             before = NOWHERE if current else record.placement
             self.bank = completed_work(self.bank, record)
             self._cluster_state.end(record, JobState.SUCCEEDED, event.at, event.detail, Reason("succeeded"))
@@ -249,7 +249,7 @@ class Controller:
         return self._ended_badly(record, event) if current else []
 
     def _generation_shrunk(self, event: GenerationShrunk) -> list[Command]:
-        """Some replicas are lost, others hold the state: the job goes on with those if they are enough."""
+        """Some replicas are lost. The job goes on with the others, which hold its state, if they are enough."""
         record = self._cluster_state.jobs.get(event.job_id)
         if record is None or record.state not in HOLDING or event.generation != record.generation:
             return []
@@ -278,7 +278,7 @@ class Controller:
         return [*_stop(record, before, ended.outcome), *commands] if stops and not event.refused else commands
 
     def _ended_badly(self, record: JobRecord, event: GenerationEnded, in_place: bool = True) -> list[Command]:
-        """The replicas that hold the job's GPUs are gone, and the job is not finished."""
+        """All replicas of the job have ended, and the job is not finished."""
         retry, before = decide_retry(record, event), record.placement
         record.crashes, record.streak, record.losses = retry.crashes, retry.streak, retry.losses
         moved = event.outcome == "lost" and record.resizes_live
@@ -435,7 +435,7 @@ class Controller:
         return ResizeJob(job_id, record.generation, change.before, change.after)
 
     def _changed(self, at: float) -> list[Command]:
-        """Something that can change the answer happened: under `events`, a decision is due."""
+        """Something happened that can change the policy's answer: under `events`, a decision is due."""
         return self._times.note_change(at, self.revision)
 
 

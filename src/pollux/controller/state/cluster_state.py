@@ -38,14 +38,14 @@ class ClusterState:
         self._due: dict[str, float] = {}
 
     def record(self, job_id: str) -> JobRecord:
-        """A job that must be there."""
+        """The record of a job; UnknownName where there is none."""
         found = self.jobs.get(job_id)
         if found is None:
             raise self._unknown("job", job_id)
         return found
 
     def _unknown(self, what: str, job_id: str) -> UnknownName:
-        """With the names of the newest jobs: nobody reads a list of thousands, and comparing them takes long."""
+        """The error for an unknown job. It names the newest jobs only: there may be thousands."""
         return UnknownName(what, job_id, islice(reversed(self.jobs), _MOST_NAMES))
 
     def draft(self, spec: JobSpec, at: float) -> JobRecord:
@@ -66,7 +66,7 @@ class ClusterState:
         return record
 
     def add(self, record: JobRecord) -> None:
-        """Take a new or a restored job in."""
+        """Add a new or a restored job."""
         self.jobs[record.spec.id] = record
         if record.state not in ENDED:
             self.active[record.spec.id] = record
@@ -99,7 +99,7 @@ class ClusterState:
         self.note_due_time(record)
 
     def run(self, record: JobRecord, at: float) -> None:
-        """The replicas of a job's generation are all there."""
+        """Note that all replicas of a job's generation run."""
         record.running_since = at
         if record.capped_until is None:
             record.refusals = 0
@@ -109,7 +109,7 @@ class ClusterState:
         record.held_seconds, record.running_since = record.running_seconds(at), None
 
     def renew(self, record: JobRecord, at: float) -> None:
-        """A job keeps what it holds, for replicas that start anew."""
+        """Give a job a new generation on the GPUs that it holds."""
         self._halt(record, at)
         self.note_due_time(record)
         record.generation += 1
@@ -117,7 +117,7 @@ class ClusterState:
         record.forget_view()
 
     def requeue(self, record: JobRecord, at: float, reason: Reason) -> Placement:
-        """A job loses what it holds, which comes back, and waits again."""
+        """Take its GPUs from a job and let it wait again; the placement that it had."""
         before, after = record.placement, step(record.spec.id, record.state, JobState.QUEUED)
         self.place(record, NOWHERE, at)
         record.state = after
@@ -125,7 +125,7 @@ class ClusterState:
         return before
 
     def end(self, record: JobRecord, state: JobState, at: float, detail: str, reason: Reason) -> None:
-        """A job's life is over; jobs that wait for it may go on, or are over as well."""
+        """End a job. Jobs that wait for it may go on, or end as well."""
         self._end(record, state, at, detail, reason)
         ended = [record]
         while ended:
@@ -159,19 +159,19 @@ class ClusterState:
     # Nodes and queues
 
     def add_node(self, node: Node) -> None:
-        """A node arrived, or is another than it was."""
+        """Add a node, or replace one whose description has changed."""
         nodes = [node if other.id == node.id else other for other in self.cluster.nodes]
         if node.id not in self.cluster.by_id:
             nodes.append(node)
         self.cluster = Cluster(tuple(nodes))
 
     def remove_node(self, node_id: str) -> list[JobRecord]:
-        """A node is gone; the jobs that held GPUs there, which still do in these state."""
+        """Remove a node; the jobs that held GPUs there. Their placements still name it."""
         self.cluster = Cluster(tuple(node for node in self.cluster.nodes if node.id != node_id))
         return [record for record in self.active.values() if record.placement.on(node_id)]
 
     def set_queue(self, queue: Queue) -> None:
-        """A queue is new, or is another than it was."""
+        """Add a queue, or replace one whose weight or quota has changed."""
         # A new mapping: the last one may be in a snapshot.
         self.queues = {**self.queues, queue.name: queue}
 

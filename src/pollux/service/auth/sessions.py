@@ -70,7 +70,7 @@ class Sessions:
             _log.warning("the sessions that were kept cannot be read; browsers have to sign in again")
 
     def open(self, token: str) -> tuple[str, Session]:
-        """A new session for who knows a token, and the id for its cookie; Unauthorised where nobody has that token."""
+        """A new session for a token, and the id for its cookie; Unauthorised for an unknown token."""
         role = self._tokens.role_of(token)
         if role is None:
             raise Unauthorised(
@@ -92,7 +92,7 @@ class Sessions:
         return cookie_of(header, self.cookie)
 
     def find(self, session_id: str) -> Session | None:
-        """The session of a cookie; None where there is none, or none any more."""
+        """The session of a cookie; None where there is none, or it has ended."""
         kept = self._kept.get(self._digest(session_id))
         if kept is None or not self._holds(kept):
             return None
@@ -161,9 +161,9 @@ def cookie_of(header: str | None, name: str) -> str | None:
 
 
 class WrongTokens:
-    """How long whoever shows a wrong token has to wait: nothing at first, a second once there were many.
+    """How long a caller with a wrong token has to wait: not at all at first, a second once there were many.
 
-    A bucket of five, filled again by one in three seconds. None: so many wait already that this one is sent away.
+    A token bucket of five, refilled by one in three seconds. None: refused, since too many wait already.
     """
 
     def __init__(self, now: Callable[[], float], burst: int = 5, refill_seconds: float = 3.0, most: int = 32) -> None:
@@ -173,7 +173,7 @@ class WrongTokens:
         self._waiting = 0
 
     def start_attempt(self) -> float | None:
-        """Count a wrong token; seconds to wait, then `end_attempt` must be called. None: refuse it at once."""
+        """Count a wrong token; seconds to wait, then `end_attempt` must be called. None: refuse the caller at once."""
         now = self._now()
         self._left = min(self._left + max(now - self._at, 0.0) / self._refill, float(self._burst))
         self._at = now
@@ -187,5 +187,5 @@ class WrongTokens:
         return 1.0
 
     def end_attempt(self) -> None:
-        """Whoever waited is answered."""
+        """Note that a caller that waited was answered."""
         self._waiting -= 1

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """Something that the loop does between two requests; the future is answered later, or refused at the end."""
+    """Something that the loop does between two requests. Its future is answered later, or refused at the end."""
 
     run: Callable[[], None]
     future: Future[None] = field(default_factory=Future)
@@ -89,7 +89,7 @@ class EngineLoop:
         self._decisions = DecisionThread(policy, self.pipeline.views.board.records)
 
     def _begin_after_the_last_fact(self) -> None:
-        """Where the machine's clock was put back, time goes on from what the log has: it must not stand still."""
+        """Where the machine's clock was put back, go on from the time of the newest event."""
         if isinstance(self._clock, SystemClock):
             behind = self._clock.advance_to(self.pipeline.newest_at)
             if behind > _WORTH_SAYING_SECONDS:
@@ -102,7 +102,7 @@ class EngineLoop:
     # Start and end
 
     def start(self) -> None:
-        """Connect the backend, bring it to what the log says, and begin."""
+        """Connect the backend, reconcile it with the log, and start the thread."""
         self._backend.start(self._add_backend_event)
         self.pipeline.reconcile()
         self._thread.start()
@@ -138,7 +138,7 @@ class EngineLoop:
             time.sleep(0.05)
 
     def stopping_seconds(self, jobs: AtStop) -> float:
-        """How long an orderly end may take: the longest grace of jobs that hold GPUs, and a little more."""
+        """How long an orderly stop may take: the longest grace of jobs that hold GPUs, and a little more."""
         records = self.pipeline.views.board.records.values() if jobs == "stop" else ()
         held = (record.spec.request for record in records if record.state in HOLDING)
         longest = max((request.grace_seconds for request in held if request is not None), default=0.0)
@@ -165,23 +165,23 @@ class EngineLoop:
 
     @property
     def stopping(self) -> bool:
-        """Whether it is on its way down: it answers, but takes no new jobs and starts nothing."""
+        """Whether it is stopping: it answers requests, but takes no new jobs and starts nothing."""
         return self._refuses_jobs or self._stopped.is_set()
 
     def refuse_new_jobs(self) -> None:
-        """Take no new jobs from now on; `wind_down` or `stop` must follow."""
+        """Refuse new jobs from now on; `wind_down` or `stop` must follow."""
         self._refuses_jobs = True
 
     # Requests
 
     def request(self, effects: Callable[[float], Effects], reply: Callable[[], T]) -> Future[T]:
-        """Have a change made: `effects` gives it or refuses, `reply` makes the answer once it is durable."""
+        """Make a change: `effects` returns or refuses it, `reply` makes the answer once the change is durable."""
         asked = EngineRequest(effects, reply)
         self._put(asked)
         return asked.future
 
     def read(self, reply: Callable[[], T]) -> Future[T]:
-        """An answer that is made in the engine's thread, from what is durable."""
+        """An answer that the engine's thread makes from what is durable."""
         return self.request(lambda at: Effects(), reply)
 
     def plan(self, forecast: Forecast) -> Future[Plan]:
@@ -191,7 +191,7 @@ class EngineLoop:
     def _put(self, item: EngineRequest | _Action) -> None:
         if not self._stopped.is_set():
             self._queue.put(item)
-        # Asked again: the loop may have emptied the queue for the last time just before.
+        # Checked again: the loop may have emptied the queue for the last time just before.
         if self._stopped.is_set():
             _refuse(item.future)
 
@@ -210,7 +210,7 @@ class EngineLoop:
         self._record(effects)
 
     def _record(self, effects: Callable[[float], Effects]) -> None:
-        """Record what nobody will report a second time: where it cannot be written, it is tried again later."""
+        """Record something that nobody reports a second time. Where it cannot be written, it is tried again later."""
 
         def done(future: Future[Any]) -> None:
             if isinstance(future.exception(), StoreFailed):
@@ -259,14 +259,14 @@ class EngineLoop:
                 self._answer_if_idle()
                 self._num_failures = 0
             except Exception:
-                _log.exception("a turn of the engine failed; it goes on with what the log has")
+                _log.exception("the engine failed; it goes on with what the log has")
                 self.pipeline.must_reconcile = True
                 self._num_failures += 1
-                # The first failure costs no time; a series of them must not take the processor from everybody else.
+                # The first failure is not waited for; a series of them must not use up the processor.
                 time.sleep(min(0.05 * 2.0 ** min(self._num_failures, 10) - 0.1, _LONGEST_PAUSE_SECONDS))
 
     def _run_once(self) -> None:
-        """Process what has come, and do what is due."""
+        """Process the requests that have come, and do what is due."""
         requests: list[EngineRequest] = []
         for item in self._next_items():
             if isinstance(item, EngineRequest):
@@ -285,7 +285,7 @@ class EngineLoop:
             self.pipeline.save_if_due(self._write_elsewhere)
 
     def _next_items(self) -> list[EngineRequest | _Action]:
-        """Wait until something comes or is due; what has come."""
+        """Wait until a request comes or something is due; the requests that have come."""
         due = self._next_due(self._deciding_on is not None)
         wait = None if due is None else self._clock.seconds_until(due)
         items: list[EngineRequest | _Action] = []
@@ -309,7 +309,7 @@ class EngineLoop:
         return max(self._reconcile_after, self.pipeline.paused_until)
 
     def _process(self, requests: list[EngineRequest]) -> None:
-        """Process requests; a mistake of ours is told to their callers, and nothing else of this turn is lost by it."""
+        """Process requests. An error of ours goes to their callers; everything else that is due is still done."""
         try:
             if requests:
                 self.pipeline.process(requests)
@@ -359,7 +359,7 @@ class EngineLoop:
         try:
             self.pipeline.reconcile()
         except Exception:
-            _log.exception("the backend could not be brought to what the log says; that is tried again")
+            _log.exception("the backend could not be reconciled with the log; it is tried again")
             self.pipeline.must_reconcile = True
             self._reconcile_after = self._clock.now() + _LONGEST_PAUSE_SECONDS
 
@@ -382,7 +382,7 @@ class EngineLoop:
         try:
             self.pipeline.close()
         except Exception:
-            _log.exception("the state could not be kept at the end; the log has all of it")
+            _log.exception("the state could not be saved at the end; the log has all of it")
         with suppress(queue.Empty):
             while True:
                 _refuse(self._queue.get_nowait().future)

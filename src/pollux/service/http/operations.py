@@ -84,7 +84,7 @@ class Param:
         return value
 
     def _parsed(self, text: str) -> float:
-        """The number that the text is; NaN where it is none. Python itself takes more spellings than people mean."""
+        """The number that the text is; NaN where it is none. Stricter than Python, which reads `1_000` too."""
         if not text.isascii() or "_" in text or text != text.strip() or len(text) >= 40:
             return math.nan
         try:
@@ -118,7 +118,7 @@ Handler = Callable[[Call], Awaitable[Response]]
 class Operation:
     """One method of one path: who answers, what it takes and what it gives, for routing and for the description.
 
-    `job_token`: a job's own token may do it; `viewer`: so may who only looks. `links` are names of operations that can
+    `job_token`: a job's own token may do it; `viewer`: the viewer's token may. `links` are names of operations that can
     follow with the job's id.
     """
 
@@ -146,7 +146,7 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def error_response(error: Exception) -> Response:
-    """Any error in the one shape; what we did not foresee is logged and told without its insides."""
+    """The answer for any error; one that we did not foresee is logged, and its details are not sent."""
     if isinstance(error, PolluxError):
         body = error_body(type(error).__name__, str(error), error.retryable)
         return Response(body, error.http_status, media_type="application/json")
@@ -177,7 +177,7 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
 
 
 async def answer(future: Future[T]) -> T:
-    """Wait for the engine; other requests are served meanwhile."""
+    """The engine's answer; other requests are served while this one waits."""
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_SECONDS)
     except TimeoutError:
@@ -201,7 +201,7 @@ def keys_of(body: object, known: Sequence[str], example: str) -> dict[str, Any]:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """JSON has one kind of numbers: 4.0 is as good as 4. What becomes text for a job stays as it was written."""
+    """JSON has one kind of number: 4.0 becomes 4. Numbers that become text for a job stay as they were written."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, list):

@@ -16,7 +16,7 @@ LARGEST_RECEIPT = 8 * 2**20
 
 
 def _finite(text: str) -> float | None:
-    """None for what is too large, such as 1e999: JSON has no word for it."""
+    """None for a number that is too large, such as 1e999: JSON cannot hold infinity."""
     number = float(text)
     return number if math.isfinite(number) else None
 

@@ -17,7 +17,7 @@ _MARKS = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Shares of a job's progress at which its interval is written down."""
 
 
-# So many past predictions tell how far to widen the next: enough for a quantile, few enough to follow changes.
+# How many past predictions decide how far to widen the next: enough for a quantile, few enough to follow changes.
 _REMEMBERED = 60
 
 _NONE = {"predictions": 0, "covered": None, "relative_width": None, "median_error": None}
@@ -85,7 +85,7 @@ class EtaBook:
         self._pending.append(TelemetryRow(job_id, now, "eta", values))
 
     def pop_pending(self) -> list[TelemetryRow]:
-        """What is to be kept with the next measurements; it is handed out once."""
+        """Rows to be written with the next measurements; each is returned once."""
         pending, self._pending = self._pending, []
         return pending
 
@@ -95,7 +95,7 @@ class EtaBook:
         self._scores.pop(job_id, None)
 
     def quality(self, job_id: str) -> dict[str, Any]:
-        """One job's intervals: how many, the share that held the end, the middle relative error; nothing before."""
+        """One job's intervals: how many, the share that held its end, the median relative error; None before."""
         score = self._scores.get(job_id, _NONE)
         return {name: score.get(name) for name in _NONE}
 

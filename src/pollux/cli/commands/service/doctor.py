@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 
 from pollux.cli.arguments.options import Json, print_json
 from pollux.cli.printing.visible import say
-from pollux.core.errors import PolluxError
+from pollux.core.errors import PolluxError, StoreFailed
 
 __all__ = ["Finding", "doctor", "findings"]
 
@@ -43,12 +43,15 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(as_json: Json = False) -> None:
+Store = Annotated[bool, typer.Option("--store", help="Read the whole store of this home and say what of it is whole.")]
+
+
+def doctor(as_json: Json = False, store: Store = False) -> None:
     """Check what works on this machine and what is missing; ends with 1 if something needed is missing.
 
     Example: pollux doctor
     """
-    found = list(findings())
+    found = list(_store_findings() if store else findings())
     usable = all(finding.level != "missing" for finding in found)
     if as_json:
         print_json({"usable": usable, "findings": [asdict(finding) for finding in found]})
@@ -82,6 +85,26 @@ def findings() -> Iterator[Finding]:
     yield from _memory()
     yield from _home()
     yield _service()
+
+
+def _store_findings() -> Iterator[Finding]:
+    """What of the store is whole; a service may run meanwhile."""
+    from pollux.store.inspection import inspect_store
+    from pollux.wire import home_layout
+
+    path = home_layout.store_file(home_layout.home(os.environ))
+    try:
+        state = inspect_store(path)
+    except StoreFailed as error:
+        what, _, remedy = str(error).partition(": ")
+        yield Finding("store", "missing", what, remedy)
+        return
+    facts = f"{state.num_facts} facts, {state.first} to {state.last}" if state.num_facts else "no facts"
+    yield Finding("store", "ok", f"{path}: {facts}")
+    whole = ", ".join(f"after fact {revision}" for revision in state.snapshots) or "none yet"
+    yield Finding("snapshots", "ok", whole)
+    for fault in state.faults:
+        yield Finding("store", "missing", fault, f"restore a backup of {path.name}, with its -wal file if there is one")
 
 
 def _python() -> Finding:
