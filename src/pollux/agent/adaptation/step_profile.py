@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pollux.core.errors import CheckpointMismatch, InvalidInput
+from pollux.agent.adaptation.state_version import require_version
+from pollux.core.errors import InvalidInput
 from pollux.goodput import Observation
 
 __all__ = ["Profile", "ProfileKey", "StepCost"]
@@ -197,11 +198,7 @@ class Profile:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; every key warms up again, since this process has just started."""
-        if state.get("version") != _VERSION:
-            raise CheckpointMismatch(
-                f"the throughput profile has version {state.get('version')}, known is {_VERSION}: "
-                "resume with the release of pollux that wrote it"
-            )
+        require_version("the throughput profile", state, _VERSION)
         self._clock = int(state["clock"])
         self._windows = {}
         for entry in state["keys"]:

@@ -214,7 +214,7 @@ class Checkpointer:
     def latest(self) -> Saved | None:
         """The newest whole checkpoint, or `None` where there is none; waits for a save in flight.
 
-        Replica 0 verifies every checksum, the others take its word. A damaged one is skipped with one warning; where
+        Replica 0 verifies every checksum, and the others rely on it. A damaged one is skipped with one warning; where
         none is whole `CheckpointDamaged` is raised, where the newest is of another format `CheckpointMismatch`,
         on all replicas alike.
         """

@@ -170,7 +170,7 @@ class CheckpointFolder:
         return path.name
 
     def withdraw(self, target: str) -> None:
-        """What was written under the name that `begin` has chosen is not published, and goes."""
+        """Remove what was written under the name that `begin` has chosen: it is not published."""
 
     def retain(self, name: str, keep: int) -> None:
         """Remove all but `keep` checkpoints, the just published `name` among them, each the newest of its step.

@@ -65,7 +65,7 @@ def put(store: ObjectStore, beside: Path, names: Iterable[str], key: str, procee
 def fetch(store: ObjectStore, name: str, key: str, content: bytes, launch: str = "") -> Path:
     """The folder of this machine with the checkpoint `key`, whose manifest is `content`; every file there is verified.
 
-    A copy from before is used where it is the same; others of this `launch` that ask on this machine take its word.
+    An equal copy from before is used; later calls of this `launch` on this machine rely on the check made here.
     Files that an interrupted fetch has brought are not brought again.
     """
     manifest = decode(content)

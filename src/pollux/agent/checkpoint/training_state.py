@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pollux.agent.checkpoint.checkpointer import Loaded, Saved, tensor_layout
+from pollux.agent.checkpoint.checkpointer import Loaded, Saved, parameter_signature, tensor_layout
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.core.errors import CheckpointMismatch, InvalidInput
 
@@ -185,12 +185,9 @@ class TrainingState:
 
     def signature(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to fit: names, shapes and types, and the kind of optimiser."""
-        shapes = {
-            name.removeprefix(_MODEL): f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-            for name, tensor in self.model_tensors().items()
-        }
+        shapes = parameter_signature({name.removeprefix(_MODEL): each for name, each in self.model_tensors().items()})
         extra = {name.removeprefix(_MODEL): "kept" for name in self.model_objects() if _is_extra(name)}
-        known: dict[str, Any] = {"optimizer": type(self._optimizer).__name__, "parameter": shapes}
+        known: dict[str, Any] = {"optimizer": type(self._optimizer).__name__, **shapes}
         return {**known, "object": extra} if extra else known
 
     def _optimizer_entries(self) -> Iterator[tuple[str, str, object]]:

@@ -166,7 +166,7 @@ class Loader:
         return run
 
     def commit(self) -> None:
-        """The optimiser has applied the oldest step that was yielded to its last micro-batch: its samples count."""
+        """Count the samples of the oldest step whose micro-batches were all yielded: the optimiser has used them."""
         if self._yielded == 0:
             raise MisusedJob("no step is waiting to be committed; commit once after each step's last micro-batch")
         self._yielded -= 1

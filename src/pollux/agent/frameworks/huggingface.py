@@ -176,8 +176,8 @@ class PolluxTrainerMixin(Trainer):
         training.steps.end_backward()
         if not self._pollux_weighed:
             raise MisusedJob(
-                f"{type(self).__name__}.compute_loss goes round Pollux's: define it in a class of its own, after the "
-                "mixin: class MyTrainer(PolluxTrainerMixin, TrainerWithMyLoss)"
+                f"{type(self).__name__}.compute_loss does not call Pollux's: define it in a class of its own, after "
+                "the mixin: class MyTrainer(PolluxTrainerMixin, TrainerWithMyLoss)"
             )
         training.steps.note_share(loss.detach() / self.args.world_size)
         if micro.is_last:
