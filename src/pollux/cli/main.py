@@ -30,7 +30,7 @@ _WORDS = "pollux.words"
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether `--json` is among the words that are ours: not behind `--`, nor behind the script of `pollux run`."""
+    """Whether `--json` is among our own words: those before `--`, and before the script of `pollux run`."""
     ours = list(words)
     if "--" in ours:
         ours = ours[: ours.index("--")]

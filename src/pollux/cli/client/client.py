@@ -98,7 +98,7 @@ def connect(environ: Mapping[str, str] | None = None, timeout: float = _TIMEOUT_
 class Client:
     """Requests to one service. `ca_file`, where it exists, is trusted beside the system's certificates.
 
-    `find` tells where the service is by now; it is asked when nobody answers at the known address.
+    `find` gives the present address of the service; it is called when the known one does not answer.
     """
 
     def __init__(
@@ -251,12 +251,12 @@ class Client:
             skew = parsedate_to_datetime(date).timestamp() - time.time()
         except ValueError:
             return
-        # The header counts whole seconds: less than a few is no difference between clocks.
+        # The header has whole seconds: a difference of a few says nothing about the clocks.
         self._skew = skew if abs(skew) > 3.0 else 0.0
 
 
 def _address(url: str) -> SplitResult:
-    """The parts of an address; refuses what is none."""
+    """The parts of an address; InvalidInput where it is not one."""
     parts = urlsplit(url)
     try:
         known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)

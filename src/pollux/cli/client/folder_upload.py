@@ -34,7 +34,7 @@ def ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tupl
 
 
 def would_ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tuple[JobRequest, str]:
-    """The job as it would be there, and nothing is sent; where its files were not sent before, as it is, and that."""
+    """The job as it would be there, without sending anything; unchanged where its files are not there, with a line."""
     from pollux.storage.archive import digest_of
 
     archive = _packed(request, is_asked_for)
@@ -86,7 +86,7 @@ def _with_folder_on_service(request: JobRequest, folder: str) -> JobRequest:
 def _send(client: Client, digest: str, archive: bytes) -> tuple[str, bool]:
     """The folder where it is unpacked, and whether it was there before."""
     size, have, piece = len(archive), 0, b""
-    # Twice as many requests as pieces: others may send the same package, and the service says where to go on.
+    # At most twice as many requests as pieces: others may send the same package at the same time.
     for turn in range(2 * (size // _PIECE_BYTES + 2)):
         data = base64.b64encode(piece).decode()
         answer = client.post("/v1/packages", {"digest": digest, "size": size, "offset": have, "data": data})

@@ -26,7 +26,7 @@ _HOLDING = ("starting", "running", "resizing")
 
 
 class Ending:
-    """The end of one service; made before it is told to end, since it then forgets its process id."""
+    """Waits for the end of one service. Made before the service is stopped, which removes its process id."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -84,7 +84,7 @@ def _pid_of(home: Path, url: str) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has asked about does not."""
+    """Whether a process runs; one that has ended and was not waited for (a zombie) does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

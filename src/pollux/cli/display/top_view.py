@@ -1,4 +1,4 @@
-"""One picture of the cluster for `pollux top`: fetched from the service, drawn for a terminal of any size."""
+"""The screen of `pollux top`: fetched from the service, drawn for a terminal of any size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What was last known. `lost` says since when and why the service does not answer; empty while it does."""
+    """The last known state. `lost` says since when and why the service does not answer; empty while it does."""
 
     url: str
     status: Mapping[str, Any] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     if height is not None:
         above = 9 + min(len(nodes), _MOST_NODES) + bool(frame.lost)
         above += sum(len(textwrap.wrap(line, width)) for line in warned)
-        # What is degraded goes before what was decided.
+        # Warnings come before decisions where there is not room for both.
         lines = lines[: max(0, height - above - 3)] if warned else lines
         taken = above + (len(lines) + 2 if lines else 0)
         room = max(1, min(room, height - taken))

@@ -1,4 +1,4 @@
-"""Standard streams that are there and take every text, whatever characters the terminal, pipe or file knows."""
+"""Standard streams that exist and accept every text, whatever the encoding of the terminal, pipe or file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def whole_output() -> Iterator[None]:
 
 
 def _is_lost() -> bool:
-    """Whether standard output takes nothing more; where it is not buffered, only a write shows that."""
+    """Whether standard output can no longer be written; where it is not buffered, only a write shows that."""
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"\n")
@@ -62,7 +62,7 @@ def _is_lost() -> bool:
 
 
 def _drop_output() -> None:
-    """Have the interpreter's own end find nothing left to write."""
+    """Leave nothing for the interpreter to write when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""`pollux run`: one job on this machine, scheduled by the same engine as a service's, which keeps nothing."""
+"""`pollux run`: one job on this machine, under the engine of the service with a store in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["app", "run"]
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30
-# After a `kill -9` of this command nobody looks after its job.
+# After a `kill -9` of this command the job has no service: its shim ends it.
 _ORPHAN_SECONDS = 5.0
 # What asks a command to end: Ctrl-C, `timeout` or a machine that goes down, and a terminal that is closed.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -131,7 +131,7 @@ class _Folder:
 
 @contextmanager
 def _home(named: Path | None) -> Iterator[_Folder]:
-    """The folder for checkpoints and logs: the named one, or a new one that goes away unless it is to be kept."""
+    """The folder for checkpoints and logs: the named one, or a new one that is removed unless it is to be kept."""
     if named is not None:
         path = named.expanduser().absolute()
         make_home(path, "--home")
@@ -186,7 +186,7 @@ def _engine(home: Path, slots: int | None, policy: str) -> Iterator[Engine]:
 
 
 def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[str, Any], int | None]:
-    """Submit, show what it writes and how it stands until it has ended; and the signal that made it end, if any."""
+    """Submit the job, show its output and state until it has ended; the signal that ended it, if any."""
     from pollux.wire.codec import encode
 
     total = sum(node.gpus for node in engine.status().result().nodes)
@@ -198,7 +198,7 @@ def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[s
     with _noted_signals() as signals:
         while True:
             status: dict[str, Any] = encode(engine.job(job))
-            # Asked before reading: what has ended writes no more.
+            # Checked before reading: a job that has ended writes no more.
             over = status["ended_at"] is not None and not _has_processes(engine, job)
             offset, more = _show_log(engine, job, offset, screen)
             screen.status(status, time.time())
@@ -215,7 +215,7 @@ def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[s
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Ctrl-C and the like are added to the list, and interrupt nothing: output would be lost or shown twice."""
+    """Signals are added to a list instead of interrupting: output would be lost or shown twice."""
     noted: list[int] = []
     with _handled(_ENDING, lambda number, _: noted.append(number)):
         yield noted
@@ -252,7 +252,7 @@ def _has_processes(engine: Engine, job: str) -> bool:
 
 
 def _interrupt(engine: Engine, job: str, number: int, first: bool, screen: Screen) -> None:
-    """Let it save and end; a further Ctrl-C kills it. Others often come twice and mean it once."""
+    """Let the job save and end; a second Ctrl-C kills it. Other signals often come twice and count once."""
     from pollux.controller import ENDED
 
     status = engine.job(job)

@@ -53,7 +53,7 @@ def settings_in_force(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def _told(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that the running service has, by name; nothing where it does not answer."""
+    """The settings of the running service, by name; empty where it does not answer."""
     from urllib.parse import urlsplit
 
     from pollux.cli.client.client import connect
@@ -84,7 +84,7 @@ def _server(environ: Mapping[str, str], home: Any) -> tuple[str, str]:
 
 
 def _up_defaults() -> Iterator[tuple[str, Any, str]]:
-    """What `pollux up` does where its options say nothing."""
+    """The defaults of `pollux up`."""
     from dataclasses import fields
 
     from pollux.service.settings import ServiceSettings

@@ -88,7 +88,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _store_findings() -> Iterator[Finding]:
-    """What of the store is whole; a service may run meanwhile."""
+    """Whether the store can be read; a service may run meanwhile."""
     from pollux.store.inspection import inspect_store
     from pollux.wire import home_layout
 

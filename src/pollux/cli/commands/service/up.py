@@ -142,7 +142,7 @@ def _backend_options(backend: str, slots: int | None, address: str | None, words
 
 
 def _host(backend: str, options: dict[str, Any], host: str | None, may_be_seen: bool) -> str:
-    """Where to listen: as was said, or where the backend's nodes reach this machine, as their jobs report here."""
+    """Where to listen: the address that was given, or the one at which the backend's nodes reach this machine."""
     import pollux.backends as backends
     from pollux.backends.process.network import is_loopback
 
@@ -255,7 +255,7 @@ def _need_service_packages() -> None:
 
 
 def _greet_later(settings: ServiceSettings, as_json: bool, said: threading.Lock) -> None:
-    """Greet from a thread of its own: the caller is the thread that has to answer the questions."""
+    """Print the greeting from another thread: this one has to answer the requests that it needs."""
     threading.Thread(target=_greet, args=(settings, as_json, said), daemon=True, name="pollux-greeting").start()
 
 
@@ -331,7 +331,7 @@ def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
 
 def _opened(log: Path) -> BinaryIO:
     try:
-        # What jobs and people are called is nobody else's business.
+        # The log names jobs and people: only its owner may read it.
         return open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600))
     except OSError as error:
         raise InvalidInput(f"{log} cannot be written ({error.strerror}): remove it, or set POLLUX_HOME") from None
@@ -351,7 +351,7 @@ def _spawn(words: list[str], output: int) -> int:
         (os.POSIX_SPAWN_DUP2, output, 1),
         (os.POSIX_SPAWN_DUP2, output, 2),
     ]
-    # What this process was told to leave blocked is not for the service, which is stopped by a signal.
+    # Signals that are blocked in this process must not be blocked in the service: signals stop it.
     return os.posix_spawn(words[0], words, os.environ, file_actions=actions, setsid=True, setsigmask=())
 
 
