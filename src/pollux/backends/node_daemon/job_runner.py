@@ -22,6 +22,7 @@ from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import LocalLauncher, ReplicaProcess
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.transport.channel import Channel, SecureLine, clock
+from pollux.wire.live.store_channel import with_derived_secret
 
 __all__ = ["NodeJobRunner"]
 
@@ -37,7 +38,7 @@ _MOMENT = "POLLUX_STOPPED_AT"
 
 
 class NodeJobRunner:
-    """The loop. `environ` is what replicas inherit, `control` where the node daemon hands over connections."""
+    """The loop. `environ` is what replicas inherit, `secret` the fleet's; connections come over `control`."""
 
     def __init__(
         self,
@@ -46,11 +47,13 @@ class NodeJobRunner:
         warm_variables: Mapping[str, str] | None,
         environ: Mapping[str, str],
         boot: str,
+        secret: bytes,
     ) -> None:
         self._lease_seconds = lease_seconds
         self._control = control
         self._environ = environ
         self._boot = boot
+        self._secret = secret
         self._channel = Channel()
         self._launcher = LocalLauncher(warm_variables, self._close_in_fork)
         self._loop = SelectLoop()
@@ -195,10 +198,11 @@ class NodeJobRunner:
             return
         self._known.add(key)
         self._memory_bytes = float(message["memory"])
+        environ = with_derived_secret(message["environ"], self._secret)
         start = ReplicaStart(
             tuple(message["argv"]),
             message["workdir"],
-            {**self._environ, **_by_own_clock(message["environ"], message.get("now"))},
+            {**self._environ, **_by_own_clock(environ, message.get("now"))},
             tuple(message["cores"]),
             bool(message["path_was_set"]),
         )
