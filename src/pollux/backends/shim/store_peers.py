@@ -13,7 +13,6 @@ import hmac
 import os
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +84,8 @@ class _Log:
 
 
 def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())
 
 
 class StorePeers:
