@@ -34,8 +34,8 @@ _ACCEPTS_A_TURN = 16
 _FULL_SECONDS = 0.05
 _LOG_SECONDS = 10.0
 _REMEDY = (
-    "it uses PyTorch's own store, which proves nothing, from another machine or user: import pollux.agent before "
-    "torch.distributed.init_process_group"
+    "it uses PyTorch's own store, which proves nothing, from another machine or user: put `from pollux.agent import "
+    "init` before torch.distributed.init_process_group"
 )
 
 
@@ -358,9 +358,13 @@ class StorePeers:
     def _reply(self, peer: _Peer, operation: Operation, parts: Sequence[bytes]) -> None:
         if peer.writer is None:
             self._send(peer, plain_protocol.answer_of(operation, parts))
-        else:
-            done = operation if operation is Operation.LATE else Operation.DONE
+            return
+        done = operation if operation is Operation.LATE else Operation.DONE
+        try:
             self._send(peer, peer.writer.frame(store_channel.pack(done, parts)))
+        except BrokenFrame as error:
+            # Here, since what it waited for may just have come from another one.
+            self._refuse(peer, "answer", f"it asked for too much at once: {error}")
 
 
 def _seconds(parts: list[bytes]) -> float:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.backends.process import proc
+from pollux.backends.shim.key_values import StoreRefusal
 from pollux.backends.shim.store_peers import StorePeers
 from pollux.backends.transport.json_lines import LineReader, line_of
 from pollux.wire.live import keys
@@ -176,7 +177,10 @@ class _Watcher:
 
     def _obey(self, message: dict[str, Any]) -> None:
         if message["op"] == "set":
-            self._values.set(_below(message["key"]), message["value"].encode())
+            try:
+                self._values.set(_below(message["key"]), message["value"].encode())
+            except StoreRefusal as error:
+                print(f"'{message['key']}' was not set: {error}", file=sys.stderr, flush=True)
         elif message["op"] == "watch":
             self._watches.pop(message["name"], None)
             if message["keys"]:

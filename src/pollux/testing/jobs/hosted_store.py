@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import warnings
 from pathlib import Path
 
 from pollux.backends.shim.store_server import ListeningStore
@@ -23,7 +24,10 @@ class HostedStore:
 
         listening = ListeningStore()
         self.access: StoreAccess = listening.access
-        self.process = listening.fork_host(settle)
+        with warnings.catch_warnings():
+            # Tests have threads; the host runs nothing but what it was forked for.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process = listening.fork_host(settle)
         listening.close()
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 import datetime
 import os
+import random
 import threading
 import time
 
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from pollux.agent.distributed import rendezvous
 from pollux.agent.distributed.authenticated_store import AuthenticatedStore
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
-from pollux.wire.live.store_channel import SECRET_VARIABLE, StoreAccess
+from pollux.wire.live.store_channel import SECRET_VARIABLE, Operation, StoreAccess, pack
 
 MOMENT = datetime.timedelta(milliseconds=20)
 
@@ -107,6 +108,24 @@ def test_a_store_that_is_gone_is_told_at_once(hosted_store, store):
         with pytest.raises(dist.DistNetworkError, match=hosted_store.access.address):
             store.get("a")
     assert time.monotonic() - began < PATIENCE_SECONDS / 2
+
+
+def test_a_replica_that_says_nonsense_is_left_and_the_others_are_not(hosted_store, store):
+    """Two thousand messages with the right codes and a random meaning; whoever breaks the protocol comes anew."""
+    chance = random.Random(3)
+    for number in range(2000):
+        operation = chance.choice([*Operation, *range(20)])
+        parts = [chance.choice([b"", b"n", b"9" * 30, b"-1", b"5", b"[" * 5000]) for _ in range(chance.randrange(4))]
+        body = bytearray(pack(Operation.SET, parts))
+        body[0] = operation
+        if chance.random() < 0.2:
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        made = store._connect()
+        made._line.sendall(made._writer.frame(bytes(body)))
+        made.close()
+        if number % 200 == 0:
+            assert store.add("counted", 1) == number // 200 + 1
+    assert store.add("counted", 0) == 10
 
 
 def test_another_secret_opens_nothing(hosted_store, store, tmp_path):
