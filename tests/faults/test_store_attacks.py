@@ -151,8 +151,7 @@ def store_port(home: Path) -> int:
                     return int(port)
         return None
 
-    port: int = wait_until("the store's host", found, PATIENCE_SECONDS, 0.1)
-    return port
+    return int(wait_until("the store's host", found, PATIENCE_SECONDS, 0.1) or 0)
 
 
 def readable() -> str:

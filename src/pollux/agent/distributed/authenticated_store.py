@@ -92,7 +92,7 @@ class AuthenticatedStore(dist.Store):
     @property
     def _patience(self) -> float:
         """Seconds that keys are waited for. PyTorch's own code may change them, and changes them in its base class."""
-        limit: datetime.timedelta = self.timeout
+        limit: datetime.timedelta = self.timeout  # type: ignore[attr-defined]
         return limit.total_seconds()
 
     # What PyTorch asks, from Python and from its own threads
