@@ -19,9 +19,11 @@ from typing import Any
 
 from measure import timed
 
-from pollux.backends.ray.driver import Driver
+from pollux.backends.ray.driver.loop import Driver
+from pollux.backends.ray.driver.order import DriverOrder
 from pollux.backends.ray.nodes import lending_nodes
-from pollux.backends.ray.provider import RayNodeProvider, RayOptions
+from pollux.backends.ray.options import RayOptions
+from pollux.backends.ray.provider import RayNodeProvider
 from pollux.backends.slurm.commands import SlurmCommands
 from pollux.backends.slurm.job_provider import SlurmJobProvider
 from pollux.backends.slurm.parse import fold_nodes
@@ -160,7 +162,7 @@ def slurm_rounds(name: str, story: list[dict[str, Any]], copies: int, gpus: int,
 
             def turn() -> None:
                 now[0] += POLL_SECONDS
-                lender.turn()
+                lender.do_round()
                 ask_after(lender, jobs)
 
             slowest = (0.0, "")
@@ -259,14 +261,16 @@ def ray_rounds(story: list[dict[str, Any]], copies: int, repeats: int) -> dict[s
 
         def look(rows: list[dict[str, Any]], dead: set[str]) -> None:
             seen = lending_nodes(rows, None, False)
-            lender._hear(json.loads(json.dumps({"kind": "nodes", "nodes": [node.described() for node in seen]})))
+            nodes = {"kind": "nodes", "nodes": [node.described() for node in seen], "leaving": {}}
+            lender._hear(json.loads(json.dumps(nodes)))
             for node in seen:
                 if node.ray_id in dead:
                     # By the end of its actor, which is sooner known than what Ray says of the node.
                     lender._hear({"kind": "gone", "node": node.name, "why": "its host ended"})
                 elif node.ray_id not in up:
                     up.add(node.ray_id)
-                    lender._hear({"kind": "host", "node": node.name, "address": [node.address, 4000], "gpus": []})
+                    host = {"node": node.name, "address": [node.address, 4000], "gpus": [], "odd": "", "doubt": ""}
+                    lender._hear({"kind": "host", **host})
             ask_after(lender, jobs)
 
         slowest = (0.0, "")
@@ -323,7 +327,7 @@ class CountedRay:
         """A class or function whose calls never answer."""
         future = types.SimpleNamespace(add_done_callback=lambda handle: None)
         called = types.SimpleNamespace(remote=lambda: self._counted() or types.SimpleNamespace(future=lambda: future))
-        actor = types.SimpleNamespace(report=called, watch=called, part=called, future=lambda: future)
+        actor = types.SimpleNamespace(report=called, watch=called, release=called, future=lambda: future)
         return types.SimpleNamespace(
             options=lambda **options: types.SimpleNamespace(remote=lambda *given, **named: self._counted() or actor)
         )
@@ -347,20 +351,20 @@ class CountedRay:
 def ray_calls(rows: list[dict[str, Any]], repeats: int, slots: int | None) -> dict[str, Any]:
     """Calls to Ray, and seconds, of a driver's look around with a claim on every node."""
     ray, told = CountedRay(rows), []
-    order = {"secret": "ab" * 32, "slots": slots, "with_gpus": True, "warm": True, "prefix": "pollux:s:"}
+    now = [0.0]
     before = {name: sys.modules.get(name) for name in ray.modules()}
     sys.modules.update(ray.modules())
     try:
-        driver = Driver(ray, {**order, "claims": {}, "desired": None}, lambda kind, **more: told.append((kind, more)))
+        order = DriverOrder("ab" * 32, "pollux:s:", slots=slots)
+        driver = Driver(ray, order, lambda kind, **more: told.append((kind, more)), lambda: now[0])
         driver.look_around()
         names = [node["name"] for node in told[0][1]["nodes"]]
         driver.obey({"do": "take", "claims": {f"pollux:s:j:{number}": name for number, name in enumerate(names)}})
-        for claim, known in driver._groups.items():
+        now[0] += 10.0
+        for claim in driver.groups.not_granted():
             if slots is None and ray.states[claim] == "CREATED":
-                driver._probed(["0"], None, claim, known.group)
-            else:
-                assert known.waits_since is not None
-                known.waits_since -= 3600.0
+                # In the place of its group the played Ray gives its name.
+                driver.groups._found(["0"], None, claim, claim)
         driver.look_around()
         assert [kind for kind, _ in told].count("granted") == len(names) - math.ceil(len(names) / 10)
         ray.calls = 0

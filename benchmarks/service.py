@@ -61,7 +61,7 @@ def serve(home: Path, seed: int) -> None:
 
         def watched(*answer: Any) -> None:
             decided(*answer)
-            times = engine.decision_times
+            times = engine.last_decision
             with (home / "decisions.txt").open("a") as file:
                 file.write(f"{time.time()} {times.delay_seconds} {times.seconds}\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pollux.service.http.app import operations
+from pollux.service.server.app import operations
 
 PAGE = Path(__file__).resolve().parent / "api-http.md"
 BEGIN, END = "<!-- operations: docs/make_api.py -->", "<!-- end of operations -->"

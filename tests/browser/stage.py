@@ -13,9 +13,9 @@ import uvicorn
 from pollux import policies
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, Tokens
-from pollux.service.clock import SystemClock
-from pollux.service.http.app import create_app
+from pollux.service.server.app import create_app
 from pollux.service.server.serve import listen
+from pollux.service.settings.clock import SystemClock
 from pollux.store import open_store, open_telemetry
 from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, result_of, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until

@@ -9,8 +9,8 @@ from playwright.sync_api import expect
 from tests.browser.stage import PATIENCE_SECONDS, wait_for
 from tests.replaying import held_child
 
-from pollux.service.http import app
 from pollux.service.replay.replays import Replays
+from pollux.service.server import app
 from pollux.testing.servers.service import result_of
 
 pytestmark = pytest.mark.browser

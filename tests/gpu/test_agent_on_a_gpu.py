@@ -83,7 +83,7 @@ def test_real_out_of_memory_at_a_new_size_is_survived(monkeypatch):
                             BatchChange(BatchChoice(64, 0, 1), 1.5, 1.0, 0.9, "for the test")
                         )
                         job._parts.loader.rewind()
-                        job._loop._feed.forget()
+                        job._run.feed.forget()
             kinds = [event.kind for event in job.receipt.events]
             assert "out-of-memory" in kinds
             assert job.local_batch <= 8

@@ -74,7 +74,7 @@ class ReplicasStarted(BackendEvent):
     """All replicas of a generation are processes now; after a `resize`, all have taken their first step in it.
 
     `pause_seconds` is then how long training paused for it, and `kind` what it was ("grow", "shrink", "move",
-    "recover"); None and empty for a start, or where nobody said.
+    "recover"); None and empty for a start, or where nobody said. The scheduler hears of such a pause in no other way.
     """
 
     job_id: str

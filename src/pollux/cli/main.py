@@ -14,6 +14,7 @@ import typer
 
 from pollux.cli.arguments.options import PARTIAL, print_json
 from pollux.cli.display.streams import take_every_text, whole_output
+from pollux.cli.printing.visible import say
 from pollux.cli.registry import LazyGroup
 from pollux.core.errors import PolluxError
 from pollux.core.version import __version__
@@ -44,7 +45,7 @@ def _print_error(meta: Mapping[str, Any], code: str, message: str, retryable: bo
     Before the error it has what was done up to then.
     """
     line = " ".join(message.split())
-    typer.echo(f"error: {line}", err=True)
+    say(f"error: {line}", err=True)
     if _wants_json(meta.get(_WORDS, ())):
         error = {"code": code, "message": line, "retryable": retryable, "exit_code": exit_code}
         print_json({**meta.get(PARTIAL, {}), "error": error})
@@ -94,7 +95,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"pollux {__version__}")
+        say(f"pollux {__version__}")
         raise typer.Exit
 
 

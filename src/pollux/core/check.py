@@ -61,8 +61,13 @@ def _check_job(snapshot: Snapshot, job: JobView, old: Placement, new: Placement)
             return
         if not new:
             yield Violation("preemptible", job.id, f"job '{job.id}' is not preemptible and was stopped")
-    if not new:
-        return
+    if new:
+        yield from _check_size(job, new)
+        yield from _check_node_use(snapshot, job, old, new)
+
+
+def _check_size(job: JobView, new: Placement) -> Iterator[Violation]:
+    limits = job.limits
     if new.num_gpus < limits.min_gpus:
         yield Violation(
             "min-gpus", job.id, f"job '{job.id}' got {new.num_gpus} GPUs, below its minimum {limits.min_gpus}"
@@ -77,7 +82,6 @@ def _check_job(snapshot: Snapshot, job: JobView, old: Placement, new: Placement)
             job.id,
             f"job '{job.id}' got {new.num_nodes} nodes, above its maximum {limits.max_nodes}",
         )
-    yield from _check_node_use(snapshot, job, old, new)
 
 
 def _check_node_use(snapshot: Snapshot, job: JobView, old: Placement, new: Placement) -> Iterator[Violation]:

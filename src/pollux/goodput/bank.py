@@ -62,6 +62,11 @@ class ModelBank:
     kinds: Mapping[str, KindMemory] = field(default_factory=dict)
     priors: Mapping[str, Prior | None] = field(default_factory=dict, compare=False)
 
+    @classmethod
+    def of(cls, kinds: Mapping[str, KindMemory]) -> ModelBank:
+        """A bank of these memories, as one that was stored."""
+        return cls(kinds, {kind: memory.prior() for kind, memory in kinds.items()})
+
     def prior(self, kind: str) -> Prior | None:
         """What is known of a kind before a job of it has run."""
         return self.priors.get(kind)

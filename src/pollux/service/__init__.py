@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pollux.service.auth.tokens import Tokens
-from pollux.service.clock import Clock, SystemClock
 from pollux.service.engine.engine import Engine
 from pollux.service.settings import DEFAULT_PORT, ServiceSettings
+from pollux.service.settings.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from pollux.service.http.app import create_app
+    from pollux.service.server.app import create_app
     from pollux.service.server.serve import serve
 
 __all__ = ["DEFAULT_PORT", "Clock", "Engine", "ServiceSettings", "SystemClock", "Tokens", "create_app", "serve"]
@@ -19,7 +19,7 @@ __all__ = ["DEFAULT_PORT", "Clock", "Engine", "ServiceSettings", "SystemClock", 
 def __getattr__(name: str) -> Any:
     # An engine alone, as of `pollux run`, needs no web framework.
     if name == "create_app":
-        from pollux.service.http.app import create_app
+        from pollux.service.server.app import create_app
 
         return create_app
     if name == "serve":

@@ -17,6 +17,7 @@ PACKAGES = {
 }  # fmt: skip
 """The kinds of stores, and the package that each one needs where jobs run."""
 
+_SCHEMES = ", ".join(f"{scheme}://" for scheme in PACKAGES)
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _MOST_CHARACTERS = 1000
 
@@ -35,21 +36,23 @@ def address_fault(text: str) -> str:
     """What to do about an address that cannot be one; empty where it is well formed."""
     found = _ADDRESS.fullmatch(text)
     if found is None or found[1].lower() not in PACKAGES:
-        return (
-            f"stores are {', '.join(f'{scheme}://' for scheme in PACKAGES)}; give one of them, or a folder that all "
-            "nodes share"
-        )
+        return f"stores are {_SCHEMES}; give one of them, or a folder that all nodes share"
     bucket, *parts = found[2].rstrip("/").split("/")
     if not bucket or not parts:
         return f"give a bucket and a path in it, such as {found[1]}://bucket/checkpoints/name"
-    # Azure's own addresses have the container before the account.
-    if "@" in bucket and (":" in bucket.partition("@")[0] or not found[1].lower().startswith("abfs")):
+    if _has_key(found[1].lower(), bucket):
         return "leave the key out, it would be seen in lists and logs: give it by 'env' or the nodes' own settings"
-    if any(part in ("", ".", "..") for part in parts) or any(character in text for character in "?#*[\\"):
+    if not {"", ".", ".."}.isdisjoint(parts) or not set("?#*[\\").isdisjoint(text):
         return "leave out empty parts, '.', '..' and the characters ? # * [ \\"
     if not text.isprintable() or len(text) > _MOST_CHARACTERS:
         return f"give at most {_MOST_CHARACTERS} characters, all of them printable"
     return ""
+
+
+def _has_key(scheme: str, bucket: str) -> bool:
+    """Whether a key stands before the bucket. Azure's own addresses have the container before the account there."""
+    before, at, _ = bucket.partition("@")
+    return bool(at) and (":" in before or not scheme.startswith("abfs"))
 
 
 def store_address(text: str) -> str:

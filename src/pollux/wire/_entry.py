@@ -17,15 +17,14 @@ MAX_DEPTH = 20
 MAX_INTEGER = 2**63 - 1
 
 _SHOWN_CHARACTERS = 60
+_JSON_WORDS = {None: "null", True: "true", False: "false"}
 _NOWHERE: Mapping[str, str] = {}
 
 
 def shown(value: object) -> str:
     """A value as a message shows it: short whatever it is, and never the cause of an error itself."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "null"
+    if value is None or isinstance(value, bool):
+        return _JSON_WORDS[value]
     if isinstance(value, str):
         return repr(value) if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]!r}…"
     if isinstance(value, int):

@@ -58,16 +58,23 @@ def _show_seconds(seconds: float) -> str:
 def parse_size(value: object, what: str = "size") -> float:
     """Bytes of `16GiB` (powers of 1,024; also `16Gi`), `512MB` (powers of 1,000) or a bare number."""
     size = _plain(value)
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) and size is None else None
-    if match is not None:
-        number, prefix, binary, byte = match.groups()
-        if (byte or binary) and not (binary and not prefix):
-            size = float(number) * (1024.0 if binary else 1000.0) ** " kmgtp".index(prefix.lower() or " ")
+    if size is None and isinstance(value, str):
+        size = _bytes_with_unit(value.strip())
     if size is None:
         _refuse(value, what, "give bytes, or a size such as 16GiB or 512MB")
     if size > _MAX_BYTES:
         _refuse(value, what, "give at most 1024PiB")
     return size
+
+
+def _bytes_with_unit(text: str) -> float | None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        return None
+    number, prefix, binary, byte = match.groups()
+    if not (byte or binary) or (binary and not prefix):
+        return None
+    return float(number) * (1024.0 if binary else 1000.0) ** " kmgtp".index(prefix.lower() or " ")
 
 
 def parse_gpus(value: object, what: str = "gpus") -> tuple[int, int]:
@@ -95,12 +102,14 @@ def _bounds(value: object) -> tuple[int, int] | None:
         match = _RANGE.fullmatch(value.strip())
         return None if match is None else (int(match.group(1)), int(match.group(2) or match.group(1)))
     pair = [value, value] if isinstance(value, int) else value
-    if not isinstance(pair, list | tuple) or len(pair) != 2:
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(_is_whole, pair)):
         return None
     low, high = pair
-    if isinstance(low, bool) or isinstance(high, bool) or not isinstance(low, int) or not isinstance(high, int):
-        return None
     return (low, high) if max(abs(low), abs(high)) < 10**9 else None
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _plain(value: object) -> float | None:

@@ -10,6 +10,7 @@ __all__ = [
     "LARGEST_NUMBER",
     "LARGEST_SECONDS",
     "REPORT_VERSION",
+    "SMALLEST_NUMBER",
     "ModelReport",
     "NoiseReport",
     "Report",
@@ -20,6 +21,9 @@ REPORT_VERSION = 1
 
 LARGEST_NUMBER = 1e30
 """No number of a training job is larger; sums and products of those that are taken stay far from infinity."""
+
+SMALLEST_NUMBER = 1e-30
+"""No number of a training job is nearer to zero, but zero itself; what is divided by one stays far from infinity."""
 
 LARGEST_SECONDS = 1e9
 """No part of a step takes longer, in seconds."""
@@ -67,7 +71,8 @@ class Report:
     pause of this job's last re-allocation, `resize_kind` what that was: "grow", "shrink", "move", "recover" (all in
     living processes) or "restart"; empty where it is not known. `live`: its replicas can follow a re-allocation without
     ending. `checkpoint_seconds` is how long the newest checkpoint took until it was whole. `final` marks the last
-    report of a job that is done. Numbers are within ± `LARGEST_NUMBER`; a loss or metric beyond is taken for unknown.
+    report of a job that is done. Numbers are zero, or between `SMALLEST_NUMBER` and `LARGEST_NUMBER` in size; a
+    loss or metric beyond the largest is taken for unknown.
     """
 
     generation: int

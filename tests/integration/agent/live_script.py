@@ -17,7 +17,7 @@ import pollux
 from pollux.agent.checkpoint import checkpointer
 from pollux.agent.data.permutation import pass_order
 from pollux.agent.distributed.authenticated_store import AuthenticatedStore
-from pollux.agent.elastic import member
+from pollux.agent.elastic import generation_move
 from pollux.testing.jobs.live_supervisor import LiveSupervisor
 
 SIZE, BATCH = 98, 12
@@ -227,7 +227,7 @@ def fail_at(folder: Path, phase: str, ranks: list[int], number: int) -> None:
                 return
             os.kill(os.getpid(), number)
 
-    member.at_phase = fail
+    generation_move.at_phase = fail
 
 
 def finish(supervisor: LiveSupervisor, folder: Path) -> list[dict[str, Any]]:

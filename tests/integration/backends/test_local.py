@@ -11,6 +11,7 @@ import pytest
 from pollux.backends.dispatch.dispatcher import Dispatcher
 from pollux.backends.dispatch.shim_client import start_shim
 from pollux.backends.local import LocalBackend
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process.proc import is_alive, process_table
 from pollux.backends.process.records import read_record, run_folder
 from pollux.backends.protocol import Launch, ReplicasEnded
@@ -189,7 +190,7 @@ def test_a_shim_that_is_told_twice_starts_once(bench):
     """Also by somebody who does not know that it was told before, as a service that was killed in between."""
     launch = bench.launch("twice", "import time; print('ran'); time.sleep(600)")
     work = bench.backend._dispatcher
-    order = work.order_of(launch, ("0",))
+    order = work.order_of(launch, (Slot("", 0),))
     folder = run_folder(bench.home, "twice")
     first, _ = start_shim("twice", folder, None, dict(os.environ))
     second, _ = start_shim("twice", folder, None, dict(os.environ))

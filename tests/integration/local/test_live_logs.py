@@ -73,7 +73,7 @@ def test_those_that_come_in_place_of_others_go_on_with_their_logs(pair):
     for place in "01":
         launcher.write(place, f"at {place}\n")
     read(pair)
-    change = pair.seat(ordered(pair.folder, 2, "2", "3"), {0: 0, 1: 1})
+    change = pair.take_order(ordered(pair.folder, 2, "2", "3"), {0: 0, 1: 1})
     assert change.joiners == {0: 2, 1: 3}
     for rank, number in change.joiners.items():
         pair.join(rank, number)
@@ -84,7 +84,7 @@ def test_those_that_come_in_place_of_others_go_on_with_their_logs(pair):
     launcher.end("0")
     for member in (first, second):
         member.code = 0
-    pair.settle({2: 0, 3: 1})
+    pair.adopt_ranks({2: 0, 3: 1})
     for place in "123":
         launcher.write(place, f"then {place}\n")
     read(pair)
@@ -100,10 +100,10 @@ def test_who_takes_a_rank_that_another_had_writes_there_from_then_on(pair):
     launcher.write("0", "first\n")
     read(pair)
     first.code = -9
-    pair.depart(first)
-    pair.seat(ordered(pair.folder, 2, "1"), {1: 0})
+    pair.dismiss(first)
+    pair.take_order(ordered(pair.folder, 2, "1"), {1: 0})
     launcher.write("1", "second, before\n")
-    pair.settle({1: 0})
+    pair.adopt_ranks({1: 0})
     launcher.write("1", "second, after\n")
     read(pair)
     assert logs(pair) == {"0.log": "first\nsecond, after\n", "1.log": "second, before\n"}
@@ -111,7 +111,7 @@ def test_who_takes_a_rank_that_another_had_writes_there_from_then_on(pair):
     # The number that is free goes to who joins, and the log of its rank is that of another.
     launcher.end("0")
     read(pair)
-    change = pair.seat(ordered(pair.folder, 3, "1", "0"), {1: 0})
+    change = pair.take_order(ordered(pair.folder, 3, "1", "0"), {1: 0})
     assert change.joiners == {1: 0}
     pair.join(1, 0)
     launcher.write("0", "third\n")
@@ -120,7 +120,7 @@ def test_who_takes_a_rank_that_another_had_writes_there_from_then_on(pair):
 
 
 def test_a_log_that_two_write_to_stays_within_its_cap(pair):
-    change = pair.seat(ordered(pair.folder, 2, "2", "3"), {0: 0, 1: 1})
+    change = pair.take_order(ordered(pair.folder, 2, "2", "3"), {0: 0, 1: 1})
     for rank, number in change.joiners.items():
         pair.join(rank, number)
     for _ in range(100):

@@ -8,7 +8,8 @@ from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import backend_at
 
 from pollux.backends.protocol import BackendEvent, Launch, ReplicasEnded
-from pollux.backends.ray.provider import RayNodeProvider, RayOptions
+from pollux.backends.ray.options import RayOptions
+from pollux.backends.ray.provider import RayNodeProvider
 from pollux.core import Placement
 
 

@@ -19,10 +19,10 @@ from starlette.testclient import TestClient
 from pollux import policies
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, Tokens, create_app
-from pollux.service.http.app import operations
 from pollux.service.http.operations import Operation
 from pollux.service.http.uploads import Packages
 from pollux.service.replay.replays import Replays
+from pollux.service.server.app import operations
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.servers.service import SAMPLE_MODEL, FakeBackend, ManualClock, result_of, sample_report
 from pollux.wire.codec import encode

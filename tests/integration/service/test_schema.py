@@ -18,10 +18,10 @@ from schemathesis import Case
 from pollux import policies
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings, Tokens, create_app
-from pollux.service.http.app import operations
 from pollux.service.http.openapi import describe
 from pollux.service.http.uploads import Packages
 from pollux.service.replay.replays import Replays
+from pollux.service.server.app import operations
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.servers.service import FakeBackend, ManualClock, result_of
 from pollux.wire.job import JobRequest

@@ -56,7 +56,7 @@ def test_they_are_taken_over_whatever_they_were_before(cache, sent):
     _, there = made(2.0, sent)
     model, here = made(1.0, cache)
     projection = model[0].projection
-    here.take_buffers(there.unsaved_buffers())
+    here.set_buffers(there.unsaved_buffers())
     assert model[0].projection is projection, "in place, where it fits"
     assert model[0].projection.tolist() == [[2.0] * 3] * 2
     assert model[0].mask.tolist() == [[2.0] * 2] * 2
@@ -71,7 +71,7 @@ def test_one_that_was_registered_on_the_way_is_registered_here():
     other, there = made(2.0)
     other[0].linear.register_buffer("late", torch.ones(4), persistent=False)
     model, here = made(1.0)
-    here.take_buffers(there.unsaved_buffers())
+    here.set_buffers(there.unsaved_buffers())
     assert model[0].linear.late.tolist() == [1.0] * 4
     assert "0.linear.late" not in model.state_dict()
 
@@ -82,7 +82,7 @@ def test_one_of_a_module_that_is_not_here_does_not_fit_and_changes_nothing():
     other[0].more.register_buffer("late", torch.ones(4), persistent=False)
     model, here = made(1.0)
     with pytest.raises(CheckpointMismatch, match=r"a buffer '0\.more\.late', and no such module is here: build all"):
-        here.take_buffers(there.unsaved_buffers())
+        here.set_buffers(there.unsaved_buffers())
     assert model[0].projection.tolist() == [[1.0] * 3] * 2
 
 

@@ -56,7 +56,7 @@ def start(folder: Any, **options: Any) -> Any:
 
 
 def age(job: Any) -> float | None:
-    seconds: float | None = job._record.reports._report(job, None, None, False).checkpoint_age_seconds
+    seconds: float | None = job._run.record.reports._report(job, None, None, False).checkpoint_age_seconds
     return seconds
 
 
@@ -77,9 +77,9 @@ def test_who_becomes_replica_0_finds_the_last_one_there_is(tells, hour_ago, tmp_
         job.checkpoint()
         parts = job._parts
         parts.member = SimpleNamespace(membership=SimpleNamespace(ranks={0: 0, 1: 0}))
-        job._record._environment = Environment(replica=0 if was_first else 1)
+        job._run.record._environment = Environment(replica=0 if was_first else 1)
         if not was_first:
-            job._record.reports = None
+            job._run.record.reports = None
         job._loop._elastic._change_reports()
         parts.member = None
         # Its own save is not looked up.
@@ -91,12 +91,12 @@ def test_who_becomes_replica_0_tells_no_restart_that_was_long_ago(tells, tmp_pat
     with start(tmp_path) as job:
         parts = job._parts
         parts.member = SimpleNamespace(membership=SimpleNamespace(ranks={0: 0, 1: 0}))
-        job._record._environment = Environment(replica=1, stopped_at=time.time() - HOUR)
-        job._record.reports = None
+        job._run.record._environment = Environment(replica=1, stopped_at=time.time() - HOUR)
+        job._run.record.reports = None
         job._loop._elastic._change_reports()
         parts.member = None
-        job._record.reports.stepped()
-        report = job._record.reports._report(job, None, None, False)
+        job._run.record.reports.stepped()
+        report = job._run.record.reports._report(job, None, None, False)
         assert (report.resize_seconds, report.resize_kind) == (None, "")
 
 

@@ -14,8 +14,9 @@ import pollux
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
-from pollux.agent.elastic import member as module
+from pollux.agent.elastic import generation_move as module
 from pollux.agent.elastic.member import ElasticMember
+from pollux.agent.elastic.member_states import FirstStep, Moving, Training
 from pollux.agent.elastic.membership import Membership
 from pollux.agent.elastic.pause import ResizePause
 from pollux.wire.live.keys import PREFIX
@@ -62,7 +63,7 @@ def among(live: ElasticMember, *steps: float | None) -> None:
     table = [None if step is None else [step, 0.0, 0.0, 36.0] for step in steps]
     fake = SimpleNamespace(replica=steps.index(None), num_replicas=len(steps), control=None)
     fake.gather = lambda mine: [mine if row is None else row for row in table]
-    live._replicas = fake  # type: ignore[assignment]
+    live.move._replicas = fake  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -79,14 +80,6 @@ def exchanged(monkeypatch):
     return seen
 
 
-def test_who_joins_those_of_an_older_release_counts_from_when_it_came(live, exchanged):
-    live.joins, live._has_state = True, False
-    among(live, None, 3.0)
-    pause = ResizePause(PLAN, "grow", 50.0, last=50.0)
-    assert live._transfer(Job(), pause, 1) == (True, exchanged.state)  # type: ignore[arg-type]
-    assert pause.began == 50.0
-
-
 def test_what_it_takes_to_gather_the_state_counts_once(live, exchanged, monkeypatch):
     clock = [100.0]
 
@@ -97,24 +90,27 @@ def test_what_it_takes_to_gather_the_state_counts_once(live, exchanged, monkeypa
 
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
     among(live, -1.0, None)
-    live._transfer(Slow(), ResizePause(PLAN, "", 99.0), 1)  # type: ignore[arg-type]
+    move = Moving(PLAN, Training(), 99.0, 1)
+    live.move._transfer(Slow(), move, ResizePause(PLAN, "", 99.0))  # type: ignore[arg-type]
     ((packed, *_),) = exchanged.given
     assert packed.values["paused_seconds"] == 1.0
 
 
 def test_who_leaves_a_step_behind_another_keeps_what_it_holds(live, exchanged):
     among(live, -1.0, None, 4.0)
-    receives, _ = live._transfer(Job(), ResizePause(PLAN, "", 0.0), 2)  # type: ignore[arg-type]
+    move = Moving(PLAN, Training(), 0.0, 2)
+    receives, _ = live.move._transfer(Job(), move, ResizePause(PLAN, "", 0.0))  # type: ignore[arg-type]
     ((packed, senders, receivers, *_),) = exchanged.given
     assert (packed, senders, receivers) == (None, [2], [0]), "only those that join receive"
     assert not receives
-    assert live._has_state
+    assert move.has_state
 
 
 def test_who_stays_a_step_behind_another_receives(live, exchanged):
     among(live, -1.0, None, 4.0)
     plan = GenerationPlan(1, 0, tuple(PlanMember(rank, was) for rank, was in enumerate((None, 0, 1))))
-    receives, _ = live._transfer(Job(), ResizePause(plan, "", 0.0), 2)  # type: ignore[arg-type]
+    move = Moving(plan, Training(), 0.0, 2)
+    receives, _ = live.move._transfer(Job(), move, ResizePause(plan, "", 0.0))  # type: ignore[arg-type]
     assert exchanged.given[0][1:3] == ([2], [0, 1])
     assert receives
 
@@ -126,8 +122,8 @@ def test_a_request_to_stop_does_not_overtake_the_word_that_nobody_needs_it(live,
         keys(live).set("handed/1", "")
         return True
 
-    live._stop_wanted = stop
-    live._await(PLAN, lambda: live.membership.is_handed_over(1), 5.0)
+    live.move.stop_wanted = stop
+    live.move._wait_for(PLAN, lambda: live.membership.is_handed_over(1), 5.0)
 
 
 def just_come(tmp_path: Any, monkeypatch: Any, live: ElasticMember) -> tuple[Any, list[bool]]:
@@ -144,7 +140,7 @@ def just_come(tmp_path: Any, monkeypatch: Any, live: ElasticMember) -> tuple[Any
 
     monkeypatch.setattr(job._parts.checkpointer, "save", noted)
     job._parts.member = live
-    live._pause = ResizePause(PLAN, "move", 0.0)
+    live.states.now = FirstStep(ResizePause(PLAN, "move", 0.0))
     return job, saves
 
 

@@ -183,11 +183,13 @@ def test_after_a_roll_back_there_is_a_checkpoint_to_go_on_from(tmp_path):
                 job.backward(F.cross_entropy(job.model(x), y))
                 if job.step == 4 and not done:
                     done.append("changed")
-                    job._loop._rounds.change_batch(BatchChange(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test"))
+                    job._run.rounds._rounds.change_batch(
+                        BatchChange(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test")
+                    )
                 if job.step == 7 and len(done) == 1:
                     done.append("rolled back")
                     job.checkpoint()
-                    job._loop._rounds.roll_back("for the test")
+                    job._run.rounds._rounds.roll_back("for the test")
                     assert job.step == 4
                     assert [path.name[:15] for path in tmp_path.glob("step-*")] == ["step-0000000004"]
         assert len(done) == 2
@@ -200,9 +202,9 @@ class Beating:
     def __init__(self) -> None:
         self.beat: Any = HeartbeatSource()
         self.refusal = ""
-        self.astray = StrayCollectiveCheck(lambda why: None)
+        self.stray_check = StrayCollectiveCheck(lambda why: None)
 
-    def rest(self, what: str) -> None:
+    def start_activity(self, what: str) -> None:
         self.beat.busy = what
 
     def end_pause(self) -> None:
@@ -269,7 +271,7 @@ def test_a_save_that_a_script_asks_for_is_announced(tmp_path, monkeypatch):
 def test_who_leaves_ends_its_event_file():
     closed = []
     with pollux.init(*parts(), 8) as job:
-        record: Any = job._record
+        record: Any = job._run.record
         record.scalars = SimpleNamespace(close=lambda: closed.append("closed"))
         job._loop._elastic.prepare_to_leave()
     assert closed[0] == "closed"

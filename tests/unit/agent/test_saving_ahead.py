@@ -49,7 +49,7 @@ def every(job: Any) -> float | None:
 
 
 def reported(job: Any) -> float | None:
-    seconds: float | None = job._record.reports._report(job, None, None, False).checkpoint_seconds
+    seconds: float | None = job._run.record.reports._report(job, None, None, False).checkpoint_seconds
     return seconds
 
 

@@ -20,7 +20,3 @@ def test_a_pause_is_as_long_on_a_node_whose_clock_is_hours_off(monkeypatch, apar
 @pytest.mark.parametrize("environ", [{}, {"POLLUX_STOPPED_AT": "once upon a time"}])
 def test_what_is_no_moment_stays_as_it_is(environ):
     assert _by_own_clock(environ, SERVICE) == environ
-
-
-def test_one_that_does_not_say_when_it_is_with_them_is_taken_by_its_word():
-    assert _by_own_clock({"POLLUX_STOPPED_AT": "5.0"}, None) == {"POLLUX_STOPPED_AT": "5.0"}

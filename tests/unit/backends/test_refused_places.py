@@ -10,6 +10,7 @@ from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.fleet.shared_folders import FolderCheck
 from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.protocol import Launch, ReplicasEnded, ReplicasLost
 from pollux.core import Node, Placement
 from pollux.testing.waiting import PATIENCE_SECONDS
@@ -79,7 +80,7 @@ def test_a_change_to_a_node_that_has_just_gone_leaves_the_job_as_it_runs(backend
     backend.resize(launch(3, a=1))
     work.advance()
     assert [type(request) for request in job.link.sent] == [ResizeRequest]
-    assert job.now.target == ("a/0",)
+    assert job.now.target == (Slot("a", 0),)
 
 
 def test_what_others_hold_for_now_is_waited_for(backend, work, lender):
@@ -125,7 +126,7 @@ def test_a_change_that_keeps_no_place_is_sent_to_what_runs(backend, work, shared
     assert isinstance(request, ResizeRequest)
     assert request.order.places == ("b/0",)
     assert (job.now.generation, job.now.stop_grace) == (2, None)
-    assert set(job.now.places) == {"a/0", "b/0"}, "nobody else may have either while it moves"
+    assert set(job.now.places) == {Slot("a", 0), Slot("b", 0)}, "nobody else may have either while it moves"
 
 
 def test_a_change_that_keeps_no_place_waits_for_who_has_the_new_ones(backend, work, lender, shared):

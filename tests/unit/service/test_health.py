@@ -2,7 +2,7 @@
 
 from starlette.testclient import TestClient
 
-from pollux.service.http.app import create_app
+from pollux.service.server.app import create_app
 
 
 def test_a_backend_that_fails_at_its_work_is_not_ready(world):

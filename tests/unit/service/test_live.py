@@ -141,7 +141,10 @@ def test_a_change_that_was_given_up_becomes_a_restart_with_its_reason(running):
 def test_what_it_costs_is_shown(running):
     before = running.engine.job("job")
     assert (before.resize_kind, before.resize_seconds, before.resize_costs) == ("live", 30.0, {})
-    result_of(running.engine.report("job", sample_report(1, live=True, resize_seconds=0.4, resize_kind="grow")))
+    resize(running, 1)
+    running.backend.tell(ReplicasStarted(running.clock.now(), "job", 2, 0.4, "grow"))
+    running.engine.loop.settle()
+    result_of(running.engine.report("job", sample_report(2, live=True, resize_seconds=0.5, resize_kind="grow")))
     after = running.engine.job("job")
     assert (after.resize_seconds, after.resize_costs) == (0.4, {"grow": 0.4})
     assert "0.4 s, in its living processes" in explain_cost(running.engine.views.board.get("job").record)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from pollux.service.http.app import operations
+from pollux.service.server.app import operations
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

@@ -156,7 +156,7 @@ def cut(line_number, replacement=None):
         (cut(4), r"line 9: the end says .*lines are missing"),
         (cut(6), r"line 9: the end says .*lines are missing"),
         (cut(3, '{"revision": 3, "fact": {"type": "job-flew", "v": 1}}'), "line 4: .*job-flew.*upgrade"),
-        (cut(3, '{"revision": 3, "fact": {"type": "job-paused", "v": 1}}'), "line 4: job-paused has no 'at'"),
+        (cut(3, '{"revision": 3, "fact": {"type": "job-paused", "v": 1}}'), "line 4: job-paused: at is missing"),
         (cut(3, '{"revision": true, "fact": {}}'), "line 4: revision is True"),
         (cut(3, '{"revision": 3, "state": {}}'), "line 4: a state must come once, before the first fact"),
         (cut(1, '{"revision": 3, "state": []}'), "line 2: state must be"),

@@ -313,33 +313,35 @@ class Adaptation:
         """Bring measurements together; a collective where noise is measured by several replicas."""
         times = self._engine.clock.drain()
         self._record(times)
-        losses, count = self._engine.losses()
-        plain = [each.step_seconds for each in times if not each.measured]
-        seconds = statistics.median(plain) if plain else math.nan
-        measured = [each.step_seconds for each in times if each.measured]
-        cost = statistics.median(measured) / seconds - 1.0 if plain and measured else math.nan
-        table = exchange(
-            RoundNumbers(
-                loss_sum=losses,
-                num_losses=count,
-                step_seconds=seconds,
-                measuring_cost=cost,
-                memory_holds=self._engine.predicted_local_batch(self.choice.local_batch),
-                model=self.fit.parameters,
-                noise=self._engine.meter.collect() if self.measures_noise and self._engine.meter is not None else None,
-            ),
-            self._replicas,
-        )
+        mine = self._own_numbers(times)
+        table = exchange(mine, self._replicas)
         if table.noise is not None:
-            self._take_rows(table.noise)
+            self._add_noise(table.noise)
         self.model = table.model or self.model
         self._cap = table.memory_holds
-        self._pace(step, table.step_seconds, table.measuring_cost)
+        self._set_round_length(step, table.step_seconds)
+        self._set_measuring(table.step_seconds, table.measuring_cost)
         self._rounds_since_change += 1
         samples, self._samples = self._samples, 0
         spent = sum(each.step_seconds for each in times)
-        throughput = samples / spent if spent > 0.0 and len(times) >= count else None
+        throughput = samples / spent if spent > 0.0 and len(times) >= mine.num_losses else None
         return RoundReport(table.mean_loss, throughput, self._judge(table.mean_loss, samples))
+
+    def _own_numbers(self, times: Sequence[StepTime]) -> RoundNumbers:
+        """What this replica measured in the steps of a round."""
+        losses, count = self._engine.losses()
+        plain = [each.step_seconds for each in times if not each.measured]
+        measured = [each.step_seconds for each in times if each.measured]
+        seconds = statistics.median(plain) if plain else math.nan
+        return RoundNumbers(
+            loss_sum=losses,
+            num_losses=count,
+            step_seconds=seconds,
+            measuring_cost=statistics.median(measured) / seconds - 1.0 if plain and measured else math.nan,
+            memory_holds=self._engine.predicted_local_batch(self.choice.local_batch),
+            model=self.fit.parameters,
+            noise=self._engine.meter.collect() if self.measures_noise and self._engine.meter is not None else None,
+        )
 
     def _judge(self, loss: float | None, samples: int) -> Spike | None:
         if loss is None or not self.adapts:
@@ -379,7 +381,7 @@ class Adaptation:
         data = step.data_seconds / step.repeats
         self.profile.add(key, compute_seconds=None, step_seconds=seconds, data_seconds=data, repeats=1)
 
-    def _take_rows(self, rows: SummedNoise) -> None:
+    def _add_noise(self, rows: SummedNoise) -> None:
         meter = self._engine.meter
         assert meter is not None
         if meter.num_groups != self.tracker.num_groups:
@@ -391,7 +393,9 @@ class Adaptation:
             self._moments.follow(self._engine.optimizer)
         if len(rows.counts) and rows.parts.shape[1] == self.tracker.num_groups:
             self.tracker.add(rows.parts, rows.whole, rows.counts, rows.totals)
-        estimate = self.estimate()
+        self._update_believed(self.estimate())
+
+    def _update_believed(self, estimate: NoiseEstimate) -> None:
         if estimate.is_known:
             self.believed = estimate
         elif (
@@ -402,13 +406,16 @@ class Adaptation:
             # Unknown, but at least `low`: what was believed below that is refuted, and would count too little progress.
             self.believed = replace(estimate, noise_scale=estimate.low)
 
-    def _pace(self, step: int, seconds: float, cost: float) -> None:
-        """How often to measure and to meet, by what both cost; from replica 0's clock, on all replicas."""
+    def _set_round_length(self, step: int, seconds: float) -> None:
+        """After how many steps the replicas meet next, by the time of a step on replica 0's clock."""
         low, high = _ROUND_STEPS if self.adapts else _EXACT_ROUND_STEPS
         length = _ROUND_SECONDS if self.adapts else _EXACT_ROUND_SECONDS
         if math.isfinite(seconds) and seconds > 0.0:
             self._round_steps = min(max(math.ceil(length / seconds), low), high)
         self._next_round = step + self._round_steps
+
+    def _set_measuring(self, seconds: float, cost: float) -> None:
+        """How often a step is measured, by what that costs on replica 0's clock."""
         waits = self.adapts and not is_clear(self.estimate())
         enough = _BURST_MEASURED[1 if waits else 0]
         burst = self.tracker.num_measured < enough or self._rounds_since_change < _BURST_ROUNDS

@@ -223,16 +223,12 @@ class NoiseTracker:
         Rows with a value that is not finite (a step that overflowed) or with fewer than two parts are dropped.
         Rows from successive gradients are `biased`: the first real ones replace them, and none is taken after that.
         """
-        columns = [np.asarray(value, dtype=np.float64) for value in (parts, whole, counts, totals)]
-        rows = columns[2].shape[0] if columns[2].ndim == 1 else -1
-        if [value.shape for value in columns] != [(rows, self._num_groups)] * 2 + [(rows,)] * 2:
-            shapes = ", ".join(str(value.shape) for value in columns)
-            raise InvalidInput(f"rows of shapes {shapes}: give n x {self._num_groups} twice, then n twice")
+        columns = self._columns(parts, whole, counts, totals)
         usable = (columns[2] >= 2.0) & (columns[3] >= columns[2]) & np.isfinite(columns[3])
         usable &= np.isfinite(columns[0]).all(axis=1) & np.isfinite(columns[1]).all(axis=1)
         if biased and self.num_measured > 0 and not self._biased:
             usable[:] = False
-        self.num_dropped += int(rows - usable.sum())
+        self.num_dropped += int(len(usable) - usable.sum())
         if not usable.any():
             return 0
         if self._biased and not biased:
@@ -241,10 +237,19 @@ class NoiseTracker:
         kept = [value[usable] for value in columns]
         sqr, var = estimates(kept[0], kept[1], kept[2], kept[3], self.initial_batch)
         for row_sqr, row_var, total in zip(sqr, var, kept[3], strict=True):
-            self._take(np.concatenate([[row_sqr.sum(), row_var.sum()], row_sqr, row_var]), float(total))
+            self._add_row(np.concatenate([[row_sqr.sum(), row_var.sum()], row_sqr, row_var]), float(total))
         return int(usable.sum())
 
-    def _take(self, row: FloatArray, total: float) -> None:
+    def _columns(self, *given: ArrayLike) -> list[FloatArray]:
+        """The arguments of `add` as arrays, once their shapes fit each other and the groups."""
+        columns = [np.asarray(value, dtype=np.float64) for value in given]
+        rows = columns[2].shape[0] if columns[2].ndim == 1 else -1
+        if [value.shape for value in columns] != [(rows, self._num_groups)] * 2 + [(rows,)] * 2:
+            shapes = ", ".join(str(value.shape) for value in columns)
+            raise InvalidInput(f"rows of shapes {shapes}: give n x {self._num_groups} twice, then n twice")
+        return columns
+
+    def _add_row(self, row: FloatArray, total: float) -> None:
         ageing = min(max(total / self.initial_batch, 1.0), _FASTEST)
         self._means.add(row, total, _factor(self.memory) ** ageing)
         self._recent.add(row, total, _factor(min(RECENT, max(self.memory / 4.0, 2.0))))

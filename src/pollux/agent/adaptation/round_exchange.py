@@ -64,11 +64,10 @@ class RoundTable:
 
 def exchange(mine: RoundNumbers, replicas: ReplicaExchange) -> RoundTable:
     """Bring every replica's numbers together; a collective."""
-    model = [0.0] * (1 + _PARAMETERS) if mine.model is None else [1.0, *mine.model.parameters]
-    row = [mine.loss_sum, float(mine.num_losses), mine.step_seconds, mine.measuring_cost, float(mine.memory_holds or 0)]
     rows = mine.noise
     arrays = [] if rows is None else [_floats(each) for each in (rows.parts, rows.whole, rows.counts)]
-    table = replicas.gather([*row, *model, *(value for each in arrays for value in each.reshape(-1).tolist())])
+    noise = [value for each in arrays for value in each.reshape(-1).tolist()]
+    table = replicas.gather([*_row(mine), *noise])
     first = table[0]
     return RoundTable(
         mean_loss=float(table[:, 0].sum() / first[1]) if first[1] else None,
@@ -78,6 +77,13 @@ def exchange(mine: RoundNumbers, replicas: ReplicaExchange) -> RoundTable:
         model=PublishedThroughput(*(float(each) for each in first[_MODEL + 1 : _NOISE])) if first[_MODEL] else None,
         noise=None if rows is None else _summed(table[:, _NOISE:], arrays[0].shape, _floats(rows.totals)),
     )
+
+
+def _row(mine: RoundNumbers) -> list[float]:
+    """The numbers of a replica whose count does not depend on what was measured."""
+    model = [0.0] * (1 + _PARAMETERS) if mine.model is None else [1.0, *mine.model.parameters]
+    memory_holds = float(mine.memory_holds or 0)
+    return [mine.loss_sum, float(mine.num_losses), mine.step_seconds, mine.measuring_cost, memory_holds, *model]
 
 
 def _floats(values: Any) -> _Floats:

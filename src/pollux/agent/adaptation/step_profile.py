@@ -162,23 +162,6 @@ class Profile:
         data = window.centre([step.data for step in window.steps])
         return StepCost(own, _base_step(window, compute), data or 0.0, len(window.steps))
 
-    def data_seconds(self, key: ProfileKey) -> float | None:
-        """Seconds that a step at this key waits for data; None where none was seen."""
-        cost = self.cost(key)
-        return None if cost is None else cost.data_seconds
-
-    def data_share(self, key: ProfileKey) -> float | None:
-        """The part of a step's time at this key that the host waited for data, in [0, 1]; None where none was seen.
-
-        On a GPU that runs behind the host some of it is hidden.
-        """
-        window = self._windows.get(key)
-        if window is None or not window.steps:
-            return None
-        data = window.centre([step.data for step in window.steps]) or 0.0
-        work = window.centre([step.step for step in window.steps]) or 0.0
-        return min(data / work, 1.0)
-
     def observations(self, gpu_type: str) -> list[Observation]:
         """One row per key of this GPU type, in order of the keys, for `pollux.goodput.fit`.
 

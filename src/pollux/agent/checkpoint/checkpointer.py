@@ -91,7 +91,6 @@ class Checkpointer:
         self.last_pause_seconds = 0.0
         self.measured: Callable[[float], None] = _unmeasured
         self._keep = keep
-        self._protected: int | None = None
         self._replica = replica
         self._num_replicas = num_replicas
         self._group = group
@@ -125,10 +124,6 @@ class Checkpointer:
         for name, value in objects.items():
             _pickling(name, value, lambda item: torch.save(item, _Nowhere()))
 
-    def protect(self, step: int | None) -> None:
-        """Keep the newest whole checkpoint at or before this step beyond the `keep` newest; `None` ends it."""
-        self._protected = step
-
     def save(
         self,
         step: int,
@@ -138,7 +133,6 @@ class Checkpointer:
         signature: Mapping[str, JSON],
         *,
         wait: bool = False,
-        check_finite: bool = True,
         finite: Collection[str] | None = None,
     ) -> bool:
         """Copy the state and write it in the background; everything passed may be changed when this returns.
@@ -146,8 +140,8 @@ class Checkpointer:
         A save still in flight is waited for first, and so, with `wait`, is this one. One that is on its way to a store
         is not: it goes on and false is returned, or is given up where `wait` asks for this one. Tensors go by flat
         names such as
-        `model.layer.weight`; with `check_finite` nothing is published while one of those named in `finite` (`None`:
-        all named `model.*`) has a value that is NaN or infinite. An object that cannot be pickled raises
+        `model.layer.weight`; nothing is published while one of those named in `finite` (`None`: all named `model.*`)
+        has a value that is NaN or infinite. An object that cannot be pickled raises
         `InvalidInput` at once, on every replica that has it. A write that fails is logged and kept in `last_error`;
         the older checkpoints stay. A whole checkpoint of the same step is replaced once the new one is whole.
         Replicas that do not write only look at the objects.
@@ -157,18 +151,9 @@ class Checkpointer:
             # So that all replicas end alike, and none is left waiting for replica 0.
             self.check_objects(objects)
             return True
-        if self._is_sending and not wait:
-            # A store may be slow, or away for a while: training does not wait for it.
-            _logger.info("no checkpoint of step %d: the one before is still being sent to %s", step, self.where)
+        if not self._end_save_before(step, wait):
             return False
-        if self._is_sending:
-            # This one is newer, and there may be little time.
-            self._abandoned.set()
-        self.wait()
-        self._abandoned.clear()
-        if finite is None:
-            finite = [name for name in tensors if name.startswith("model.")]
-        request = self._request(step, tensors, objects, values, signature, frozenset(finite if check_finite else ()))
+        request = self._request(step, tensors, objects, values, signature, finite)
         refused = request.staged.problem if isinstance(request.staged.problem, InvalidInput) else None
         if refused is None or self._sharded:
             self._start(request)
@@ -180,12 +165,25 @@ class Checkpointer:
         self.last_pause_seconds = time.perf_counter() - began
         return True
 
+    def _end_save_before(self, step: int, wait: bool) -> bool:
+        """Wait for the save in flight, or give up one on its way to a store; whether step `step` may be saved now."""
+        if self._is_sending and not wait:
+            # A store may be slow, or away for a while: training does not wait for it.
+            _logger.info("no checkpoint of step %d: the one before is still being sent to %s", step, self.where)
+            return False
+        if self._is_sending:
+            # This one is newer, and there may be little time.
+            self._abandoned.set()
+        self.wait()
+        self._abandoned.clear()
+        return True
+
     @property
     def _is_sending(self) -> bool:
         """Whether a save is on its way to a store, of which only this replica knows."""
         return self._store is not None and not self._sharded and self.busy
 
-    def settle(self) -> bool:
+    def finish_local_save(self) -> bool:
         """Wait for a save in flight, unless it is on its way to a store; whether none is in flight any more."""
         if not self._is_sending:
             self.wait()
@@ -214,16 +212,6 @@ class Checkpointer:
         if replica == 0 and self._store is not None and self._hold.folder is None:
             # Nobody else is to find that nobody holds it.
             self._hold.take_in_background()
-
-    def abandon(self) -> None:
-        """Give up the save in flight, if any; what it wrote is removed. When sharded, call it on all replicas."""
-        self._abandoned.set()
-        if not self._sharded:
-            self.wait()
-        # A thread that waits for a peer keeps its own event and memory, and can no longer publish.
-        self._thread = None
-        self._abandoned = threading.Event()
-        self._buffers = HostBuffers() if self._sharded else self._buffers
 
     def latest(self) -> Saved | None:
         """The newest whole checkpoint, or `None` where there is none; waits for a save in flight.
@@ -309,7 +297,7 @@ class Checkpointer:
         objects: Mapping[str, object],
         values: Mapping[str, JSON],
         signature: Mapping[str, JSON],
-        finite: frozenset[str],
+        finite: Collection[str] | None,
     ) -> _Request:
         began = time.monotonic()
         if step < 0 or not tensors.keys().isdisjoint(objects):
@@ -330,7 +318,9 @@ class Checkpointer:
             files={},
         )
         staged = attempt(lambda: self._buffers.stage(tensors, _pickled_objects(objects)))
-        return _Request(manifest, staged, finite, self._abandoned, began)
+        if finite is None:
+            finite = [name for name in tensors if name.startswith("model.")]
+        return _Request(manifest, staged, frozenset(finite), self._abandoned, began)
 
     def _start(self, request: _Request) -> None:
         # A peer that hangs must not hold up the exit of this process; alone, the write is let finish.
@@ -404,7 +394,7 @@ class Checkpointer:
             return "", ""
         manifest = dataclasses.replace(request.manifest, files=files, tied=request.staged.get().tied)
         name = self._hold.folder.publish(beside, manifest, target)
-        self._hold.folder.retain(name, self._keep, self._protected)
+        self._hold.folder.retain(name, self._keep)
         return name, encode(manifest).decode()
 
     def _together(self, action: Callable[[], _T]) -> list[_T]:

@@ -15,6 +15,7 @@ import shutil
 import socket
 import warnings
 import weakref
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 from pollux.agent.checkpoint.manifest import (
@@ -171,28 +172,30 @@ class CheckpointFolder:
     def withdraw(self, target: str) -> None:
         """What was written under the name that `begin` has chosen is not published, and goes."""
 
-    def retain(self, name: str, keep: int, protected: int | None = None) -> None:
+    def retain(self, name: str, keep: int) -> None:
         """Remove all but `keep` checkpoints, the just published `name` among them, each the newest of its step.
 
-        With `protected`, the newest whole one at or before that step stays as well. Known damaged ones are moved
-        aside, and what `drop_after` spared goes.
+        Checkpoints known to be damaged are moved aside, and what `drop_after` spared goes.
         """
         for path in self._damaged & set(self.published().values()):
             self._set_aside(path)
         found = {place: path for place, path in self.published().items() if path not in self._spared}
         newest = self.path / name
+        kept = self._newest_of_steps(found, newest, keep)
+        newest_place = next((place for place, path in found.items() if path == newest), None)
+        for place, path in self.published().items():
+            if path not in kept and not (place in found and self._stays(place, newest_place)):
+                self.discard(path)
+
+    @staticmethod
+    def _newest_of_steps(found: Mapping[tuple[int, int], Path], newest: Path, keep: int) -> list[Path]:
+        """`newest`, and the newest checkpoint of each of the last steps before it, `keep` in all."""
         kept, steps = [newest], {place[0] for place, path in found.items() if path == newest}
         for (step, _), path in found.items():
             if step not in steps and len(kept) < keep:
                 kept.append(path)
             steps.add(step)
-        if protected is not None:
-            due = (path for (step, _), path in found.items() if step <= protected)
-            kept.append(next((path for path in due if path == newest or self._is_whole(path)), newest))
-        place = next((place for place, path in found.items() if path == newest), None)
-        for each, path in self.published().items():
-            if path not in kept and not (each in found and self._stays(each, place)):
-                self.discard(path)
+        return kept
 
     def _stays(self, place: tuple[int, int], newest: tuple[int, int] | None) -> bool:
         """Whether one beyond the number that is kept stays all the same, beside the newest of this process."""

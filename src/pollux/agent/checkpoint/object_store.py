@@ -173,10 +173,10 @@ class ObjectStoreFolder(CheckpointFolder):
             flush(self.path)
         return entry.name
 
-    def retain(self, name: str, keep: int, protected: int | None = None) -> None:
+    def retain(self, name: str, keep: int) -> None:
         """As in a folder; a store that fails now is cleared by the next one, and none removes what is newer."""
         try:
-            super().retain(name, keep, protected)
+            super().retain(name, keep)
             self._clear_halves()
             names = {path.name for path in self.published().values()}
             for copy in self.path.iterdir():

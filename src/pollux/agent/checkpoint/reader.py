@@ -76,13 +76,12 @@ def load(
     tensors: Mapping[str, Tensor] | None = None,
     *,
     signature: Mapping[str, JSON] | None = None,
-    fresh: bool = True,
 ) -> Loaded:
     """Fill `tensors` in place and return the rest; every replica calls it for its own, and none waits for another.
 
     Distributed tensors read their own shards, whatever the number of replicas that wrote them. Tensors of the
-    checkpoint that are not passed come back new, unless `fresh` is false. Objects are unpickled: `saved` must come
-    from `Checkpointer.latest` or `read_saved`, and from somebody who may run code here. Raises `CheckpointMismatch`
+    checkpoint that are not passed come back new. Objects are unpickled: `saved` must come from `Checkpointer.latest`
+    or `read_saved`, and from somebody who may run code here. Raises `CheckpointMismatch`
     naming the first difference, before anything is changed, where `signature` or a tensor does not fit.
     """
     if signature is not None:
@@ -91,21 +90,26 @@ def load(
     given = dict(tensors or {})
     for name, tensor in given.items():
         _require_fitting(name, tensor, metadata.state_dict_metadata.get(name))
-    wanted: dict[str, Any] = dict(given)
-    for name, entry in metadata.state_dict_metadata.items():
-        if not isinstance(entry, TensorStorageMetadata):
-            wanted[name] = None
-        elif fresh and name not in given and saved.tied.get(name, name) == name:
-            wanted[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    wanted: dict[str, Any] = {**given, **_places_for_rest(saved, metadata, given)}
     _read(reader, metadata, wanted)
-    if fresh:
-        _restore_tied(saved, given, wanted)
+    _restore_tied(saved, given, wanted)
     rest = {name: value for name, value in wanted.items() if name not in given}
     return Loaded(
         tensors={name: value for name, value in rest.items() if _is_tensor(metadata, name)},
         objects={name: value for name, value in rest.items() if not _is_tensor(metadata, name)},
         values=saved.values,
     )
+
+
+def _places_for_rest(saved: Saved, metadata: Metadata, given: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+    """What is read beside the tensors that were given: all objects, and all other tensors."""
+    places: dict[str, Tensor | None] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            places[name] = None
+        elif name not in given and saved.tied.get(name, name) == name:
+            places[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    return places
 
 
 def saved_at(path: Path, manifest: Manifest) -> Saved:

@@ -162,7 +162,7 @@ class TrainingState:
             for key in module._buffers
         }
 
-    def take_buffers(self, buffers: Mapping[str, Tensor | None]) -> None:
+    def set_buffers(self, buffers: Mapping[str, Tensor | None]) -> None:
         """Hold the buffers of `unsaved_buffers` of another replica, of whatever shape they have become there."""
         places = self._places()
         modules = {_clean(name): module for name, module in self._model.named_modules(remove_duplicate=False)}

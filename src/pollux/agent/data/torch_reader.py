@@ -107,18 +107,28 @@ def _length(dataset: Any) -> int | None:
 
 def _is_stream(dataset: Any, options: LoaderOptions) -> bool:
     """Whether the dataset is iterable only; refuses one that cannot be read."""
-    name = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")):
-        if hasattr(dataset, "__next__"):
-            raise InvalidInput(f"the dataset {name} is an iterator, gone after one pass; give what makes it iterable")
-        if options.sampler is not None:
-            raise InvalidInput(f"the dataset {name} is iterable, so a sampler has no meaning; leave sampler out")
-        if options.num_shards is not None and options.num_workers not in (0, options.num_shards):
-            raise InvalidInput(
-                f"num_workers is {options.num_workers} and num_shards {options.num_shards}; an iterable dataset is "
-                "read by one worker per shard or by none: make them equal, or num_workers=0"
-            )
+        _check_stream(dataset, options)
         return True
+    _check_map_style(dataset, options)
+    return False
+
+
+def _check_stream(dataset: Any, options: LoaderOptions) -> None:
+    name = type(dataset).__name__
+    if hasattr(dataset, "__next__"):
+        raise InvalidInput(f"the dataset {name} is an iterator, gone after one pass; give what makes it iterable")
+    if options.sampler is not None:
+        raise InvalidInput(f"the dataset {name} is iterable, so a sampler has no meaning; leave sampler out")
+    if options.num_shards is not None and options.num_workers not in (0, options.num_shards):
+        raise InvalidInput(
+            f"num_workers is {options.num_workers} and num_shards {options.num_shards}; an iterable dataset is "
+            "read by one worker per shard or by none: make them equal, or num_workers=0"
+        )
+
+
+def _check_map_style(dataset: Any, options: LoaderOptions) -> None:
+    name = type(dataset).__name__
     if isinstance(options.sampler, DistributedSampler):
         raise InvalidInput(
             "the sampler is a DistributedSampler, which gives one rank's part; Pollux shares the samples out itself: "
@@ -131,7 +141,6 @@ def _is_stream(dataset: Any, options: LoaderOptions) -> bool:
         )
     if _length(dataset) == 0:
         raise InvalidInput(f"the dataset {name} is empty (length 0); give one with samples")
-    return False
 
 
 class TorchReader:

@@ -15,10 +15,10 @@ class Resizable(Protocol):
     def position(self) -> tuple[int, ...]:
         """How far this replica has come; who is further holds the newer state."""
 
-    def part_in_peace(self, same_size: bool, first_leaves: bool) -> None:
+    def merge_parts(self, same_size: bool, first_leaves: bool) -> None:
         """The last collectives of the old generation; replica 0 may leave with what only it holds."""
 
-    def drop_unfinished(self) -> None:
+    def drop_unfinished_step(self) -> None:
         """Forget the step that others never finished."""
 
     def disconnect(self) -> None:
@@ -30,10 +30,10 @@ class Resizable(Protocol):
     def templates(self) -> dict[str, Any]:
         """The tensors that a state may be received into."""
 
-    def sendable(self) -> State:
+    def state_to_send(self) -> State:
         """What would have to travel, for a look whether it can."""
 
-    def settle(self, state: State, receives: bool) -> None:
+    def rebuild(self, state: State, receives: bool) -> None:
         """Go on among the new replicas, from a state that was received, or the own one.
 
         The values of it are on all replicas, `num_replicas` is how many there were before.

@@ -24,25 +24,35 @@ def encode(value: Any, tensors: list[Tensor], where: str = "state") -> Any:
 
     `InvalidInput` names the first thing that only pickle could carry, by its place.
     """
-    if value is None or type(value) in (bool, int, str):
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {_KIND: "float", "is": repr(value)}
     if isinstance(value, Tensor):
         return _encode_tensor(value, tensors, where)
     if isinstance(value, np.ndarray | np.generic):
         return _encode_array(np.asarray(value), tensors, where, scalar=isinstance(value, np.generic))
-    if type(value) is list:
+    if kind is list:
         return [encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+    encoded = _encode_collection(value, tensors, where)
+    return _encode_plain(value, where) if encoded is None else encoded
+
+
+def _encode_collection(value: Any, tensors: list[Tensor], where: str) -> dict[str, Any] | None:
+    """A sequence or mapping of a kind that keeps its name; None for anything else."""
     for name, kind in _SEQUENCES.items():
         if type(value) is kind:
             return {_KIND: name, "is": [encode(item, tensors, f"{where}[...]") for item in value]}
     for name, kind in _MAPPINGS.items():
         if type(value) is kind:
-            pairs = [
+            items = [
                 [encode(key, tensors, where), encode(item, tensors, f"{where}[{key!r}]")] for key, item in value.items()
             ]
-            return {_KIND: name, "is": pairs}
+            return {_KIND: name, "is": items}
+    return None
+
+
+def _encode_plain(value: Any, where: str) -> dict[str, Any]:
+    """A single value that can be written as text; `InvalidInput` where there is no way to write it."""
     for name, (kind, write, _) in _PLAIN.items():
         if isinstance(value, kind):
             return {_KIND: name, "is": write(value)}
@@ -81,14 +91,18 @@ def decode(value: Any, tensors: Sequence[Tensor]) -> Any:
     if kind == "tensor":
         return tensors[content]
     if kind in ("array", "scalar"):
-        raw = tensors[content].cpu().numpy().tobytes()
-        array = np.frombuffer(raw, dtype=np.dtype(value["dtype"])).reshape(value["shape"]).copy()
-        return array[()] if kind == "scalar" else array
+        return _decode_array(value, tensors[content])
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](decode(item, tensors) for item in content)
     if kind in _MAPPINGS:
         return _MAPPINGS[kind]({decode(key, tensors): decode(item, tensors) for key, item in content})
     return _PLAIN[kind][2](content)
+
+
+def _decode_array(value: dict[str, Any], content: Tensor) -> Any:
+    raw = content.cpu().numpy().tobytes()
+    array = np.frombuffer(raw, dtype=np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+    return array[()] if value[_KIND] == "scalar" else array
 
 
 _SEQUENCES: dict[str, Any] = {

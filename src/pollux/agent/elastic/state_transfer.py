@@ -161,16 +161,17 @@ def exchange(
     if rank in receivers:
         tensors = _targets(manifest, layout, into or {})
         sums = _receive(tensors, pieces, owners, group)
-    elif rank in senders and packed is not None:
-        tensors, sums = [], _send(packed.tensors, pieces, owners, receivers, group)
-    else:
-        tensors, sums = [], {}
+        _compare(sums, senders, receivers, group)
+        return _unpacked(manifest, tensors), sum(sizes)
+    sums = {} if packed is None else _send(packed.tensors, pieces, owners, receivers, group)
     _compare(sums, senders, receivers, group)
-    if rank not in receivers:
-        return State(values=manifest["values"]), sum(sizes)
+    return State(values=manifest["values"]), sum(sizes)
+
+
+def _unpacked(manifest: Mapping[str, Any], tensors: Sequence[Tensor]) -> State:
     named = {name: tensors[number] for name, number in manifest["names"].items()}
     objects = {name: decode(value, tensors) for name, value in manifest["objects"].items()}
-    return State(named, objects, manifest["values"]), sum(sizes)
+    return State(named, objects, manifest["values"])
 
 
 def _shared(manifest: Mapping[str, Any], sizes: Sequence[int], senders: Sequence[int]) -> tuple[list[Piece], list[int]]:

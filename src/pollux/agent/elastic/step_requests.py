@@ -35,16 +35,16 @@ _log = logging.getLogger("pollux")
 class ResizeSource(Protocol):
     """Knows of generations of the job to come; see `pollux.agent.elastic.member.ElasticMember`."""
 
-    def tell_beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Tell whoever supervises this replica that it lives."""
 
     def free_from_lost(self) -> None:
         """Stop the training thread from waiting for replicas that are known to be lost."""
 
-    def wanted(self) -> int | None:
+    def wanted_generation(self) -> int | None:
         """The generation to go to, None for none."""
 
-    def agrees(self, generation: int) -> bool:
+    def can_move(self, generation: int) -> bool:
         """Whether the job can go there while it runs; asked at a step boundary."""
 
 
@@ -90,7 +90,7 @@ class StepRequests:
             if self._mover is not None:
                 # Before anything else happens: who has never been heard of could hang unnoticed.
                 with contextlib.suppress(dist.DistError, RuntimeError):
-                    self._mover.tell_beat()
+                    self._mover.send_heartbeat()
             self._thread = threading.Thread(target=self._poll, name="pollux-watch", daemon=True)
             self._thread.start()
 
@@ -132,11 +132,11 @@ class StepRequests:
         """Whether that was requested here and is not done yet; a stop that was begun is done when the process ends."""
         return what in self._wanted or (what == STOP and self._stopping)
 
-    def ends(self) -> None:
+    def mark_stopping(self) -> None:
         """The job saves and ends from here on: to be asked again changes nothing."""
         self._stopping = True
 
-    def regrouped(self) -> None:
+    def start_among_new_replicas(self) -> None:
         """Go on among other replicas, with requests that were not served."""
         with self._lock:
             self._round = 0
@@ -150,9 +150,9 @@ class StepRequests:
 
     def _poll(self) -> None:
         while not self._closed.wait(_POLL_SECONDS if self._mover is None else _LIVE_POLL_SECONDS):
-            self._look()
+            self._check_once()
 
-    def _look(self) -> None:
+    def _check_once(self) -> None:
         """Make requests of other replicas known here; the main thread does the rest at its step boundaries."""
         with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
             store = self._replicas.store
@@ -160,9 +160,9 @@ class StepRequests:
                 self.armed = True
         if self._mover is not None:
             with contextlib.suppress(dist.DistError, RuntimeError):
-                self._mover.tell_beat()
+                self._mover.send_heartbeat()
                 self._mover.free_from_lost()
-                if RESIZE not in self._wanted and self._mover.wanted() is not None:
+                if RESIZE not in self._wanted and self._mover.wanted_generation() is not None:
                     self.request(RESIZE)
         if self._is_due():
             self.request(CHECKPOINT)
@@ -175,14 +175,14 @@ class StepRequests:
         if self._replicas.num_replicas == 1:
             if self._is_due():
                 self.request(CHECKPOINT)
-            return self._served_alone() if self.armed else set()
+            return self._serve_alone() if self.armed else set()
         if not self.armed:
             return set()
         if self._replicas.device.type == "cuda":
             # The host runs ahead of the GPU; only the GPU's own boundaries are held back by the others.
             torch.cuda.synchronize(self._replicas.device)
         try:
-            return self._agreed(step)
+            return self._agree(step)
         except (dist.DistError, RuntimeError) as error:
             # Whoever held the store is gone, and with it everybody that could agree: the training itself will tell.
             _log.debug("the job's store does not answer: %s", error)
@@ -191,25 +191,25 @@ class StepRequests:
                 raise dist.DistError(f"asked to stop, and the job's store does not answer: {error}") from error
             return set()
 
-    def _served_alone(self) -> set[str]:
-        served = self._served()
+    def _serve_alone(self) -> set[str]:
+        served = self._clear_wanted()
         try:
-            return self._movable(served)
+            return self._without_refused_resize(served)
         except (dist.DistError, RuntimeError) as error:
             _log.debug("the job's store does not answer: %s", error)
             return served - {RESIZE}
 
-    def _movable(self, served: set[str]) -> set[str]:
+    def _without_refused_resize(self, served: set[str]) -> set[str]:
         """Without the resize, where there is a stop, where nothing is wanted any more, or where the job cannot move."""
         if RESIZE not in served or self._mover is None:
             return served
-        target = self._mover.wanted()
-        if STOP in served or target is None or not self._mover.agrees(target):
+        target = self._mover.wanted_generation()
+        if STOP in served or target is None or not self._mover.can_move(target):
             return served - {RESIZE}
         self.target = target
         return served
 
-    def _agreed(self, step: int) -> set[str]:
+    def _agree(self, step: int) -> set[str]:
         """One boundary of an armed replica.
 
         A replica tells the others what it wants and that it looks at every boundary from now on. When all do,
@@ -228,7 +228,7 @@ class StepRequests:
                 if not self._replicas.is_first or store.add(self._key("armed"), 0) < self._replicas.num_replicas:
                     return set()
                 agreed = {what for what in (STOP, CHECKPOINT, RESIZE) if store.check([self._key(what)])}
-                agreed = self._movable(agreed)
+                agreed = self._without_refused_resize(agreed)
                 store.set(self._key("target"), str(self.target))
                 store.set(self._key("agreed"), ",".join(sorted(agreed)))
                 store.set(self._key("step"), str(step + 1))
@@ -242,13 +242,13 @@ class StepRequests:
             self._round += 1
             self._acknowledged = False
             self._disarm()
-            self._postpone(agreed)
+            self._note_served(agreed)
             return agreed
 
-    def _served(self) -> set[str]:
+    def _clear_wanted(self) -> set[str]:
         served, self._wanted = self._wanted, set()
         self._disarm()
-        self._postpone(served)
+        self._note_served(served)
         return served
 
     def _disarm(self) -> None:
@@ -257,7 +257,7 @@ class StepRequests:
         if self._wanted:
             self.armed = True
 
-    def _postpone(self, served: set[str]) -> None:
+    def _note_served(self, served: set[str]) -> None:
         self._stopping = self._stopping or STOP in served
         if self._every is not None and served:
             self._saved_at = self._clock()

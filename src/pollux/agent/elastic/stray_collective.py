@@ -79,15 +79,15 @@ class StrayCollectiveCheck:
         self._tell = tell
         self._thread: int | None = None
 
-    def begin(self) -> None:
+    def watch_this_thread(self) -> None:
         """This thread has joined, and runs the script from here."""
         self._thread = threading.get_ident()
 
-    def end(self) -> None:
+    def stop_watching(self) -> None:
         """It has come to its loop, where all replicas are."""
         self._thread = None
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Notice that it waits elsewhere; does not return where it does."""
         name = "" if self._thread is None else own_collective(self._thread)
         if name:

@@ -75,9 +75,6 @@ def assemble(
         rule=options.rule.name,
         dataset_size=loader.size,
     )
-    schedule = options.lr_scheduler
-    if schedule is not None:
-        schedule = Schedule(schedule, options.schedule_every, allowed.initial, exact=allowed.is_exact)
     checkpoint_every = options.checkpoint_every if checkpointer is not None else None
     return JobParts(
         replicas=replicas,
@@ -88,7 +85,7 @@ def assemble(
         state=state,
         receipt=receipt,
         requests=StepRequests(replicas, checkpoint_every, options.stop_signals, mover=member),
-        schedule=schedule,
+        schedule=_schedule(options),
         checkpointer=checkpointer,
         member=member,
         environment=environment,
@@ -97,6 +94,13 @@ def assemble(
         sync_batchnorm=options.sync_batchnorm,
         on_close=on_close,
     )
+
+
+def _schedule(options: JobOptions) -> Schedule | None:
+    scheduler, allowed = options.lr_scheduler, options.batches
+    if scheduler is None:
+        return None
+    return Schedule(scheduler, options.schedule_every, allowed.initial, exact=allowed.is_exact)
 
 
 def _step_runner(options: JobOptions, replicas: ReplicaGroup) -> StepRunner:
@@ -208,13 +212,19 @@ def _make_folders(options: JobOptions, replicas: ReplicaGroup) -> None:
     if replicas.is_first:
         wanted = {"checkpoint_dir": checkpoints, "output_dir": options.output_dir}
     for name, folder in wanted.items():
-        try:
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                if not os.access(folder, os.W_OK | os.X_OK):
-                    raise PermissionError("no permission to write there")
-        except (OSError, ValueError) as error:
-            problem = problem or f"{name} is '{folder}', which cannot be a folder to write to ({error}): give another"
+        if folder is not None:
+            problem = problem or _folder_problem(name, folder)
     problems = [found.decode() for found in replicas.gather_bytes(problem.encode()) if found]
     if problems:
         raise InvalidInput(problems[0])
+
+
+def _folder_problem(name: str, folder: Path) -> str:
+    """Make a folder; why it cannot be written to, empty where it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError("no permission to write there")
+    except (OSError, ValueError) as error:
+        return f"{name} is '{folder}', which cannot be a folder to write to ({error}): give another"
+    return ""

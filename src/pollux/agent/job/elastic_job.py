@@ -16,12 +16,7 @@ from torch import Tensor
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.distributed.process_group import is_loss
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
-from pollux.agent.job.batch_feed import BatchFeed
-from pollux.agent.job.oom_survival import OomSurvival
-from pollux.agent.job.parts import JobParts
-from pollux.agent.job.persistence import JobPersistence
-from pollux.agent.job.record import RunRecord
-from pollux.agent.job.rounds import JobRounds
+from pollux.agent.job.run import JobRun
 from pollux.core.errors import PolluxError
 
 __all__ = ["ElasticJob"]
@@ -37,21 +32,9 @@ class ElasticJob:
     `saved_alone` says that this replica was left alone, saved what it holds, and ends.
     """
 
-    def __init__(
-        self,
-        parts: JobParts,
-        record: RunRecord,
-        persistence: JobPersistence,
-        feed: BatchFeed,
-        oom: OomSurvival,
-        rounds: JobRounds,
-    ) -> None:
-        self._parts = parts
-        self._record = record
-        self._persistence = persistence
-        self._feed = feed
-        self._oom = oom
-        self._rounds = rounds
+    def __init__(self, run: JobRun) -> None:
+        self._run = run
+        self._parts = run.parts
         self._rng_texts: tuple[str, ...] = ()
         self.saved_alone = False
 
@@ -78,18 +61,18 @@ class ElasticJob:
 
     def _forget_course(self) -> None:
         """Forget what the loop holds of the replicas before: data drawn ahead, and the state to roll back to."""
-        self._oom.end_trial()
-        self._feed.forget()
-        self._rounds.forget()
+        self._run.oom.end_trial()
+        self._run.feed.forget()
+        self._run.rounds.forget()
 
     def position(self) -> tuple[int, ...]:
         """Steps, epoch, pass and place in it: whoever is further in this order holds the newer state."""
         progress, loader = self._parts.progress, self._parts.loader
         return progress.steps, progress.epoch, loader.pass_index, loader.cursor
 
-    def part_in_peace(self, same_size: bool, first_leaves: bool) -> None:
+    def merge_parts(self, same_size: bool, first_leaves: bool) -> None:
         """Bring together what replicas hold parts of, while all are there; a collective."""
-        self._persistence.merge_shares()
+        self._run.persistence.merge_shares()
         if first_leaves:
             self._hand_receipt_over()
         self._rng_texts = tuple(self._parts.state.rng_texts()) if same_size else ()
@@ -98,13 +81,13 @@ class ElasticJob:
         """Replica 0's receipt for all: what a script logs there only, and what was saved, is in no other."""
         parts, is_first = self._parts, self._parts.replicas.is_first
         if is_first and parts.checkpointer is not None and not parts.checkpointer.busy:
-            self._persistence.confirm_save()
+            self._run.persistence.confirm_save()
         mine = json.dumps(parts.receipt.state_dict()).encode() if is_first else b""
         first = parts.replicas.gather_bytes(mine)[0]
         if not is_first:
             parts.receipt.load_state_dict(json.loads(first))
 
-    def drop_unfinished(self) -> None:
+    def drop_unfinished_step(self) -> None:
         """Forget the step under way. Samples that lost replicas had committed are known from the order of the pass."""
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._parts.engine.abandon()
@@ -129,12 +112,12 @@ class ElasticJob:
         """Everything, without asking anybody; or what all replicas must have alike."""
         if not whole:
             return State(values={"adaptation": self._parts.adaptation.state_dict(), "rng": list(self._rng_texts)})
-        state = self._persistence.own_state(list(self._rng_texts))
+        state = self._run.persistence.own_state(list(self._rng_texts))
         # Among the objects, which come from one sender: what replicas made of such buffers may differ.
         state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
         return state
 
-    def sendable(self) -> State:
+    def state_to_send(self) -> State:
         """What would have to travel to a replica that joins, to find out whether it can."""
         state = self._parts.state.own(())
         state.objects["data.dataset"] = self._parts.loader.dataset_state
@@ -145,16 +128,15 @@ class ElasticJob:
         """The model's own tensors, to be filled where they lie."""
         return self._parts.state.model_tensors()
 
-    def settle(self, state: State, receives: bool) -> None:
+    def rebuild(self, state: State, receives: bool) -> None:
         """Build everything again for the replicas there are now, from a state received or the own one."""
         parts, values = self._parts, state.values
         self._forget_course()
-        self._persistence.forget_resume()
+        self._run.persistence.forget_resume()
         if receives:
-            # Older releases send none.
-            parts.state.take_buffers(state.objects.pop(_BUFFERS, {}))  # type: ignore[arg-type]
-            self._persistence.restore(state, in_place=False)
-            self._persistence.take_over_record(values)
+            parts.state.set_buffers(state.objects.pop(_BUFFERS))  # type: ignore[arg-type]
+            self._run.persistence.restore(state, in_place=False)
+            self._run.persistence.take_over_record(values)
         replicas = parts.replicas
         parts.loader.resize(replicas.replica, replicas.num_replicas)
         self._rebuild_engine()
@@ -162,11 +144,11 @@ class ElasticJob:
         parts.state.restore_rng(values, parts.progress.steps)
         if parts.checkpointer is not None:
             parts.checkpointer.rebind(replicas.replica, replicas.num_replicas, replicas.control)
-        parts.requests.regrouped()
+        parts.requests.start_among_new_replicas()
         self._change_reports()
         before, after = int(values["num_replicas"]), replicas.num_replicas
         text = f"from {before} to {after} replicas, without a restart"
-        self._record.event("resized", text, before=before, after=after)
+        self._run.record.event("resized", text, before=before, after=after)
 
     def _rebuild_engine(self) -> None:
         engine, replicas = self._parts.engine, self._parts.replicas
@@ -181,8 +163,8 @@ class ElasticJob:
         member, checkpointer = self._parts.member, self._parts.checkpointer
         if member is None:
             return
-        asks_age = self._record.change_generation(max(member.membership.ranks))
-        reports = self._record.reports
+        asks_age = self._run.record.change_generation(max(member.membership.ranks))
+        reports = self._run.record.reports
         if asks_age and reports is not None and checkpointer is not None:
             # Whoever wrote it may be gone without a word.
             checkpointer.ask_created(reports.heard_of_save)
@@ -190,7 +172,7 @@ class ElasticJob:
     def save_alone(self) -> None:
         """A checkpoint of what this replica holds, when there is nobody left to agree with."""
         parts = self._parts
-        parts.requests.ends()
+        parts.requests.mark_stopping()
         if parts.checkpointer is None:
             return
         try:
@@ -198,18 +180,18 @@ class ElasticJob:
             parts.checkpointer.rebind(0, 1, None)
             parts.loader.resize(0, 1)
             self.saved_alone = True
-            self._persistence.checkpoint(wait=True)
+            self._run.persistence.checkpoint(wait=True)
         except (PolluxError, RuntimeError) as error:
             _log.error("the last steps were not saved: %s", error)
 
     def prepare_to_leave(self) -> None:
         """Write what is being written, let the folder go, and the groups."""
         parts = self._parts
-        self._persistence.await_buffers()
+        self._run.persistence.await_buffers()
         if parts.checkpointer is not None:
             # Whoever is first from now on saves soon; one that takes long to leave is ended.
             parts.checkpointer.close(_LEAVE_SECONDS)
         # Nothing else runs before the process ends.
-        self._record.close_scalars()
+        self._run.record.close_scalars()
         parts.loader.close()
         self.disconnect()

@@ -14,14 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
-from pollux.agent.checkpoint.oom_notes import TrialNotes
-from pollux.agent.job.batch_feed import BatchFeed
-from pollux.agent.job.elastic_job import ElasticJob
-from pollux.agent.job.oom_survival import OomSurvival
 from pollux.agent.job.parts import JobParts
-from pollux.agent.job.persistence import JobPersistence
-from pollux.agent.job.record import RunRecord
-from pollux.agent.job.rounds import JobRounds
+from pollux.agent.job.run import JobRun
 from pollux.agent.job.training_loop import JobStopped, TrainingLoop
 from pollux.agent.reporting.receipt import Receipt
 from pollux.agent.training.status import PassLedger, TrainingStatus, pass_ledger
@@ -44,18 +38,8 @@ class Job:
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
         self._status = TrainingStatus(parts.adaptation, parts.progress, parts.replicas, parts.receipt)
-        self._record = record = RunRecord(parts, self._status)
-        self._persistence = persistence = JobPersistence(parts, record)
-        notes = None
-        if parts.checkpointer is not None:
-            # In exact mode the batch stays what was asked for, unless it is certain that memory does not hold it.
-            kind, adapts = parts.adaptation.memory.gpu_type, parts.adaptation.adapts
-            notes = TrialNotes(parts.checkpointer.folder, kind, counts_deaths=adapts)
-        feed = BatchFeed(parts, record)
-        oom = OomSurvival(parts.engine, parts.adaptation, parts.replicas, record, notes)
-        rounds = JobRounds(parts, record, persistence, feed)
-        elastic = ElasticJob(parts, record, persistence, feed, oom, rounds)
-        self._loop = TrainingLoop(parts, record, persistence, feed, oom, rounds, elastic)
+        self._run = JobRun.of(parts, self._status)
+        self._loop = TrainingLoop(self._run)
 
     def _start(self, tensorboard_dir: str | os.PathLike[str] | None) -> None:
         """Resume or begin; called once, by `pollux.init`."""
@@ -87,15 +71,15 @@ class Job:
 
     def log(self, **values: float) -> None:
         """Record metrics of the user's own, by samples and epoch, in the receipt and TensorBoard."""
-        self._record.log(values)
+        self._run.record.log(values)
 
     def checkpoint(self, *, wait: bool = True) -> None:
         """Save everything now; with several replicas, call it on all of them at the same step."""
-        self._persistence.checkpoint(wait=wait)
+        self._run.persistence.checkpoint(wait=wait)
 
     def write_receipt(self, folder: str | Path | None = None) -> list[Path]:
         """Write `receipt.json` and its picture into a folder, by default the job's output folder; replica 0 only."""
-        return self._record.write_receipt(folder)
+        return self._run.record.write_receipt(folder)
 
     def close(self) -> None:
         """Stop watching signals, finish writing, leave the process group; another job may then be started."""

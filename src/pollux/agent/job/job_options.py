@@ -80,7 +80,7 @@ class JobOptions:
         rule = lr_rules.create(rule, warmup=given["warmup_epochs"])
         check_schedule(schedule, given["schedule_every"])
         stateful = to_be_saved(given["state"] or {}, lr_scheduler=schedule, scaler=given["scaler"])
-        measures, checkpoint_dir, output_dir = (given[k] for k in ("measure_noise", "checkpoint_dir", "output_dir"))
+        measures = given["measure_noise"]
         same = ("epoch_size", "schedule_every", "move_batches", "sync_batchnorm", "tensorboard_dir", "timeout")
         return cls(
             model=model,
@@ -94,12 +94,9 @@ class JobOptions:
             lr_scheduler=schedule,
             stateful=stateful,
             measure_noise=measures if measures is not None else not batches.is_exact,
-            checkpoints=_location(environment.checkpoint_dir if checkpoint_dir is None else checkpoint_dir),
-            checkpoint_every=given["checkpoint_every"] or environment.checkpoint_every or _DEFAULT_CHECKPOINT_EVERY,
-            keep_checkpoints=given["keep_checkpoints"] or environment.keep_checkpoints or _DEFAULT_KEEP_CHECKPOINTS,
-            output_dir=Path(output_dir) if output_dir is not None else environment.output_dir,
             stop_signals=tuple(given["stop_signals"]),
             name=given["name"] or environment.job or _script_name(),
+            **_saving(given, environment),
             **{name: given[name] for name in same},
         )
 
@@ -114,6 +111,17 @@ def _data(dataset: Any, batch_size: int | None, given: Mapping[str, Any]) -> tup
     if batch_size is None:
         raise InvalidInput("batch_size is missing: give the number of samples of one optimiser step, over all replicas")
     return dataset, replace(options, **{key: value for key, value in given.items() if value is not None}), batch_size
+
+
+def _saving(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:
+    """Where checkpoints and the receipt go, how often, and how many checkpoints stay."""
+    checkpoint_dir, output_dir = given["checkpoint_dir"], given["output_dir"]
+    return {
+        "checkpoints": _location(environment.checkpoint_dir if checkpoint_dir is None else checkpoint_dir),
+        "checkpoint_every": given["checkpoint_every"] or environment.checkpoint_every or _DEFAULT_CHECKPOINT_EVERY,
+        "keep_checkpoints": given["keep_checkpoints"] or environment.keep_checkpoints or _DEFAULT_KEEP_CHECKPOINTS,
+        "output_dir": Path(output_dir) if output_dir is not None else environment.output_dir,
+    }
 
 
 def _location(checkpoint_dir: str | os.PathLike[str] | None) -> Path | ObjectStore | None:

@@ -131,14 +131,7 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise InvalidInput(f"model is wrapped in {type(model).__name__} already: pass the model itself")
     _check_sharding(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidInput(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InvalidInput(
-            f"optimizer is a {type(optimizer).__name__}, whose step() computes the loss anew by a closure: use one "
-            "that steps from the gradients that are there, such as SGD or AdamW"
-        )
+    _check_optimizer(optimizer)
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     strangers = trained - {id(parameter) for parameter in model.parameters()}
     if trained == strangers:
@@ -147,6 +140,17 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         raise InvalidInput(
             f"{len(strangers)} of the optimizer's {len(trained)} parameters are not in the model and would be neither "
             "averaged nor saved: make what holds them, such as a loss with weights, a submodule of the model"
+        )
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidInput(f"optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InvalidInput(
+            f"optimizer is a {type(optimizer).__name__}, whose step() computes the loss anew by a closure: use one "
+            "that steps from the gradients that are there, such as SGD or AdamW"
         )
 
 

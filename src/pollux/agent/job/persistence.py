@@ -89,7 +89,7 @@ class JobPersistence:
     def confirm_save(self) -> None:
         """Enter the last save into the receipt once it is known to have succeeded."""
         checkpointer = self._parts.checkpointer
-        if self._unconfirmed is None or checkpointer is None or not checkpointer.settle():
+        if self._unconfirmed is None or checkpointer is None or not checkpointer.finish_local_save():
             return
         (step, progress, pause), self._unconfirmed = self._unconfirmed, None
         saved = checkpointer.last_saved

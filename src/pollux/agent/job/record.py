@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pollux.agent.adaptation.adaptation import RoundReport
 from pollux.agent.distributed.device import gpu_type
+from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm
 from pollux.agent.job.parts import JobParts
 from pollux.agent.reporting.reporter import ReportBuilder
@@ -127,17 +128,22 @@ class RunRecord:
             generation=generation,
         )
         was_first, self._environment = self._environment.replica == 0, environment
-        if self.reports is not None and replicas.is_first:
-            self.reports.moved(environment)
-        elif replicas.is_first:
-            # What this process may have paused for when it began has been told by whoever was the first replica then.
-            self.reports = ReportBuilder.of(replace(environment, stopped_at=None), gpu_type(replicas.device))
-            if self.reports is not None and self._epochs is not None:
-                self.reports.wants_epochs(self._epochs)
         if self.scalars is not None:
             self.scalars.moved(replicas.replica)
-        known = was_first and self.reports is not None and self.reports.knows_of_checkpoint
-        return self.reports is not None and replicas.is_first and not known
+        if not replicas.is_first:
+            return False
+        self._report_as_first(environment)
+        return self.reports is not None and not (was_first and self.reports.knows_of_checkpoint)
+
+    def _report_as_first(self, environment: Environment) -> None:
+        if self.reports is not None:
+            self.reports.moved(environment)
+            return
+        # The pause before this process started was reported by the replica that was the first one then.
+        device = self._parts.replicas.device
+        self.reports = ReportBuilder.of(replace(environment, stopped_at=None), gpu_type(device))
+        if self.reports is not None and self._epochs is not None:
+            self.reports.wants_epochs(self._epochs)
 
     def write_receipt(self, folder: str | Path | None) -> list[Path]:
         """Write the receipt and its picture into a folder, by default the job's output folder; replica 0 only."""

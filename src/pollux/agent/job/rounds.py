@@ -48,14 +48,6 @@ class JobRounds:
         """Run a round where one is due after the present step; a collective."""
         self._rounds.run_due()
 
-    def change_batch(self, change: BatchChange) -> None:
-        """Go over to another batch; the state from before is kept until the loss has shown that it does no harm."""
-        self._rounds.change_batch(change)
-
-    def roll_back(self, why: str) -> None:
-        """Return to the state from before the last change of batch, and leave the batch alone for a while."""
-        self._rounds.roll_back(why)
-
     # What the rounds ask of their owner
 
     def round_measured(self, report: RoundReport) -> None:

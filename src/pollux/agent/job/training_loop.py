@@ -19,13 +19,9 @@ from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.distributed.process_group import WrappedModel
 from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_batchnorm
 from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP
-from pollux.agent.job.batch_feed import BatchFeed, on_device
+from pollux.agent.job.batch_feed import on_device
 from pollux.agent.job.elastic_job import ElasticJob
-from pollux.agent.job.oom_survival import OomSurvival
-from pollux.agent.job.parts import JobParts
-from pollux.agent.job.persistence import JobPersistence
-from pollux.agent.job.record import RunRecord
-from pollux.agent.job.rounds import JobRounds
+from pollux.agent.job.run import JobRun
 from pollux.agent.reporting.tensorboard import Scalars
 from pollux.core.errors import InvalidInput, MisusedJob, PolluxError
 from pollux.wire.live import exit_codes
@@ -50,24 +46,11 @@ class JobStopped(SystemExit):
 class TrainingLoop:
     """Runs the steps of a job; `failed` says that an error ended them, after which nothing more is saved."""
 
-    def __init__(
-        self,
-        parts: JobParts,
-        record: RunRecord,
-        persistence: JobPersistence,
-        feed: BatchFeed,
-        oom: OomSurvival,
-        rounds: JobRounds,
-        elastic: ElasticJob,
-    ) -> None:
-        self._parts = parts
-        self._progress = parts.progress
-        self._record = record
-        self._persistence = persistence
-        self._feed = feed
-        self._oom = oom
-        self._rounds = rounds
-        self._elastic = elastic
+    def __init__(self, run: JobRun) -> None:
+        self._run = run
+        self._parts = run.parts
+        self._progress = run.parts.progress
+        self._elastic = ElasticJob(run)
         self._drawn: tuple[MicroBatch, Any] | None = None
         self._in_epoch = False
         self._left_batches = False
@@ -80,26 +63,35 @@ class TrainingLoop:
         """Resume from the newest checkpoint or from other replicas' memory, or start from the beginning."""
         parts, member, checkpointer = self._parts, self._parts.member, self._parts.checkpointer
         if member is not None:
-            member.attend(self._elastic, parts.requests)
+            member.attach(self._elastic, parts.requests)
         if checkpointer is not None:
             checkpointer.check_objects(parts.state.user_objects())
-        joins = member is not None and member.joins
-        saved = checkpointer.latest() if checkpointer is not None and not joins else None
-        if member is not None and joins:
+        if member is not None and member.joins:
             member.join(self._elastic)
-        elif saved is not None:
-            self._persistence.resume(saved)
+            continues = True
+        else:
+            continues = self._resume_or_begin()
+        if tensorboard_dir is not None:
+            resumed = self._progress.samples if continues else None
+            self._run.record.scalars = Scalars(tensorboard_dir, replica=parts.replicas.replica, resumed_samples=resumed)
+        self._run.record.note_batchnorm(accumulates=parts.adaptation.choice.accumulation > 0)
+
+    def _resume_or_begin(self) -> bool:
+        """Start together with all other replicas; whether there was a checkpoint to go on from."""
+        parts, checkpointer = self._parts, self._parts.checkpointer
+        saved = checkpointer.latest() if checkpointer is not None else None
+        if saved is not None:
+            self._run.persistence.resume(saved)
         else:
             if parts.replicas.replica > 0:
                 # Replica 0 keeps the user's own random state, as plain PyTorch would.
                 parts.state.seed_rng(0)
-            self._record.event("started", f"{parts.replicas.num_replicas} replicas on {parts.replicas.num_nodes} nodes")
-        if checkpointer is not None and not joins:
-            self._oom.learn_from_earlier_starts()
-        if tensorboard_dir is not None:
-            resumed = self._progress.samples if saved is not None or joins else None
-            self._record.scalars = Scalars(tensorboard_dir, replica=parts.replicas.replica, resumed_samples=resumed)
-        self._record.note_batchnorm(accumulates=parts.adaptation.choice.accumulation > 0)
+            self._run.record.event(
+                "started", f"{parts.replicas.num_replicas} replicas on {parts.replicas.num_nodes} nodes"
+            )
+        if checkpointer is not None:
+            self._run.oom.learn_from_earlier_starts()
+        return saved is not None
 
     # Epochs and batches
 
@@ -108,7 +100,7 @@ class TrainingLoop:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidInput(f"epochs is {count!r}: give a whole number of epochs, 1 or more")
         self._require_open()
-        self._record.expect_epochs(count)
+        self._run.record.expect_epochs(count)
         while self._progress.epoch < count:
             number = self._progress.epoch
             self._in_epoch, self._left_batches, self._left_epochs = True, False, True
@@ -132,39 +124,39 @@ class TrainingLoop:
         self._enter_loop()
         ended, number = False, self._progress.epoch
         try:
-            while self._progress.epoch == number and not self._feed.epoch_is_over:
+            while self._progress.epoch == number and not self._run.feed.epoch_is_over:
                 self._drawn = None
                 self._elastic.survive_loss(self._draw)
                 if self._drawn is None:
                     continue
                 micro, batch = self._drawn
-                self._oom.begin(micro)
+                self._run.oom.begin(micro)
                 yield on_device(batch, self._parts.replicas.device) if self._parts.move_batches else batch
             ended = True
         finally:
             self._left_batches = self._left_batches or not ended
             self._drawn = None
             if self._parts.member is not None:
-                self._parts.member.rest(Activity.PASS_END)
+                self._parts.member.start_activity(Activity.PASS_END)
 
     def _enter_loop(self) -> None:
         """A replica that joined is in the loop from here, where all others are."""
         if self._parts.member is not None:
-            self._parts.member.astray.end()
+            self._parts.member.stray_check.stop_watching()
 
     def _draw(self) -> None:
         beat = None if self._parts.member is None else self._parts.member.beat
         if beat is not None:
             beat.reads()
-        self._drawn = self._feed.next()
+        self._drawn = self._run.feed.next()
         if beat is not None:
             beat.computes()
 
     def _drop_unfinished_step(self) -> None:
-        if self._feed.mid_step or self._parts.engine.is_waiting:
-            self._oom.end_trial()
+        if self._run.feed.mid_step or self._parts.engine.is_waiting:
+            self._run.oom.end_trial()
             self._parts.engine.abandon()
-            self._feed.rewind()
+            self._run.feed.rewind()
 
     def _close_epoch(self) -> None:
         parts = self._parts
@@ -172,11 +164,11 @@ class TrainingLoop:
         if not parts.engine.counts_batchnorm:
             # First what needs the others: where one is lost, nothing has changed yet.
             parts.replicas.broadcast_buffers(parts.engine.inner)
-        self._feed.close_epoch(self._left_batches)
+        self._run.feed.close_epoch(self._left_batches)
         self._progress.close_epoch()
         if parts.schedule is not None:
             parts.schedule.after_epoch()
-        self._record.flush()
+        self._run.record.flush()
 
     # Steps
 
@@ -191,7 +183,7 @@ class TrainingLoop:
     def _backward(self, loss: Tensor, reduction: str, weight: float | Tensor | None) -> None:
         self._require_whole_model()
         micro = self._parts.engine.backward(loss, reduction, weight)
-        self._feed.mid_step = not micro.is_last
+        self._run.feed.mid_step = not micro.is_last
         if micro.is_last:
             self._finish_step(micro)
 
@@ -207,18 +199,18 @@ class TrainingLoop:
     def _finish_step(self, micro: MicroBatch) -> None:
         parts, progress = self._parts, self._progress
         finished = parts.engine.finish(parts.adaptation.factors(micro.total, progress.epochs))
-        self._oom.end_trial()
+        self._run.oom.end_trial()
         if not finished:
-            self._oom.shrink_batch(micro.largest_local_batch)
-            self._feed.rewind()
+            self._run.oom.shrink_batch(micro.largest_local_batch)
+            self._run.feed.rewind()
             return
         progress.add(micro.total, parts.adaptation.end_step(micro))
         parts.loader.commit()
-        self._record.step_done()
+        self._run.record.step_done()
         if parts.schedule is not None:
             parts.schedule.after_step(progress)
-        self._persistence.prepare_buffers()
-        self._rounds.run_due()
+        self._run.persistence.prepare_buffers()
+        self._run.rounds.run_due()
         self._serve_requests()
 
     # Requests
@@ -241,23 +233,23 @@ class TrainingLoop:
         if request == STOP:
             self._stop()
         elif saves:
-            self._persistence.checkpoint(wait=False)
+            self._run.persistence.checkpoint(wait=False)
 
     def _stop(self) -> None:
         # Before the state is saved, so that the receipt of the run that goes on knows of it.
-        self._record.event("stopped", "asked to stop")
+        self._run.record.event("stopped", "asked to stop")
         if self._parts.checkpointer is None:
             _log.warning("stopped without a checkpoint: pass checkpoint_dir= to pollux.init to keep the work")
         else:
             try:
-                self._persistence.checkpoint(wait=True)
+                self._run.persistence.checkpoint(wait=True)
             except PolluxError as error:
                 _log.error("stopped without saving the last steps: %s", error)
         # Be here until replica 0 has saved: where one replica ends, launchers end the others.
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._parts.replicas.gather([1.0])
         self._left_epochs = False
-        self._record.write_output()
+        self._run.record.write_output()
         self.close()
         raise JobStopped
 
@@ -265,19 +257,19 @@ class TrainingLoop:
 
     def _finish(self) -> None:
         # A job that was done already when it was resumed has nothing to add.
-        if self._parts.checkpointer is not None and not self._persistence.has_nothing_new:
+        if self._parts.checkpointer is not None and not self._run.persistence.has_nothing_new:
             try:
-                self._persistence.checkpoint(wait=True)
+                self._run.persistence.checkpoint(wait=True)
             except PolluxError as error:
                 # The model is trained, and what the script does next with it must not be lost as well.
                 _log.error("finished, but the last checkpoint could not be saved: %s", error)
-                self._record.event("not-saved", f"the last checkpoint failed: {error}")
+                self._run.record.event("not-saved", f"the last checkpoint failed: {error}")
         self._parts.requests.give_back_signals()
         self._finished = True
         if self._parts.member is not None:
             self._parts.member.finish()
-        self._record.event("finished", f"{self._progress.epoch} epochs done")
-        self._record.write_output()
+        self._run.record.event("finished", f"{self._progress.epoch} epochs done")
+        self._run.record.write_output()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -288,8 +280,8 @@ class TrainingLoop:
         if self._closed:
             return
         self._closed = True
-        self._feed.close()
-        self._oom.note_end_of_process()
+        self._run.feed.close()
+        self._run.oom.note_end_of_process()
         try:
             self._leave()
         finally:
@@ -305,27 +297,27 @@ class TrainingLoop:
         if parts.checkpointer is not None and parts.replicas.are_all_at(step, _LEAVE_SECONDS):
             self._drop_unfinished_step()
             try:
-                self._persistence.checkpoint(wait=True)
+                self._run.persistence.checkpoint(wait=True)
             except PolluxError as error:
                 _log.error("%s", error)
         elif parts.checkpointer is not None:
             _log.warning("not saved: not all replicas left the loop at step %d; break on all of them alike", step)
         if parts.member is not None:
             parts.member.finish()
-        self._record.write_output()
+        self._run.record.write_output()
 
     def _release(self) -> None:
         parts = self._parts
-        self._record.close_reports(self._finished)
+        self._run.record.close_reports(self._finished)
         parts.requests.close()
         parts.loader.close()
         parts.adaptation.close()
         if parts.engine.meter is not None:
             parts.engine.meter.close()
-        self._persistence.await_buffers()
+        self._run.persistence.await_buffers()
         if parts.checkpointer is not None:
             parts.checkpointer.close()
-        self._record.close_scalars()
+        self._run.record.close_scalars()
         if parts.engine.counts_batchnorm:
             synchronise_batchnorm(parts.engine.inner, None)
         parts.on_close()

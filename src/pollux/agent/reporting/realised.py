@@ -53,15 +53,13 @@ def _realised_ratio(
     there are few rows, progress was rolled back, or the interval is open at an end of [0.2, 5].
     """
     edge = after[0].progress
-    told = [
-        [row for row in side if row.loss is not None and abs(row.progress - edge) <= _SPAN_ASIDE * edge]
-        for side in (before, after)
-    ]
-    if min(map(len, told)) < _FEWEST_ASIDE:
+    used_before, used_after = _near(before, edge), _near(after, edge)
+    if min(len(used_before), len(used_after)) < _FEWEST_ASIDE:
         return None, None, None
-    progress = np.array([row.progress - edge for side in told for row in side])
-    is_after = np.repeat([False, True], [len(side) for side in told])
-    loss = np.array([row.loss for side in told for row in side], dtype=float)
+    used = used_before + used_after
+    progress = np.array([row.progress - edge for row in used])
+    is_after = np.arange(len(used)) >= len(used_before)
+    loss = np.array([row.loss for row in used], dtype=float)
     span = float(np.abs(progress).max())
     if not (np.diff(progress) > 0.0).all():
         return None, None, None
@@ -74,6 +72,11 @@ def _realised_ratio(
     if inside[0] == 0 or inside[-1] == len(_RATIOS) - 1:
         return None, None, None
     return float(_RATIOS[best]), float(_RATIOS[inside[0]]), float(_RATIOS[inside[-1]])
+
+
+def _near(rows: Sequence[ReceiptRow], edge: float) -> list[ReceiptRow]:
+    """The rows with a loss that are near enough to a change for a parabola to fit."""
+    return [row for row in rows if row.loss is not None and abs(row.progress - edge) <= _SPAN_ASIDE * edge]
 
 
 def _quadratic_error(x: Floats, y: Floats) -> float:

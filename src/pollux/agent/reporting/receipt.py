@@ -117,22 +117,23 @@ class Receipt:
 
     def sample(self, row: ReceiptRow) -> None:
         """Record a moment of the run; cheap enough for every few steps."""
-        known = {name: _finite(getattr(row, name)) for name in _MAYBE_UNKNOWN}
-        if any(value != getattr(row, name) for name, value in known.items()):
-            row = _row({**asdict(row), **known})
+        row = _with_finite_values(row)
         before, self._latest = self._latest, row
         if before is not None:
             self._replica_seconds += max(row.seconds - before.seconds, 0.0) * row.num_replicas
         changed = before is None or before.configuration != row.configuration
-        if changed and before is not None and self._rows[-1][0] is not before:
-            self._rows.append((before, True))
-        elif changed and before is not None:
-            self._rows[-1] = (before, True)
+        if changed and before is not None:
+            self._keep_last_of_configuration(before)
         if changed or self._seen % self._stride == 0:
             self._rows.append((row, changed))
         self._seen += 1
         if len(self._rows) > _MAX_ROWS:
             self._thin()
+
+    def _keep_last_of_configuration(self, row: ReceiptRow) -> None:
+        if self._rows[-1][0] is row:
+            self._rows.pop()
+        self._rows.append((row, True))
 
     def event(self, kind: str, step: int, progress: float, text: str, **numbers: float) -> None:
         """Record what happened, with the reason as a sentence and its figures as numbers."""
@@ -202,22 +203,14 @@ class Receipt:
             "rows_seen": self._seen,
             "rows": {name: [_plain(getattr(row, name)) for row in rows] for name in _COLUMNS},
             "events": [_plain(asdict(event)) for event in self._events],
-            "metrics": {
-                name: {
-                    column: [_plain(point[index]) for point in points]
-                    for index, column in enumerate(("samples", "epoch", "progress", "value"))
-                }
-                for name, points in self._metrics.items()
-            },
+            "metrics": {name: _metric_columns(points) for name, points in self._metrics.items()},
             "ledger": [
                 {"pass": index, "samples": samples, "hash": digest}
                 for index, (samples, digest) in sorted(self._ledger.items())
             ],
             "progress": _plain(self._progress(rows, reference)),
             "totals": {
-                "steps": 0 if last is None else last.step,
-                "samples": 0 if last is None else last.samples,
-                "seconds": 0.0 if last is None else last.seconds,
+                **({"steps": 0, "samples": 0, "seconds": 0.0} if last is None else _totals(last)),
                 "replica_seconds": self._replica_seconds,
                 "events": dict(self._counts),
             },
@@ -269,9 +262,7 @@ class Receipt:
                 f"the receipt has version {state.get('version')}, known is {_VERSION}: "
                 "resume with the release of pollux that wrote it"
             )
-        # A release before this one had fewer columns.
-        columns = {name: state["rows"][name] for name in _COLUMNS if name in state["rows"]}
-        rows = [_row(dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
+        rows = _rows_from(state["rows"])
         self._rows = list(zip(rows, map(bool, state["kept"]), strict=True))
         self._latest = None if state["latest"] is None else _row(state["latest"])
         if rows and rows[-1] == self._latest:
@@ -281,10 +272,7 @@ class Receipt:
         self._events = [ReceiptEvent(**event) for event in state["events"]]
         self._counts = Counter(state["counts"])
         self._not_exact = list(state["not_exact"])
-        self._metrics = {
-            name: [(int(a), float(b), float(c), math.nan if d is None else float(d)) for a, b, c, d in points]
-            for name, points in state["metrics"].items()
-        }
+        self._metrics = {name: _metric_points(points) for name, points in state["metrics"].items()}
         self._ledger = {int(index): (int(samples), str(digest)) for index, samples, digest in state["ledger"]}
 
     def _thin(self) -> None:
@@ -338,6 +326,33 @@ def _plain(value: Any) -> Any:
 def _row(values: Mapping[str, Any]) -> ReceiptRow:
     rates = {name: tuple(values.get(name, ())) for name in ("lr_factors", "learning_rates")}
     return ReceiptRow(**{**values, **rates})
+
+
+def _with_finite_values(row: ReceiptRow) -> ReceiptRow:
+    """The row, with None for measurements that are not finite."""
+    known = {name: _finite(getattr(row, name)) for name in _MAYBE_UNKNOWN}
+    if all(value == getattr(row, name) for name, value in known.items()):
+        return row
+    return _row({**asdict(row), **known})
+
+
+def _rows_from(saved: Mapping[str, Sequence[Any]]) -> list[ReceiptRow]:
+    """Rows from a list for each column; a checkpoint on disk may lack the columns that were added later."""
+    columns = {name: saved[name] for name in _COLUMNS if name in saved}
+    return [_row(dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
+
+
+def _metric_columns(points: Sequence[tuple[int, float, float, float]]) -> dict[str, list[Any]]:
+    columns = enumerate(("samples", "epoch", "progress", "value"))
+    return {column: [_plain(point[index]) for point in points] for index, column in columns}
+
+
+def _metric_points(saved: Sequence[Sequence[Any]]) -> list[tuple[int, float, float, float]]:
+    return [(int(a), float(b), float(c), math.nan if d is None else float(d)) for a, b, c, d in saved]
+
+
+def _totals(last: ReceiptRow) -> dict[str, Any]:
+    return {"steps": last.step, "samples": last.samples, "seconds": last.seconds}
 
 
 def _configurations(rows: Sequence[ReceiptRow]) -> list[dict[str, Any]]:

@@ -157,13 +157,17 @@ def _learning_rate(axes: Axes, receipt: Mapping[str, Any], x: Floats) -> None:
     axes.set_ylim(bottom=0.0)
     axes.margins(y=0.1)
     axes.set_ylabel("rate factor")
+    _rates_of_first_group(axes, receipt, x, "learning rate" if groups == 1 else "learning rate of group 0")
+
+
+def _rates_of_first_group(axes: Axes, receipt: Mapping[str, Any], x: Floats, name: str) -> None:
     table = receipt["rows"].get("learning_rates") or [[]]
     rates = _column([entry[0] if entry else None for entry in table])
     if not np.isfinite(rates).any():
         _legend(axes)
         return
     used = axes.twinx()
-    _line(used, x, rates, _BLACK, "learning rate" if groups == 1 else "learning rate of group 0", linewidth=1.1)
+    _line(used, x, rates, _BLACK, name, linewidth=1.1)
     _rate_scale(used, rates[np.isfinite(rates)])
     used.set_ylabel("learning rate")
     used.spines[["top", "left"]].set_visible(False)

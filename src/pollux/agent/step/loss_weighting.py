@@ -34,16 +34,18 @@ def check_weighting(reduction: str, weight: float | Tensor | None) -> None:
         raise InvalidInput(
             f"reduction is 'sum' and weight is {weight}: use one of them; weight is for a loss that is a mean"
         )
-    if isinstance(weight, Tensor):
-        if weight.numel() != 1 or weight.is_complex():
-            raise InvalidInput(
-                f"weight is a tensor of shape {list(weight.shape)} and type {weight.dtype}: give one number, {_WEIGHT}"
-            )
-        good = weight.device.type != "cpu" or 0.0 <= float(weight.detach()) < math.inf
-    else:
-        good = isinstance(weight, numbers.Real) and not isinstance(weight, bool) and 0.0 <= weight < math.inf
-    if not good:
+    if isinstance(weight, Tensor) and (weight.numel() != 1 or weight.is_complex()):
+        raise InvalidInput(
+            f"weight is a tensor of shape {list(weight.shape)} and type {weight.dtype}: give one number, {_WEIGHT}"
+        )
+    if not _can_weigh(weight):
         raise InvalidInput(f"weight is {weight!r}: give {_WEIGHT}")
+
+
+def _can_weigh(weight: float | Tensor) -> bool:
+    if isinstance(weight, Tensor):
+        return weight.device.type != "cpu" or 0.0 <= float(weight.detach()) < math.inf
+    return isinstance(weight, numbers.Real) and not isinstance(weight, bool) and 0.0 <= weight < math.inf
 
 
 @dataclass(frozen=True, slots=True)

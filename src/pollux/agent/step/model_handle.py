@@ -30,7 +30,11 @@ def stable_handle(model: nn.Module, current: Callable[[], nn.Module]) -> nn.Modu
     if type(kind) is not type or any("__init_subclass__" in vars(base) for base in kind.__mro__[:-1]):
         return model
     handles: list[nn.Module] = []
-    names = _names(model, current, lambda it: it is handles[0])
+
+    def is_handle(it: nn.Module) -> bool:
+        return it is handles[0]
+
+    names = {**_calls_and_attributes(model, current, is_handle), **_copying(model, is_handle)}
     try:
         made: nn.Module = object.__new__(
             types.new_class(kind.__name__, (kind,), exec_body=lambda into: into.update(names))
@@ -44,22 +48,15 @@ def stable_handle(model: nn.Module, current: Callable[[], nn.Module]) -> nn.Modu
     return made
 
 
-def _names(
+def _calls_and_attributes(
     model: nn.Module, current: Callable[[], nn.Module], is_handle: Callable[[nn.Module], bool]
 ) -> dict[str, Any]:
-    """What a class has whose handle stands for the model; every other object of that class is an ordinary one."""
+    """What the class of a handle does with calls and attributes; all but the handle are ordinary objects of it."""
     kind = type(model)
     of_object = vars(object)["__class__"]
 
     def call(self: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
         return current()(*inputs, **kwargs) if is_handle(self) else kind.__call__(self, *inputs, **kwargs)
-
-    def reduce(self: nn.Module, protocol: Any) -> Any:
-        if is_handle(self):
-            # Whatever refers to the model within it, a hook say, refers to the same copy.
-            return operator.getitem, ([model], 0)
-        make, arguments, *rest = cast("tuple[Any, ...]", kind.__reduce_ex__(self, protocol))
-        return make, tuple(kind if each is type(self) else each for each in arguments), *rest
 
     def get_class(self: nn.Module) -> type[nn.Module]:
         return type(model) if is_handle(self) else kind
@@ -76,14 +73,26 @@ def _names(
                 raise
             return getattr(model, name)
 
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return {"__call__": call, "__getattr__": attribute, "__class__": property(get_class, set_class), **names}
+
+
+def _copying(model: nn.Module, is_handle: Callable[[nn.Module], bool]) -> dict[str, Any]:
+    """How objects of the class of a handle are copied and pickled: the handle as the model, others as ever."""
+    kind = type(model)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        if is_handle(self):
+            # Whatever refers to the model within it, a hook say, refers to the same copy.
+            return operator.getitem, ([model], 0)
+        make, arguments, *rest = cast("tuple[Any, ...]", kind.__reduce_ex__(self, protocol))
+        return make, tuple(kind if each is type(self) else each for each in arguments), *rest
+
     def deep(self: nn.Module, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(model, memo) if is_handle(self) else cast(Any, kind).__deepcopy__(self, memo)
 
     def shallow(self: nn.Module) -> Any:
         return copy.copy(model) if is_handle(self) else cast(Any, kind).__copy__(self)
 
-    names: dict[str, Any] = {"__call__": call, "__reduce_ex__": reduce, "__getattr__": attribute}
-    names["__class__"] = property(get_class, set_class)
-    names |= {"__deepcopy__": deep} if hasattr(kind, "__deepcopy__") else {}
-    names |= {"__copy__": shallow} if hasattr(kind, "__copy__") else {}
-    return names | {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    own = {"__deepcopy__": deep, "__copy__": shallow}
+    return {"__reduce_ex__": reduce, **{name: copier for name, copier in own.items() if hasattr(kind, name)}}

@@ -26,7 +26,7 @@ from pollux.agent.step.oom import OomTrial, free_memory, is_out_of_memory, predi
 from pollux.agent.step.step_clock import StepClock
 from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue
 
-__all__ = ["StepOptions", "StepRunner", "unwrapped"]
+__all__ = ["StepOptions", "StepRunner"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,11 @@ class StepRunner:
         return self._options.scaler is not None
 
     @property
+    def _checks_values(self) -> bool:
+        """Whether losses and gradients that are not finite are refused as they come."""
+        return not (self._on_gpu or self.has_scaler or self.tolerates)
+
+    @property
     def can_try(self) -> bool:
         """Whether a step may go without the wrapper's averaging: not where layers talk to each other in between."""
         if self._replicas.num_replicas == 1:
@@ -144,18 +149,15 @@ class StepRunner:
         """The backward pass of the micro-batch handed out last, weighted by its share in the average."""
         micro = self._require_micro()
         check_weighting(reduction, weight)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise InvalidInput(f"loss is {shape}: give a tensor with one value, the mean (or sum) over this batch")
+        # The forward pass of a trial that has failed may have given anything: it is neither noted nor run backward.
         failed = self._trial is not None and self._trial.failed
-        if not failed and not loss.requires_grad:
-            raise InvalidInput("the loss has no gradient: compute it from job.model(x), outside of torch.no_grad()")
+        _check_loss(loss, needs_gradient=not failed)
         self._ran_backward = True
         if not failed:
-            self._require_forward(micro)
+            self._require_forward()
             self._note(loss, micro, reduction, weight)
-        if weight is not None and not failed and self._is_nothing(weight):
-            loss = self._nothing(loss)
+            if weight is not None and self._is_nothing(weight):
+                loss = self._nothing(loss)
         scaled = self._averager.scale(loss, micro, reduction, weight)
         if self._options.scaler is not None:
             scaled = self._options.scaler.scale(scaled)
@@ -181,7 +183,7 @@ class StepRunner:
             raise MisusedJob("job.backward(loss) was called twice for one batch, or outside of job.batches()")
         return self._micro
 
-    def _require_forward(self, micro: MicroBatch) -> None:
+    def _require_forward(self) -> None:
         if isinstance(self.model, WrappedModel) and not self.model.ran:
             raise MisusedJob("the loss was not computed by job.model: call job.model(x) instead of model(x)")
 
@@ -210,22 +212,21 @@ class StepRunner:
         """Add this part's share of the step's mean loss to the sum of losses."""
         if micro.samples == 0 or (weight is not None and not self._on_gpu and float(weight) == 0.0):
             return
-        share = micro.samples / micro.total if reduction == "mean" else 1.0 / micro.total
         value = loss.detach()
+        if weight is not None:
+            self._note_weighted(value, weight)
+        if self._checks_values:
+            _require_finite_loss(float(value), micro.step)
+        if weight is None:
+            share = micro.samples / micro.total if reduction == "mean" else 1.0 / micro.total
+            self._losses.add(value, share)
+
+    def _note_weighted(self, value: Tensor, weight: float | Tensor) -> None:
+        """The step's weights are added up only at its end, and with them the loss as it is averaged."""
         if self._on_gpu and isinstance(weight, Tensor):
             value = torch.where(weight.detach() > 0, value, torch.zeros_like(value))
-        if weight is not None:
-            # The step's weights are added up only at its end, and with them the loss as it is averaged.
-            part = value.reshape(()).to(torch.float64) * weight
-            self._weighted = part if self._weighted is None else self._weighted + part
-        looks = not self._on_gpu and self._options.scaler is None and not self.tolerates
-        if looks and not math.isfinite(float(value)):
-            raise NonFiniteValue(
-                f"the loss is {float(value)} at step {micro.step}: lower the learning rate, clip gradients "
-                "(clip_norm=), or check the data; the last checkpoint is untouched"
-            )
-        if weight is None:
-            self._losses.add(value, share)
+        part = value.reshape(()).to(torch.float64) * weight
+        self._weighted = part if self._weighted is None else self._weighted + part
 
     def finish(self, lr_factors: Sequence[float]) -> bool:
         """After the last micro-batch: average, measure, clip, step. False where memory did not suffice anywhere."""
@@ -260,15 +261,9 @@ class StepRunner:
         meter.finish(None, micro.total, self._whole_factor, loss_scale=scale, parts_factor=factor)
 
     def _step(self, lr_factors: Sequence[float], micro: MicroBatch) -> None:
-        options, optimizer = self._options, self.optimizer
-        scaler = options.scaler
-        if scaler is not None and (options.clip_norm is not None or options.before_step is not None):
-            scaler.unscale_(optimizer)
-        if options.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, options.clip_norm)
-        if options.before_step is not None:
-            options.before_step()
-        if not (self._on_gpu or scaler is not None or self.is_sharded or self.tolerates):
+        scaler, optimizer = self._options.scaler, self.optimizer
+        self._change_gradients()
+        if self._checks_values and not self.is_sharded:
             self._require_finite(micro)
         if self._replicas.is_broken:
             raise dist.DistError("other replicas are gone, and this step's gradients with them")
@@ -279,6 +274,16 @@ class StepRunner:
             else:
                 optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    def _change_gradients(self) -> None:
+        """What the user wants done to averaged gradients: clipping, and a function of the user's own."""
+        options = self._options
+        if options.scaler is not None and (options.clip_norm is not None or options.before_step is not None):
+            options.scaler.unscale_(self.optimizer)
+        if options.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, options.clip_norm)
+        if options.before_step is not None:
+            options.before_step()
 
     def _require_finite(self, micro: MicroBatch) -> None:
         gradients = [p.grad for p in self.parameters if p.grad is not None and not p.grad.is_sparse]
@@ -341,13 +346,24 @@ class StepRunner:
         return predicted_local_batch(self._replicas.device, local_batch)
 
 
+def _check_loss(loss: Any, needs_gradient: bool) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise InvalidInput(f"loss is {shape}: give a tensor with one value, the mean (or sum) over this batch")
+    if needs_gradient and not loss.requires_grad:
+        raise InvalidInput("the loss has no gradient: compute it from job.model(x), outside of torch.no_grad()")
+
+
+def _require_finite_loss(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        raise NonFiniteValue(
+            f"the loss is {loss} at step {step}: lower the learning rate, clip gradients (clip_norm=), or check the "
+            "data; the last checkpoint is untouched"
+        )
+
+
 def _is_sharded(model: nn.Module) -> bool:
     """Whether the model's parameters are split over replicas by `fully_shard`."""
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
-
-
-def unwrapped(model: Any) -> nn.Module:
-    """The user's own module inside wrappers."""
-    return model.module if isinstance(model, WrappedModel) else model  # type: ignore[no-any-return]

@@ -57,12 +57,7 @@ class EpochBatches:
     def epoch(self, adaptation: Adaptation) -> Iterator[Any]:
         """This replica's batches of the epoch that is under way or comes next; drops what was asked for before."""
         self.forget_issued()
-        if self.epoch_is_over:
-            self._close_epoch()
-            if not self._follows_progress:
-                self.loader.skip_pass()
-        if self.loader.pass_done:
-            self.loader.next_pass()
+        self._enter_epoch()
         step, current = self._progress.steps, self.loader
         while True:
             began_at, first_step = current.cursor, step
@@ -78,13 +73,27 @@ class EpochBatches:
             is_empty = step == first_step
             if self._has_issued_enough(adaptation) or not (self._follows_progress or is_empty):
                 break
-            if began_at == 0 and is_empty:
-                raise InvalidInput("a whole pass has no full batch: leave drop_last out, or use a smaller batch")
-            if is_empty and not self._follows_progress:
-                # A stream that turns out to have ended just where it was left.
-                self._close_epoch()
+            if is_empty:
+                self._check_empty_run(is_whole_pass=began_at == 0)
             current = self._following(current)
         self._epoch_ended = True
+
+    def _enter_epoch(self) -> None:
+        """Close the epoch before this one where it is over, and have the loader in a pass that is not done."""
+        if self.epoch_is_over:
+            self._close_epoch()
+            if not self._follows_progress:
+                self.loader.skip_pass()
+        if self.loader.pass_done:
+            self.loader.next_pass()
+
+    def _check_empty_run(self, is_whole_pass: bool) -> None:
+        """The rest of a pass had no batch, which is an error where that rest was the whole pass."""
+        if is_whole_pass:
+            raise InvalidInput("a whole pass has no full batch: leave drop_last out, or use a smaller batch")
+        if not self._follows_progress:
+            # The pass of a stream had ended just where it was left, which was not known before it was read.
+            self._close_epoch()
 
     def _issue(self, micro: MicroBatch, loader: Loader) -> None:
         self._issued.append(micro)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, JobTable
 from pollux.backends.dispatch.site import Site
-from pollux.backends.dispatch.slots import gone_slot
 from pollux.backends.dispatch.worker_thread import WorkerThread
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.protocol import Launch, ReplicasLost
 from pollux.wire.live.messages import LaunchOrder, ResizeRequest
 
@@ -19,7 +19,7 @@ _TANGLED_SECONDS = 5.0
 # So long one waits for places elsewhere that nobody seems to give while it holds those that it has, by a quota say.
 _LONGEST_WAIT_SECONDS = 300.0
 
-_Slots = tuple[str, ...]
+_Slots = tuple[Slot, ...]
 
 
 class JobChanges:
@@ -32,26 +32,28 @@ class JobChanges:
 
     def advance(self, job: DispatchedJob) -> None:
         """Send the order to change, once there are slots for those that join, or it is known that none will be."""
-        now, held, link = job.now, job.next, job.link
+        now, held = job.now, job.next
         assert now is not None
         assert held is not None
         assert held.launch is not None
-        assert link is not None
+        found = self._find_slots(job.id, held.launch, now, now.remaining)
+        if found is not None:
+            self._answer(job, now, held, *found)
+
+    def _answer(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, why: str, target: _Slots) -> None:
+        """Do what these slots allow; `why` some of them will not be had, and none may come yet."""
         kept = now.remaining
-        found = self._find_slots(job.id, held.launch, now, kept)
-        if found is None:
-            return
-        why, target = found
         stays = bool(set(target) & set(kept))
         if not target:
             self._untangle(job, now, held, kept)
         elif stays and why and now.kept is None:
             self._refuse(job, why, target, kept)
         elif stays or not why:
-            held.target, held.sent = target, True
-            held.places = tuple(dict.fromkeys((*now.places, *target)))
+            assert held.launch is not None
+            assert job.link is not None
+            held.begin_change(now, target)
             job.now, job.next = held, None
-            link.send(ResizeRequest(self._order_of(held.launch, target)))
+            job.link.send(ResizeRequest(self._order_of(held.launch, target)))
         else:
             # It cannot be there, and must not be here any more.
             self._restart(now, held)
@@ -76,7 +78,7 @@ class JobChanges:
             return None
         if not found.why:
             return "", target
-        return found.why, tuple(place if place in kept else gone_slot(place) for place in target)
+        return found.why, tuple(slot if slot in kept else slot.gone for slot in target)
 
     def _untangle(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, kept: _Slots) -> None:
         """JobChanges that wait for slots of one another would wait for ever: the first saves, ends and starts again.
@@ -88,12 +90,16 @@ class JobChanges:
             for seconds in (_TANGLED_SECONDS, _LONGEST_WAIT_SECONDS):
                 self._thread.wake_after(seconds)
         assert held.launch is not None
-        waited, jobs = time.monotonic() - held.waits_since, self._table.jobs.values()
-        others_wait = any(other.awaits_change for other in jobs if other is not job)
-        tangled = waited >= _TANGLED_SECONDS and others_wait and not any(other.is_moving for other in jobs)
+        waited = time.monotonic() - held.waits_since
         elsewhere = not dict(self._table.slots.placement(kept)).keys() & dict(held.launch.placement).keys()
-        if tangled or (waited >= _LONGEST_WAIT_SECONDS and elsewhere):
+        is_long = waited >= _LONGEST_WAIT_SECONDS and elsewhere
+        if is_long or (waited >= _TANGLED_SECONDS and self._jobs_wait_for_each_other(job)):
             self._restart(now, held)
+
+    def _jobs_wait_for_each_other(self, job: DispatchedJob) -> bool:
+        """Whether other jobs wait for places, too, and none of all jobs is about to leave some."""
+        jobs = self._table.jobs.values()
+        return any(other.awaits_change for other in jobs if other is not job) and not any(j.is_moving for j in jobs)
 
     def _restart(self, now: HeldGeneration, held: HeldGeneration) -> None:
         """What runs saves its state and ends, and what it was to become starts from there."""

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from pollux.backends.dispatch.changes import JobChanges
 from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, JobTable
-from pollux.backends.dispatch.shim_client import ForkserverClient, find_shim, start_shim
+from pollux.backends.dispatch.shim_client import ForkserverClient, ShimClient, find_shim, start_shim
 from pollux.backends.dispatch.shim_events import ShimEvents
 from pollux.backends.dispatch.site import Site
 from pollux.backends.dispatch.slots import SlotAllocator
 from pollux.backends.dispatch.worker_thread import WorkerThread
+from pollux.backends.nodes.slot import Slot, read_slots
 from pollux.backends.process import replica_env
 from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
 from pollux.backends.process.records import (
@@ -220,7 +221,7 @@ class Dispatcher:
         if ended is not None:
             self.table.finish(job, ended_from(ended))
             return
-        job.now.places = tuple(str(place) for place in record.get("places", ()))
+        job.now.places = read_slots(record.get("places", ()))
         self.slots.hold(job.id, job.now.places)
         if link is None:
             self.shims.lose(job)
@@ -293,37 +294,41 @@ class Dispatcher:
         if held is None or held.launch is None or not held.awaits_launch:
             return
         found = self.site.check(held.launch, held.places)
-        if found is None:
-            return
-        if found.why:
+        if found is not None and found.why:
             # Where no node sees the folders it is the job's own fault, else that of a node.
             self.table.end_unstarted(job, held, "refused" if found.elsewhere else "crashed", found.why)
-            return
-        if job.link is not None and job.link.warm is False and self.forkserver is not None and self.forkserver.is_ready:
-            # Its shim was started before the fork server was ready: from now on it can have a better one.
-            _release(job)
-        if job.link is None and not self._connect(job, held):
-            return
-        if job.link is not None and not job.link.leaving:
-            held.sent = True
-            job.link.send(LaunchRequest(self.order_of(held.launch, held.places)))
+        elif found is not None:
+            link = self._shim_for(job, held)
+            if link is not None and not link.leaving:
+                held.sent = True
+                link.send(LaunchRequest(self.order_of(held.launch, held.places)))
 
-    def _connect(self, job: DispatchedJob, held: HeldGeneration) -> bool:
+    def _shim_for(self, job: DispatchedJob, held: HeldGeneration) -> ShimClient | None:
+        """The job's shim, which is started where there is none; None where that is not possible now."""
+        self._release_cold_shim(job)
+        return job.link or self._connect(job, held)
+
+    def _release_cold_shim(self, job: DispatchedJob) -> None:
+        """A shim that was started before the fork server was ready: from now on its job can have a better one."""
+        if self.forkserver is not None and self.forkserver.is_ready and job.link is not None and job.link.warm is False:
+            _release(job)
+
+    def _connect(self, job: DispatchedJob, held: HeldGeneration) -> ShimClient | None:
         try:
             link, child = start_shim(job.id, job.folder, self.forkserver, self._settings.environ)
         except BlockingIOError:
             self.thread.wake_after(_RETRY_SECONDS)
-            return False
+            return None
         except (OSError, BackendFailed) as error:
             why = f"its shim could not be started on this machine: {error}: check its limits (ulimit -a) and disk"
             self.table.end_unstarted(job, held, "refused", why)
-            return False
+            return None
         if child:
             self._children.add(child)
         self.shims.follow(job, link)
-        return True
+        return link
 
-    def order_of(self, launch: Launch, places: tuple[str, ...]) -> LaunchOrder:
+    def order_of(self, launch: Launch, places: tuple[Slot, ...]) -> LaunchOrder:
         """What a shim is told of a launch at these slots."""
         identity = replica_env.run_id(self.home, launch.job_id, launch.generation)
         return LaunchOrder(

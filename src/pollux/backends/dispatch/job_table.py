@@ -10,6 +10,7 @@ from typing import Literal
 
 from pollux.backends.dispatch.shim_client import ShimClient
 from pollux.backends.dispatch.slots import SlotAllocator
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.protocol import (
     BackendEvent,
     Launch,
@@ -32,7 +33,7 @@ class HeldGeneration:
 
     generation: int
     launch: Launch | None = None
-    places: tuple[str, ...] = ()
+    places: tuple[Slot, ...] = ()
     order: int = 0
     started: bool = False
     sent: bool = False
@@ -42,8 +43,8 @@ class HeldGeneration:
     attempts: int = 0
     changes: bool = False
     live: bool = False
-    target: tuple[str, ...] = ()
-    kept: tuple[str, ...] | None = None
+    target: tuple[Slot, ...] = ()
+    kept: tuple[Slot, ...] | None = None
     waits_since: float | None = None
 
     @property
@@ -61,9 +62,14 @@ class HeldGeneration:
         return self.launch is not None and not self.sent and self.ended is None
 
     @property
-    def remaining(self) -> tuple[str, ...]:
+    def remaining(self) -> tuple[Slot, ...]:
         """The places of the replicas that can go on."""
         return self.places if self.kept is None else self.kept
+
+    def begin_change(self, before: HeldGeneration, target: tuple[Slot, ...]) -> None:
+        """It comes about in the processes of the one before, and is to have the places of `target`."""
+        self.target, self.sent = target, True
+        self.places = tuple(dict.fromkeys((*before.places, *target)))
 
     def ask_to_stop(self, grace_seconds: float) -> None:
         """End it; asked again, only the shorter grace counts."""

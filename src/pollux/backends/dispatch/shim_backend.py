@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pollux.backends.dispatch.dispatcher import Dispatcher
@@ -15,18 +14,23 @@ from pollux.backends.protocol import BackendCapabilities, Launch, Listener, LogC
 from pollux.backends.shim.liveness import DEFAULT_HANG_SECONDS
 from pollux.core.errors import InvalidInput
 
-__all__ = ["ShimBackend", "can_be_warm", "seconds_from", "seconds_of_hang"]
+__all__ = ["PlacementCheck", "ShimBackend", "can_be_warm", "seconds_from", "seconds_of_hang"]
 
 
-class ShimBackend(BackendCapabilities, ABC):
+PlacementCheck = Callable[[Launch, bool], None]
+"""Raises BackendFailed for a launch whose placement cannot be; True where the launch changes a job that runs."""
+
+
+class ShimBackend(BackendCapabilities):
     """A backend over a `Dispatcher`; several objects, one after another, may work in the same `home`."""
 
     restart_seconds = 5.0
     live_seconds = 1.0
 
-    def __init__(self, home: Path, dispatcher: Dispatcher) -> None:
+    def __init__(self, home: Path, dispatcher: Dispatcher, check_placement: PlacementCheck) -> None:
         self._home = home
         self._dispatcher = dispatcher
+        self._check_placement = check_placement
 
     @property
     def is_warm(self) -> bool:
@@ -50,7 +54,8 @@ class ShimBackend(BackendCapabilities, ABC):
 
     def submit(self, launch: Launch) -> None:
         """Start it as soon as its places are free; a generation that is not newer than the newest known is ignored."""
-        self._check(launch)
+        _check_words(launch)
+        self._check_placement(launch, False)
         self._dispatcher.submit(launch)
 
     def resize(self, launch: Launch) -> None:
@@ -58,7 +63,8 @@ class ShimBackend(BackendCapabilities, ABC):
 
         Those that stay keep their places. GPUs that are not free yet are waited for while the job goes on.
         """
-        self._check_change(launch)
+        _check_words(launch)
+        self._check_placement(launch, True)
         self._dispatcher.resize(launch)
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
@@ -83,25 +89,14 @@ class ShimBackend(BackendCapabilities, ABC):
         """Let go of everything; shims and replicas go on, and a new object with the same home finds them."""
         self._dispatcher.close()
 
-    @abstractmethod
-    def _check_placement(self, launch: Launch) -> None:
-        """BackendFailed for a placement that cannot be."""
 
-    def _check(self, launch: Launch) -> None:
-        self._check_words(launch)
-        self._check_placement(launch)
-
-    def _check_change(self, launch: Launch) -> None:
-        """As `_check`, for a job that runs; where nodes go, one that is gone is no mistake of the caller's."""
-        self._check(launch)
-
-    def _check_words(self, launch: Launch) -> None:
-        check_job_id(launch.job_id)
-        if not launch.argv or launch.generation < 1:
-            raise InvalidInput(f"job '{launch.job_id}' needs a command and a generation of 1 or more")
-        words = (*launch.argv, launch.workdir, *launch.env, *launch.env.values())
-        if any("\0" in word for word in words):
-            raise InvalidInput(f"job '{launch.job_id}': its command, folder or variables hold a zero byte; remove it")
+def _check_words(launch: Launch) -> None:
+    check_job_id(launch.job_id)
+    if not launch.argv or launch.generation < 1:
+        raise InvalidInput(f"job '{launch.job_id}' needs a command and a generation of 1 or more")
+    words = (*launch.argv, launch.workdir, *launch.env, *launch.env.values())
+    if any("\0" in word for word in words):
+        raise InvalidInput(f"job '{launch.job_id}': its command, folder or variables hold a zero byte; remove it")
 
 
 def seconds_from(name: str, default: float, environ: Mapping[str, str] = os.environ) -> float:

@@ -10,6 +10,7 @@ from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, Jo
 from pollux.backends.dispatch.shim_client import ShimClient, find_shim
 from pollux.backends.dispatch.site import Site
 from pollux.backends.dispatch.worker_thread import WorkerThread
+from pollux.backends.nodes.slot import read_slots
 from pollux.backends.process.records import (
     ended_from,
     ended_to,
@@ -106,7 +107,7 @@ class ShimEvents:
             held.started = False
         elif held.live and held.started and not held.ended:
             # The change may have come about while no service was connected.
-            self._table.tell(ReplicasStarted(time.time(), job.id, held.generation))
+            self._table.tell(_started(job.id, StartedMessage(time.time(), held.generation, pause=status.pause)))
 
     def _note_progress(self, job: DispatchedJob, held: HeldGeneration, message: ShimMessage) -> None:
         """The end, a loss or the start of the generation that runs."""
@@ -121,24 +122,24 @@ class ShimEvents:
                 self._table.finish(job, ended_from(ended))
             case StatusMessage(lost=lost) if lost is not None:
                 self._note_loss(job, held, lost)
-            case StatusMessage(generation=generation, moving=False) if generation is not None:
-                self._note_start(job, held, StartedMessage(time.time(), generation))
+            case StatusMessage(generation=generation, moving=False, pause=pause) if generation is not None:
+                self._note_start(job, held, StartedMessage(time.time(), generation, pause=pause))
 
     def _note_start(self, job: DispatchedJob, held: HeldGeneration, message: StartedMessage) -> None:
         if held.started or message.generation != held.generation:
             return
-        held.started, held.places, held.kept = True, message.places or held.target or held.places, None
+        held.places = read_slots(message.places) or held.target or held.places
+        held.started, held.kept = True, None
         self._table.keep_slots(job)
-        pause = message.pause
-        seconds, kind = (None, "") if pause is None else (pause.pause_seconds, pause.kind)
-        self._table.tell(ReplicasStarted(message.at, job.id, held.generation, seconds, kind))
+        self._table.tell(_started(job.id, message))
 
     def _note_loss(self, job: DispatchedJob, held: HeldGeneration, message: LostMessage) -> None:
         """Some replicas are gone: told once, and what is left is what an order may keep."""
-        if message.generation != held.generation or held.stop_grace is not None or held.kept == message.kept:
+        kept = read_slots(message.kept)
+        if message.generation != held.generation or held.stop_grace is not None or held.kept == kept:
             return
-        held.kept = message.kept
-        remaining = self._table.slots.placement(message.kept)
+        held.kept = kept
+        remaining = self._table.slots.placement(kept)
         self._table.tell(
             ReplicasLost(
                 message.at,
@@ -155,7 +156,7 @@ class ShimEvents:
         """A generation that reached its shim just before the service before this one ended."""
         record = read_record(record_path(job.folder, "generation", generation)) or {}
         job.newest = max(job.newest, generation)
-        places, live = tuple(str(place) for place in record.get("places", ())), bool(record.get("live"))
+        places, live = read_slots(record.get("places", ())), bool(record.get("live"))
         job.now = HeldGeneration(generation, started=True, sent=True, places=places, live=live)
         self._table.slots.hold(job.id, places)
 
@@ -199,3 +200,9 @@ class ShimEvents:
         with contextlib.suppress(BackendFailed):
             write_record(record_path(job.folder, "ended", held.generation), ended_to(ended))
         self._table.finish(job, ended)
+
+
+def _started(job_id: str, message: StartedMessage) -> ReplicasStarted:
+    pause = message.pause
+    seconds, kind = (None, "") if pause is None else (pause.pause_seconds, pause.kind)
+    return ReplicasStarted(message.at, job_id, message.generation, seconds, kind)

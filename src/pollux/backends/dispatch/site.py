@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pollux.backends.dispatch.job_table import DispatchedJob, JobTable
 from pollux.backends.dispatch.worker_thread import WorkerThread
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.protocol import Launch
 from pollux.wire.live.messages import ShimMessage
 
@@ -37,7 +38,7 @@ class Site:
     def step(self) -> None:
         """Follow what came and went, before jobs are moved on."""
 
-    def check(self, launch: Launch, slots: Sequence[str]) -> FolderCheck | None:
+    def check(self, launch: Launch, slots: Sequence[Slot]) -> FolderCheck | None:
         """Whether these slots can be used by the job; None: not known yet, and the thread is woken once it is."""
         return FolderCheck()
 

@@ -12,42 +12,42 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pollux.backends.nodes.provider import LentNode, NodeProvider
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.nodes.slot_table import SlotTable
 from pollux.backends.process import proc, replica_env
 from pollux.backends.process.devices import Devices
 from pollux.backends.process.network import is_loopback
-from pollux.backends.process.replica_env import node_of
 from pollux.backends.protocol import Launch
 from pollux.core import Node, Placement
 from pollux.wire.live.messages import FleetAccess
 
-__all__ = ["FleetSlotAllocator", "LocalSlotAllocator", "SlotAllocator", "gone_slot"]
+__all__ = ["FleetSlotAllocator", "LocalSlotAllocator", "SlotAllocator"]
 
-_GONE = "gone:"
+_Slots = tuple[Slot, ...]
 
 
 class SlotAllocator(Protocol):
-    """The places that a backend hands out, by names: a number on this machine, `NODE/number` elsewhere."""
+    """The slots that a backend hands out."""
 
-    def take(self, job_id: str, placement: Placement, kept: Sequence[str], busy: Sequence[str]) -> tuple[str, ...]:
+    def take(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
         """The places of that placement, the job's from now on; empty while there are too few.
 
         First those of `kept` that it goes on with, in their order, then others, none of which is `busy`.
         """
 
-    def keep(self, job_id: str, places: Iterable[str]) -> None:
+    def keep(self, job_id: str, places: Iterable[Slot]) -> None:
         """The job needs these, and no others that it holds."""
 
-    def hold(self, job_id: str, places: Iterable[str]) -> None:
+    def hold(self, job_id: str, places: Iterable[Slot]) -> None:
         """These are in use by a job found running."""
 
-    def refused(self, job_id: str, placement: Placement, kept: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
         """Why what was taken for will not be had, empty where it may come; and names for it, of places that are not."""
 
-    def placement(self, places: Iterable[str]) -> Placement:
+    def placement(self, places: Iterable[Slot]) -> Placement:
         """The places by node, in their order."""
 
-    def details(self, launch: Launch, places: Sequence[str], identity: str) -> dict[str, Any]:
+    def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
         """What an order holds that depends on the places."""
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
@@ -61,63 +61,62 @@ class LocalSlotAllocator:
         self._devices = devices
         self._environ = environ
         self._table = SlotTable(devices.node.num_gpus)
-        self._held: dict[str, set[str]] = {}
+        self._held: dict[str, set[Slot]] = {}
 
-    def take(self, job_id: str, placement: Placement, kept: Sequence[str], busy: Sequence[str]) -> tuple[str, ...]:
+    def take(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
         """Neighbours, where there are some."""
         wanted = placement.num_gpus
         staying = tuple(kept)[:wanted]
         # Places of replicas that are gone are its own still: others may be held by nobody else.
-        spare = sorted(self._held.get(job_id, set()) - {*kept, *busy}, key=int)[: wanted - len(staying)]
+        spare = sorted(self._held.get(job_id, set()) - {*kept, *busy})[: wanted - len(staying)]
         missing = wanted - len(staying) - len(spare)
         taken = self._table.take(missing) if missing else ()
         if taken is None:
             return ()
-        joining = (*spare, *(str(place) for place in taken))
+        joining = (*spare, *(Slot("", index) for index in taken))
         self._held.setdefault(job_id, set()).update(joining)
         return (*staying, *joining)
 
-    def keep(self, job_id: str, places: Iterable[str]) -> None:
+    def keep(self, job_id: str, places: Iterable[Slot]) -> None:
         """Free the others."""
         held, kept = self._held.get(job_id, set()), set(places)
-        self._table.release(int(place) for place in held - kept)
+        self._table.release(slot.index for slot in held - kept)
         self._held[job_id] = held & kept
         if not self._held[job_id]:
             del self._held[job_id]
 
-    def hold(self, job_id: str, places: Iterable[str]) -> None:
+    def hold(self, job_id: str, places: Iterable[Slot]) -> None:
         """Free again once everyone who holds it has let go."""
         held = self._held.setdefault(job_id, set())
         new = set(places) - held
-        self._table.hold(int(place) for place in new)
+        self._table.hold(slot.index for slot in new)
         held |= new
 
-    def refused(self, job_id: str, placement: Placement, kept: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
         """Never: what is here comes free some time."""
         return "", ()
 
-    def placement(self, places: Iterable[str]) -> Placement:
+    def placement(self, places: Iterable[Slot]) -> Placement:
         """On the one node there is."""
         return Placement.of({self._devices.node.id: len([*places])})
 
-    def details(self, launch: Launch, places: Sequence[str], identity: str) -> dict[str, Any]:
+    def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
         """The service's own environment, this machine's cores and GPUs."""
         devices = self._devices
-        numbers = [int(place) for place in places]
-        common = self.common(launch, places, identity)
-        gpus = {str(place): devices.gpus[int(place)] for place in places} if devices.gpus else {}
+        names = tuple(map(str, places))
+        gpus = {str(slot): devices.gpus[slot.index] for slot in places} if devices.gpus else {}
         return {
-            "environ": {**self._environ, **common},
-            "replicas": replica_env.rank_variables([str(place) for place in places], gpus),
-            "cores": tuple(devices.cores_of(place, launch.cpus_per_gpu) for place in numbers),
-            "places": tuple(str(place) for place in places),
+            "environ": {**self._environ, **self.common(launch, places, identity)},
+            "replicas": replica_env.rank_variables(names, gpus),
+            "cores": tuple(devices.cores_of(slot.index, launch.cpus_per_gpu) for slot in places),
+            "places": names,
             "gpus": gpus,
         }
 
-    def common(self, launch: Launch, places: Sequence[str], identity: str) -> dict[str, str]:
+    def common(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, str]:
         """What all replicas get beside what they inherit."""
         devices = self._devices
-        share = min((len(devices.cores_of(int(place))) for place in places), default=1) if devices.is_cpu else None
+        share = min((len(devices.cores_of(slot.index)) for slot in places), default=1) if devices.is_cpu else None
         return replica_env.common_variables(launch, identity, threads=share)
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
@@ -171,14 +170,23 @@ class FleetSlotAllocator:
         """As the lender lists them."""
         return tuple(hosted.node for hosted in self.hosts.values())
 
-    def _of(self, placement: Placement, kept: Sequence[str]) -> dict[str, list[str]]:
-        return {node: [place for place in kept if node_of(place) == node][:count] for node, count in placement}
-
-    def take(self, job_id: str, placement: Placement, kept: Sequence[str], busy: Sequence[str]) -> tuple[str, ...]:
+    def take(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
         """Ask the lender once, and look whether it has given everything."""
-        staying = self._of(placement, kept)
-        lacking = {node: count - len(staying[node]) for node, count in placement}
-        used = Counter(map(node_of, busy))
+        staying, lacking = _staying(placement, kept)
+        self._ask(job_id, lacking, busy)
+        held = self._lender.held(job_id) if any(lacking.values()) else {}
+        joining: list[Slot] = []
+        for node, count in lacking.items():
+            free = [slot for index in held.get(node, ()) if (slot := Slot(node, index)) not in busy]
+            if len(free) < count:
+                return ()
+            joining += free[:count]
+        self._asked.pop(job_id, None)
+        return (*staying, *joining)
+
+    def _ask(self, job_id: str, lacking: Mapping[str, int], busy: Sequence[Slot]) -> None:
+        """So many slots by node are to come to the job, beside those that are busy."""
+        used = Counter(slot.node for slot in busy)
         wanted = {node: used[node] + count for node, count in lacking.items() if count > 0}
         if wanted and self._asked.get(job_id) != wanted:
             self._asked[job_id] = wanted
@@ -186,40 +194,30 @@ class FleetSlotAllocator:
         if not wanted and self._asked.pop(job_id, None) is not None:
             # An order before this one asked for more: others may need it, and here it would lie idle.
             self._lender.ask(job_id, {})
-        held = self._lender.held(job_id) if wanted else {}
-        free = {
-            node: [name for place in held.get(node, ()) if (name := f"{node}/{place}") not in busy] for node in lacking
-        }
-        if any(len(free[node]) < count for node, count in lacking.items()):
-            return ()
-        self._asked.pop(job_id, None)
-        first = [place for place in kept if any(place in places for places in staying.values())]
-        return (*first, *(place for node, count in lacking.items() for place in free[node][:count]))
 
-    def keep(self, job_id: str, places: Iterable[str]) -> None:
+    def keep(self, job_id: str, places: Iterable[Slot]) -> None:
         """Drop the others."""
         kept = set(places)
         if self._asked.pop(job_id, None) is not None:
             # What has not come yet must not come to a job that needs it no more.
             self._lender.ask(job_id, {})
         rest = {
-            node: tuple(place for place in held if f"{node}/{place}" not in kept)
+            node: tuple(index for index in held if Slot(node, index) not in kept)
             for node, held in self._lender.held(job_id).items()
         }
         if any(rest.values()):
             self._lender.drop(job_id, {node: numbers for node, numbers in rest.items() if numbers})
 
-    def hold(self, job_id: str, places: Iterable[str]) -> None:
+    def hold(self, job_id: str, places: Iterable[Slot]) -> None:
         """Tell the lender, whose books may be empty after a restart."""
         by_node: dict[str, tuple[int, ...]] = {}
-        for place in places:
-            node, _, number = place.rpartition("/")
-            if number.isdigit() and not node.startswith(_GONE):
-                by_node[node] = (*by_node.get(node, ()), int(number))
+        for slot in places:
+            if not slot.is_gone:
+                by_node[slot.node] = (*by_node.get(slot.node, ()), slot.index)
         if by_node:
             self._lender.claim(job_id, by_node)
 
-    def refused(self, job_id: str, placement: Placement, kept: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
         """What the lender says, or that a node is gone."""
         if any(node in self.remembered for node, _ in placement):
             return "", ()
@@ -227,39 +225,37 @@ class FleetSlotAllocator:
         why = f"node '{missing[0]}' is gone" if missing else self._lender.refusal(job_id)
         if not why:
             return "", ()
-        staying = self._of(placement, kept)
-        first = [place for place in kept if any(place in places for places in staying.values())]
-        others = (
-            f"{_GONE}{node}/{number}" for node, count in placement for number in range(count - len(staying[node]))
-        )
-        return why, (*first, *others)
+        staying, lacking = _staying(placement, kept)
+        others = (Slot(node, index).gone for node, count in lacking.items() for index in range(count))
+        return why, (*staying, *others)
 
-    def placement(self, places: Iterable[str]) -> Placement:
+    def placement(self, places: Iterable[Slot]) -> Placement:
         """By node, in the order in which they come first."""
-        counts: dict[str, int] = {}
-        for place in places:
-            counts[node_of(place)] = counts.get(node_of(place), 0) + 1
-        return Placement.of(counts)
+        return Placement.of(Counter(slot.node for slot in places))
 
-    def details(self, launch: Launch, places: Sequence[str], identity: str) -> dict[str, Any]:
+    def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
         """The job's own variables: the rest of the environment is the node's."""
-        there = [self.hosts[node_of(place)] for place in places if node_of(place) in self.hosts]
-        devices = {hosted.node.id: dict(enumerate(hosted.gpus)) for hosted in there}
-        # A node may have named fewer devices than places.
-        found = {place: devices.get(node_of(place), {}).get(int(place.rpartition("/")[2])) for place in places}
-        gpus = {place: device for place, device in found.items() if device is not None}
+        there = [self.hosts[slot.node] for slot in places if slot.node in self.hosts]
+        gpus = self._gpus_of(places)
+        names = tuple(map(str, places))
         nodes = {hosted.node.id: hosted.address for hosted in there}
         loopback = is_loopback(self.head) and all(is_loopback(address) for address, _ in nodes.values())
         threads = None if gpus else min((_share(hosted.node) for hosted in there), default=1)
         fleet = FleetAccess(self.secret.hex(), self.head, nodes, self._lease_seconds, self.lost_seconds)
         return {
             "environ": replica_env.common_variables(launch, identity, self.head, threads, loopback),
-            "replicas": replica_env.rank_variables(places, gpus),
-            "cores": tuple(() for _ in places),
-            "places": tuple(places),
+            "replicas": replica_env.rank_variables(names, gpus),
+            "cores": tuple(() for _ in names),
+            "places": names,
             "gpus": gpus,
             "fleet": fleet,
         }
+
+    def _gpus_of(self, slots: Iterable[Slot]) -> dict[str, int]:
+        """The device index behind each slot, by its name; a node may have named fewer devices than it has slots."""
+        hosts = self.hosts
+        known = [slot for slot in slots if slot.node in hosts and slot.index < len(hosts[slot.node].gpus)]
+        return {str(slot): hosts[slot.node].gpus[slot.index] for slot in known}
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
         """Hosts end what nobody asks after, once the lease is over."""
@@ -271,9 +267,15 @@ class FleetSlotAllocator:
         return True
 
 
-def gone_slot(place: str) -> str:
-    """What a slot that must not be used is called."""
-    return place if place.startswith(_GONE) else f"{_GONE}{place}"
+def _staying(placement: Placement, kept: Sequence[Slot]) -> tuple[_Slots, dict[str, int]]:
+    """Those of the kept slots that the placement has room for, in their order; and how many each node lacks then."""
+    lacking = dict(placement)
+    staying = []
+    for slot in kept:
+        if lacking.get(slot.node, 0) > 0:
+            lacking[slot.node] -= 1
+            staying.append(slot)
+    return tuple(staying), lacking
 
 
 def _share(node: Node) -> int:

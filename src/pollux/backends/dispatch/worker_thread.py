@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import os
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
 
 from pollux.backends.dispatch.failure_backoff import FailureBackoff
+from pollux.backends.process.select_loop import SelectLoop
 from pollux.backends.protocol import BackendEvent, Listener
 
 __all__ = ["WorkerThread"]
@@ -30,9 +28,7 @@ class WorkerThread:
         self._do_work = work
         self._events: collections.deque[BackendEvent] = collections.deque()
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._selector = selectors.DefaultSelector()
-        self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._selector.register(self._wake[0], selectors.EVENT_READ, self._woken)
+        self._loop = SelectLoop()
         self._thread: threading.Thread | None = None
         self._failures = FailureBackoff()
 
@@ -60,16 +56,11 @@ class WorkerThread:
 
     def close(self) -> None:
         """Close what it sleeps on; after `stop`."""
-        self._selector.close()
-        for fd in self._wake:
-            if fd >= 0:
-                os.close(fd)
-        self._wake = (-1, -1)
+        self._loop.close()
 
     def wake(self) -> None:
         """Have it work now."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake[1], b"x")
+        self._loop.wake()
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
         """Do that, and then the work, after so long."""
@@ -89,11 +80,11 @@ class WorkerThread:
 
     def watch(self, file: socket.socket, heard: Callable[[], None]) -> None:
         """Call `heard` whenever there is something to read."""
-        self._selector.register(file, selectors.EVENT_READ, heard)
+        self._loop.watch(file, heard)
 
     def unwatch(self, file: socket.socket) -> None:
         """Read there no more."""
-        self._selector.unregister(file)
+        self._loop.unwatch(file)
 
     def _run(self) -> None:
         while not self.stopping.is_set():
@@ -116,15 +107,11 @@ class WorkerThread:
             # Only what was heard is taken off: the end of a job must not get lost.
             self.listener(self._events[0])
             self._events.popleft()
-        for key, _ in self._selector.select(0.0 if told else timeout):
+        for call in self._loop.ready(0.0 if told else timeout):
             with self.lock:
-                self.step(key.data)
+                self.step(call)
 
     def _timeout(self) -> float | None:
         if not self._timers:
             return None
         return max(0.0, min(at for at, _ in self._timers) - time.monotonic())
-
-    def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake[0], 4096)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from pollux.backends.dispatch.shim_backend import ShimBackend, can_be_warm, seco
 from pollux.backends.dispatch.slots import FleetSlotAllocator
 from pollux.backends.fleet.node_watch import NodeWatch
 from pollux.backends.fleet.shared_folders import SharedFolders
-from pollux.backends.nodes.provider import NodeProvider
+from pollux.backends.nodes.provider import LentNode, NodeProvider
 from pollux.backends.process import replica_env
 from pollux.backends.process.network import is_loopback, own_address
 from pollux.backends.protocol import Launch
@@ -29,10 +29,10 @@ from pollux.core.errors import BackendFailed, InvalidInput
 __all__ = ["LEASE_SECONDS", "LOST_SECONDS", "FleetBackend", "fleet_secret"]
 
 LEASE_SECONDS = 10.0
-"""After so long without a word from a job's shim, a host ends that job's replicas."""
+"""A host ends the replicas of a job whose shim has been silent for this time."""
 
 LOST_SECONDS = 12.0
-"""After so long without an answer, a node's replicas count as lost; more than the lease, so that nothing runs twice."""
+"""Replicas on a node that is silent for this time are lost; longer than the lease, so that nothing runs twice."""
 
 
 class FleetBackend(ShimBackend):
@@ -68,13 +68,12 @@ class FleetBackend(ShimBackend):
         self._watch = NodeWatch(home, self._slots, provider, self._shared)
         self._reports_to = ""
         settings = ShimSettings(replica_env.inherited(os.environ), can_be_warm(warm), seconds_of_hang(hang_seconds))
-        super().__init__(home, Dispatcher(home, self._slots, settings, self._watch))
+        super().__init__(
+            home,
+            Dispatcher(home, self._slots, settings, self._watch),
+            lambda launch, is_change: _check_placement(launch, self._slots.nodes(), is_change),
+        )
         self._watch.log(self.warnings)
-
-    @property
-    def secret(self) -> bytes:
-        """What hosts of this fleet know."""
-        return self._slots.secret
 
     @property
     def head(self) -> str:
@@ -99,24 +98,8 @@ class FleetBackend(ShimBackend):
         silent = tuple(f"{why}; it is not used until it answers" for why in self._watch.suspects.values())
         alarms = self._watch.node_alarms
         told = (f"{alarms} nodes were given up and answered later; raise POLLUX_LOST_SECONDS",) if alarms else ()
-        return (*silent, *told, *self._deaf(), *self._provider.warnings())
-
-    def _deaf(self) -> tuple[str, ...]:
-        """What is wrong where agents on other machines are told to report to their own."""
-        if not is_loopback(urlsplit(self._reports_to).hostname or ""):
-            return ()
-        far = [
-            f"'{hosted.node.id}' ({hosted.address[0]})"
-            for hosted in self._slots.hosts.values()
-            if not is_loopback(hosted.address[0]) and hosted.address[0] not in (self.head, own_address())
-        ]
-        if not far:
-            return ()
-        return (
-            f"jobs on node {far[0]}{f' and {len(far) - 1} more' if len(far) > 1 else ''} cannot report, so they train "
-            f"but do not adapt: the service listens at {self._reports_to}, for this machine only; start it with --host "
-            f"{self.head}, and --tls-cert and --tls-key or --insecure-bind",
-        )
+        deaf = _report_warnings(self._reports_to, self.head, self._slots.hosts.values())
+        return (*silent, *told, *deaf, *self._provider.warnings())
 
     def refuses(self, folders: Sequence[str]) -> str:
         """Why a job with these folders cannot run on the nodes there are: one that is not shared with them."""
@@ -126,28 +109,42 @@ class FleetBackend(ShimBackend):
         """How many nodes would be used, for engines that scale, and whether a job that has none waits for them."""
         self._provider.desire(num_nodes, awaited)
 
-    def _check_change(self, launch: Launch) -> None:
-        """A node that has just gone is no reason to leave what runs without a word: the change is told as refused."""
-        if not launch.placement:
-            self._check_placement(launch)
-        self._check_words(launch)
 
-    def _check_placement(self, launch: Launch) -> None:
-        nodes = {node.id: node for node in self._slots.nodes()}
-        for node, count in launch.placement:
-            if node not in nodes:
-                known = ", ".join(sorted(nodes)[:8]) + (", ..." if len(nodes) > 8 else "") or "none at all"
-                raise BackendFailed(
-                    f"job '{launch.job_id}' cannot be placed at '{launch.placement}': there is no node '{node}'; "
-                    f"nodes now: {known}"
-                )
-            if count > nodes[node].num_gpus:
-                raise BackendFailed(
-                    f"job '{launch.job_id}' cannot be placed at '{launch.placement}': '{node}' has "
-                    f"{nodes[node].num_gpus} places"
-                )
-        if not launch.placement:
-            raise BackendFailed(f"job '{launch.job_id}' cannot be placed nowhere: name nodes")
+def _check_placement(launch: Launch, there: Sequence[Node], is_change: bool) -> None:
+    """BackendFailed for a placement that cannot be."""
+    if not launch.placement:
+        raise BackendFailed(f"job '{launch.job_id}' cannot be placed nowhere: name nodes")
+    if is_change:
+        # A node that has just gone is no reason to leave what runs without a word: the change is told as refused.
+        return
+    nodes = {node.id: node for node in there}
+    for node, count in launch.placement:
+        if node not in nodes:
+            known = ", ".join(sorted(nodes)[:8]) + (", ..." if len(nodes) > 8 else "") or "none at all"
+            why = f"there is no node '{node}'; nodes now: {known}"
+        elif count > nodes[node].num_gpus:
+            why = f"'{node}' has {nodes[node].num_gpus} places"
+        else:
+            continue
+        raise BackendFailed(f"job '{launch.job_id}' cannot be placed at '{launch.placement}': {why}")
+
+
+def _report_warnings(url: str, head: str, hosts: Iterable[LentNode]) -> tuple[str, ...]:
+    """What is wrong where agents on other machines are told to report to their own."""
+    if not is_loopback(urlsplit(url).hostname or ""):
+        return ()
+    far = [
+        f"'{hosted.node.id}' ({hosted.address[0]})"
+        for hosted in hosts
+        if not is_loopback(hosted.address[0]) and hosted.address[0] not in (head, own_address())
+    ]
+    if not far:
+        return ()
+    return (
+        f"jobs on node {far[0]}{f' and {len(far) - 1} more' if len(far) > 1 else ''} cannot report, so they train "
+        f"but do not adapt: the service listens at {url}, for this machine only; start it with --host "
+        f"{head}, and --tls-cert and --tls-key or --insecure-bind",
+    )
 
 
 def fleet_secret(home: Path) -> bytes:
@@ -160,7 +157,7 @@ def fleet_secret(home: Path) -> bytes:
             number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(number, "w") as file:
                 file.write(secrets.token_hex(32))
-            # Whoever comes first: a link is made once.
+            # Of several processes the first one wins: a link is made once.
             try:
                 os.link(beside, path)
             finally:

@@ -19,8 +19,8 @@ from pollux.backends.dispatch.slots import FleetSlotAllocator
 from pollux.backends.dispatch.worker_thread import WorkerThread
 from pollux.backends.fleet.shared_folders import SharedFolders
 from pollux.backends.nodes.provider import LentNode, NodeProvider
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process.records import read_record, write_record
-from pollux.backends.process.replica_env import node_of
 from pollux.backends.protocol import Launch, NodeDown, NodeUp
 from pollux.backends.transport.query import ask_host
 from pollux.core import Node
@@ -34,12 +34,12 @@ _log = logging.getLogger("pollux.backends")
 # Texts that differ in numbers only, such as how long, are the same news.
 _NUMBER = re.compile(r"(?<![\w.-])\d+(\.\d+)?(?![\w.-])")
 
-# So long after its node is gone a job may take to say what it lost.
+# How long a job may take to say what it lost after its node is gone.
 _LOSS_SECONDS = 5.0
-# So long after a start a lender may take to find the nodes there were.
+# How long after its start a provider may take to find the nodes that were there.
 _RETURN_SECONDS = 60.0
 _PROBE_SECONDS = 1.0
-# A node that is silent for so many times as long as it takes to count as lost is not worth being held.
+# A node may be given back once it has been silent for this many times `lost_seconds`.
 _GIVE_UP_TIMES = 5.0
 _LOG_SECONDS = 5.0
 
@@ -58,11 +58,11 @@ class NodeWatch(Site):
         self._listed: Mapping[str, LentNode] = {}
         # Until when jobs may say what they lost with a node that is gone.
         self._ending: dict[str, float] = {}
-        # Nodes that their engine takes back: nobody is placed there, while jobs save what they have there.
+        # Nodes that their engine takes back: no job is placed there, and jobs there save.
         self._left: dict[str, LentNode] = {}
         self._taken_back: Mapping[str, str] = {}
         self._suspects: dict[str, str] = {}
-        # When it was first asked in vain, and where.
+        # At which address a node did not answer, and since when.
         self._silent_since: dict[str, tuple[tuple[str, int], float]] = {}
         self._prober: threading.Thread | None = None
         self._logged: set[str] = set()
@@ -78,17 +78,17 @@ class NodeWatch(Site):
             return dict(self._suspects)
 
     def nodes(self) -> tuple[Node, ...]:
-        """Those that can be used."""
+        """The nodes that jobs may be placed on."""
         with self._thread.lock:
             return tuple(lent.node for lent in self._usable().values())
 
     def start(self) -> None:
-        """Remember the nodes of a time before, and have the provider look for its nodes."""
+        """Load the nodes that an earlier service noted, and have the provider look for its nodes."""
         self._remember_from_before()
         self._provider.start(self._slots.secret, self._slots.head, self._thread.wake)
 
     def close(self) -> None:
-        """Let go of the provider."""
+        """Close the provider."""
         self._provider.close()
 
     @property
@@ -96,7 +96,7 @@ class NodeWatch(Site):
         return self._home / "run" / "fleet-nodes.json"
 
     def _remember_from_before(self) -> None:
-        """Nodes of a time before count as there until the lender has had time to find them."""
+        """Nodes that an earlier service noted count as there until the provider has had time to find them."""
         noted = (read_record(self._memory) or {}).get("nodes", [])
         rows = noted if isinstance(noted, list) else []
         found = [lent for lent in map(_lent_node, rows) if lent is not None]
@@ -162,7 +162,7 @@ class NodeWatch(Site):
         now = job.now
         if now is None or now.ended is not None or not now.sent:
             return False
-        return any(node_of(place) == node for place in (now.places if now.kept is None else now.kept))
+        return any(slot.node == node for slot in now.remaining)
 
     def _let_end(self) -> None:
         for node, until in [*self._ending.items()]:
@@ -188,10 +188,10 @@ class NodeWatch(Site):
 
     # Folders
 
-    def check(self, launch: Launch, slots: Sequence[str]) -> FolderCheck | None:
+    def check(self, launch: Launch, slots: Sequence[Slot]) -> FolderCheck | None:
         """Whether the nodes of these places share the job's folders with this machine; None: not known yet."""
         hosts = self._slots.hosts
-        nodes = [hosts[node] for node in dict.fromkeys(map(node_of, slots)) if node in hosts]
+        nodes = [hosts[node] for node in dict.fromkeys(slot.node for slot in slots) if node in hosts]
         written = launch.env.get("POLLUX_CHECKPOINT_DIR")
         folders = [launch.workdir, *([written] if written and not is_address(written) else [])]
         found = self._shared.verdict(folders, nodes, self._thread.wake)
@@ -224,7 +224,7 @@ class NodeWatch(Site):
                 _log.warning("%s (job '%s')", why, job.id)
                 self._provider.check_node(node)
                 if node in self._ending:
-                    # It answers, and the job saves: whoever decides is to know now, and not after a wait for losses.
+                    # It answers, and the job saves: tell that it leaves now, and do not wait for losses.
                     self._ending[node] = time.monotonic()
                 return True
             case AlarmMessage(replica=None):
@@ -232,7 +232,7 @@ class NodeWatch(Site):
         return False
 
     def _suspect(self, node: str, why: str) -> None:
-        """It did not answer a job: nobody is placed there until it answers us."""
+        """A node did not answer a job: nothing is placed there until it answers us."""
         if node in self._suspects or node not in self._slots.hosts:
             return
         _log.warning("%s; it is not used until it answers", why)
@@ -264,7 +264,7 @@ class NodeWatch(Site):
             self._give_up(left)
 
     def _give_up(self, asked: Mapping[str, LentNode]) -> None:
-        """Tell the lender which of these have been silent for long, all of them each time: who answers is not."""
+        """Tell the provider which of these have been silent for long: each time all that still are."""
         now, hosts = time.monotonic(), self._slots.hosts
         with self._thread.lock:
             silent = {node: lent for node, lent in asked.items() if node in self._suspects and node in hosts}

@@ -23,7 +23,7 @@ from pollux.backends.dispatch.job_table import HeldGeneration
 from pollux.backends.process.log_file import whole_characters
 from pollux.backends.process.outcome import judge
 from pollux.backends.process.records import check_job_id
-from pollux.backends.process.warm_python import resolved
+from pollux.backends.process.warm_python import exit_code_of, resolved
 from pollux.backends.protocol import (
     BackendCapabilities,
     BackendEvent,
@@ -243,7 +243,7 @@ class InlineBackend(BackendCapabilities):
                     runpy.run_path(launch.argv[1], run_name="__main__")
                     return 0
                 except SystemExit as stop:
-                    return _code(stop)
+                    return exit_code_of(stop)
                 except BaseException:
                     traceback.print_exc()
                     return 1
@@ -266,15 +266,6 @@ class InlineBackend(BackendCapabilities):
     def _tell(self, event: BackendEvent) -> None:
         if self._listener is not None:
             self._listener(event)
-
-
-def _code(stop: SystemExit) -> int:
-    if stop.code is None:
-        return 0
-    if isinstance(stop.code, int):
-        return stop.code & 0xFF
-    print(stop.code, file=sys.stderr)
-    return 1
 
 
 def _variables(launch: Launch, port: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pollux.backends.dispatch.dispatcher import Dispatcher, ShimSettings
 from pollux.backends.dispatch.shim_backend import ShimBackend, can_be_warm, seconds_of_hang
 from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.process import replica_env
-from pollux.backends.process.devices import find_devices
+from pollux.backends.process.devices import Devices, find_devices
 from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
 from pollux.backends.protocol import Launch
 from pollux.core import Node
@@ -47,7 +47,11 @@ class LocalBackend(ShimBackend):
         home, environ = Path(home).absolute(), replica_env.inherited(os.environ)
         hang = seconds_of_hang(hang_seconds)
         settings = ShimSettings(environ, can_be_warm(warm), hang, orphan_seconds, log_cap_bytes)
-        super().__init__(home, Dispatcher(home, LocalSlotAllocator(self._devices, environ), settings))
+        super().__init__(
+            home,
+            Dispatcher(home, LocalSlotAllocator(self._devices, environ), settings),
+            lambda launch, is_change: _check_placement(launch, self._devices),
+        )
 
     def inventory(self) -> tuple[Node, ...]:
         """One node; where it has no GPU, its type is `cpu` and its "GPUs" are CPU slots."""
@@ -63,12 +67,13 @@ class LocalBackend(ShimBackend):
         why, remedy = self.no_gpus
         return (f"jobs get CPU slots instead of GPUs ({why}): {remedy}",) if why and self._devices.has_driver else ()
 
-    def _check_placement(self, launch: Launch) -> None:
-        node = self._devices.node
-        held = launch.placement.on(node.id)
-        if launch.placement.num_gpus != held or not 1 <= held <= node.num_gpus:
-            what = "CPU slots" if self._devices.is_cpu else "GPUs"
-            raise BackendFailed(
-                f"job '{launch.job_id}' cannot be placed at '{launch.placement}': there is only '{node.id}' here, with "
-                f"{node.num_gpus} {what}"
-            )
+
+def _check_placement(launch: Launch, devices: Devices) -> None:
+    node = devices.node
+    held = launch.placement.on(node.id)
+    if launch.placement.num_gpus != held or not 1 <= held <= node.num_gpus:
+        what = "CPU slots" if devices.is_cpu else "GPUs"
+        raise BackendFailed(
+            f"job '{launch.job_id}' cannot be placed at '{launch.placement}': there is only '{node.id}' here, with "
+            f"{node.num_gpus} {what}"
+        )

@@ -32,6 +32,8 @@ from pollux.backends.shim import forkserver
 from pollux.backends.transport import channel
 from pollux.backends.transport.channel import SecureLine
 from pollux.core.errors import BackendFailed, InvalidInput, PolluxError
+from pollux.wire.live.codec import from_plain
+from pollux.wire.live.node_messages import SessionRequest
 
 __all__ = ["SECRET_VARIABLE", "NodeDaemon", "main"]
 
@@ -54,7 +56,7 @@ class _UnprovenPeer:
 
 @dataclass(slots=True)
 class _RunnerHandle:
-    """A keeper: its process, and the socket by which connections are handed to it."""
+    """A job runner: its process, and the socket by which connections are handed to it."""
 
     pid: int
     control: socket.socket
@@ -156,17 +158,8 @@ class NodeDaemon:
     def _serve(self, line: SecureLine, request: Mapping[str, Any]) -> None:
         if "see" in request:
             self._aside(line, request)
-        elif "end" in request:
-            kept = self._runners.get(str(request["end"]))
-            if kept is not None:
-                # What it runs ends with it.
-                proc.kill_all([kept.pid])
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(kept.pid, 0)
-                self._lose_runner(str(request["end"]))
-            line.put({"ended": True, "boot": self.boot})
         else:
-            self._hand_over(line, request)
+            self._hand_over(line, from_plain(SessionRequest, request))
 
     def _aside(self, line: SecureLine, request: Mapping[str, Any]) -> None:
         """Look at the file system in a process of its own, since some file systems answer late, or never."""
@@ -184,15 +177,14 @@ class NodeDaemon:
 
     # Keepers
 
-    def _hand_over(self, line: SecureLine, request: Mapping[str, Any]) -> None:
-        session, lease = str(request["session"]), float(request["lease"])
-        if session not in self._runners:
-            self._fork_runner(session, lease)
-        told = {**line.identity(), "seen": int(request["seen"]), "lease": lease}
+    def _hand_over(self, line: SecureLine, request: SessionRequest) -> None:
+        if request.session not in self._runners:
+            self._fork_runner(request.session, request.lease)
+        told = {**line.identity(), "seen": request.seen, "lease": request.lease}
         try:
-            socket.send_fds(self._runners[session].control, [json.dumps(told).encode()], [line.peer.fileno()])
+            socket.send_fds(self._runners[request.session].control, [json.dumps(told).encode()], [line.peer.fileno()])
         except OSError:
-            self._lose_runner(session)
+            self._lose_runner(request.session)
 
     def _fork_runner(self, session: str, lease: float) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -228,7 +220,7 @@ class NodeDaemon:
         self._children -= ended
         for session in [name for name, kept in self._runners.items() if kept.pid in ended]:
             self._lose_runner(session)
-        # What a keeper leaves behind becomes ours, and nobody's.
+        # What a runner leaves behind becomes ours, and nobody's.
         ours = {*self._children, *(kept.pid for kept in self._runners.values())}
         table = proc.process_table()
         proc.kill_all(

@@ -7,7 +7,6 @@ they take back, is passed on to the shim as news.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -15,13 +14,34 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import LocalLauncher, ReplicaProcess
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.transport.channel import Channel, SecureLine, clock
+from pollux.wire.live.codec import to_plain
+from pollux.wire.live.node_messages import (
+    ClearMessage,
+    ClearRequest,
+    EndRunnerRequest,
+    ExitMessage,
+    ForkedMessage,
+    KillAllRequest,
+    KillRequest,
+    NodeNoticeMessage,
+    OutputMessage,
+    OverMemoryMessage,
+    PingRequest,
+    PongMessage,
+    RunnerRequest,
+    SessionGreeting,
+    StartReplicaRequest,
+    SweepRequest,
+    SweptMessage,
+    TerminateRequest,
+    decode_runner_request,
+)
 from pollux.wire.live.store_channel import with_derived_secret
 
 __all__ = ["NodeJobRunner"]
@@ -54,7 +74,7 @@ class NodeJobRunner:
         self._environ = environ
         self._boot = boot
         self._secret = secret
-        self._channel = Channel()
+        self._channel = Channel(decode_runner_request)
         self._launcher = LocalLauncher(warm_variables, self._close_in_fork)
         self._loop = SelectLoop()
         self._processes: dict[str, ReplicaProcess] = {}
@@ -64,7 +84,7 @@ class NodeJobRunner:
         self._memory_bytes = 0.0
         self._memory_at = 0.0
         self._over_memory = False
-        self._clear: tuple[int, bool] | None = None
+        self._clear: ClearRequest | None = None
         self._ending = False
         self._noticed = False
         self._notice_sent = False
@@ -84,7 +104,7 @@ class NodeJobRunner:
             self._loop.turn(time.monotonic() + self._timeout())
             self._pass_on_notice()
             self._reap()
-            self._look()
+            self._act_on_due()
 
     def _notice(self) -> None:
         self._noticed = True
@@ -100,7 +120,7 @@ class NodeJobRunner:
         if self._noticed and not self._notice_sent:
             self._notice_sent = True
             self._asked.update(self._processes.keys() - self._codes.keys())
-            self._channel.send(event="leaving")
+            self._channel.send(NodeNoticeMessage())
 
     def _close_in_fork(self) -> None:
         """In a forked process: close its copies of the sockets, without a word to anybody."""
@@ -113,7 +133,7 @@ class NodeJobRunner:
             return _SWEEP_SECONDS
         times = [self._channel.confirmed_at + self._lease_seconds - clock()]
         if self._clear is not None:
-            times.append(_SWEEP_SECONDS if self._clear[1] else 10 * _SWEEP_SECONDS)
+            times.append(_SWEEP_SECONDS if self._clear.kill else 10 * _SWEEP_SECONDS)
         if self._memory_bytes > 0 and self._processes and not self._over_memory:
             times.append(self._memory_at - time.monotonic())
         return max(0.0, min(times))
@@ -132,7 +152,7 @@ class NodeJobRunner:
         self._drop_line()
         line = SecureLine(socket.socket(fileno=fds[0]), told["where"])
         line.secure(told["key"].encode(), "host")
-        line.put({"known": self._connections > 0, "seen": self._channel.seen, "boot": self._boot})
+        line.put(to_plain(SessionGreeting(self._connections > 0, self._channel.seen, self._boot)))
         self._connections += 1
         self._lease_seconds = float(told["lease"])
         self._channel.attach(line, int(told["seen"]))
@@ -150,8 +170,8 @@ class NodeJobRunner:
         if line is None:
             return
         line.flush()
-        for message in self._channel.receive():
-            self._obey(message)
+        for request in self._channel.receive():
+            self._carry_out(request)
         if line.broken:
             self._drop_line()
 
@@ -168,52 +188,54 @@ class NodeJobRunner:
 
     # Orders
 
-    def _obey(self, message: Mapping[str, Any]) -> None:
-        what, key = message["op"], message.get("k", "")
-        process = self._processes.get(key)
-        if what == "ping":
-            self._channel.confirm()
-            self._channel.send(event="pong")
-        elif what == "start":
-            self._start(key, message)
-        elif what == "kill_all":
-            self._launcher.kill_all()
-        elif what == "clear":
-            self._clear = (int(message["n"]), bool(message["kill"]))
-        elif what == "end":
-            self._ending = True
-        elif process is not None and what == "terminate":
-            if key not in self._codes and self._launcher.terminate(process, bool(message["alone"])):
-                self._asked.add(key)
-        elif process is not None and what == "kill":
-            self._launcher.kill(process)
-        elif process is not None and what == "sweep":
-            self._launcher.sweep(process)
-            self._drain(key, process)
-            self._forget(key)
-            self._channel.send(event="swept", k=key)
+    def _carry_out(self, request: RunnerRequest) -> None:
+        match request:
+            case PingRequest():
+                self._channel.confirm()
+                self._channel.send(PongMessage())
+            case StartReplicaRequest():
+                if request.key not in self._known:
+                    self._known.add(request.key)
+                    self._start(request)
+            case TerminateRequest() | KillRequest() | SweepRequest():
+                process = self._processes.get(request.key)
+                if process is not None:
+                    self._end_process(request, process)
+            case KillAllRequest():
+                self._launcher.kill_all()
+            case ClearRequest():
+                self._clear = request
+            case EndRunnerRequest():
+                self._ending = True
 
-    def _start(self, key: str, message: Mapping[str, Any]) -> None:
-        if key in self._known:
-            return
-        self._known.add(key)
-        self._memory_bytes = float(message["memory"])
-        environ = with_derived_secret(message["environ"], self._secret)
-        start = ReplicaStart(
-            tuple(message["argv"]),
-            message["workdir"],
-            {**self._environ, **_by_own_clock(environ, message.get("now"))},
-            tuple(message["cores"]),
-            bool(message["path_was_set"]),
-        )
+    def _end_process(self, request: TerminateRequest | KillRequest | SweepRequest, process: ReplicaProcess) -> None:
+        """Signal a replica, or end what is left of one that has ended."""
+        match request:
+            case TerminateRequest(key, alone):
+                if key not in self._codes and self._launcher.terminate(process, alone):
+                    self._asked.add(key)
+            case KillRequest():
+                self._launcher.kill(process)
+            case SweepRequest(key):
+                self._launcher.sweep(process)
+                self._drain(key, process)
+                self._forget(key)
+                self._channel.send(SweptMessage(key))
+
+    def _start(self, request: StartReplicaRequest) -> None:
+        key, self._memory_bytes = request.key, request.memory_bytes
+        own = with_derived_secret(request.environ, self._secret)
+        environ = {**self._environ, **_by_own_clock(own, request.sent_at)}
+        start = ReplicaStart(request.argv, request.workdir, environ, request.cores, request.path_was_set)
         try:
             process = self._launcher.start(start, "", self._memory_bytes, _nothing)
         except OSError as error:
-            self._output(key, f"pollux: no process could be started: {error}\n".encode())
-            self._channel.send(event="exit", k=key, code=126, asked=False, oom=False)
+            why = f"pollux: no process could be started: {error}\n"
+            self._channel.send(OutputMessage(key, why.encode()))
+            self._channel.send(ExitMessage(key, 126, asked=False, lacks_memory=False))
             return
         self._processes[key] = process
-        self._channel.send(event="started", k=key, pid=process.pid)
+        self._channel.send(ForkedMessage(key, process.pid))
 
     def _forget(self, key: str) -> None:
         process = self._processes.pop(key, None)
@@ -222,9 +244,6 @@ class NodeJobRunner:
             os.close(process.output)
 
     # Replicas
-
-    def _output(self, key: str, piece: bytes) -> None:
-        self._channel.send(event="output", k=key, data=base64.b64encode(piece).decode())
 
     def _reader(self, key: str, process: ReplicaProcess) -> Callable[[], object]:
         return lambda: self._read(key, process)
@@ -240,7 +259,7 @@ class NodeJobRunner:
         except OSError:
             piece = b""
         if piece:
-            self._output(key, piece)
+            self._channel.send(OutputMessage(key, piece))
             return True
         self._unfollow(process.output)
         os.close(process.output)
@@ -279,20 +298,19 @@ class NodeJobRunner:
         self._pass_on_notice()
         self._codes[key] = code
         self._drain(key, process)
-        told = {"code": code, "asked": key in self._asked, "oom": self._launcher.lacks_memory}
-        self._channel.send(event="exit", k=key, **told)
+        self._channel.send(ExitMessage(key, code, key in self._asked, self._launcher.lacks_memory))
 
-    def _look(self) -> None:
+    def _act_on_due(self) -> None:
         if clock() - self._channel.confirmed_at > self._lease_seconds:
             self._ending = True
         if self._ending:
             return
         self._pass_on_notice()
-        if self._clear is not None and self._launcher.is_clear(self._clear[1]):
+        if self._clear is not None and self._launcher.is_clear(self._clear.kill):
             for key, process in [*self._processes.items()]:
                 self._drain(key, process)
                 self._forget(key)
-            self._channel.send(event="clear", n=self._clear[0])
+            self._channel.send(ClearMessage(self._clear.number))
             self._clear = None
         now = time.monotonic()
         if self._memory_bytes > 0 and self._processes and not self._over_memory and now >= self._memory_at:
@@ -307,17 +325,17 @@ class NodeJobRunner:
         over = self._launcher.over_memory({n: self._processes[key] for n, key in living.items()}, self._memory_bytes)
         if over is not None:
             self._over_memory = True
-            self._channel.send(event="memory", k=living[over[0]], used=over[1])
+            self._channel.send(OverMemoryMessage(living[over[0]], over[1]))
 
 
 def _nothing(piece: bytes) -> None:
     """Output is read from the pipe."""
 
 
-def _by_own_clock(environ: Mapping[str, str], sent_at: float | None) -> dict[str, str]:
+def _by_own_clock(environ: Mapping[str, str], sent_at: float) -> dict[str, str]:
     """A moment that is told to replicas is by the sender's clock, and they compare it with the node's."""
     own = dict(environ)
     with contextlib.suppress(ValueError):
-        if sent_at is not None and _MOMENT in own:
-            own[_MOMENT] = repr(float(own[_MOMENT]) + time.time() - float(sent_at))
+        if _MOMENT in own:
+            own[_MOMENT] = repr(float(own[_MOMENT]) + time.time() - sent_at)
     return own

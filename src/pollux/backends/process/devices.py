@@ -121,21 +121,20 @@ def find_devices(slots: int | None, environ: Mapping[str, str]) -> Devices:
     if slots is not None and (isinstance(slots, bool) or not 1 <= slots <= _MAX_SLOTS):
         raise InvalidInput(f"slots is {slots}: give a whole number from 1 to {_MAX_SLOTS}, or leave it out")
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    gpus: list[tuple[int, str, str]] = []
-    why_none, remedy, has_driver = "", "", True
-    if slots is None:
-        try:
-            gpus = _visible(_gpus(), environ)
-        except _NoGpus as none:
-            why_none, remedy, has_driver = str(none), none.remedy, none.is_sure
-    node = Node(
-        id=_node_name(),
-        num_gpus=len(gpus) if gpus else slots or len(cores),
-        gpu_type=" and ".join(sorted({name for _, name, _ in gpus})) if gpus else "cpu",
-        num_cpus=float(len(cores)),
-        memory_bytes=_memory_bytes(),
-    )
-    return Devices(node, tuple(index for index, _, _ in gpus), cores, why_none, has_driver, remedy)
+    if slots is not None:
+        return Devices(_node(slots, "cpu", len(cores)), (), cores)
+    try:
+        gpus = _visible(_gpus(), environ)
+    except _NoGpus as none:
+        return Devices(_node(len(cores), "cpu", len(cores)), (), cores, str(none), none.is_sure, none.remedy)
+    if not gpus:
+        return Devices(_node(len(cores), "cpu", len(cores)), (), cores)
+    gpu_type = " and ".join(sorted({name for _, name, _ in gpus}))
+    return Devices(_node(len(gpus), gpu_type, len(cores)), tuple(index for index, _, _ in gpus), cores)
+
+
+def _node(num_gpus: int, gpu_type: str, num_cores: int) -> Node:
+    return Node(_node_name(), num_gpus, gpu_type, num_cpus=float(num_cores), memory_bytes=_memory_bytes())
 
 
 def check_lent(found: Devices, gpus: Sequence[int], lender: str, remedy: str) -> str:

@@ -150,19 +150,25 @@ class LocalLauncher:
             proc.kill_all(left)
         return not left
 
+    def _owners(self, processes: Mapping[int, ReplicaProcess], table: Mapping[int, proc.ProcessRow]) -> dict[int, int]:
+        """The replica that each process of the job counts for: by ancestors, by session, else the first."""
+        sessions = {process.pid: number for number, process in processes.items()}
+        families = {pid: number for number, b in processes.items() for pid in proc.descendants(b.pid, table)}
+        first = next(iter(processes))
+        return {
+            pid: sessions.get(pid, families.get(pid, sessions.get(table[pid].session, first)))
+            for pid in self._others(table)
+        }
+
     def over_memory(self, processes: Mapping[int, ReplicaProcess], limit: float) -> tuple[int, float] | None:
         """Whose processes use most, where that is above the limit."""
         if not processes:
             return None
         table = proc.process_table()
+        whose = self._owners(processes, table)
         used = dict.fromkeys(processes, 0)
-        whose: dict[int, int] = {}
-        sessions = {process.pid: number for number, process in processes.items()}
-        families = {pid: number for number, b in processes.items() for pid in proc.descendants(b.pid, table)}
-        for pid in self._others(table):
-            number = families.get(pid, sessions.get(table[pid].session, next(iter(processes))))
-            whose[pid] = sessions.get(pid, number)
-            used[whose[pid]] += table[pid].rss_bytes
+        for pid, number in whose.items():
+            used[number] += table[pid].rss_bytes
         if max(used.values()) > limit:
             # Pages that are shared, such as those of the process all were forked from, count there for everybody.
             own = proc.memory_use(os.getpid()) if self._warm_variables is not None else None

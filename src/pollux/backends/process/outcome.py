@@ -62,14 +62,26 @@ def judge(
         return "stopped", ""
     if over_memory:
         return "out-of-memory", over_memory
-    failed = sorted((exit_ for exit_ in exits if exit_.code != 0), key=lambda exit_: (exit_.at, exit_.replica))
-    causes = [exit_ for exit_ in failed if exit_.replica not in ended_by_us] or failed
-    for cause in causes:
-        tail = tails.get(cause.replica, b"")
-        if _OUT_OF_MEMORY.search("\n".join(tail.decode(errors="replace").splitlines()[-40:])):
-            return "out-of-memory", _line(cause, tail)
-        if cause.code == -signal.SIGKILL and kernel_killed:
-            return "out-of-memory", f"replica {cause.replica}: killed by the kernel, which had run out of memory"
+    causes = _causes(exits, ended_by_us)
     if not causes:
         return "crashed", "its replicas were ended" if exits else "no replica could be started"
+    for cause in causes:
+        why = _lack_of_memory(cause, tails.get(cause.replica, b""), kernel_killed)
+        if why:
+            return "out-of-memory", why
     return "crashed", _line(causes[0], tails.get(causes[0].replica, b""))
+
+
+def _causes(exits: Sequence[Exit], ended_by_us: frozenset[int]) -> list[Exit]:
+    """The failures that the others may follow from, the first one first."""
+    failed = sorted((exit_ for exit_ in exits if exit_.code != 0), key=lambda exit_: (exit_.at, exit_.replica))
+    return [exit_ for exit_ in failed if exit_.replica not in ended_by_us] or failed
+
+
+def _lack_of_memory(cause: Exit, tail: bytes, kernel_killed: bool) -> str:
+    """What shows that a replica failed for lack of memory; empty where nothing does."""
+    if _OUT_OF_MEMORY.search("\n".join(tail.decode(errors="replace").splitlines()[-40:])):
+        return _line(cause, tail)
+    if cause.code == -signal.SIGKILL and kernel_killed:
+        return f"replica {cause.replica}: killed by the kernel, which had run out of memory"
+    return ""

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.protocol import Launch
 from pollux.wire.environment import TORCHRUN_VARIABLES
 
-__all__ = ["common_variables", "inherited", "node_of", "rank_variables", "run_id"]
+__all__ = ["common_variables", "inherited", "rank_variables", "run_id"]
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -25,11 +26,6 @@ def run_id(home: Path, job_id: str, generation: int) -> str:
     """A name that no other generation of any job has, on this machine; every process of the generation carries it."""
     place = hashlib.sha256(str(home).encode()).hexdigest()[:8]
     return f"pollux-{place}-{job_id}-{generation}"
-
-
-def node_of(place: str) -> str:
-    """The node in the name of a place; empty for a place of this machine."""
-    return place.rpartition("/")[0]
 
 
 def common_variables(
@@ -64,11 +60,12 @@ def rank_variables(places: Sequence[str], gpus: Mapping[str, int]) -> tuple[dict
 
     A replica takes the GPU of its local rank among those it sees at its start, and keeps it as long as it lives.
     """
-    nodes = [*dict.fromkeys(map(node_of, places))]
-    on = {node: [place for place in places if node_of(place) == node] for node in nodes}
+    slots = [Slot.read(place) for place in places]
+    nodes = [*dict.fromkeys(slot.node for slot in slots)]
+    on = {node: [str(slot) for slot in slots if slot.node == node] for node in nodes}
     variables = []
-    for rank, place in enumerate(places):
-        node = node_of(place)
+    for rank, (slot, place) in enumerate(zip(slots, places, strict=True)):
+        node = slot.node
         variables.append(
             {
                 "RANK": str(rank),

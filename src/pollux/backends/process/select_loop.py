@@ -63,9 +63,10 @@ class SelectLoop:
             signal.signal(number, signal.SIG_IGN)
 
     def close(self) -> None:
-        """Close what this process has of it; in a forked process the parent's loop goes on."""
+        """Close what this process has of it; in a forked process the parent's loop goes on. A `wake` does nothing."""
         self._selector.close()
-        for fd in (self._wake_reader, self._wake_writer):
+        numbers, self._wake_reader, self._wake_writer = (self._wake_reader, self._wake_writer), -1, -1
+        for fd in numbers:
             with contextlib.suppress(OSError):
                 os.close(fd)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from pollux.wire.job import BARE_PYTHON
 
-__all__ = ["PythonCall", "leave", "make_like_fresh", "python_call", "resolved", "run_python"]
+__all__ = ["PythonCall", "exit_code_of", "leave", "make_like_fresh", "python_call", "resolved", "run_python"]
 
 # What interpreter, C library and PyTorch read once, when they are loaded: a forked process comes too late for it.
 _READ_ONCE = (
@@ -75,17 +75,22 @@ def python_call(
     That is: another program or interpreter, flags of the interpreter, or variables that differ from `ours`, those of
     this process, although they are read only once.
     """
-    if len(argv) < 2 or not _is_ours(executable):
-        return None
-    names = {name for name in {*environ, *ours} if name.startswith(_READ_ONCE) and name not in _SET_LATE}
-    if any(environ.get(name) != ours.get(name) for name in names):
+    if len(argv) < 2 or not _is_ours(executable) or _comes_too_late(environ, ours):
         return None
     if argv[1] == "-m" and len(argv) > 2 and not argv[2].startswith("-"):
-        return None if _shadows(workdir) else PythonCall("", argv[2], tuple(argv[3:]))
-    script = os.path.join(workdir, argv[1])
-    if argv[1].startswith("-") or not os.path.isfile(script) or _shadows(os.path.dirname(os.path.realpath(script))):
-        return None
-    return PythonCall(argv[1], "", tuple(argv[2:]))
+        call, folder = PythonCall("", argv[2], tuple(argv[3:])), workdir
+    else:
+        script = os.path.join(workdir, argv[1])
+        if argv[1].startswith("-") or not os.path.isfile(script):
+            return None
+        call, folder = PythonCall(argv[1], "", tuple(argv[2:])), os.path.dirname(os.path.realpath(script))
+    return None if _shadows(folder) else call
+
+
+def _comes_too_late(environ: Mapping[str, str], ours: Mapping[str, str]) -> bool:
+    """Whether a variable that is read only once is to be another than the one that was read here."""
+    names = {name for name in {*environ, *ours} if name.startswith(_READ_ONCE) and name not in _SET_LATE}
+    return any(environ.get(name) != ours.get(name) for name in names)
 
 
 def _shadows(folder: str) -> bool:
@@ -144,7 +149,7 @@ def run_python(call: PythonCall) -> int:
         else:
             _run_script(call.script, main)
     except SystemExit as stop:
-        return _exit_code(stop)
+        return exit_code_of(stop)
     except KeyboardInterrupt as error:
         _fail(error)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -215,7 +220,8 @@ def _show(error: BaseException) -> None:
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
-def _exit_code(stop: SystemExit) -> int:
+def exit_code_of(stop: SystemExit) -> int:
+    """The exit code that an interpreter gives it; a text goes to the error stream, and the code is 1."""
     if stop.code is None:
         return 0
     if isinstance(stop.code, int):

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pollux.backends.fleet.backend import FleetBackend
-from pollux.backends.ray.provider import RayNodeProvider, RayOptions
+from pollux.backends.ray.options import RayOptions
+from pollux.backends.ray.provider import RayNodeProvider
 
 __all__ = ["OLDEST", "RayBackend", "missing"]
 

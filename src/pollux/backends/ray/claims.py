@@ -41,7 +41,7 @@ class ClaimBook:
         return self._claims
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> tuple[list[Claim], list[Claim]]:
-        """Bring a job's claims to so many per node: the new ones, and those not granted that are not needed now."""
+        """Bring a job's claims to the wanted number per node: the new claims, and those not needed now."""
         taken: list[Claim] = []
         freed: list[Claim] = []
         mine = self._of(job_id)
@@ -54,16 +54,16 @@ class ClaimBook:
         return taken, self._remove_all(freed)
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> list[Claim]:
-        """The claims behind those places, which are no claims any more."""
+        """Remove the claims on these places, and return them."""
         mine = self._of(job_id)
         gone = [claim for claim in mine if claim.place in places.get(claim.node_id, ())]
         if all(claim.place is None for claim in mine if claim not in gone):
-            # A job that holds nothing any more has ended, or begins anew with another question.
+            # A job without any place has ended, or is about to ask for other places: what it waits for goes too.
             gone = mine
         return self._remove_all(gone)
 
     def adopt(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> list[Claim]:
-        """The new claims for places that a job uses and that no claim stands for: they are granted as they are.
+        """Make granted claims for places that a job uses and that have no claim, and return the new ones.
 
         Claims of the job there that were not granted come first: a grant may have come after the last note of it.
         """
@@ -78,25 +78,25 @@ class ClaimBook:
                     found.append(self._put(replace(self._new(job_id, node_id), place=place)))
         return found
 
-    def at(self, node_id: str, place: int) -> Claim | None:
+    def claim_at(self, node_id: str, place: int) -> Claim | None:
         """The claim that has this place, if any."""
         return self._claims.get(self._places.get((node_id, place), ""))
 
-    def swap(self, name: str, other: str) -> None:
+    def swap_places(self, name: str, other: str) -> None:
         """Exchange the places of two claims."""
         one, two = self._claims[name], self._claims[other]
         self._put(replace(one, place=two.place))
         self._put(replace(two, place=one.place))
 
-    def instead(self, name: str, other: str = "") -> Claim:
-        """Another claim, by the name `other` or a new one, in the place of this one."""
+    def replace_claim(self, name: str, other: str = "") -> Claim:
+        """Give the place of a claim to another one, by the name `other` or a new one, and remove the first."""
         claim = self._claims[name]
         self.remove(name)
         new = Claim(other, claim.job_id, claim.node_id) if other else self._new(claim.job_id, claim.node_id)
         return self._put(replace(new, place=claim.place))
 
-    def drop_nodes(self, known: Container[str]) -> list[Claim]:
-        """The claims on nodes that are not among the known ones: gone with their nodes."""
+    def drop_except_on(self, known: Container[str]) -> list[Claim]:
+        """Remove the claims on all nodes but the known ones, and return them."""
         return self._remove_all([claim for claim in self._claims.values() if claim.node_id not in known])
 
     def grant(self, name: str, place: int | None) -> Claim | None:
@@ -108,13 +108,13 @@ class ClaimBook:
             place = claim.place if claim.place is not None else self._free_place(claim.node_id)
         return self._put(replace(claim, place=place, waits=False))
 
-    def wait(self, name: str) -> None:
+    def note_waiting(self, name: str) -> None:
         """Ray has not met a claim for some seconds."""
         if name in self._claims:
             self._put(replace(self._claims[name], waits=True))
 
-    def wait_anew(self, node_ids: Container[str]) -> list[str]:
-        """Names of the claims on those nodes that wait: something was given back there, and they may have it."""
+    def retry_waiting(self, node_ids: Container[str]) -> list[str]:
+        """Have the waiting claims on these nodes, where something was given back, count as new; their names."""
         late = [claim for claim in self._claims.values() if claim.waits and claim.node_id in node_ids]
         for claim in late:
             self._put(replace(claim, waits=False))
@@ -142,8 +142,8 @@ class ClaimBook:
         """How many places of a node are granted to us."""
         return self._granted[node_id]
 
-    def hoped_for(self, node_id: str) -> int:
-        """How many places of a node are granted, or may be: all claims there but those that Ray has nothing for."""
+    def obtainable_on(self, node_id: str) -> int:
+        """How many places of a node are granted or may still be: all claims but those that Ray has nothing for."""
         return sum(claim.node_id == node_id and not claim.waits for claim in self._claims.values())
 
     def refusal(self, job_id: str, short: Container[str]) -> str:
@@ -197,7 +197,7 @@ class ClaimBook:
         return claim
 
     def _leave(self, claim: Claim) -> None:
-        """Its place is nobody's, unless it is another's by now."""
+        """Free the place of a claim, unless another claim has it by now."""
         if claim.place is not None and self._places.get((claim.node_id, claim.place)) == claim.name:
             del self._places[claim.node_id, claim.place]
 

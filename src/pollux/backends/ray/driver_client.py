@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import queue
-import selectors
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from pollux.backends.transport.json_lines import LineReader, line_of
 
 __all__ = ["DRIVER", "DriverClient"]
 
@@ -29,6 +31,9 @@ _GIVE_UP_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 15.0
 _END_SECONDS = 5.0
 _LOG_BYTES = 1_000_000
+# That with all nodes of a large cluster is some hundred kilobytes.
+_LONGEST_LINE_BYTES = 1 << 26
+_LISTEN_SECONDS = 0.5
 _LOOKED_THROUGH_BYTES = 100_000
 # Ray writes this to its log while it tries on for 20 seconds, and then says only that it failed to connect.
 _TOKEN_REFUSED = b"InvalidAuthToken"
@@ -73,7 +78,7 @@ class DriverClient:
         """Tell the driver, if there is one."""
         with self._guard:
             if self._outbox is not None:
-                self._outbox.put(_line(order))
+                self._outbox.put(line_of(order))
 
     def close(self) -> None:
         """End the driver and the thread."""
@@ -113,21 +118,27 @@ class DriverClient:
 
     def _run_once(self) -> None:
         """One driver, from its start to its end."""
-        with self._opened_log() as log:
-            self._log_begins = log.tell()
-            process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environ(),
-                start_new_session=True,
-            )  # fmt: skip
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_LISTEN_SECONDS)
+        with ours:
+            with theirs, self._opened_log() as log:
+                self._log_begins = log.tell()
+                process = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=theirs.fileno(), stderr=log, env=_environ(),
+                    start_new_session=True,
+                )  # fmt: skip
+            self._follow(process, LineReader(ours, _LONGEST_LINE_BYTES))
+
+    def _follow(self, process: subprocess.Popen[bytes], reader: LineReader) -> None:
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         with self._guard:
             self._outbox = outbox
         # Made after the outbox is open: what is asked meanwhile comes twice, which does no harm, and never not at all.
-        first = _line(self._order())
+        first = line_of(self._order())
         writer = threading.Thread(target=_write, args=(process, first, outbox), daemon=True, name="pollux-ray-out")
         writer.start()
         try:
-            self._listen(process)
+            self._listen(reader)
         finally:
             with self._guard:
                 self._outbox = None
@@ -135,32 +146,28 @@ class DriverClient:
             _end(process)
             writer.join(_END_SECONDS)
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+    def _listen(self, reader: LineReader) -> None:
         """Hear what the driver says until it ends, or says nothing for too long."""
-        assert process.stdout is not None
-        rest = b""
         heard_at = time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while not self._closing.is_set():
-                if not selector.select(0.5):
-                    silent = time.monotonic() - heard_at
-                    if not self.is_connected and (why := self._refused_token()):
-                        self._complain(why)
-                    if self.is_connected and silent > _SILENCE_SECONDS:
-                        self._complain("it does not answer")
-                    if silent > (_GIVE_UP_SECONDS if self.is_connected else _CONNECT_SECONDS):
-                        return
-                    continue
-                read = os.read(process.stdout.fileno(), 1 << 20)
-                if not read:
-                    return
-                *lines, rest = (rest + read).split(b"\n")
-                for line in lines:
-                    self._take_in(json.loads(line))
+        while not self._closing.is_set() and (lines := reader.lines()) is not None:
+            for line in lines:
+                self._hear_line(json.loads(line))
+            if lines:
                 heard_at = time.monotonic()
+            elif self._is_silent_too_long(time.monotonic() - heard_at):
+                return
 
-    def _take_in(self, said: Mapping[str, Any]) -> None:
+    def _is_silent_too_long(self, seconds: float) -> bool:
+        """Say what is wrong with a driver that has said nothing for so long; whether to give it up."""
+        if not self.is_connected:
+            if why := self._refused_token():
+                self._complain(why)
+            return seconds > _CONNECT_SECONDS
+        if seconds > _SILENCE_SECONDS:
+            self._complain("it does not answer")
+        return seconds > _GIVE_UP_SECONDS
+
+    def _hear_line(self, said: Mapping[str, Any]) -> None:
         kind = said["kind"]
         if kind == "connected":
             self.is_connected = self._reached_once = True
@@ -197,16 +204,12 @@ class DriverClient:
         return f"its driver ended: {said[-1][:200]}" if said else "its driver ended"
 
     def _opened_log(self) -> Any:
-        """Where the driver's own words go; begun anew when it has grown long."""
+        """The driver's log, open for writing; an empty one where it has grown long."""
         try:
             mode = "wb" if self._log.exists() and self._log.stat().st_size > _LOG_BYTES else "ab"
             return self._log.open(mode)
         except OSError:
             return open(os.devnull, "wb")
-
-
-def _line(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value).encode() + b"\n"
 
 
 def _environ() -> dict[str, str]:
@@ -232,5 +235,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(_END_SECONDS)
     process.kill()
     process.wait()
-    if process.stdout is not None:
-        process.stdout.close()

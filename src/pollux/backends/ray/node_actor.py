@@ -93,8 +93,8 @@ class NodeHost:
     """Starts the host of its node as a child and keeps it: the host ends with this actor, whatever ends that.
 
     `with_gpus` False: the places are CPU slots, whatever Ray calls them. `warm`: with everything imported beforehand.
-    `prefix` begins the names of the service's placement groups. Without work, and without anybody who asks after it,
-    both end after a while, and those groups on the node with them.
+    `prefix` begins the names of the service's placement groups. Where the host has no work and no driver asks
+    after it, actor and host end after a while, and so do those groups on the node.
     """
 
     def __init__(
@@ -163,12 +163,12 @@ class NodeHost:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def part(self) -> None:
-        """The service ends with nothing running: this node is not needed for now."""
+    async def release(self) -> None:
+        """The service ends with nothing running: wait for the next one for a short time only."""
         self._asked(_PARTED_SECONDS)
 
     async def report(self) -> dict[str, Any]:
-        """Where the host listens, once it does; BackendFailed where it does not come up."""
+        """What the driver must know of the host, once the host listens; BackendFailed where it does not come up."""
         self._asked(_ORPHAN_SECONDS)
         deadline = time.monotonic() + _START_SECONDS
         while not self._announce.exists():
@@ -186,7 +186,7 @@ class NodeHost:
     async def watch(self) -> int | None:
         """Wait for the end of the host; its exit code, or None after a while without one.
 
-        Whoever asked may be gone by then, and Ray does not take the question back: it must not be asked for ever.
+        The driver that asked may have ended by then, and Ray does not cancel its call: the wait must end.
         """
         self._asked(_ORPHAN_SECONDS)
         deadline = time.monotonic() + _WATCH_SECONDS

@@ -55,8 +55,8 @@ def node_from(described: Mapping[str, Any]) -> Node:
 def lending_nodes(rows: Iterable[Mapping[str, Any]], slots: int | None, with_gpus: bool) -> list[RayNode]:
     """The nodes that can lend something, in the order of their names.
 
-    `slots`: so many CPU slots of each, at most as many as Ray has CPUs there, instead of its GPUs. `with_gpus` False:
-    the GPUs are names only, and nodes are of type `cpu` where nothing else is said.
+    `slots`: how many CPU slots each lends instead of its GPUs, at most as many as Ray has CPUs there. `with_gpus`
+    False: the GPUs are names only, and nodes are of type `cpu` where nothing else is said.
     """
     found = [_seen(row, slots, with_gpus) for row in rows if row.get("Alive")]
     return sorted((node for node in found if node.places > 0), key=lambda node: node.name)
@@ -66,16 +66,19 @@ def _seen(row: Mapping[str, Any], slots: int | None, with_gpus: bool) -> RayNode
     resources: Mapping[str, float] = row.get("Resources") or {}
     labels: Mapping[str, str] = row.get("Labels") or {}
     cpus = float(resources.get("CPU", 0.0))
-    types = sorted(name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE))
-    no_type = "gpu" if with_gpus and slots is None else "cpu"
     host = re.sub(r"[^A-Za-z0-9-]+", "-", str(row.get("NodeManagerHostname", ""))).strip("-")[:48] or "node"
     return RayNode(
         ray_id=str(row["NodeID"]),
         name=f"{host}-{str(row['NodeID'])[-6:]}",
         address=str(row["NodeManagerAddress"]),
         places=int(resources.get("GPU", 0.0)) if slots is None else min(slots, math.floor(cpus)),
-        gpu_type=no_type if slots is not None or not types else " and ".join(types),
+        gpu_type="cpu" if slots is not None else _gpu_type(resources) or ("gpu" if with_gpus else "cpu"),
         num_cpus=cpus,
         memory_bytes=float(resources.get("memory", 0.0)) or math.inf,
         preemptible=labels.get("ray.io/market-type") == "spot",
     )
+
+
+def _gpu_type(resources: Mapping[str, float]) -> str:
+    """The types that Ray names among a node's resources; empty for none."""
+    return " and ".join(sorted(name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE)))

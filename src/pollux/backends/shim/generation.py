@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import ReplicaLauncher, ReplicaProcess
 from pollux.backends.process.outcome import judge
 from pollux.backends.process.records import record_path, write_record
-from pollux.backends.process.replica_env import node_of, rank_variables
-from pollux.backends.protocol import Exit, ReplicasEnded
+from pollux.backends.process.replica_env import rank_variables
+from pollux.backends.protocol import Exit, Outcome, ReplicasEnded
 from pollux.backends.shim import store_server
 from pollux.backends.shim.actions import ReplicaChange, Seat
 from pollux.backends.shim.output import RankLogs, ReplicaLog
@@ -179,22 +180,25 @@ class Generation:
 
     # Other replicas in place of some of these
 
-    def seat(self, order: LaunchOrder, ranks: Mapping[int, int]) -> ReplicaChange:
+    def take_order(self, order: LaunchOrder, ranks: Mapping[int, int]) -> ReplicaChange:
         """Take another order; who keeps its place stays, `ranks` by number being those that hold the state."""
         holders = sorted((member for member in self._living() if member.number in ranks), key=lambda m: ranks[m.number])
         staying = [member for member in holders if member.place in order.places]
         taken = {member.place for member in staying}
         free = tuple(place for place in order.places if place not in taken)
-        used = {
-            member.number for member in (*self.members, *self.departed) if member.code is None or member.output >= 0
-        }
-        numbers = [number for number in range(len(used) + len(free)) if number not in used]
         self.order = _seated(order, (*(member.place for member in staying), *free))
         self._note_or_later()
         seats = [Seat(member.number, ranks[member.number]) for member in staying]
-        joining = [Seat(number, None) for number, _ in zip(numbers, free, strict=False)]
+        joining = [Seat(number, None) for number in self._unused_numbers(len(free))]
         leavers = tuple(member.number for member in holders if member.place not in taken)
-        return ReplicaChange(order.generation, (*seats, *joining), leavers, len({*map(node_of, order.places)}))
+        nodes = {Slot.read(place).node for place in order.places}
+        return ReplicaChange(order.generation, (*seats, *joining), leavers, len(nodes))
+
+    def _unused_numbers(self, count: int) -> list[int]:
+        """So many numbers that no process has, nor one whose output is still read."""
+        everybody = (*self.members, *self.departed)
+        used = {member.number for member in everybody if member.code is None or member.output >= 0}
+        return [number for number in range(len(used) + count) if number not in used][:count]
 
     def renumber(self, generation: int) -> None:
         """It ends, and does so as this generation: the order for it came too late."""
@@ -211,7 +215,7 @@ class Generation:
         self._fork(rank, number, {**self._environ(rank, True), "POLLUX_JOIN": "1"})
         self._note()
 
-    def settle(self, ranks: Mapping[int, int]) -> None:
+    def adopt_ranks(self, ranks: Mapping[int, int]) -> None:
         """These, by number, are the replicas now; all others have departed."""
         for member in [*self.members]:
             if member.number in ranks:
@@ -219,14 +223,14 @@ class Generation:
                     member.rank = ranks[member.number]
                     self.logs.change_rank(member, member.rank)
             else:
-                self.depart(member)
+                self.dismiss(member)
         self.members.sort(key=lambda member: member.rank)
         for member in [each for each in self.departed if each.code is not None and each.output < 0]:
             self.departed.remove(member)
         self.logs.close({member.rank for member in (*self.members, *self.departed)})
         self._note_or_later()
 
-    def depart(self, member: RunningReplica) -> None:
+    def dismiss(self, member: RunningReplica) -> None:
         """It is no part of the job any more, however it ends; what it left running ends now."""
         self.members.remove(member)
         self.departed.append(member)
@@ -239,7 +243,7 @@ class Generation:
             if member.number == number:
                 self.launcher.kill(member.process)
 
-    def give_up(self, why: str) -> None:
+    def end_for_restart(self, why: str) -> None:
         """It ends, to be started anew from its checkpoint, which replicas that can still save have time for."""
         if self.ended or self._given_up:
             return
@@ -247,11 +251,11 @@ class Generation:
         self._terminate()
         self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + max(0.0, self.order.grace_seconds))
 
-    def doubt(self, number: int, why: str) -> None:
-        """That one ended with 0 does not make the job done, unless `believe` follows."""
+    def doubt_success(self, number: int, why: str) -> None:
+        """That one ended with 0 does not make the job done, unless `believe_success` follows."""
         self._doubted[number] = why
 
-    def believe(self) -> None:
+    def believe_success(self) -> None:
         """The job has said that it is through."""
         self._doubted.clear()
 
@@ -348,29 +352,27 @@ class Generation:
         """Whether a replica may have been ended for lack of memory."""
         return bool(self._over_memory) or self.launcher.lacks_memory
 
-    def look_again_at(self) -> float | None:
-        """When `look` must be called next, on the monotonic clock; None: only when something happens."""
-        times = [self._kill_at, self._look_at, self.logs.flooded_until, self._note_at]
-        if self._failed_at is not None and self._living():
-            times.append(self._failed_at + FAILED_OTHERS_SECONDS)
+    def due(self) -> float | None:
+        """When `act_on_due` must be called next, on the monotonic clock; None: only when something happens."""
+        times = [self._kill_at, self._look_at, self.logs.flooded_until, self._note_at, self._others_end_at]
         if self.order.memory_bytes > 0:
             times.append(self._memory_at)
         return min((at for at in times if at is not None), default=None)
 
-    def look(self) -> None:
+    def act_on_due(self) -> None:
         """Act on whatever is due."""
         if self.ended:
             return
         now = time.monotonic()
-        if self.logs.flooded_until is not None and now >= self.logs.flooded_until:
-            self.logs.flooded_until = None
         self._look_at = None
-        if self._note_at is not None and now >= self._note_at:
+        if _is_due(self.logs.flooded_until, now):
+            self.logs.flooded_until = None
+        if _is_due(self._note_at, now):
             self._note_or_later()
-        if self._kill_at is not None and now >= self._kill_at:
+        if _is_due(self._kill_at, now):
             self._kill_at = None
             self._kill_rest()
-        if self._failed_at is not None and now >= self._failed_at + FAILED_OTHERS_SECONDS and self._living():
+        if _is_due(self._others_end_at, now):
             self._give_up_on_others(now)
         if self.order.memory_bytes > 0 and now >= self._memory_at:
             self._check_memory()
@@ -379,9 +381,14 @@ class Generation:
         if not self._living():
             self._finish(now)
 
+    @property
+    def _others_end_at(self) -> float | None:
+        """When replicas that outlive the failure of another are ended; None where there are none, or they were told."""
+        if self._failed_at is None or self._ended_by_us or not self._living():
+            return None
+        return self._failed_at + FAILED_OTHERS_SECONDS
+
     def _give_up_on_others(self, now: float) -> None:
-        if self._ended_by_us:
-            return
         self._ended_by_us = {member.number for member in self._living()}
         self._terminate()
         self._kill_at = min(self._kill_at or float("inf"), now + _LAST_WORDS_SECONDS)
@@ -413,6 +420,13 @@ class Generation:
         if self.store_host is not None:
             proc.kill_all([self.store_host])
         exits = tuple(Exit(member.number, member.code or 0, member.ended_at) for member in self.members)
+        outcome, detail = self._judge(exits)
+        self.ended = ReplicasEnded(time.time(), self.order.job_id, self.order.generation, outcome, exits, detail)
+
+    def _judge(self, exits: tuple[Exit, ...]) -> tuple[Outcome, str]:
+        """How it ended, and why."""
+        if self._trouble:
+            return "refused", self._trouble
         outcome, detail = judge(
             exits,
             {member.number: member.log.tail for member in self.members},
@@ -422,9 +436,11 @@ class Generation:
             self.launcher.lacks_memory,
             frozenset({*self._asked, *self._doubted}),
         )
-        if self._trouble:
-            outcome, detail = "refused", self._trouble
         given_up = self._given_up or next(iter(self._doubted.values()), "")
         if given_up and outcome not in ("succeeded", "stopped"):
-            outcome, detail = "lost", given_up
-        self.ended = ReplicasEnded(time.time(), self.order.job_id, self.order.generation, outcome, exits, detail)
+            return "lost", given_up
+        return outcome, detail
+
+
+def _is_due(at: float | None, now: float) -> bool:
+    return at is not None and now >= at

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pollux.wire.live.heartbeat import Activity, Heartbeat
 
-__all__ = ["DEFAULT_HANG_SECONDS", "ListeningClock", "LivenessTracker"]
+__all__ = ["DEFAULT_HANG_SECONDS", "CommitWatch", "ListeningClock", "LivenessTracker"]
 
 DEFAULT_HANG_SECONDS = 30.0
 """How long a replica that trains may be silent."""
@@ -19,6 +19,9 @@ _BUSY_TIMES = 10.0
 _TOGETHER_SECONDS = 3.0
 _TOGETHER_SHARE = 0.5
 _LONGEST_GAP_SECONDS = 2.0
+# Replicas agree on a boundary within two steps of hearing of a change, and they listen ten times a second.
+_MOST_STEPS = 50
+_LEAST_BOUNDARY_SECONDS = 30.0
 
 
 class ListeningClock:
@@ -43,6 +46,27 @@ class ListeningClock:
     def at(self, due: float) -> float:
         """When a time of this clock comes on the other one, or when to look in between, so that no gap is too long."""
         return self._last + min(due - self._heard, _LONGEST_GAP_SECONDS / 2)
+
+
+@dataclass(slots=True)
+class CommitWatch:
+    """Notices that replicas take step after step, though they were told to go to another generation."""
+
+    _begun_at: float = 0.0
+    _steps: Mapping[int, int] = field(default_factory=dict)
+
+    def begin(self, steps: Mapping[int, int], now: float) -> None:
+        """Everybody is told to go now; these are their steps so far, by number."""
+        self._begun_at, self._steps = now, steps
+
+    def why_ignored(self, steps: Mapping[int, int], now: float) -> str:
+        """Why the change will not come about, by the steps that they have taken now; empty where it still may."""
+        if now < self._begun_at + _LEAST_BOUNDARY_SECONDS:
+            return ""
+        taken = min((step - self._steps[number] for number, step in steps.items() if number in self._steps), default=0)
+        if taken <= _MOST_STEPS:
+            return ""
+        return f"{_MOST_STEPS} steps went by, and no replica went to its new generation"
 
 
 @dataclass(slots=True)
@@ -147,14 +171,18 @@ class LivenessTracker:
         sign = self._signs[number]
         if sign.busy == Activity.FINISHED or (sign.step < 0 and not sign.busy):
             return float("inf")
+        return sign.at + self._patience(sign)
+
+    def _patience(self, sign: _Sign) -> float:
+        """Seconds that a replica may be silent after this sign of life."""
         most = self.hang_seconds * _BUSY_TIMES
         if sign.busy == Activity.DATA and any(other.waits for other in self._signs.values()):
-            return sign.at + max(most - sign.busy_seconds, 0.0)
+            return max(most - sign.busy_seconds, 0.0)
         if sign.step >= 0 and not self._is_outlived(sign):
-            return sign.at + most
+            return most
         if sign.busy == Activity.REGROUP:
-            return sign.at + self.hang_seconds + self.regroup_seconds
-        return sign.at + (most if sign.busy else self.hang_seconds)
+            return self.hang_seconds + self.regroup_seconds
+        return most if sign.busy else self.hang_seconds
 
     def _holders(self) -> list[_Sign]:
         """Those that have stepped: who joins holds nothing yet, and says nothing about the others."""

@@ -86,9 +86,9 @@ class Shim:
         while not self._is_done():
             self._loop.turn(self._due())
             self._reap()
-            self._look_remote()
-            self._look_for_owner()
-            self._look()
+            self._handle_node_events()
+            self._end_if_orphaned()
+            self._act_on_due()
 
     def _leave(self) -> None:
         self._leaving = True
@@ -97,7 +97,7 @@ class Shim:
 
     def _stop(self, grace_seconds: float) -> None:
         if self._live is not None:
-            self._live.over()
+            self._live.end_changes()
         if self._generation is not None:
             self._generation.stop(grace_seconds)
 
@@ -124,8 +124,8 @@ class Shim:
         now = time.monotonic()
         times: list[float | None] = [now + _LONGEST_SLEEP_SECONDS]
         if self._generation is not None and self._generation.ended is None:
-            times += [self._generation.look_again_at(), self._orphaned_at()]
-            times.append(None if self._live is None else self._live.look_again_at)
+            times += [self._generation.due(), self._orphaned_at()]
+            times.append(None if self._live is None else self._live.due)
         elif not self._services:
             times.append(self._services.idle_since + IDLE_SECONDS)
         if self._unwritten is not None:
@@ -142,7 +142,7 @@ class Shim:
         seconds = self._generation.order.orphan_seconds
         return None if seconds is None else self._services.idle_since + seconds
 
-    def _look_for_owner(self) -> None:
+    def _end_if_orphaned(self) -> None:
         at = self._orphaned_at()
         if at is not None and time.monotonic() >= at:
             print("whoever started the job is gone: it is stopped", file=sys.stderr, flush=True)
@@ -171,23 +171,22 @@ class Shim:
         return self._status()
 
     def _status(self) -> StatusMessage:
-        generation, warm = self._generation, self._warm_variables is not None
-        newest = newest_generation(self._folder)
-        if generation is not None and not generation.is_noted:
-            newest = generation.order.generation
+        generation, warm, newest = self._generation, self._warm_variables is not None, self._newest_generation()
         if newest is None:
             return StatusMessage(warm, None)
         if generation is None or generation.order.generation != newest:
             return StatusMessage(warm, newest, ended=read_record(record_path(self._folder, "ended", newest)))
-        ended = None if self._unwritten else generation.ended
-        changes = self._live is not None and (self._live.is_moving or generation.is_ending)
-        return StatusMessage(
-            warm,
-            newest,
-            moving=changes or self._start_untold,
-            lost=None if self._live is None else self._live.lost,
-            ended=ended_to(ended) if ended else None,
-        )
+        status = StatusMessage(warm, newest, moving=self._start_untold)
+        if self._live is not None:
+            moving = self._start_untold or self._live.is_moving or generation.is_ending
+            status = replace(status, moving=moving, lost=self._live.lost, pause=self._live.pause)
+        return replace(status, ended=ended_to(generation.ended)) if generation.ended and not self._unwritten else status
+
+    def _newest_generation(self) -> int | None:
+        """The newest one that it was told of, be it on disk or not."""
+        if self._generation is not None and not self._generation.is_noted:
+            return self._generation.order.generation
+        return newest_generation(self._folder)
 
     def _launch(self, order: LaunchOrder) -> None:
         newest = newest_generation(self._folder)
@@ -202,20 +201,24 @@ class Shim:
             remove_records(self._folder, order.generation)
             generation.start()
         except (OSError, BackendFailed) as error:
-            if generation.members:
-                # Each by itself: to look for all that they started takes a file, which there may not be.
-                for member in generation.members:
-                    generation.kill(member.number)
-                with contextlib.suppress(OSError):
-                    generation.fail(f"replicas could not be started: {error}")
-                self._follow_outputs()
-            else:
-                self._refuse(generation, error)
+            self._end_half_started(generation, error)
             return
         if generation.store is not None:
             self._live = LiveGeneration(generation, generation.store, self._services.tell)
         self._follow_outputs()
         self._start_untold = True
+
+    def _end_half_started(self, generation: Generation, error: Exception) -> None:
+        """Some of its replicas, or none, could be started: those end."""
+        if not generation.members:
+            self._refuse(generation, error)
+            return
+        # Each by itself: to look for all that they started takes a file, which there may not be.
+        for member in generation.members:
+            generation.kill(member.number)
+        with contextlib.suppress(OSError):
+            generation.fail(f"replicas could not be started: {error}")
+        self._follow_outputs()
 
     def _refuse(self, generation: Generation, error: Exception) -> None:
         """No replica could be started for lack of files, processes, memory or disk: that is no fault of the job's."""
@@ -255,7 +258,7 @@ class Shim:
             generation.renumber(order.generation)
         elif self._live is not None:
             if self._remote is not None and order.fleet is not None:
-                self._remote.learn(order.fleet)
+                self._remote.update_access(order.fleet)
             self._guarded(lambda live: live.resize(order))
             if generation.is_noted:
                 remove_records(self._folder, order.generation)
@@ -268,8 +271,8 @@ class Shim:
             what(self._live)
         except (OSError, PolluxError, ValueError, TypeError, LookupError) as error:
             # Also where a replica has written what no agent would.
-            self._live.over()
-            self._generation.give_up(f"it cannot be followed any more: {error}")
+            self._live.end_changes()
+            self._generation.end_for_restart(f"it cannot be followed any more: {error}")
         self._follow_outputs()
 
     def _open_store(self, order: LaunchOrder) -> store_server.StoreHost:
@@ -292,7 +295,7 @@ class Shim:
             self._guarded(LiveGeneration.store_ended)
             return
         for key, value in found:
-            self._guarded(lambda live, key=key, value=value: live.found(key, value))  # type: ignore[misc]
+            self._guarded(lambda live, key=key, value=value: live.key_found(key, value))  # type: ignore[misc]
 
     def _close_store(self) -> None:
         if self._store is not None:
@@ -328,13 +331,13 @@ class Shim:
                 if member is not None:
                     self._replica_ended(self._generation, member)
 
-    def _look_remote(self) -> None:
+    def _handle_node_events(self) -> None:
         """What became of replicas on other machines."""
         if self._remote is None or self._generation is None:
             return
-        self._remote.look()
-        while self._remote.told:
-            told = self._remote.told.pop(0)
+        self._remote.keep_connections()
+        while self._remote.events:
+            told = self._remote.events.pop(0)
             if isinstance(told, NodeLoss):
                 self._lose(self._generation, told)
             elif isinstance(told, NodeAnswer):
@@ -345,8 +348,8 @@ class Shim:
                 self._services.tell(NodeLeavingMessage(told.node, told.why))
                 if not self._generation.told_to_stop:
                     if self._live is not None:
-                        self._live.over()
-                    self._generation.give_up(told.why)
+                        self._live.end_changes()
+                    self._generation.end_for_restart(told.why)
             else:
                 self._remote_exit(self._generation, told)
         while self._remote.false_alarms:
@@ -368,7 +371,7 @@ class Shim:
         cared_for: list[bool] = []
         self._guarded(lambda live: cared_for.append(live.lost_with_node(members, lost.why)))
         if not any(cared_for):
-            generation.give_up(lost.why)
+            generation.end_for_restart(lost.why)
 
     def _replica_ended(self, generation: Generation, member: RunningReplica) -> None:
         cared_for: list[bool] = []
@@ -379,15 +382,15 @@ class Shim:
         if not any(cared_for) and member.code != 0:
             generation.on_failure()
 
-    def _look(self) -> None:
+    def _act_on_due(self) -> None:
         generation = self._generation
         if generation is not None and self._start_untold and generation.is_up:
             self._start_untold = False
             self._services.tell(StartedMessage(time.time(), generation.order.generation))
         if generation is not None and generation.ended is None:
             if not generation.told_to_stop:
-                self._guarded(LiveGeneration.look)
-            generation.look()
+                self._guarded(LiveGeneration.act_on_due)
+            generation.act_on_due()
             self._follow_outputs()
             if generation.ended is not None:
                 self._unwritten = generation.ended

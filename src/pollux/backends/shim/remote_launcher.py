@@ -6,24 +6,46 @@ lost, and so is all that ran there for this job.
 
 from __future__ import annotations
 
-import base64
 import errno
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import ReplicaProcess
-from pollux.backends.process.replica_env import node_of
 from pollux.backends.process.select_loop import SelectLoop
+from pollux.backends.shim.node_link import NodeLink, RemoteReplica
 from pollux.backends.transport import channel as channel_module
-from pollux.backends.transport.channel import Channel, SecureLine, clock
+from pollux.backends.transport.channel import SecureLine, clock
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.codec import MalformedValue, from_plain, to_plain
 from pollux.wire.live.messages import FleetAccess
+from pollux.wire.live.node_messages import (
+    ClearMessage,
+    ClearRequest,
+    EndRunnerRequest,
+    ExitMessage,
+    ForkedMessage,
+    KillAllRequest,
+    KillRequest,
+    NodeNoticeMessage,
+    OutputMessage,
+    OverMemoryMessage,
+    PingRequest,
+    PongMessage,
+    RunnerMessage,
+    SessionGreeting,
+    SessionRequest,
+    StartReplicaRequest,
+    SweepRequest,
+    SweptMessage,
+    TerminateRequest,
+)
 
 __all__ = ["NodeAnswer", "NodeLoss", "NodeNotice", "RemoteExit", "RemoteLauncher"]
 
@@ -69,72 +91,27 @@ class NodeAnswer:
     why: str
 
 
-@dataclass(slots=True)
-class _Place:
-    process: ReplicaProcess
-    sink: Callable[[bytes], None]
-    code: int | None = None
-
-
-@dataclass(slots=True)
-class _Link:
-    """All there is with one node: a session with a keeper there, over one connection after another."""
-
-    node: str
-    address: tuple[str, int]
-    session: str
-    channel: Channel = field(default_factory=Channel)
-    places: dict[str, _Place] = field(default_factory=dict)
-    heard_at: float = field(default_factory=clock)
-    peer: socket.socket | None = None
-    line: SecureLine | None = None
-    stage: str = "away"
-    awaits_write: bool | None = None
-    retry_at: float = 0.0
-    give_up_at: float = 0.0
-    ping_at: float = 0.0
-    attached: bool = False
-    lost: bool = False
-    until: float = 0.0
-    trouble: str = ""
-    clear: int = 0
-    is_clear: bool = True
-    # What its engine said of its end; whether it has answered since.
-    gone: str = ""
-    answers: bool = False
-
-    @property
-    def has_living(self) -> bool:
-        """Whether something may run there."""
-        return any(place.code is None for place in self.places.values())
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether something may run there, or it is asked whether something is left."""
-        return self.has_living or self.clear > 0
-
-
 class RemoteLauncher:
-    """Replicas of one job on many nodes; `told` is what happened since it was last taken.
+    """Replicas of one job on many nodes; `events` is what happened since it was last emptied.
 
-    `loop` is the shim's; the shim calls `look` by the time `due`.
+    `loop` is the shim's; the shim calls `keep_connections` by the time `due`.
     """
 
     sweep_seconds = 1.0
 
     def __init__(self, fleet: FleetAccess, loop: SelectLoop) -> None:
-        self.told: list[RemoteExit | NodeLoss | NodeNotice | NodeAnswer] = []
+        self.events: list[RemoteExit | NodeLoss | NodeNotice | NodeAnswer] = []
         self.false_alarms: list[str] = []
         self.session = secrets.token_hex(8)
         self._fleet = fleet
         self._loop = loop
-        self._links: dict[str, _Link] = {}
-        self._ghosts: list[_Link] = []
+        self._links: dict[str, NodeLink] = {}
+        self._ghosts: list[NodeLink] = []
         self._count = 0
         self._lacks_memory = False
         self._over_memory: dict[str, float] = {}
 
-    def learn(self, fleet: FleetAccess) -> None:
+    def update_access(self, fleet: FleetAccess) -> None:
         """Where hosts listen now."""
         self._fleet = fleet
 
@@ -148,33 +125,34 @@ class RemoteLauncher:
     def start(
         self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
     ) -> ReplicaProcess:
-        """Have the node's keeper fork it; on a node that nobody knows it is lost at once."""
-        node = node_of(place)
+        """Have the runner on the node fork it; on a node that nobody knows it is lost at once."""
+        slot = Slot.read(place)
+        node = slot.node
         self._count += 1
         process = ReplicaProcess(key=str(self._count), node=node, up=False)
         if node not in self._fleet.nodes:
-            # The name of a place that could not be had says so itself, as in `gone:NODE`.
-            why = f"node '{node.removeprefix('gone:')}' is gone"
+            why = f"node '{slot.real_node}' is gone"
             sink(f"pollux: {why}\n".encode())
-            self.told.append(NodeLoss((process,), node, why))
+            self.events.append(NodeLoss((process,), node, why))
             return process
         link = self._link(node)
-        link.places[process.key] = _Place(process, sink)
+        link.places[process.key] = RemoteReplica(process, sink)
         link.is_clear = False
         link.channel.send(
-            op="start",
-            k=process.key,
-            argv=list(start.argv),
-            workdir=start.workdir,
-            environ=dict(start.environ),
-            cores=list(start.cores),
-            path_was_set=start.path_was_set,
-            memory=memory_bytes,
-            now=time.time(),
+            StartReplicaRequest(
+                process.key,
+                start.argv,
+                start.workdir,
+                start.environ,
+                start.cores,
+                start.path_was_set,
+                memory_bytes,
+                time.time(),
+            )
         )
         return process
 
-    def _link(self, node: str) -> _Link:
+    def _link(self, node: str) -> NodeLink:
         link = self._links.get(node)
         address = self._fleet.nodes[node]
         if link is not None and link.address != address and not link.has_living:
@@ -183,35 +161,35 @@ class RemoteLauncher:
             link = None
         if link is None:
             self._count += 1
-            link = self._links[node] = _Link(node, address, f"{self.session}-{self._count}")
+            link = self._links[node] = NodeLink(node, address, f"{self.session}-{self._count}")
             self._connect(link)
         return link
 
-    def _tell(self, process: ReplicaProcess, op: str, **more: Any) -> bool:
+    def _tell(self, process: ReplicaProcess, request: TerminateRequest | KillRequest | SweepRequest) -> bool:
         link = self._links.get(process.node)
         place = None if link is None else link.places.get(process.key)
         if link is None or place is None:
             return False
-        link.channel.send(op=op, k=process.key, **more)
+        link.channel.send(request)
         return place.code is None
 
     def terminate(self, process: ReplicaProcess, alone: bool) -> bool:
         """SIGTERM, there; whether it ran, as far as is known: its end tells more."""
-        return self._tell(process, "terminate", alone=alone)
+        return self._tell(process, TerminateRequest(process.key, alone))
 
     def kill(self, process: ReplicaProcess) -> None:
         """SIGKILL, there."""
-        self._tell(process, "kill")
+        self._tell(process, KillRequest(process.key))
 
     def sweep(self, process: ReplicaProcess) -> None:
         """End what it left there."""
-        self._tell(process, "sweep")
+        self._tell(process, SweepRequest(process.key))
 
     def kill_all(self) -> None:
         """SIGKILL to everything on every node."""
         for link in self._links.values():
             if not link.is_clear:
-                link.channel.send(op="kill_all")
+                link.channel.send(KillAllRequest())
 
     def is_clear(self, kill: bool) -> bool:
         """Whether every node has said that nothing is left; it is asked of them where not."""
@@ -219,7 +197,7 @@ class RemoteLauncher:
             wanted = 2 if kill else 1
             if not link.is_clear and link.clear != wanted:
                 link.clear = wanted
-                link.channel.send(op="clear", n=wanted, kill=kill)
+                link.channel.send(ClearRequest(wanted, kill))
         return all(link.is_clear for link in self._links.values())
 
     def over_memory(self, processes: Mapping[int, ReplicaProcess], limit: float) -> tuple[int, float] | None:
@@ -233,18 +211,18 @@ class RemoteLauncher:
     # What the shim's loop does
 
     def due(self) -> float | None:
-        """Seconds until `look` must be called; None: only when something happens."""
+        """Seconds until `keep_connections` must be called; None: only when something happens."""
         now = clock()
         times = [self._due(link, now) for link in (*self._links.values(), *self._ghosts)]
         return max(0.0, min(times) - now) if times else None
 
-    def _due(self, link: _Link, now: float) -> float:
+    def _due(self, link: NodeLink, now: float) -> float:
         times = [link.retry_at if link.stage == "away" else link.ping_at if link.stage == "open" else link.give_up_at]
         if link.is_needed and not link.lost:
             times.append(link.heard_at + self._fleet.lost_seconds)
         return min(times)
 
-    def look(self) -> None:
+    def keep_connections(self) -> None:
         """Ping, connect again, and give up nodes that are silent."""
         now = clock()
         for link in [*self._links.values()]:
@@ -262,12 +240,12 @@ class RemoteLauncher:
             if now >= ghost.until:
                 self._leave(ghost)
 
-    def _keep_up(self, link: _Link, now: float) -> None:
+    def _keep_up(self, link: NodeLink, now: float) -> None:
         if link.stage == "away" and now >= link.retry_at:
             self._connect(link)
         elif link.stage == "open" and now >= link.ping_at:
             link.ping_at = now + min(_PING_SECONDS, self._fleet.lease_seconds / 5)
-            link.channel.send(op="ping")
+            link.channel.send(PingRequest())
         elif link.stage in ("connecting", "hello", "answer") and now >= link.give_up_at:
             self._broken(link, "no connection")
         self._watch(link)
@@ -281,23 +259,23 @@ class RemoteLauncher:
         if link is not None:
             link.gone, link.answers, link.ping_at = why, False, clock()
 
-    def _lose(self, link: _Link, why: str, silent: bool = False) -> None:
+    def _lose(self, link: NodeLink, why: str, silent: bool = False) -> None:
         living = tuple(place.process for place in link.places.values() if place.code is None)
         link.lost = True
         link.places.clear()
         if self._links.get(link.node) is link:
             del self._links[link.node]
         if living:
-            self.told.append(NodeLoss(living, link.node, why, silent))
+            self.events.append(NodeLoss(living, link.node, why, silent))
 
     def release(self) -> None:
         """Nothing runs any more: let the nodes know, and go."""
         for link in [*self._links.values(), *self._ghosts]:
             if link.stage == "open":
-                link.channel.send(op="end")
+                link.channel.send(EndRunnerRequest())
             self._leave(link)
 
-    def _leave(self, link: _Link) -> None:
+    def _leave(self, link: NodeLink) -> None:
         if link in self._ghosts:
             self._ghosts.remove(link)
         if self._links.get(link.node) is link:
@@ -312,7 +290,7 @@ class RemoteLauncher:
 
     # Connections
 
-    def _connect(self, link: _Link) -> None:
+    def _connect(self, link: NodeLink) -> None:
         now = clock()
         link.retry_at, link.give_up_at = now + _RETRY_SECONDS, now + _CONNECT_SECONDS
         try:
@@ -328,7 +306,7 @@ class RemoteLauncher:
         link.stage, link.awaits_write = "connecting", True
         self._loop.watch(link.peer, lambda: self._ready(link), read=False, write=True)
 
-    def _unreached(self, link: _Link, code: int) -> None:
+    def _unreached(self, link: NodeLink, code: int) -> None:
         """No connection could be made. Where its engine has it as gone and nobody listens there, it is."""
         if link.gone and code == errno.ECONNREFUSED and not link.lost:
             self._lose(link, link.gone)
@@ -336,19 +314,19 @@ class RemoteLauncher:
         else:
             self._broken(link, os.strerror(code))
 
-    def _broken(self, link: _Link, why: str) -> None:
+    def _broken(self, link: NodeLink, why: str) -> None:
         link.trouble = why or link.trouble
         self._disconnect(link)
         link.retry_at = clock() + _RETRY_SECONDS
 
-    def _disconnect(self, link: _Link) -> None:
+    def _disconnect(self, link: NodeLink) -> None:
         if link.peer is not None:
             self._loop.unwatch(link.peer)
             link.peer.close()
         link.channel.detach()
         link.peer, link.line, link.stage, link.awaits_write = None, None, "away", None
 
-    def _ready(self, link: _Link) -> None:
+    def _ready(self, link: NodeLink) -> None:
         if link.peer is None:
             return
         try:
@@ -362,14 +340,14 @@ class RemoteLauncher:
             elif link.line is not None:
                 link.line.flush()
                 self._hear(link, link.line)
-        except BackendFailed as error:
+        except (BackendFailed, MalformedValue) as error:
             self._broken(link, str(error))
             return
         if link.line is not None and link.line.broken:
             self._broken(link, "its host closed the connection" if link.stage != "open" else "the connection broke")
         self._watch(link)
 
-    def _watch(self, link: _Link) -> None:
+    def _watch(self, link: NodeLink) -> None:
         if link.line is None or link.peer is None:
             return
         if link.line.broken:
@@ -379,14 +357,10 @@ class RemoteLauncher:
             link.awaits_write = link.line.wants_to_write
             self._loop.watch(link.peer, lambda: self._ready(link), write=link.awaits_write)
 
-    def _hear(self, link: _Link, line: SecureLine) -> None:
+    def _hear(self, link: NodeLink, line: SecureLine) -> None:
         values = line.get()
-        if link.stage == "hello" and values:
-            request = {"session": link.session, "seen": link.channel.seen, "lease": self._fleet.lease_seconds}
-            channel_module.answer(bytes.fromhex(self._fleet.secret), line, values.pop(0), request)
-            link.stage = "answer"
-        if link.stage == "answer" and values:
-            self._greeted(link, line, values.pop(0))
+        if link.stage != "open":
+            self._introduce(link, line, values)
         if link.stage != "open":
             return
         messages = link.channel.take(values)
@@ -394,54 +368,75 @@ class RemoteLauncher:
             link.heard_at = clock()
         for message in messages:
             self._take(link, message)
-        if any(message["event"] == "pong" for message in messages):
+        if PongMessage() in messages:
             link.channel.confirm()
             if link.gone and not link.answers and link.has_living:
                 link.answers = True
-                self.told.append(NodeAnswer(link.node, f"{link.gone}, and it answers: what runs there may save"))
+                self.events.append(NodeAnswer(link.node, f"{link.gone}, and it answers: what runs there may save"))
 
-    def _greeted(self, link: _Link, line: SecureLine, said: Mapping[str, Any]) -> None:
+    def _introduce(self, link: NodeLink, line: SecureLine, values: list[Any]) -> None:
+        """Say who we are, and hear the runner's greeting; both are taken off the values."""
+        if link.stage == "hello" and values:
+            request = SessionRequest(link.session, link.channel.seen, self._fleet.lease_seconds)
+            channel_module.answer(bytes.fromhex(self._fleet.secret), line, values.pop(0), to_plain(request))
+            link.stage = "answer"
+        if link.stage == "answer" and values:
+            self._greeted(link, line, from_plain(SessionGreeting, values.pop(0)))
+
+    def _greeted(self, link: NodeLink, line: SecureLine, greeting: SessionGreeting) -> None:
         if link.lost:
             self.false_alarms.append(f"node '{link.node}' answers again, having been given up")
-        if link.attached and not said["known"] and not link.lost:
-            # The keeper's lease was over, or somebody ended it: what it ran has ended with it.
+        if link.attached and not greeting.known and not link.lost:
+            # The runner's lease was over, or somebody ended it: what it ran has ended with it.
             self._lose(link, f"what ran on node '{link.node}' was ended there")
             self._leave(link)
             return
         link.stage, link.attached, link.trouble = "open", True, ""
         link.heard_at = clock()
         link.ping_at = link.heard_at
-        link.channel.attach(line, int(said["seen"]))
+        link.channel.attach(line, greeting.seen)
         if link.lost:
-            link.channel.send(op="end")
+            link.channel.send(EndRunnerRequest())
             self._leave(link)
 
-    def _forget(self, link: _Link, process: ReplicaProcess) -> None:
-        """One that is no part of the job is gone for good: the last one's keeper is not needed."""
+    def _forget(self, link: NodeLink, process: ReplicaProcess) -> None:
+        """One that is no part of the job is gone for good: the last one's runner is not needed."""
         link.places.pop(process.key, None)
         if not link.places and not link.clear:
-            link.channel.send(op="end")
+            link.channel.send(EndRunnerRequest())
             self._leave(link)
 
-    def _take(self, link: _Link, message: Mapping[str, Any]) -> None:
-        what, place = message["event"], link.places.get(str(message.get("k")))
-        if what == "clear" and int(message["n"]) == link.clear:
-            link.clear, link.is_clear = 0, True
-            link.places.clear()
-        elif what == "leaving":
-            if link.has_living:
-                self.told.append(NodeNotice(link.node, f"node '{link.node}' is taken back by its engine"))
-        elif place is None:
-            return
-        elif what == "swept":
-            self._forget(link, place.process)
-        elif what == "started":
-            place.process.pid, place.process.up = int(message["pid"]), True
-        elif what == "output":
-            place.sink(base64.b64decode(message["data"]))
-        elif what == "memory":
-            self._over_memory[place.process.key] = float(message["used"])
-        elif what == "exit":
-            place.code = int(message["code"])
-            self._lacks_memory = self._lacks_memory or bool(message["oom"])
-            self.told.append(RemoteExit(place.process, place.code, bool(message["asked"])))
+    def _take(self, link: NodeLink, message: RunnerMessage) -> None:
+        match message:
+            case NodeNoticeMessage():
+                if link.has_living:
+                    self.events.append(NodeNotice(link.node, f"node '{link.node}' is taken back by its engine"))
+            case ClearMessage(number):
+                if number == link.clear:
+                    link.clear, link.is_clear = 0, True
+                    link.places.clear()
+            case ForkedMessage() | OutputMessage() | OverMemoryMessage() | SweptMessage() | ExitMessage():
+                place = link.places.get(message.key)
+                if place is not None:
+                    self._take_of(link, place, message)
+
+    def _take_of(
+        self,
+        link: NodeLink,
+        place: RemoteReplica,
+        message: ForkedMessage | OutputMessage | OverMemoryMessage | SweptMessage | ExitMessage,
+    ) -> None:
+        """What the runner says of one replica."""
+        match message:
+            case ForkedMessage(_, pid):
+                place.process.pid, place.process.up = pid, True
+            case OutputMessage(_, data):
+                place.sink(data)
+            case OverMemoryMessage(key, used_bytes):
+                self._over_memory[key] = used_bytes
+            case SweptMessage():
+                self._forget(link, place.process)
+            case ExitMessage(_, code, asked, lacks_memory):
+                place.code = code
+                self._lacks_memory = self._lacks_memory or lacks_memory
+                self.events.append(RemoteExit(place.process, code, asked))

@@ -24,6 +24,7 @@ from pollux.backends.shim.actions import (
 from pollux.backends.shim.phases import (
     Attempt,
     AwaitingOrder,
+    Limits,
     Moving,
     Over,
     Phase,
@@ -38,7 +39,7 @@ from pollux.wire.live.codec import encode
 from pollux.wire.live.heartbeat import PauseReport
 from pollux.wire.live.plan import LOST, RESIZE, GenerationPlan, PlanDeadlines, PlanMember
 
-__all__ = ["Limits", "Transition", "settled_at"]
+__all__ = ["Transition", "settled_at"]
 
 _STORY_LINES = 30
 
@@ -50,32 +51,6 @@ _NEXT: Mapping[PhaseName, frozenset[PhaseName]] = {
     "withdrawn": frozenset({"prepare", "move", "lost", "over"}),
     "over": frozenset({"over"}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds that each part of a change may take.
-
-    `prepare`: until all joiners are ready. `boundary`: until the first replica that stays has come; it may be at code
-    of its own between two steps, such as an evaluation. `move`: between two signs of the move, with the largest states
-    in mind. `leave`: until leavers have ended after it. `order`: until the service says how to go on after a loss; by
-    themselves, replicas wait for 30 s. `through`: until the others have ended once one replica has. `regroup` and
-    `transfer` are told to replicas.
-    """
-
-    prepare: float = 180.0
-    boundary: float = 600.0
-    move: float = 240.0
-    leave: float = 10.0
-    order: float = 25.0
-    through: float = 3.0
-    regroup: float = 30.0
-    transfer: float = 60.0
-
-    @property
-    def door(self) -> float:
-        """The longest that the first replica to come waits for the others: longer than the supervisor waits."""
-        return self.boundary + self.move
 
 
 @dataclass(slots=True)
@@ -134,7 +109,7 @@ class Transition:
 
     # Events
 
-    def begin(self, change: ReplicaChange, now: float) -> list[Action]:
+    def begin_change(self, change: ReplicaChange, now: float) -> list[Action]:
         """Carry a change out; the ranks in its seats are those of `settled`."""
         self._tell_story(f"order for generation {change.generation}")
         if not self.takes_orders:
@@ -154,28 +129,28 @@ class Transition:
         )
         proposed = SetKey(keys.plan(change.generation), plan.encode())
         if not change.joiners:
-            return [proposed, *self.commit(attempt, now)]
+            return [proposed, *self.commit_change(attempt, now)]
         self._enter(Preparing(self, now + self.limits.prepare, attempt))
         ready = (keys.ready(change.generation, rank) for rank in change.joiners)
         watched = WatchKeys((*ready, keys.failed(change.generation)))
         return [proposed, watched, *(StartJoiner(rank, number) for rank, number in change.joiners.items())]
 
-    def seen(self, key: str, text: str, now: float) -> list[Action]:
+    def key_found(self, key: str, text: str, now: float) -> list[Action]:
         """A key that was watched for is there. `MalformedValue` where its value says nothing."""
         parts = keys.parse(key)
         if parts is None or self.phase not in ("prepare", "move") or parts.generation != self.generation:
             return []
         if parts.kind == keys.FAILED:
-            return self.give_up(f"it cannot change while it runs: {text}")
-        return self._phase.seen(parts.kind, parts.rank or 0, text, now)
+            return self.give_up_generation(f"it cannot change while it runs: {text}")
+        return self._phase.key_found(parts.kind, parts.rank or 0, text, now)
 
-    def ended(self, number: int, code: int, now: float, hung: str = "") -> list[Action] | None:
+    def process_ended(self, number: int, code: int, now: float, hung: str = "") -> list[Action] | None:
         """A process has ended, with an exit code or minus a signal's number; `hung` says why we killed it, if we did.
 
         None: its end is no part of a change. The job ends by itself, well or not.
         """
         self._tell_story(f"replica process {number} ended with {code}")
-        return self._phase.ended(number, code, now, hung)
+        return self._phase.process_ended(number, code, now, hung)
 
     def tick(self, now: float) -> list[Action]:
         """What follows from the time, where it is `due`."""
@@ -186,15 +161,15 @@ class Transition:
 
     def cannot_join(self, rank: int, why: str) -> list[Action]:
         """The process of a joiner could not be started, and no replica was told to go."""
-        return self.withdraw(f"joining replica {rank} could not be started: {why}")
+        return self.withdraw_change(f"joining replica {rank} could not be started: {why}")
 
-    def over(self) -> list[Action]:
+    def end_job(self) -> list[Action]:
         """The job ends, by itself or by order: no change comes any more, and joiners are not needed."""
         actions = self._drop_joiners("the job ends")
         self._enter(Over(self))
         return [*actions, WatchKeys(())]
 
-    def give_up(self, why: str) -> list[Action]:
+    def give_up_generation(self, why: str) -> list[Action]:
         """The generation cannot go on: all replicas end, and the job starts again from its checkpoint."""
         self._tell_story(f"given up: {why}")
         actions = self._drop_joiners(why)
@@ -210,7 +185,7 @@ class Transition:
 
     # Transitions that phases decide on
 
-    def commit(self, attempt: Attempt, now: float) -> list[Action]:
+    def commit_change(self, attempt: Attempt, now: float) -> list[Action]:
         """All joiners are ready: all replicas are to go."""
         change = attempt.change
         generation, size = change.generation, len(change.seats)
@@ -219,7 +194,7 @@ class Transition:
         done = (keys.done(generation, rank) for rank in range(size))
         return [SetKey(keys.COMMITTED, str(generation)), WatchKeys((*present, *done, keys.failed(generation)))]
 
-    def settle(self, change: ReplicaChange, pauses: Mapping[int, PauseReport]) -> list[Action]:
+    def complete_change(self, change: ReplicaChange, pauses: Mapping[int, PauseReport]) -> list[Action]:
         """The change has come about."""
         self.settled = change.generation
         self.ranks = {seat.number: rank for rank, seat in enumerate(change.seats)}
@@ -227,19 +202,19 @@ class Transition:
         self._enter(Settled(self))
         return [WatchKeys(()), ReportStart(self.settled, dict(pauses))]
 
-    def withdraw(self, why: str) -> list[Action]:
+    def withdraw_change(self, why: str) -> list[Action]:
         """Give up a change for which no replica has paused: what runs goes on, and an order is awaited."""
         attempt, was_committed = self._attempt, self.phase == "move"
         assert attempt is not None
         if attempt.change.senders:
-            return self.give_up(why)
+            return self.give_up_generation(why)
         actions = self._drop_joiners(why, withdrawn=True)
         kept = self._kept()
         self._enter(Withdrawn(self, attempt, was_committed))
         lost = tuple(attempt.change.joiners)
         return [*actions, WatchKeys(()), ReportLoss(attempt.change.generation, lost, kept, why, withdrawn=True)]
 
-    def lose(self, why: str, now: float) -> list[Action]:
+    def leave_dead_behind(self, why: str, now: float) -> list[Action]:
         """Some are dead: the others go on without them, once the service has said where.
 
         Where all were to leave their places, other jobs may be to have them: then the others save, and end.
@@ -253,10 +228,10 @@ class Transition:
             # A replica that is stuck with the dead on the way is freed by this key.
             stuck = keys.lost(attempt.change.generation)
             told = SetKey(stuck, encode(attempt.dead_by_number(self.dead, self.ranks)))
-            return [self._lost_key(), told, *self.give_up(why)]
+            return [self._lost_key(), told, *self.give_up_generation(why)]
         if not kept:
             # The leavers are asked to end as well: the first of them must know that it is the first.
-            return [self._lost_key(), *self.give_up(f"{why}, and no other is left")]
+            return [self._lost_key(), *self.give_up_generation(f"{why}, and no other is left")]
         actions = [*self._drop_joiners(why), self._lost_key()]
         ranks = tuple(sorted(dead))
         if attempt is not None:
@@ -266,7 +241,7 @@ class Transition:
         self._enter(AwaitingOrder(self, now + self.limits.order, attempt))
         return [*actions, WatchKeys(()), ReportLoss(self.generation, ranks, kept, why)]
 
-    def miss_leaver(self, attempt: Attempt, number: int) -> list[Action]:
+    def note_early_leaver(self, attempt: Attempt, number: int) -> list[Action]:
         """A leaver has ended, as it was told, though its change did not come about: it is not there to save."""
         attempt.gone.add(number)
         self.dead.add(number)

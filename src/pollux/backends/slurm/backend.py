@@ -30,7 +30,7 @@ _COMMANDS = ("sbatch", "squeue", "sinfo", "scancel")
 # The first with `srun --overlap`, which runs hosts beside the batch script.
 _OLDEST = (20, 11)
 _VERSION_SECONDS = 10.0
-# Those that people set for all their jobs, and that Slurm does not set itself inside of one.
+# Variables that people set for all their jobs, and that Slurm does not set inside a job.
 _OF_THE_SHELL = {
     "partition": "SBATCH_PARTITION",
     "account": "SBATCH_ACCOUNT",
@@ -84,7 +84,7 @@ class SlurmBackend(FleetBackend):
 
     @property
     def notice_seconds(self) -> float:
-        """So long before a pilot's limit its nodes are left: jobs have that time to save."""
+        """How long before a pilot's time limit its node is left: jobs have that time to save."""
         return self._slurm.options.margin_seconds
 
     def refuses(self, folders: Sequence[str]) -> str:

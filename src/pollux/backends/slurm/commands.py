@@ -93,7 +93,7 @@ class SlurmCommands:
         return found.group(1)
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel these; those that ended do not matter."""
+        """Cancel these jobs; it does not matter where some have ended."""
         for first in range(0, len(ids), _MOST_WORDS):
             self.run(["scancel", "--quiet", *ids[first : first + _MOST_WORDS]])
 
@@ -132,7 +132,7 @@ class SlurmCommands:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a command with all it started; whoever still holds its output is not waited for."""
+    """End a command and all processes that it started, and do not wait for one that still holds its output."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -25,7 +25,7 @@ from pollux.core.errors import BackendFailed
 __all__ = ["SpareNodes", "blamed_nodes", "could_lend", "host_port", "job_script", "lendable_node", "nodes_of_request"]
 
 _FIRST_PORT, _PORTS = 20000, 12000
-# Slurm is asked again after so long to take nodes back that it did not take.
+# After this time Slurm is asked again to take nodes back that it did not take.
 _KEPT_SECONDS = 300.0
 _BUSY = ("allocated", "completing")
 # Reasons to wait that another node may not have, whatever the states of these look like.
@@ -112,7 +112,7 @@ class SpareNodes:
         self._kept_until: dict[str, float] = {}
 
     def due(self, row: PilotRow, needed: Collection[str], now: float, linger_seconds: float) -> set[str]:
-        """The nodes of a batch job that go back now, having been spare for so long; the others are noted."""
+        """The nodes of a batch job that have been spare for that time and go back now; other spare nodes are noted."""
         is_used = any(name in needed for name in row.nodes)
         spare = {name for name in row.nodes[1:] if name not in needed} if is_used else set()
         since = {name: self._since.get((row.id, name), now) for name in spare}

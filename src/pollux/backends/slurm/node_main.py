@@ -33,7 +33,7 @@ _OF_THE_STEP = ("SLURM_", "SRUN_", "SBATCH_", "PMI_", "PMI2_", "PMIX_")
 _KEPT = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURM_CLUSTER_NAME"})
 
 CLOSED = "closed"
-"""How the pulse begins once the service has gone down."""
+"""The first word of the pulse after the service has gone down."""
 
 _EVERYWHERE = "0.0.0.0"
 
@@ -55,20 +55,17 @@ def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any
 
     `gpus` is how many were asked for on the node, `slots` how many CPU slots instead, 0 for none.
     """
-    facts: dict[str, Any] = {"places": slots or gpus, "gpus": [], "gpu_type": "cpu" if slots else ""}
-    cpus = environ.get("SLURM_CPUS_ON_NODE", "")
-    facts["cpus"] = float(cpus) if cpus.isdigit() else float(len(os.sched_getaffinity(0)))
-    memory = environ.get("SLURM_MEM_PER_NODE", "")
-    facts["memory_bytes"] = float(memory) * 2**20 if memory.isdigit() and int(memory) else 0.0
+    cpus, memory = environ.get("SLURM_CPUS_ON_NODE", ""), environ.get("SLURM_MEM_PER_NODE", "")
+    facts: dict[str, Any] = {
+        "places": slots or gpus,
+        "gpus": [],
+        "gpu_type": "cpu" if slots else "",
+        "cpus": float(cpus) if cpus.isdigit() else float(len(os.sched_getaffinity(0))),
+        "memory_bytes": float(memory) * 2**20 if memory.isdigit() else 0.0,
+    }
     if slots:
         return facts
-    listed = environ.get("CUDA_VISIBLE_DEVICES", "")
-    words = [word.strip() for word in listed.split(",") if word.strip()]
-    if not all(word.isdigit() for word in words):
-        raise BackendFailed(f"Slurm gave the GPUs '{listed}', by names and not by numbers (MIG?): those cannot be used")
-    if len(words) < gpus:
-        raise BackendFailed(f"{gpus} GPUs were asked for, and Slurm gave '{listed}': check the node's gres.conf")
-    facts["gpus"] = [int(word) for word in words[:gpus]]
+    facts["gpus"] = _gpus_given(environ.get("CUDA_VISIBLE_DEVICES", ""), gpus)
     found = find_devices(None, {})
     doubt = check_lent(found, facts["gpus"], "Slurm", "have an administrator look at it")
     if doubt:
@@ -76,6 +73,16 @@ def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any
     if not found.is_cpu:
         facts["gpu_type"] = found.node.gpu_type
     return facts
+
+
+def _gpus_given(listed: str, asked: int) -> list[int]:
+    """As many GPUs as were asked for, of those that Slurm lists for the step."""
+    words = [word.strip() for word in listed.split(",") if word.strip()]
+    if not all(word.isdigit() for word in words):
+        raise BackendFailed(f"Slurm gave the GPUs '{listed}', by names and not by numbers (MIG?): those cannot be used")
+    if len(words) < asked:
+        raise BackendFailed(f"{asked} GPUs were asked for, and Slurm gave '{listed}': check the node's gres.conf")
+    return [int(word) for word in words[:asked]]
 
 
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
@@ -105,7 +112,7 @@ class _Node:
         self.name = name
         self.is_taken_back = False
 
-    def identity(self) -> str:
+    def claim_name(self) -> str:
         """The node's name; with the pilot's where another pilot has this node, too."""
         names = self._folder / "names"
         names.mkdir(parents=True, exist_ok=True)
@@ -118,7 +125,7 @@ class _Node:
                     return f"{self.name}.{self._pilot.replace('_', '-')}"
         return self.name
 
-    def forget(self) -> None:
+    def free_name(self) -> None:
         """The name is free for the next pilot on this node."""
         name = self._folder / "names" / self.name
         with contextlib.suppress(OSError):
@@ -132,7 +139,7 @@ class _Node:
         fresh.write_text(text)
         fresh.replace(path)
 
-    def leaving(self, number: int, _: object) -> None:
+    def note_leaving(self, number: int, _: object) -> None:
         """Slurm announced the end: say so, and go on until it comes, or until work there has saved and ended."""
         self.is_taken_back = self.is_taken_back or number == signal.SIGTERM
         with contextlib.suppress(OSError):
@@ -140,7 +147,7 @@ class _Node:
 
     def start(self, facts: Mapping[str, Any], where: Where, warm: bool) -> subprocess.Popen[bytes]:
         """The host, `warm` with everything imported; it ends with us, since it holds the other end of its input."""
-        words = [sys.executable, "-m", "pollux.backends.node_daemon.daemon", "--node", self.identity()]
+        words = [sys.executable, "-m", "pollux.backends.node_daemon.daemon", "--node", self.claim_name()]
         words += ["--places", str(facts["places"]), "--listen", where.listen, "--with-parent", "--patient"]
         words += ["--announce", str(self._path("json"))]
         words += ["--secret-file", str(self._folder / "secret")]
@@ -153,8 +160,8 @@ class _Node:
         environ |= meeting_variables(where.meet, environ)
         return subprocess.Popen(words, stdin=subprocess.PIPE, env=environ)
 
-    def pulse(self) -> str:
-        """What the service writes anew all the time while it is there; empty where it cannot be read."""
+    def read_pulse(self) -> str:
+        """The file that the service rewrites every few seconds; empty where it cannot be read."""
         with contextlib.suppress(OSError):
             return (self._folder / "pulse").read_text()
         return ""
@@ -190,7 +197,7 @@ def _has_work(pid: int) -> bool:
 
 def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> int:
     """Wait for the host's end; or end it where it has no work, and was told to go or no service came for long."""
-    pulse, seen = node.pulse(), time.monotonic()
+    pulse, seen = node.read_pulse(), time.monotonic()
     patience = orphan_seconds
     while True:
         try:
@@ -200,7 +207,7 @@ def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> 
                 if not _has_work(host.pid):
                     return _end(host)
                 continue
-            now = node.pulse()
+            now = node.read_pulse()
             if now != pulse or _has_work(host.pid):
                 pulse, seen = now, time.monotonic()
             # A service that went down properly is not waited for as long as one that may have crashed.
@@ -245,7 +252,7 @@ def main() -> int:
     given = parser.parse_args()
     node = _Node(given.folder, given.pilot, os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0])
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, node.leaving)
+        signal.signal(number, node.note_leaving)
     try:
         facts = facts_of(os.environ, given.gpus_per_node, given.slots)
         host = node.start(facts, _where(given.head, given.ports, node.name), not given.cold)
@@ -256,7 +263,7 @@ def main() -> int:
     try:
         return _keep(node, host, given.orphan_seconds)
     finally:
-        node.forget()
+        node.free_name()
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from pollux.core.errors import BackendFailed
 
@@ -110,6 +110,8 @@ NOT_RESPONDING = "*"
 
 _STATE = re.compile(r"[A-Z][A-Z0-9_]*")
 _SETTING = re.compile(r"(\w+)=(\S*)")
+# Of `allocated/idle/other/total` the idle ones.
+_CPUS = re.compile(r"\d+/(\d+)/\d+/\d+")
 _NODE_STATE = re.compile(r"[a-z][a-z_+]*")
 _JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?")
 _LEFT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):)?(?P<seconds>\d+)")
@@ -122,6 +124,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_NODES = 100_000
 # What Slurm appends to a node's state: not responding, powering up or down, reserved, planned and the like.
 _FLAGS = "*~#!%$@^-+"
+
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +188,27 @@ class NodeRow:
 
 def read_pilots(text: str) -> tuple[list[PilotRow], list[str]]:
     """The rows of `squeue -h -r -o SQUEUE_FORMAT`, and the lines that are none."""
-    rows: list[PilotRow] = []
+    return _read_rows(text, _pilot)
+
+
+def read_nodes(text: str, with_use: bool = False) -> tuple[dict[str, NodeRow], list[str]]:
+    """The rows of `sinfo -h -N -o SINFO_FORMAT` by node, and the lines that are none; a node may be there twice.
+
+    `with_use`: those of `sinfo -h -N -O ALL_NODES_FORMAT`.
+    """
+    rows, odd = _read_rows(text, _node_with_use if with_use else _node)
+    return {row.name: row for row in rows}, odd
+
+
+def _read_rows(text: str, read: Callable[[str], _Row | None]) -> tuple[list[_Row], list[str]]:
+    rows: list[_Row] = []
     odd: list[str] = []
     for line in text.splitlines():
-        if not line.strip():
-            continue
-        row = _pilot(line)
-        if row is None:
-            odd.append(line)
-        else:
+        row = read(line)
+        if row is not None:
             rows.append(row)
+        elif line.strip():
+            odd.append(line)
     return rows, odd
 
 
@@ -211,34 +227,27 @@ def _pilot(line: str) -> PilotRow | None:
     return PilotRow(job_id, state, seconds, most, names, comment, "" if reason == "None" else reason)
 
 
-def read_nodes(text: str, with_use: bool = False) -> tuple[dict[str, NodeRow], list[str]]:
-    """The rows of `sinfo -h -N -o SINFO_FORMAT` by node, and the lines that are none; a node may be there twice.
-
-    `with_use`: those of `sinfo -h -N -O ALL_NODES_FORMAT`.
-    """
-    rows: dict[str, NodeRow] = {}
-    odd: list[str] = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split("|", 7 if with_use else 5)]
-        if not line.strip():
-            continue
-        used, idle = (fields.pop(5), _idle_cpus(fields.pop(5))) if with_use and len(fields) == 8 else ("", None)
-        whole = len(fields) == 6 and _NAME.fullmatch(fields[0]) and fields[4].isdigit()
-        whole = whole and (idle is not None) is with_use
-        if not whole or not _NODE_STATE.fullmatch(_plain(fields[1])):
-            odd.append(line)
-            continue
-        name, state, gres, address, cpus, reason = fields
-        why = "" if reason == "none" else reason
-        stand = NODE_STATES.get(_plain(state), "leaving")
-        rows[name] = NodeRow(name, state, stand, gres, why, address, float(cpus), used, idle)
-    return rows, odd
+def _node(line: str) -> NodeRow | None:
+    fields = [field.strip() for field in line.split("|", 5)]
+    return _node_from(fields) if len(fields) == 6 else None
 
 
-def _idle_cpus(text: str) -> float | None:
-    """Of `allocated/idle/other/total`; None for what is none."""
-    found = re.fullmatch(r"\d+/(\d+)/\d+/\d+", text)
-    return float(found.group(1)) if found else None
+def _node_with_use(line: str) -> NodeRow | None:
+    fields = [field.strip() for field in line.split("|", 7)]
+    if len(fields) != 8:
+        return None
+    used, cpus = fields.pop(5), fields.pop(5)
+    row, found = _node_from(fields), _CPUS.fullmatch(cpus)
+    return None if row is None or found is None else replace(row, used=used, idle_cpus=float(found.group(1)))
+
+
+def _node_from(fields: list[str]) -> NodeRow | None:
+    name, state, gres, address, cpus, reason = fields
+    plain = _plain(state)
+    if not (_NAME.fullmatch(name) and cpus.isdigit() and _NODE_STATE.fullmatch(plain)):
+        return None
+    why = "" if reason == "none" else reason
+    return NodeRow(name, state, NODE_STATES.get(plain, "leaving"), gres, why, address, float(cpus))
 
 
 def _plain(state: str) -> str:

@@ -29,7 +29,7 @@ _BAD_NODE_SECONDS = 3600.0
 class SlurmPilotProvider(PooledNodeProvider):
     """Pilots in the folder `path`, which nodes must share; several objects, one after another, may work there.
 
-    `commands` and `clock` (monotonic seconds) can be replaced for tests. `turn` is one round, done by the thread.
+    `commands` and `clock` (monotonic seconds) can be replaced for tests. `do_round` is one round, done by the thread.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SlurmPilotProvider(PooledNodeProvider):
         super().__init__()
         self.options = options
         self.queue = QueueView(path, options, commands, clock)
-        self.rounds = Rounds(self.queue, self.turn, self._leave)
+        self.rounds = Rounds(self.queue, self.do_round, self._give_back_unused)
         self._desired = 0
         # Pilots whose nodes do not answer, and nodes that could not be used, with when that was seen.
         self._silent: set[str] = set()
@@ -54,10 +54,10 @@ class SlurmPilotProvider(PooledNodeProvider):
     # What is asked of it
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Offer what ran when the service ended, and begin to look."""
+        """Offer what ran when the last service ended, and start the rounds."""
         super().start(secret, head, changed)
         self.queue.restore(secret)
-        self._show()
+        self._refresh()
         self.rounds.start()
 
     @property
@@ -74,7 +74,7 @@ class SlurmPilotProvider(PooledNodeProvider):
         return True
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """So many would be used; kept between the fewest and the most that were allowed."""
+        """Hold as many nodes as would be used, between the fewest and the most that the options allow."""
         if num_nodes != self._desired:
             self._desired = num_nodes
             self.rounds.wake()
@@ -102,24 +102,24 @@ class SlurmPilotProvider(PooledNodeProvider):
         return self.queue.all_warnings()
 
     def close(self) -> None:
-        """Let go. Pilots go on: those without work end by themselves in a minute, unless a new object comes."""
+        """End the rounds. Pilots go on; those without work end after a minute, unless a new object comes."""
         self.rounds.close()
 
     # A round
 
-    def turn(self, full: bool = True) -> None:
+    def do_round(self, full: bool = True) -> None:
         """One round; `full`: with a look at Slurm's queue, else only at what nodes wrote."""
-        self.queue.beat()
+        self.queue.write_pulse()
         if full:
             self.queue.read()
-        self._show()
+        self._refresh()
         self._resize_pool()
 
-    def _show(self) -> None:
+    def _refresh(self) -> None:
         """Take in what nodes wrote, and show what there is."""
         pool = self.queue.pool_of(self.queue.current_rows())
         self._bad_nodes.update(dict.fromkeys(pool.bad_nodes, self.queue.clock()))
-        others_leave = self.queue.show(pool)
+        others_leave = self.queue.replace_pool(pool)
         self.offer(pool.hosts)
         if others_leave:
             self._changed()
@@ -153,19 +153,19 @@ class SlurmPilotProvider(PooledNodeProvider):
             queue.pause.wait(_AFTER_FAILURE_SECONDS)
             # An array is refused as a whole, also where a quota has room for a part of it.
             self._most_at_once = max(1, count // 2)
-            queue.warnings.say(
+            queue.warnings.set(
                 "submit", f"{count} node{'s' * (count != 1)} cannot be asked for: {error}; Slurm is asked for "
                 f"{self._most_at_once} in {_AFTER_FAILURE_SECONDS:.0f} s",
             )  # fmt: skip
             return
         self._most_at_once = 2 * count if self._most_at_once == count else None
-        queue.warnings.say("submit")
+        queue.warnings.set("submit")
         for number in range(count):
             row = PilotRow(f"{array}_{number}", "PENDING", None, None, (), PILOT_COMMENT, "just submitted")
             queue.rows[row.id] = row
         _log.info("asked Slurm for %d node(s): array %s", count, array)
 
-    def _leave(self) -> None:
-        """Nobody is going to use what still waits in the queue, unless jobs run on without us."""
+    def _give_back_unused(self) -> None:
+        """Cancel what still waits in the queue, unless jobs run on."""
         if not self.nodes_in_use():
             self.queue.close([row.id for row in self.queue.rows.values() if row.is_waiting])

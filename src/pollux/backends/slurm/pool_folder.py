@@ -40,7 +40,7 @@ class PoolFolder:
         except OSError as error:
             raise BackendFailed(f"cannot write {self.path}: {error.strerror}; check its rights and space") from None
 
-    def beat(self, word: str = "") -> None:
+    def write_pulse(self, word: str = "") -> None:
         """Show the nodes that the service is there; `word` says that it goes."""
         self._beats += 1
         self._put("pulse", f"{word or 'here'} {os.getpid()} {self._beats}\n")
@@ -96,7 +96,7 @@ class PoolFolder:
 
     # Pilots
 
-    def last_words(self, pilot: str) -> str:
+    def last_log_line(self, pilot: str) -> str:
         """The last line of a pilot's log; empty for none."""
         try:
             with (self.pilots / f"{pilot}.log").open("rb") as file:
@@ -106,7 +106,7 @@ class PoolFolder:
             return ""
         return lines[-1][:300] if lines else ""
 
-    def remember(self, rows: Iterable[PilotRow], states: Mapping[str, NodeRow]) -> None:
+    def save_running(self, rows: Iterable[PilotRow], states: Mapping[str, NodeRow]) -> None:
         """Keep which pilots run and what their nodes have, for a service that starts when Slurm does not answer."""
         running = [row for row in rows if row.has_nodes]
         there = [states[name] for row in running for name in row.nodes if name in states]
@@ -116,7 +116,7 @@ class PoolFolder:
         }
         self._put("running.json", json.dumps(kept))
 
-    def remembered(self) -> tuple[list[PilotRow], dict[str, NodeRow]]:
+    def load_running(self) -> tuple[list[PilotRow], dict[str, NodeRow]]:
         """What was kept last, nodes as if they were ours for long; none where that cannot be read."""
         try:
             kept = json.loads((self.path / "running.json").read_text())
@@ -131,7 +131,7 @@ class PoolFolder:
             return [], {}
         return pilots, nodes
 
-    def known(self) -> dict[str, list[str]]:
+    def pilots_on_disk(self) -> dict[str, list[str]]:
         """The pilots that left anything here, with the nodes that have their name from them."""
         found: dict[str, list[str]] = {pilot: [] for pilot, _, _, _ in self._files()}
         for name in (self.path / "names").glob("*"):
@@ -139,7 +139,7 @@ class PoolFolder:
                 found.setdefault(name.read_text(errors="replace").strip(), []).append(name.name)
         return found
 
-    def sweep(self, ended: Mapping[str, Iterable[str]]) -> None:
+    def remove_ended(self, ended: Mapping[str, Iterable[str]]) -> None:
         """These pilots, with their nodes, have ended: their notes go, their logs stay for a while."""
         for pilot, nodes in ended.items():
             self._free_names(pilot, nodes)

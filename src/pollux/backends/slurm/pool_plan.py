@@ -15,10 +15,10 @@ from pollux.core import Node
 __all__ = ["ANNOUNCE_SECONDS", "GIVE_UP_SECONDS", "NodeNote", "PoolPlan", "PoolView", "plan_pool", "view_pool"]
 
 ANNOUNCE_SECONDS = 90.0
-"""A host that has not announced itself so long after its pilot began is not likely to."""
+"""A host that has not announced itself this long after its pilot started is not likely to."""
 
 GIVE_UP_SECONDS = 600.0
-"""After so long one is given back, the first time: preparations of the user's own may take longer."""
+"""After this time the first such pilot is given back; the next have longer, since a user's `setup` may take long."""
 
 _MOST_AT_ONCE = 1000
 _FROZEN = ("SUSPENDED", "STOPPED")
@@ -69,7 +69,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """So many new pilots, and these to be cancelled."""
+    """How many pilots to submit, and which ones to cancel."""
 
     submit: int = 0
     cancel: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class _ViewBuilder:
     def view(self, running_seconds: Mapping[str, float], give_up_seconds: float) -> PoolView:
         """All of it."""
         silent = [row for row in self._silent if running_seconds.get(row.id, 0.0) > ANNOUNCE_SECONDS]
-        # One that nobody can use is held for nothing, and stands for a node that is lacking.
+        # A pilot that cannot be used is held for nothing, and counts where a node is lacking.
         given_up = {row.id for row in silent if running_seconds[row.id] > give_up_seconds}
         silences = _silences(silent, running_seconds, give_up_seconds)
         said = [*self._faulty.values(), *silences, *_queue(self._waiting)]

@@ -36,13 +36,13 @@ _LONGEST_PATIENCE_SECONDS = 7200.0
 
 
 class StandingWarnings:
-    """One warning of each kind, which stands until it is said that there is none; news are logged."""
+    """At most one warning of each kind, which stands until it is set to empty; a new text is logged."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
-    def say(self, kind: str, text: str = "") -> None:
-        """The warning of that kind; empty for none any more."""
+    def set(self, kind: str, text: str = "") -> None:
+        """Replace the warning of that kind; empty removes it."""
         if text and self._texts.get(kind) != text:
             _log.warning("%s", text)
         if text:
@@ -51,16 +51,16 @@ class StandingWarnings:
             self._texts.pop(kind, None)
 
     def kinds(self) -> list[str]:
-        """The kinds of those that stand."""
+        """The kinds of the warnings that stand."""
         return [*self._texts]
 
     def texts(self) -> tuple[str, ...]:
-        """Those that stand, in the order of their kinds."""
+        """The warnings that stand, in the order of their kinds."""
         return tuple(text for _, text in sorted(self._texts.items()))
 
 
 class SubmitPause:
-    """Until when Slurm is asked for nothing: longer after each request in vain."""
+    """Until when Slurm is asked for nothing: longer after each request that failed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -73,14 +73,14 @@ class SubmitPause:
         return self._clock() >= self._until
 
     def lengthen(self) -> float:
-        """One more request was in vain; the seconds until the next."""
+        """One more request has failed; the seconds until the next."""
         self._failures += 1
         seconds = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE_SECONDS)
         self.wait(seconds)
         return seconds
 
     def wait(self, seconds: float) -> None:
-        """Ask for nothing for so long."""
+        """Ask for nothing for this time."""
         self._until = self._clock() + seconds
 
     def shorten(self) -> None:
@@ -121,9 +121,9 @@ class QueueView:
         self._has_swept = False
 
     def restore(self, secret: bytes) -> None:
-        """Prepare the folder, and begin with what ran when the last service ended."""
+        """Prepare the folder, and load what ran when the last service ended."""
         self.folder.prepare(secret)
-        rows, self.states = self.folder.remembered()
+        rows, self.states = self.folder.load_running()
         self.rows = {row.id: row for row in rows}
         self._rows_at = self.clock()
 
@@ -135,30 +135,30 @@ class QueueView:
         """Ask Slurm for our jobs and for their nodes, or for `all_nodes` of the partition."""
         self._read_queue()
         self._read_states(all_nodes)
-        self.warnings.say("states", _unknown(unknown_states(self.rows.values(), self.states.values())))
+        self.warnings.set("states", _unknown(unknown_states(self.rows.values(), self.states.values())))
         self._remember()
         self._read_grace()
 
-    def beat(self) -> None:
-        """Show the nodes now and then that the service is there."""
+    def write_pulse(self) -> None:
+        """Show nodes every few seconds that the service is there."""
         if self.clock() - self._beaten_at >= _BEAT_SECONDS:
             self._beaten_at = self.clock()
-            if self._has_written(self.folder.beat):
-                self.warnings.say("folder")
+            if self._has_written(self.folder.write_pulse):
+                self.warnings.set("folder")
 
     # The queue
 
     def _read_queue(self) -> None:
-        # Before the queue is: whoever wrote here runs, and is in it, or has ended.
-        strangers = {} if self._has_swept else self.folder.known()
+        # Read before the queue: a pilot that wrote here is in the queue, or has ended.
+        strangers = {} if self._has_swept else self.folder.pilots_on_disk()
         try:
             text = self.commands.jobs(pool_name(self.folder.path))
         except BackendFailed as error:
             self.is_sure = False
-            self.warnings.say("queue", f"{error}; going on with the nodes there are")
+            self.warnings.set("queue", f"{error}; going on with the nodes there are")
             return
         rows, odd = read_pilots(text)
-        self.warnings.say("queue", _odd("squeue", odd))
+        self.warnings.set("queue", _odd("squeue", odd))
         self._rows_at, self.is_sure = self.clock(), not odd
         before = self.rows
         # Where a line was not understood, a pilot that is not in the others may be that one.
@@ -170,7 +170,7 @@ class QueueView:
         if self.is_sure and not self._has_swept:
             # They ended while nobody looked. Their nodes' names are free again for the next ones.
             self._has_swept = True
-            self.folder.sweep({pilot: nodes for pilot, nodes in strangers.items() if pilot not in self.rows})
+            self.folder.remove_ended({pilot: nodes for pilot, nodes in strangers.items() if pilot not in self.rows})
 
     def _compare(self, row: PilotRow, before: PilotRow | None) -> None:
         """Note when a job began to run, and which of its nodes are gone."""
@@ -182,23 +182,26 @@ class QueueView:
             self.folder.forget_nodes(row.id, gone)
 
     def _note_ends(self, ended: list[PilotRow], before: Mapping[str, PilotRow]) -> None:
-        told = {row.id for row in ended}
-        gone = [replace(before[pilot], state="gone", reason="") for pilot in before.keys() - self.rows.keys() - told]
-        over = [row for row in (*ended, *gone) if row.id not in self._over]
-        for row in over:
-            since = self.since.pop(row.id, self.clock())
-            if row.id in before and row.id not in self.cancelled and self.clock() - since < _EARLY_END_SECONDS:
-                self._note_early_end(row)
-        self._over = {*told, *(row.id for row in gone)}
+        """Note what has ended, and what Slurm does not print any more."""
+        unprinted = before.keys() - self.rows.keys() - {row.id for row in ended}
+        ended = [*ended, *(replace(before[pilot], state="gone", reason="") for pilot in unprinted)]
+        over = {row.id: row for row in ended if row.id not in self._over}
+        for row in over.values():
+            ran_seconds = self.clock() - self.since.pop(row.id, self.clock())
+            if row.id in before:
+                self._note_early_end(row, ran_seconds)
+        self._over = {row.id for row in ended}
         self.cancelled &= {*self.rows, *self._over}
         if over:
-            self.folder.sweep({row.id: row.nodes or before.get(row.id, row).nodes for row in over})
+            self.folder.remove_ended({pilot: row.nodes or before.get(pilot, row).nodes for pilot, row in over.items()})
 
-    def _note_early_end(self, row: PilotRow) -> None:
-        """A pilot that never was of use: the next is not asked for at once."""
+    def _note_early_end(self, row: PilotRow, ran_seconds: float) -> None:
+        """After a pilot that never was of use the next is not asked for at once."""
+        if row.id in self.cancelled or ran_seconds >= _EARLY_END_SECONDS:
+            return
         pause = self.pause.lengthen()
-        why = "; ".join(each for each in (row.reason, self.folder.last_words(row.id)) if each)
-        self.warnings.say("pilot", f"pilot {row.id} ended early as {row.state}{' (' + why + ')' if why else ''}; the "
+        why = "; ".join(each for each in (row.reason, self.folder.last_log_line(row.id)) if each)
+        self.warnings.set("pilot", f"pilot {row.id} ended early as {row.state}{' (' + why + ')' if why else ''}; the "
                           f"next is asked for in {pause:.0f} s")  # fmt: skip
 
     def _read_states(self, all_nodes: bool) -> None:
@@ -210,19 +213,19 @@ class QueueView:
         try:
             text = ask.all_nodes(self.options.partition) if all_nodes else ask.nodes(sorted(names))
         except BackendFailed as error:
-            self.warnings.say("nodes", f"{error}; nodes are taken for as they were")
+            self.warnings.set("nodes", f"{error}; nodes are taken for as they were")
             return
         states, odd = read_nodes(text, with_use=all_nodes)
-        self.warnings.say("nodes", _odd("sinfo", odd))
+        self.warnings.set("nodes", _odd("sinfo", odd))
         self.states = {**self.states, **states} if odd else states
 
     def _remember(self) -> None:
-        """Keep what the next object begins with: types of GPUs too, since a node must not change its own meanwhile."""
+        """Save what the next object loads; types of GPUs too, since those of a node must not change meanwhile."""
         running = {row.id: row.nodes for row in self.rows.values() if row.has_nodes}
         gres = {name: self.states[name].gres for names in running.values() for name in names if name in self.states}
         kept = (running, gres)
         if kept != self._remembered and self._has_written(
-            lambda: self.folder.remember(self.rows.values(), self.states)
+            lambda: self.folder.save_running(self.rows.values(), self.states)
         ):
             self._remembered = kept
 
@@ -238,7 +241,7 @@ class QueueView:
         try:
             write()
         except OSError as error:
-            self.warnings.say(
+            self.warnings.set(
                 "folder", f"cannot write {self.folder.path}: {error.strerror}; free some space or check its rights: "
                 f"nodes without work go after {self.options.orphan_seconds:g} s without a sign of the service there",
             )  # fmt: skip
@@ -258,17 +261,17 @@ class QueueView:
     def pool_of(self, rows: Collection[PilotRow]) -> PoolView:
         """The pool that follows from these rows, from the states of nodes, and from what nodes wrote."""
         notes, odd = self.folder.notes()
-        self.warnings.say("notes", odd[0] if odd else "")
+        self.warnings.set("notes", odd[0] if odd else "")
         now = self.clock()
         running = {pilot: now - since for pilot, since in self.since.items()}
         return view_pool(self.options, rows, self.states, notes, running, self._patience_seconds)
 
-    def show(self, pool: PoolView) -> bool:
-        """Make it the pool that others see; whether other nodes are to be left than before."""
+    def replace_pool(self, pool: PoolView) -> bool:
+        """Make this the current pool; whether other nodes are to be left than before."""
         before, self.pool = self.pool, pool
         if set(pool.pilot_of) - set(before.pilot_of):
             self.pause.shorten()
-            self.warnings.say("pilot")
+            self.warnings.set("pilot")
         for name in pool.leaving.keys() - before.leaving.keys():
             _log.warning("node '%s' is being left: %s", name, pool.leaving[name])
         return before.leaving.keys() != pool.leaving.keys()
@@ -290,19 +293,19 @@ class QueueView:
         try:
             self.commands.cancel(new)
         except BackendFailed as error:
-            self.warnings.say("cancel", f"nodes cannot be given back: {error}")
+            self.warnings.set("cancel", f"nodes cannot be given back: {error}")
             return
-        self.warnings.say("cancel")
+        self.warnings.set("cancel")
         self.cancelled.update(new)
         if set(new) & set(self.pool.given_up):
-            # What takes so long to prepare would never come where each is given back as soon as the last.
+            # A node that takes longer to prepare would never come if each pilot were given as little time as the last.
             self._patience_seconds = min(2.0 * self._patience_seconds, _LONGEST_PATIENCE_SECONDS)
         _log.info("gave nodes back to Slurm: %s", ", ".join(new))
 
     def close(self, unneeded: list[str]) -> None:
-        """The service ends, no job runs, and nobody is going to use these."""
+        """Tell nodes that the service ends, with no job running, and cancel what no job is going to use."""
         try:
-            self.folder.beat(CLOSED)
+            self.folder.write_pulse(CLOSED)
             if unneeded:
                 self.commands.cancel(unneeded)
         except (OSError, PolluxError) as error:
@@ -312,11 +315,11 @@ class QueueView:
 class Rounds:
     """The thread of a provider: looks at the queue every `poll_seconds`, and at the folder when nodes may write there.
 
-    `turn` does one round, with a look at the queue where it is told True; `leave` is called once, at the end.
+    `do_round` does one round, with a look at the queue where it is told True; `give_back` is called once, at the end.
     """
 
-    def __init__(self, queue: QueueView, turn: Callable[[bool], None], leave: Callable[[], None]) -> None:
-        self._queue, self._turn, self._leave = queue, turn, leave
+    def __init__(self, queue: QueueView, do_round: Callable[[bool], None], give_back: Callable[[], None]) -> None:
+        self._queue, self._do_round, self._give_back = queue, do_round, give_back
         self._alert_until = 0.0
         self._halt = threading.Event()
         self._wake = threading.Event()
@@ -359,21 +362,21 @@ class Rounds:
         due = clock()
         while not self._halt.is_set():
             full = clock() >= due
-            self._do_one(full)
+            self._try_round(full)
             if full:
                 due = clock() + poll_seconds
             self._wake.wait(min(_GLANCE_SECONDS if self.expect_news else due - clock(), poll_seconds))
             self._wake.clear()
-        self._leave()
+        self._give_back()
 
-    def _do_one(self, full: bool) -> None:
+    def _try_round(self, full: bool) -> None:
         try:
-            self._turn(full)
-            self._queue.warnings.say("turn")
+            self._do_round(full)
+            self._queue.warnings.set("round")
         except Exception as error:  # the edge of the loop: whatever went wrong, the next round may work
             if not isinstance(error, PolluxError):
                 _log.exception("a look at Slurm's queue failed")
-            self._queue.warnings.say("turn", str(error) or repr(error))
+            self._queue.warnings.set("round", str(error) or repr(error))
 
 
 def _unknown(states: list[str]) -> str:

@@ -218,7 +218,7 @@ def pool_name(folder: Path) -> str:
 
 
 def array_words(count: int, exclude: str = "") -> list[str]:
-    """The command that submits so many pilots at once, not on the nodes `exclude`; the script comes by its input."""
+    """The command that submits `count` pilots at once, not on the nodes `exclude`; its input is the script."""
     words = ["sbatch", "--parsable", f"--array=0-{count - 1}"]
     return [*words, f"--exclude={exclude}"] if exclude else words
 
@@ -234,22 +234,25 @@ def batch_script(
 ) -> str:
     """The script of one pilot: a step on its node runs the host until told to leave. `folder`: where the pool is.
 
-    `nodelist`: the very nodes, so many as `nodes`; `ports`: where their hosts listen, by the node's name (or
+    `nodelist`: the names of the nodes, `nodes` of them; `ports`: where their hosts listen, by the node's name (or
     `name=address`, where Slurm has another address for it), None for any free port.
     """
+    optional = {
+        "--nodelist": nodelist,
+        "--gres": options.request,
+        "--cpus-per-task": options.cpus,
+        "--mem": options.memory,
+        "--partition": options.partition,
+        "--account": options.account,
+        "--qos": options.qos,
+        "--time": options.time_limit,
+    }
     lines = [
         f"--job-name={pool_name(folder)}",
         f"--comment={shlex.quote(comment)}",
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
-        f"--nodelist={nodelist}" if nodelist else "",
-        f"--gres={options.request}" if options.request else "",
-        f"--cpus-per-task={options.cpus}" if options.cpus else "",
-        f"--mem={options.memory}" if options.memory else "",
-        f"--partition={options.partition}" if options.partition else "",
-        f"--account={options.account}" if options.account else "",
-        f"--qos={options.qos}" if options.qos else "",
-        f"--time={options.time_limit}" if options.time_limit else "",
+        *(f"{name}={value}" for name, value in optional.items() if value),
         # A pilot that comes back by itself would come as a stranger; the service asks for another one instead.
         "--no-requeue",
         "--no-kill",
@@ -259,7 +262,7 @@ def batch_script(
         "--open-mode=append",
         *(shlex.quote(word) for word in shlex.split(options.words)),
     ]
-    header = "\n".join(f"#SBATCH {line}" for line in lines if line)
+    header = "\n".join(f"#SBATCH {line}" for line in lines)
     return f"#!/bin/bash\n{header}\n{_body(options, folder, head, nodes, ports or {})}"
 
 

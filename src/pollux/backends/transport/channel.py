@@ -1,7 +1,8 @@
 """Messages between a shim and what runs its replicas on another machine: authentic, each once, in order.
 
 A connection may break and another take its place; what was not confirmed is sent again. Lines of JSON, no pickle; each
-carries a code that only holders of the secret can make. What the messages mean is not known here.
+carries a code that only holders of the secret can make. What the messages mean is not known here: they are those of
+`pollux.wire.live.node_messages`.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ import hmac
 import json
 import secrets
 import socket
+import sys
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
 from pollux.backends.transport.json_lines import LineReader
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.codec import MalformedValue, encode_tagged
 
 __all__ = ["VERSION", "Channel", "SecureLine", "answer", "challenge", "check", "clock", "proof"]
 
-VERSION = 1
+VERSION = 2
 """Of the messages; both sides must have the same."""
 
 _MAX_LINE_BYTES = 64 << 20
 _MAX_STRANGER_BYTES = 64 << 10
 _CODE_LENGTH = 32
 _Side = str
+_Heard = TypeVar("_Heard")
 
 
 def clock() -> float:
@@ -52,11 +56,11 @@ def proof(secret: bytes, side: _Side, theirs: str, ours: str, request: str) -> s
 
 def answer(secret: bytes, line: SecureLine, hello: Any, request: Mapping[str, Any]) -> str:
     """The caller's side, having heard the hello: prove who we are and say what we want; our own challenge."""
-    if not isinstance(hello, Mapping) or hello.get("version") != VERSION:
+    if not isinstance(hello, Mapping) or hello.get("version") != VERSION or not isinstance(hello.get("nonce"), str):
         raise BackendFailed(f"the host at {line.where} speaks another version ({hello!r:.80}): install the same Pollux")
-    ours, text = challenge(), json.dumps(request)
-    line.put({"nonce": ours, "request": text, "proof": proof(secret, "shim", str(hello["nonce"]), ours, text)})
-    line.secure(_code(secret, b"key", str(hello["nonce"]).encode(), ours.encode()).encode(), "shim")
+    ours, theirs, text = challenge(), str(hello["nonce"]), json.dumps(request)
+    line.put({"nonce": ours, "request": text, "proof": proof(secret, "shim", theirs, ours, text)})
+    line.secure(_code(secret, b"key", theirs.encode(), ours.encode()).encode(), "shim")
     return ours
 
 
@@ -157,28 +161,30 @@ class SecureLine:
         self.peer.close()
 
 
-class Channel:
+class Channel(Generic[_Heard]):
     """Numbered messages over one `line` after another; None while there is none.
 
-    `seen` is the last number that came. `confirmed_at` is when the newest message that the other side has confirmed was
-    sent: so long ago at most it heard from us.
+    `decode` makes a message of a text; one that it calls malformed is refused, with a line on the error stream. `seen`
+    is the last number that came. `confirmed_at` is when the newest message that the other side has confirmed was sent:
+    so long ago at most it heard from us.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decode: Callable[[str], _Heard]) -> None:
+        self._decode = decode
         self.line: SecureLine | None = None
         self.seen = 0
         self.confirmed_at = clock()
         self.unconfirmed_bytes = 0
         self._number = 0
         self._unheard = 0
-        self._kept: collections.deque[tuple[int, float, dict[str, Any]]] = collections.deque()
+        self._kept: collections.deque[tuple[int, float, str]] = collections.deque()
 
     def attach(self, line: SecureLine, seen: int) -> None:
         """Go on over this line; the other side has `seen` so much."""
         self.line = line
         self._confirm(seen)
-        for number, _, message in self._kept:
-            line.put([number, message])
+        for number, _, text in self._kept:
+            line.put([number, text])
         self.confirm()
 
     def detach(self) -> None:
@@ -187,14 +193,14 @@ class Channel:
             self.line.close()
             self.line = None
 
-    def send(self, **message: Any) -> None:
+    def send(self, message: object) -> None:
         """Have it arrive, now or over the next line."""
+        text = encode_tagged(message)
         self._number += 1
-        size = len(message.get("data", "")) + 100
-        self.unconfirmed_bytes += size
-        self._kept.append((self._number, clock(), message))
+        self.unconfirmed_bytes += len(text)
+        self._kept.append((self._number, clock(), text))
         if self.line is not None:
-            self.line.put([self._number, message])
+            self.line.put([self._number, text])
 
     def confirm(self) -> None:
         """Tell what has come so far."""
@@ -202,26 +208,39 @@ class Channel:
             self.line.put([0, self.seen])
             self._unheard = 0
 
-    def receive(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[_Heard]:
         """Messages that came and were not known yet."""
         return [] if self.line is None else self.take(self.line.get())
 
-    def take(self, values: Iterable[Any]) -> list[dict[str, Any]]:
+    def take(self, values: Iterable[Any]) -> list[_Heard]:
         """The same of values that were read from its line by others."""
         fresh = []
-        for number, message in values:
-            if number == 0:
-                self._confirm(int(message))
-            elif number == self.seen + 1:
-                self.seen = number
-                self._unheard += len(message.get("data", "")) + 100
-                fresh.append(message)
+        for value in values:
+            try:
+                fresh += self._read(value)
+            except MalformedValue as error:
+                where = "a line" if self.line is None else self.line.where
+                print(f"a message from {where} is refused: {error}", file=sys.stderr, flush=True)
         if self._unheard > 1 << 18:
             self.confirm()
         return fresh
 
+    def _read(self, value: Any) -> list[_Heard]:
+        """The message in a value, unless it is known already or only confirms what we sent."""
+        match value:
+            case [0, int() as seen]:
+                self._confirm(seen)
+            case [int() as number, str() as text]:
+                if number == self.seen + 1:
+                    self.seen = number
+                    self._unheard += len(text)
+                    return [self._decode(text)]
+            case _:
+                raise MalformedValue(f"{str(value)[:60]!r} has no number and no text")
+        return []
+
     def _confirm(self, seen: int) -> None:
         while self._kept and self._kept[0][0] <= seen:
-            _, at, message = self._kept.popleft()
-            self.unconfirmed_bytes -= len(message.get("data", "")) + 100
+            _, at, text = self._kept.popleft()
+            self.unconfirmed_bytes -= len(text)
             self.confirmed_at = max(self.confirmed_at, at)

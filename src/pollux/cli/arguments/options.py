@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from pollux.cli.printing.visible import say
 from pollux.core.errors import PolluxError, UnknownName
 
 __all__ = [
@@ -77,7 +78,7 @@ def print_json(value: Any) -> None:
         text.encode("utf-8" if codecs.lookup(encoding).name == "utf-8" else "ascii")
     except UnicodeEncodeError:
         text = json.dumps(value, indent=2)
-    typer.echo(text)
+    say(text)
 
 
 def whole(minimum: int) -> Callable[[str], int]:

@@ -8,9 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from pollux.cli.printing.console import SafeConsole
 
 __all__ = ["policies_table", "print_table", "progress_bar", "results_table", "standard_output"]
 
@@ -44,14 +45,14 @@ _NARROW = (
 )
 
 
-def standard_output() -> Console:
+def standard_output() -> SafeConsole:
     """Where tables go; a narrower terminal wraps lines, so that nothing is cut."""
-    console = Console(highlight=False, emoji=False)
+    console = SafeConsole()
     console.width = max(console.width, _NARROW_WIDTH) if console.is_terminal else _PIPE_WIDTH
     return console
 
 
-def print_table(console: Console, table: Table) -> None:
+def print_table(console: SafeConsole, table: Table) -> None:
     """Print with a blank line before and after."""
     console.print()
     console.print(table)
@@ -61,7 +62,7 @@ def print_table(console: Console, table: Table) -> None:
 @contextmanager
 def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
     """`update(done, total)` for a bar on standard error; nothing is shown unless that is a terminal."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None
         return

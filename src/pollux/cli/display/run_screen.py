@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pollux.cli.display.tables import job_line
+from pollux.cli.printing.visible import say
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -30,10 +31,11 @@ class Screen:
     def __enter__(self) -> Screen:
         """Begin."""
         if self._output.isatty():
-            from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(file=self._output, highlight=False), auto_refresh=False, transient=True)
+            from pollux.cli.printing.console import SafeConsole
+
+            self._live = Live(console=SafeConsole(self._output), auto_refresh=False, transient=True)
             self._live.start()
         return self
 
@@ -85,7 +87,7 @@ class Screen:
             if self._live is not None:
                 self._live.console.print(text, style="cyan", markup=False)
             else:
-                print(text, file=sys.stderr, flush=True)
+                say(text, err=True)
 
     def _print_lines(self, text: str) -> None:
         from rich.text import Text

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from pollux.cli.printing.visible import say
 from pollux.core.errors import PolluxError
 
 if TYPE_CHECKING:
@@ -35,4 +34,4 @@ def print_warnings(client: Client) -> None:
     except PolluxError:
         return
     for line in lines:
-        typer.echo(line, err=True)
+        say(line, err=True)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from pollux.controller.codec.events import decode_model, decode_value, encode_model, encode_value
-from pollux.controller.messages.events import JobSpec
+from pollux.controller.codec.events import decode_value, encode_model, encode_value
 from pollux.controller.state.cluster_state import ClusterState
 from pollux.controller.state.lifecycle import JobState
 from pollux.controller.state.records import JobRecord
-from pollux.core import Cluster, Node, Placement, Queue, Reason
+from pollux.core import Cluster, InvalidInput, Node, Queue
 from pollux.core.errors import StoreFailed
 
-__all__ = ["decode_state", "encode_state"]
+__all__ = ["decode_state", "decoded", "encode_state"]
+
+_Part = TypeVar("_Part")
 
 _FORMAT = 1
 
@@ -22,33 +23,33 @@ _PLAIN = (
     "started_at", "ended_at", "detail", "remaining", "resize_cost_seconds", "decided_goodput", "crashes", "streak",
     "losses", "remaining_at_loss", "eligible_at", "local_batch", "local_batch_max", "reason_at",
 )  # fmt: skip
-"""Fields of a record that are numbers, text or None."""
+"""Fields of a record that are numbers, text or None: they are written as they are."""
 
-_NEWER = {
-    "live": None, "failed_moves": 0, "failed_move_at": None, "running_since": None, "refusals": 0, "capped_until": None,
-    "progress": None, "progress_at_loss": None,
-}  # fmt: skip
-"""Such fields that older states do not have, and what they are there."""
+_NEWER = (
+    "live", "failed_moves", "failed_move_at", "running_since", "refusals", "capped_until", "progress",
+    "progress_at_loss",
+)  # fmt: skip
+"""Such fields that older states do not have."""
+
+_KEPT = ("spec", "goodput", "reason")
+"""Fields that seldom change: their written form is kept with the record."""
 
 
 def encode_state(state: ClusterState) -> dict[str, Any]:
     """Nodes, queues and every job; parts of it are kept for the next time, so it is to be read, not changed."""
     return {
         "format": _FORMAT,
-        "nodes": [encode_value(node) for node in state.cluster.nodes],
-        "queues": [encode_value(queue) for queue in state.queues.values()],
+        "nodes": encode_value(state.cluster.nodes),
+        "queues": encode_value([*state.queues.values()]),
         "jobs": [_encode_record(record) for record in state.jobs.values()],
     }
 
 
 def _encode_record(record: JobRecord) -> dict[str, Any]:
     encoded = {name: getattr(record, name) for name in (*_PLAIN, *_NEWER)}
-    encoded["costs"] = {kind: list(pauses) for kind, pauses in record.costs.items()}
-    encoded["last_pause"] = None if record.last_pause is None else list(record.last_pause)
-    encoded["state"] = str(record.state)
-    encoded["placement"] = [[node, count] for node, count in record.placement.shares]
-    encoded["waiting_for"] = list(record.waiting_for)
-    for name in ("spec", "goodput", "reason"):
+    for name in ("costs", "last_pause", "state", "placement", "waiting_for"):
+        encoded[name] = encode_value(getattr(record, name))
+    for name in _KEPT:
         encoded[name] = _kept(record, name)
     return encoded
 
@@ -71,31 +72,30 @@ def decode_state(saved: Mapping[str, Any]) -> ClusterState:
             f"a saved state has format {saved.get('format')!r}, this version of Pollux reads {_FORMAT}; "
             "use the version that wrote it, or replay the whole log"
         )
+    return decoded(_decode_cluster, saved)
+
+
+def decoded(decode: Callable[[Mapping[str, Any]], _Part], saved: Mapping[str, Any]) -> _Part:
+    """What `decode` makes of a part of a saved state; one that is damaged is StoreFailed."""
     try:
-        nodes = [decode_value(Node, node, "nodes") for node in saved["nodes"]]
-        queues = [decode_value(Queue, queue, "queues") for queue in saved["queues"]]
-        state = ClusterState(Cluster.of(nodes), queues)
-        for job in saved["jobs"]:
-            state.add(_decode_record(job))
-    except (KeyError, TypeError, ValueError) as error:
+        return decode(saved)
+    except (KeyError, TypeError, ValueError, InvalidInput) as error:
         raise StoreFailed(f"a saved state is damaged ({error!r}); replay the whole log") from error
+
+
+def _decode_cluster(saved: Mapping[str, Any]) -> ClusterState:
+    nodes = decode_value(tuple[Node, ...], saved["nodes"], "nodes")
+    queues = decode_value(tuple[Queue, ...], saved["queues"], "queues")
+    state = ClusterState(Cluster.of(nodes), queues)
+    for job in saved["jobs"]:
+        state.add(_decode_record(job))
     return state
 
 
 def _decode_record(job: Mapping[str, Any]) -> JobRecord:
-    record = JobRecord(decode_value(JobSpec, job["spec"], "spec"), job["submitted_at"])
-    for name in _PLAIN:
-        setattr(record, name, job[name])
-    for name, value in _NEWER.items():
-        setattr(record, name, job.get(name, value))
-    record.costs = {kind: tuple(pauses) for kind, pauses in job.get("costs", {}).items()}
-    pause = job.get("last_pause")
-    record.last_pause = None if pause is None else (pause[0], pause[1])
-    record.state = JobState(job["state"])
+    fields = {name: job[name] for name in (*_PLAIN, "state", "placement", "waiting_for", *_KEPT)}
+    fields |= {name: job[name] for name in (*_NEWER, "costs", "last_pause") if name in job}
+    record = decode_value(JobRecord, fields, "job")
     if "running_since" not in job and record.state is JobState.RUNNING:
         record.running_since = record.held_since
-    record.placement = Placement(tuple((node, count) for node, count in job["placement"]))
-    record.waiting_for = tuple(job["waiting_for"])
-    record.goodput = None if job["goodput"] is None else decode_model(job["goodput"])
-    record.reason = None if job["reason"] is None else decode_value(Reason, job["reason"], "reason")
     return record

@@ -6,7 +6,7 @@ Pure: from a record and a snapshot. Who asks, and when, is the service's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -152,13 +152,19 @@ def _waiting_seconds(
         ends = [_follows(jobs.get(job_id), snapshot, jobs, links - 1) for job_id in record.waiting_for]
         known = [end for end in ends if end is not None]
         return max(known) if len(known) == len(ends) else None
-    in_the_way = () if record.reason is None else record.reason.jobs
-    found: Iterable[JobRecord | JobView] = (jobs[job_id] for job_id in in_the_way if job_id in jobs)
-    if not jobs and in_the_way:
-        found = (view for view in snapshot.jobs if view.id in in_the_way)
-    ends = [_ends_in(other, snapshot) for other in found]
+    ends = [_ends_in(other, snapshot) for other in _in_the_way(record, snapshot, jobs)]
     pause = 0.0 if record.eligible_at is None else max(record.eligible_at - snapshot.now, 0.0)
     return pause + min((end for end in ends if end is not None), default=0.0)
+
+
+def _in_the_way(
+    record: JobRecord, snapshot: Snapshot, jobs: Mapping[str, JobRecord]
+) -> Sequence[JobRecord] | Sequence[JobView]:
+    """The jobs that a job's reason names; as the snapshot shows them where the records are not given."""
+    names = () if record.reason is None else record.reason.jobs
+    if jobs or not names:
+        return [jobs[job_id] for job_id in names if job_id in jobs]
+    return [view for view in snapshot.jobs if view.id in names]
 
 
 def _follows(record: JobRecord | None, snapshot: Snapshot, jobs: Mapping[str, JobRecord], links: int) -> float | None:

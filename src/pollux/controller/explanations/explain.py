@@ -97,7 +97,7 @@ def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
     story = _Story(reason, job_id)
     text, next_step = CODES.get(reason.code, _unknown(reason.code))(story)
     told = job.detail if isinstance(job, JobRecord) and reason is job.reason and reason.code in _WITH_DETAIL else ""
-    text += _by_rank(story)
+    text += _by_rank(story) + _by_lateness(story)
     return text + story.rest() + (f": {told}" if told else ""), next_step
 
 
@@ -171,9 +171,22 @@ def _by_rank(story: _Story) -> str:
         own = f"{own}, as far as can be told"
     if story.get("left_doubted"):
         return "; goes last: what it says it has left does not go down as it works"
-    if story.jobs and other < left:
+    if story.jobs and other < left and not story.has("other_lateness"):
         return f"; {story.jobs[0]} goes first: {_duration(other)} left against {own}"
     return f"; number {story.say('rank')} by the work that is left: {own}"
+
+
+def _by_lateness(story: _Story) -> str:
+    """Who is owed GPUs for having fallen behind, this job or the one that gained most."""
+    story.told |= {"lateness", "other_lateness"}
+    text = ""
+    if story.jobs and story.has("other_lateness"):
+        late = _number(round(story.get("other_lateness"), 1))
+        text = f"; {story.jobs[0]} goes first: it is on the way to take {late} times as long as on its fair share"
+    if story.has("lateness"):
+        late = _number(round(story.get("lateness"), 1))
+        text += f"; it is owed its fair share: so far it is on the way to take {late} times as long as on that"
+    return text
 
 
 # What policies say

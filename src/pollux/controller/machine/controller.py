@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from pollux.controller.codec import snapshots
+from pollux.controller.codec.bank import WrittenKinds, decode_bank, encode_bank
 from pollux.controller.machine import decisions, significance
 from pollux.controller.machine.decision_times import DecisionTimes
-from pollux.controller.machine.reports import check_numbers, learned, limited
-from pollux.controller.machine.retries import decide_retry
+from pollux.controller.machine.reports import check_numbers, completed_work, learned, limited
+from pollux.controller.machine.retries import RetryDecision, decide_retry
 from pollux.controller.machine.settings import ControllerSettings
 from pollux.controller.messages.commands import Command, ResizeJob, StartJob, StopJob
 from pollux.controller.messages.events import (
@@ -72,6 +73,7 @@ class Controller:
         self._cluster_state = ClusterState(cluster, queues)
         self._memory: object = None
         self.bank = ModelBank()
+        self._written_kinds: WrittenKinds = {}
         self._times = DecisionTimes(self.settings)
         self._handlers: dict[type[Event], Callable[..., list[Command]]] = {
             JobSubmitted: self._submitted,
@@ -179,6 +181,7 @@ class Controller:
             "revision": self.revision,
             **self._times.state(),
             **snapshots.encode_state(self._cluster_state),
+            "bank": encode_bank(self.bank, self._written_kinds),
         }
 
     @classmethod
@@ -188,6 +191,8 @@ class Controller:
         controller = cls(cluster_state.cluster, settings)
         controller._cluster_state = cluster_state
         controller.revision = saved["revision"]
+        # States of before there was a bank have none.
+        controller.bank = snapshots.decoded(decode_bank, saved.get("bank", {}))
         controller._times.restore(saved)
         return controller
 
@@ -238,6 +243,7 @@ class Controller:
         if event.outcome == "succeeded":
             # The job was finished before it noticed that it should stop, or be elsewhere.
             before = NOWHERE if current else record.placement
+            self.bank = completed_work(self.bank, record)
             self._cluster_state.end(record, JobState.SUCCEEDED, event.at, event.detail, Reason("succeeded"))
             return [*_stop(record, before, "finished"), *self._changed(event.at)]
         return self._ended_badly(record, event) if current else []
@@ -252,23 +258,11 @@ class Controller:
             return []
         if any(count > before.on(node) for node, count in after.shares):
             raise InvalidInput(f"job '{event.job_id}' shrank to '{after}', which is not within its '{before}'")
-        # Where all replicas that ran are still there, nothing is lost.
-        outcome: GenerationOutcome = "refused" if event.refused else "stopped" if event.withdrawn else "lost"
-        ended = GenerationEnded(event.at, event.job_id, event.generation, outcome, event.detail)
+        ended = GenerationEnded(event.at, event.job_id, event.generation, _outcome_of(event), event.detail)
         retry = decide_retry(record, ended)
         if retry.state is JobState.FAILED or after.num_gpus < record.spec.limits.min_gpus:
             return self._shrunk_too_far(record, event, ended, stops=retry.state is not JobState.FAILED)
-        numbers = {"gpus_before": float(before.num_gpus), "gpus_after": float(after.num_gpus)}
-        if event.refused:
-            # It runs on; the same GPUs are not asked for again at once.
-            record.refusals, record.capped_until = retry.refusals, retry.eligible_at
-            reason = Reason("refused", {**retry.reason.numbers, **numbers})
-        else:
-            record.live = True
-            if not event.withdrawn:
-                record.note_loss(retry.losses)
-            record.note_failed_move(event.at)
-            reason = Reason("replicas-lost", numbers)
+        reason = _note_shrunk(record, event, retry)
         self._cluster_state.place(record, after, event.at)
         return [_resize(record, before, after, reason, event.detail, event.at), *self._changed(event.at)]
 
@@ -314,8 +308,8 @@ class Controller:
 
     def _finished(self, event: JobFinished) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
-        if record.kind and event.outcome == "succeeded" and record.progress is not None:
-            self.bank = self.bank.ended(record.kind, record.progress + (record.remaining or 0.0))
+        if event.outcome == "succeeded":
+            self.bank = completed_work(self.bank, record)
         self._cluster_state.end(record, JobState(event.outcome), event.at, event.detail, Reason(event.outcome))
         return self._changed(event.at)
 
@@ -459,3 +453,24 @@ def _resize(record: JobRecord, before: Placement, after: Placement, reason: Reas
 
 def _held(placement: Placement) -> dict[str, float]:
     return {"gpus_before": float(placement.num_gpus)}
+
+
+def _outcome_of(event: GenerationShrunk) -> GenerationOutcome:
+    """What the loss of some replicas counts as; where all replicas that ran are still there, nothing is lost."""
+    if event.refused:
+        return "refused"
+    return "stopped" if event.withdrawn else "lost"
+
+
+def _note_shrunk(record: JobRecord, event: GenerationShrunk, retry: RetryDecision) -> Reason:
+    """Note on the record that the job goes on with fewer replicas; the reason for its new placement."""
+    numbers = {"gpus_before": float(record.placement.num_gpus), "gpus_after": float(event.placement.num_gpus)}
+    if event.refused:
+        # It runs on; the same GPUs are not asked for again at once.
+        record.refusals, record.capped_until = retry.refusals, retry.eligible_at
+        return Reason("refused", {**retry.reason.numbers, **numbers})
+    record.live = True
+    if not event.withdrawn:
+        record.note_loss(retry.losses)
+    record.note_failed_move(event.at)
+    return Reason("replicas-lost", numbers)

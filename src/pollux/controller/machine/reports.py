@@ -13,7 +13,7 @@ from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThrou
 from pollux.goodput.bank import ModelBank
 from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, ModelReport
 
-__all__ = ["check_numbers", "learned", "limited", "model_from"]
+__all__ = ["check_numbers", "completed_work", "learned", "limited", "model_from"]
 
 _NUM_PARAMETERS = 7
 _MOST_TYPES = 16
@@ -83,6 +83,13 @@ def learned(bank: ModelBank, record: JobRecord, cluster: Cluster, event: JobRepo
     node = cluster.by_id.get(place.shares[0][0])
     where = ("" if node is None else node.gpu_type, place.num_nodes, place.num_gpus)
     return bank.measured(kind, model, where, batch, record.progress or 0.0, event.at)
+
+
+def completed_work(bank: ModelBank, record: JobRecord) -> ModelBank:
+    """The bank with the whole work of a job that has succeeded, where it said how far it had got."""
+    if not record.kind or record.progress is None:
+        return bank
+    return bank.ended(record.kind, record.progress + (record.remaining or 0.0))
 
 
 def limited(model: GoodputFunction | None, local_batch_max: int | None) -> GoodputFunction | None:

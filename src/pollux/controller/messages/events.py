@@ -92,7 +92,8 @@ class JobReported(Event):
     """A job's agent has news; fields that are `None` leave what is known as it is.
 
     `resize_cost_seconds` is its last pause, and `resize_kind` of what kind that was (see `costs`); without a kind it is
-    what any change costs. `live`: its replicas can change while they run. `progress` are useful samples so far.
+    what any change costs. The pause of a change in living processes stands in `JobRunning`; logs of before have it here
+    as well. `live`: its replicas can change while they run. `progress` are useful samples so far.
     """
 
     job_id: str

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pollux.core import NOWHERE, BatchMode, Decision, InvalidInput, JobView, Placement, Reason, Snapshot, check
+from pollux.core import (
+    NOWHERE,
+    BatchMode,
+    Decision,
+    InvalidInput,
+    JobLimits,
+    JobView,
+    Placement,
+    Reason,
+    Snapshot,
+    check,
+)
 from pollux.policies.packing.capacity import Room
 from pollux.policies.packing.empty_cluster import Whole
 from pollux.policies.reasons import Holders, change_code
@@ -111,25 +123,22 @@ def _is_known(snapshot: Snapshot, job: JobView) -> bool:
 
 def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool) -> Space:
     nodes, current = snapshot.cluster.nodes, _current(snapshot, jobs)
-    limits = [job.limits for job in jobs]
     ranks = [_precedence(snapshot, job)[0] for job in jobs]
     held = [snapshot.placement(job.id).num_gpus for job in jobs]
-    types = list(dict.fromkeys(node.gpu_type for node in nodes))
     queue, quota = _quotas(snapshot, jobs)
-    needs = np.array([(limit.cpus_per_gpu, limit.memory_bytes_per_gpu) for limit in limits])
+    needs = np.array([(job.limits.cpus_per_gpu, job.limits.memory_bytes_per_gpu) for job in jobs])
     stock = np.array([(node.num_cpus, node.memory_bytes) for node in nodes]).reshape(-1, 2)
     scarce = needs.any(axis=0) & np.isfinite(stock).any(axis=0)
+    types = list(dict.fromkeys(node.gpu_type for node in nodes))
     return Space(
         current=current,
         lost=_whole(held) - current.sum(axis=1, dtype=np.int32),
         most=_most(snapshot, jobs, current, needs, stock),
         gpus=_whole(node.num_gpus for node in nodes),
-        min_gpus=_whole(limit.min_gpus for limit in limits),
-        max_gpus=_whole(_cap(job, gpus) for job, gpus in zip(jobs, held, strict=True)),
-        max_nodes=_whole(limit.max_nodes or max(_MAX_NODES, limit.min_gpus) for limit in limits),
         node_type=_whole(types.index(node.gpu_type) for node in nodes),
-        one_type=np.array([not limit.mixed_types and len(types) > 1 for limit in limits]),
         shared=np.array([avoid_interference and not node.isolated_network for node in nodes], dtype=bool),
+        **_bounds([job.limits for job in jobs], len(types)),
+        max_gpus=_whole(map(_cap, jobs, held)),
         needs=needs[:, scarce],
         stock=stock[:, scarce],
         queue=queue,
@@ -137,6 +146,15 @@ def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool
         num_pinned=ranks.count(0),
         num_kept=ranks.count(1),
     )
+
+
+def _bounds(limits: Sequence[JobLimits], num_types: int) -> dict[str, Any]:
+    """What the limits of jobs say of GPUs, nodes and types."""
+    return {
+        "min_gpus": _whole(limit.min_gpus for limit in limits),
+        "max_nodes": _whole(limit.max_nodes or max(_MAX_NODES, limit.min_gpus) for limit in limits),
+        "one_type": np.array([not limit.mixed_types and num_types > 1 for limit in limits]),
+    }
 
 
 def _current(snapshot: Snapshot, jobs: Sequence[JobView]) -> IntArray:

@@ -72,16 +72,10 @@ def _keep(
 
 def _count(snapshot: Snapshot, room: Room, jobs: list[JobView]) -> dict[str, int]:
     """GPUs for each job; none where no GPUs suit it, so that it takes nothing from the others."""
-    left = room.num_free
     quota = {job.queue: room.quota(job.queue) for job in jobs}
-    counts = {job.id: 0 for job in jobs}
     caps = {job.id: _most(snapshot, room, job) for job in jobs}
-    for job in sorted(jobs, key=lambda job: (not _must_keep(snapshot, job), job.limits.min_gpus)):
-        minimum = job.limits.min_gpus
-        if _must_keep(snapshot, job) or minimum <= min(left, quota[job.queue], caps[job.id]):
-            counts[job.id] = minimum
-            left -= minimum
-            quota[job.queue] -= minimum
+    counts = _minima(snapshot, jobs, room.num_free, quota, caps)
+    left = room.num_free - sum(counts.values())
 
     def entry(order: int, job: JobView) -> tuple[float, int, JobView]:
         return -_gain(job, counts[job.id], caps[job.id]), order, job
@@ -98,6 +92,20 @@ def _count(snapshot: Snapshot, room: Room, jobs: list[JobView]) -> dict[str, int
         left -= 1
         quota[job.queue] -= 1
         heapq.heappush(gains, entry(order, job))
+    return counts
+
+
+def _minima(
+    snapshot: Snapshot, jobs: list[JobView], left: int, quota: dict[str, float], caps: dict[str, int]
+) -> dict[str, int]:
+    """The minimum for every job while `left` GPUs last, the smallest first; taken from the `quota` of its queue."""
+    counts = {job.id: 0 for job in jobs}
+    for job in sorted(jobs, key=lambda job: (not _must_keep(snapshot, job), job.limits.min_gpus)):
+        minimum = job.limits.min_gpus
+        if _must_keep(snapshot, job) or minimum <= min(left, quota[job.queue], caps[job.id]):
+            counts[job.id] = minimum
+            left -= minimum
+            quota[job.queue] -= minimum
     return counts
 
 

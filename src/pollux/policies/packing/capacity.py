@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from pollux.core import NOWHERE, JobLimits, JobView, Placement, Reason, Snapshot
 from pollux.policies.packing.empty_cluster import Whole
 
-__all__ = ["Room"]
+__all__ = ["Room", "suits"]
 
 _SLACK = 1e-9
+
+
+def suits(limits: JobLimits, num_gpus: int, num_nodes: int, types: Collection[str]) -> bool:
+    """Whether a job's limits allow so many GPUs of these types on so many nodes."""
+    return (
+        limits.min_gpus <= num_gpus <= limits.max_gpus
+        and (limits.max_nodes is None or num_nodes <= limits.max_nodes)
+        and all(limits.takes_type(gpu_type) for gpu_type in types)
+        and (len(types) <= 1 or limits.mixed_types)
+    )
 
 
 class Room:
@@ -55,16 +65,10 @@ class Room:
         limits = job.limits
         if limits.pinned and placement:
             return True
-        if not limits.min_gpus <= placement.num_gpus <= limits.max_gpus:
+        types = {self._types.get(node_id, "") for node_id, _ in placement.shares}
+        if not suits(limits, placement.num_gpus, placement.num_nodes, types):
             return False
         if placement.num_gpus > self.quota(job.queue):
-            return False
-        if limits.max_nodes is not None and placement.num_nodes > limits.max_nodes:
-            return False
-        types = {self._types.get(node_id) for node_id, _ in placement.shares}
-        if not all(limits.takes_type(gpu_type or "") for gpu_type in types):
-            return False
-        if len(types) > 1 and not limits.mixed_types:
             return False
         return all(
             node_id in self.gpus and self._capacity(limits, node_id) >= count for node_id, count in placement.shares

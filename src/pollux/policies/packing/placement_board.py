@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from pollux.core import JobView, Node
 
@@ -22,6 +23,20 @@ _SCANS = 256
 _CANDIDATES = 24
 _DEPTH = 4
 _SLACK = 1e-9
+
+_WholeNode = tuple[float, bool, int, int, list[int]]
+"""A node that can be had whole: (cost of emptying it, not the job's own, -size, number, who leaves)."""
+
+
+def _by_size(nodes: Sequence[Node]) -> dict[str, list[list[int]]]:
+    """Open nodes of each type by their GPUs, each list in order of node number."""
+    found: dict[str, list[list[int]]] = {}
+    for n, node in enumerate(nodes):
+        if node.schedulable:
+            levels = found.setdefault(node.gpu_type, [])
+            levels.extend([] for _ in range(node.num_gpus + 1 - len(levels)))
+            levels[node.num_gpus].append(n)
+    return found
 
 
 class PlacementBoard:
@@ -48,13 +63,7 @@ class PlacementBoard:
         self._counted = any(job.limits.cpus_per_gpu or job.limits.memory_bytes_per_gpu for job in jobs)
         self._cpus = [node.num_cpus for node in nodes]
         self._memory = [node.memory_bytes for node in nodes]
-        # Open nodes of each type by their free GPUs, each list in order of node number.
-        self._by_free: dict[str, list[list[int]]] = {}
-        for n, node in enumerate(nodes):
-            if node.schedulable:
-                levels = self._by_free.setdefault(node.gpu_type, [])
-                levels.extend([] for _ in range(node.num_gpus + 1 - len(levels)))
-                levels[node.num_gpus].append(n)
+        self._by_free = _by_size(nodes)
         self._idle = {
             gpu_type: sum(k * len(level) for k, level in enumerate(levels))
             for gpu_type, levels in self._by_free.items()
@@ -260,22 +269,13 @@ class PlacementBoard:
     ) -> float | None:
         """Whole nodes, and a rest on one more node; its own nodes and those that cost least to empty come first."""
         offers = self._whole_nodes(count, gpu_type, prefer, depth if budget > 0.0 else 0)
-        offers.sort(key=lambda offer: offer[:4])
-        shares: list[tuple[int, int]] = []
-        leavers: list[int] = []
-        cost, left = 0.0, count
-        for each, _, _, n, some in offers:
-            size = self.nodes[n].num_gpus
-            if left < size:
-                continue
-            shares.append((n, size))
-            leavers += some
-            cost += each
-            left -= size
-            if not left:
-                break
+        taken = self._cheapest(offers, count)
+        shares = [(n, self.nodes[n].num_gpus) for _, _, _, n, _ in taken]
+        leavers = [j for offer in taken for j in offer[4]]
+        cost = sum(offer[0] for offer in taken)
         if cost > 0.0 and cost >= budget:
             return None
+        left = count - sum(size for _, size in shares)
         if left:
             spare = self._spare(job, left, gpu_type, {n for n, _ in shares})
             if spare is None:
@@ -286,19 +286,37 @@ class PlacementBoard:
             return None
         return self._swap(job, tuple(sorted(shares)), leavers, gpu_type, cost, budget, depth)
 
-    def _whole_nodes(
-        self, count: int, gpu_type: str, prefer: Shares, depth: int
-    ) -> list[tuple[float, bool, int, int, list[int]]]:
-        """Nodes that can be had whole: (cost of emptying, not its own, -size, number, who leaves)."""
+    def _whole_nodes(self, count: int, gpu_type: str, prefer: Shares, depth: int) -> list[_WholeNode]:
+        """Nodes that can be had whole."""
         own = {n for n, _ in prefer if self.nodes[n].schedulable and self.nodes[n].gpu_type == gpu_type}
+        offers: list[_WholeNode] = [
+            (0.0, n not in own, -self.nodes[n].num_gpus, n, []) for n in self._empty_nodes(count, gpu_type, own)
+        ]
+        if -sum(offer[2] for offer in offers) < count and depth:
+            self._offer_occupied(offers, count + _CANDIDATES, gpu_type, own)
+        return offers
+
+    def _cheapest(self, offers: list[_WholeNode], count: int) -> list[_WholeNode]:
+        """Those to be taken for `count` GPUs, or for as many of them as whole nodes make up."""
+        taken, left = [], count
+        for offer in sorted(offers, key=lambda offer: offer[:4]):
+            size = self.nodes[offer[3]].num_gpus
+            if size <= left:
+                taken.append(offer)
+                left -= size
+            if not left:
+                break
+        return taken
+
+    def _empty_nodes(self, count: int, gpu_type: str, own: set[int]) -> list[int]:
+        """Nodes that are empty, the job's own first, then the largest, as many as could be needed."""
         candidates = [n for n in own if self.free[n] == self.nodes[n].num_gpus]
         for level in reversed(self._by_free.get(gpu_type, [])):
             candidates += level[: count + len(own)]
-        offers: list[tuple[float, bool, int, int, list[int]]] = [
-            (0.0, n not in own, -self.nodes[n].num_gpus, n, []) for n in dict.fromkeys(candidates) if self._is_empty(n)
-        ]
-        if -sum(offer[2] for offer in offers) >= count or not depth:
-            return offers
+        return [n for n in dict.fromkeys(candidates) if self._is_empty(n)]
+
+    def _offer_occupied(self, offers: list[_WholeNode], most: int, gpu_type: str, own: set[int]) -> None:
+        """Add nodes that could be emptied, until there are `most` offers."""
         largest = len(self._by_free[gpu_type]) - 1
         for n in self._down_from(gpu_type, largest):
             size = self.nodes[n].num_gpus
@@ -306,9 +324,8 @@ class PlacementBoard:
                 leavers = self._leavers(n, size - self.free[n], size)
                 if leavers is not None:
                     offers.append((sum(self.move_cost[j] for j in leavers), n not in own, -size, n, leavers))
-            if len(offers) >= count + _CANDIDATES:
+            if len(offers) >= most:
                 break
-        return offers
 
     def _is_empty(self, n: int) -> bool:
         """Whether a node has GPUs, all of them free, and a distributed job may join it."""
@@ -328,20 +345,22 @@ class PlacementBoard:
             return False
         if count < len(self._by_free[gpu_type]) and self._place(job, count, gpu_type, (), 0.0, 0) is not None:
             return True
-        shares: list[tuple[int, int]] = []
-        left = count
-        for level in reversed(self._by_free[gpu_type][1:]):
-            for n in level:
-                room = min(self.room_on(job, n), left)
-                if room and not self._crowded(n):
-                    shares.append((n, room))
-                    left -= room
-                if not left:
-                    break
-            if not left:
-                break
+        shares, left = self._idle_shares(job, count, gpu_type)
         limit = self.jobs[job].limits.max_nodes
         if left or (limit is not None and len(shares) > limit):
             return False
         self.put(job, tuple(sorted(shares)))
         return True
+
+    def _idle_shares(self, job: int, count: int, gpu_type: str) -> tuple[list[tuple[int, int]], int]:
+        """Idle GPUs for the job, from nodes with most of them, and how many of `count` are missing then."""
+        shares: list[tuple[int, int]] = []
+        left = count
+        for n in chain.from_iterable(reversed(self._by_free[gpu_type][1:])):
+            room = min(self.room_on(job, n), left)
+            if room and not self._crowded(n):
+                shares.append((n, room))
+                left -= room
+            if not left:
+                break
+        return shares, left

@@ -5,9 +5,12 @@ Without it (a restart loses it) a job is taken to have received what its attaine
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from pollux.core import JobView
 
 __all__ = ["Account", "Accounts", "believed"]
 
@@ -18,15 +21,49 @@ _HONEST = (0.67, 1.5)
 # Below this, what a job says does not go down as it works.
 _STANDS_STILL = 0.1
 _LEAST_RATIO = 0.02
+# What the newest change of a job's prediction counts for in the mean of such changes.
+_NEWEST = 0.3
 
 
 class Account(NamedTuple):
-    """One job: fair seconds received, what it first said it had left, useful samples worked since, end of its pause."""
+    """One job: fair seconds received, what it first said it had left, useful samples worked since, end of its pause.
+
+    `foreseen` is the goodput that its model gave for where it is at the last decision, 0 where there was none. By its
+    logarithm, where it changed while the job stayed, it changed by `change` in the mean, and by `drift` to one side.
+    """
 
     received: float = 0.0
     promised: float | None = None
     worked: float = 0.0
     paused_until: float = 0.0
+    foreseen: float = 0.0
+    change: float = 0.0
+    drift: float = 0.0
+
+    @property
+    def waver(self) -> float:
+        """By what share predictions for one place go up and down; what goes one way only is learning, not error."""
+        return self.change - abs(self.drift)
+
+    def after(self, seconds: float, rate: float, fair_rate: float, job: JobView) -> Account:
+        """The account once the job has worked for `seconds` at `rate`, in useful samples and in fair seconds."""
+        received, promised, worked, paused_until, foreseen, change, drift = self
+        if rate > 0.0:
+            if seconds > 0.0:
+                received += fair_rate * seconds
+                worked += rate * seconds
+            if foreseen > 0.0 and rate != foreseen:
+                newest = math.log(rate / foreseen)
+                change += _NEWEST * (abs(newest) - change)
+                drift += _NEWEST * (newest - drift)
+            foreseen = rate if job.goodput is not None else 0.0
+        if job.remaining is not None and (promised is None or job.remaining > promised):
+            promised, worked = job.remaining, 0.0
+        return Account(received, promised, worked, paused_until, foreseen, change, drift)
+
+    def moved(self, paused_until: float) -> Account:
+        """The account of a job that begins elsewhere and stands still until then."""
+        return self._replace(paused_until=paused_until, foreseen=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pollux.core import JobView, Snapshot
+from pollux.policies.packing.capacity import suits
 from pollux.policies.packing.placement_board import Shares
 from pollux.policies.search.knapsack import IntArray, Options
 from pollux.policies.search.objective import FloatArray, Objective
@@ -113,11 +114,7 @@ class Table:
     def _stay_speedups(self) -> FloatArray:
         """Speed-up of every job where it is now, 0 where it holds nothing."""
         result = np.zeros(len(self.jobs))
-        groups: dict[Shape, list[int]] = {}
-        for j, held in enumerate(self.held):
-            if held:
-                shape = self.type_of[held[0][0]], len(held), sum(count for _, count in held)
-                groups.setdefault(shape, []).append(j)
+        groups = self._by_held_shape()
         known = {shape: i for i, shape in enumerate(self.shapes)}
         for t, gpu_type in enumerate(self.types):
             odd = [shape for shape in groups if shape[0] == t and shape not in known]
@@ -129,6 +126,15 @@ class Table:
                 result[members] = self.speedups[members, known[shape]]
         return result
 
+    def _by_held_shape(self) -> dict[Shape, list[int]]:
+        """Who holds GPUs now, by the shape of what they hold."""
+        groups: dict[Shape, list[int]] = {}
+        for j, held in enumerate(self.held):
+            if held:
+                shape = self.type_of[held[0][0]], len(held), sum(count for _, count in held)
+                groups.setdefault(shape, []).append(j)
+        return groups
+
     def _forbidden(self, speedups: FloatArray) -> BoolArray:
         """Shapes that a job's limits, or its CPUs and memory on any node, rule out."""
         jobs = self.jobs
@@ -138,13 +144,19 @@ class Table:
         closed: BoolArray = (self.gpus_of < low) | (self.gpus_of > self.caps[:, None]) | (nodes > most_nodes)
         closed |= speedups <= 0.0
         for j, job in enumerate(jobs):
-            limits = job.limits
-            if limits.gpu_types:
-                closed[j] |= np.array([not limits.takes_type(self.types[t]) for t, _, _ in self.shapes], dtype=bool)
-            if limits.cpus_per_gpu or limits.memory_bytes_per_gpu:
-                largest = [self._largest_share(job, gpu_type) for gpu_type in self.types]
-                closed[j] |= np.array([math.ceil(k / n) > largest[t] for t, n, k in self.shapes], dtype=bool)
+            if job.limits.gpu_types:
+                closed[j] |= self._of_other_types(job)
+            if job.limits.cpus_per_gpu or job.limits.memory_bytes_per_gpu:
+                closed[j] |= self._beyond_cpus_and_memory(job)
         return closed
+
+    def _of_other_types(self, job: JobView) -> BoolArray:
+        taken = [job.limits.takes_type(gpu_type) for gpu_type in self.types]
+        return np.array([not taken[t] for t, _, _ in self.shapes], dtype=bool)
+
+    def _beyond_cpus_and_memory(self, job: JobView) -> BoolArray:
+        largest = [self._largest_share(job, gpu_type) for gpu_type in self.types]
+        return np.array([math.ceil(k / n) > largest[t] for t, n, k in self.shapes], dtype=bool)
 
     def _pointless(self, speedups: FloatArray) -> BoolArray:
         """Moves of a running job that end it no sooner: it stands still for longer than the larger shape saves.
@@ -212,13 +224,8 @@ class Table:
             return bool(held)
         count = sum(gpus for _, gpus in held)
         types = {self.nodes[n].gpu_type for n, _ in held}
-        return (
-            limits.min_gpus <= count <= limits.max_gpus
-            and (limits.max_nodes is None or len(held) <= limits.max_nodes)
-            and all(limits.takes_type(gpu_type) for gpu_type in types)
-            and (len(types) == 1 or limits.mixed_types)
-            and len(held) == self.snapshot.placement(self.jobs[j].id).num_nodes
-        )
+        all_there = len(held) == self.snapshot.placement(self.jobs[j].id).num_nodes
+        return all_there and suits(limits, count, len(held), types)
 
     def _options(self, packs: BoolArray) -> Options:
         jobs, width = self.jobs, FIRST + len(self.shapes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from pollux.core import Allocation, JobView, Snapshot
+from pollux.core import Allocation, InvalidInput, JobView, Snapshot
 from pollux.goodput import GoodputModel
 from pollux.policies.search.accounts import Account, Accounts, believed
 from pollux.policies.search.objective import FloatArray, Objective, restart_factors
@@ -19,6 +19,11 @@ from pollux.policies.search.objective import FloatArray, Objective, restart_fact
 __all__ = ["RankRule", "RankedWork"]
 
 IntArray = npt.NDArray[np.int64]
+
+_POWERS = (0.05, 1.0)
+_CURVES = (0.05, 0.95)
+# Where a job runs is taken to last for so long, at most.
+_HORIZON_SECONDS = 300.0
 
 # Sizes in seconds: the least that a job counts for, and what is taken where nobody says anything.
 _LEAST_SECONDS = 1.0
@@ -36,17 +41,33 @@ _CRASHES = 2
 
 @dataclass(frozen=True, slots=True)
 class RankRule:
-    """The ingredients of the objective, each with its switch; `castor` describes them."""
+    """The ingredients of the objective, each with its switch.
+
+    `power` is p. `curve` is the q of speed-ups k^q for which the costs c by rank are the best. `growth` is by how many
+    times a job may pass what it was measured on. `fairness_bound` is the projected finish-time fairness from which on
+    a job is owed its fair share; `None` for never. `rank`, `bank`, `size_factor`, `doubt` and `steady` switch off the
+    costs by rank, models of earlier jobs of the same kind, the resize factor by remaining work, doubts in what jobs say
+    they have left, and that a job is moved only for more than its own predictions waver by.
+    """
 
     power: float = 0.85
     curve: float = 0.8
     growth: int = 4
-    horizon_seconds: float = 300.0
+    fairness_bound: float | None = 2.0
     rank: bool = True
     bank: bool = True
     size_factor: bool = True
     doubt: bool = True
-    fairness_bound: float | None = 2.0
+    steady: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, (least, most) in (("power", self.power, _POWERS), ("curve", self.curve, _CURVES)):
+            if not least <= value <= most:
+                raise InvalidInput(f"{name} is {value}; give {least:g} to {most:g}")
+        if self.growth < 1:
+            raise InvalidInput(f"growth is {self.growth}; give 1 or more")
+        if self.fairness_bound is not None and not self.fairness_bound >= 1.0:
+            raise InvalidInput(f"fairness_bound is {self.fairness_bound}; give 1 or more, or None")
 
 
 class RankedWork(Objective):
@@ -80,12 +101,22 @@ class RankedWork(Objective):
             found[i] = min(max(most, job.limits.min_gpus), job.limits.max_gpus)
         return found
 
+    def _repaired(self, base: FloatArray) -> FloatArray:
+        """The same; a job that may not have its fair share is compared with the most that it may have."""
+        base = super()._repaired(base)
+        for i, job in enumerate(self.jobs):
+            most, function = job.limits.max_gpus, job.goodput
+            if most >= self.fair_gpus:
+                continue
+            found = most if function is None else max(function.goodput(1, most, name) for name in self._gpu_types)
+            base[i] = found if found > 0.0 else base[i]
+        return base
+
     def prepare(self, held_speedups: FloatArray) -> None:
         """Work out sizes, ranks and floors, once the speed-ups where jobs are now are known."""
-        rule, now = self.rule, self.snapshot.now
         self._keep_accounts(held_speedups)
         self._measure_sizes()
-        count = len(self.jobs)
+        count, rule = len(self.jobs), self.rule
         exponent = 1.0 / (1.0 - rule.curve)
         steps = np.arange(count + 1, dtype=float) / max(count, 1)
         costs = np.diff(steps**exponent) ** (1.0 - rule.curve)
@@ -93,19 +124,36 @@ class RankedWork(Objective):
         self.ranks[np.lexsort((np.arange(count), -self.ranked))] = np.arange(count)
         self.rank_costs = costs[self.ranks] if rule.rank else np.ones(count)
         self.weights = self.user_weights * self.rank_costs
+        self.resize_costs = np.array([job.resize_cost_seconds for job in self.jobs], dtype=float)
         self.floors = np.zeros(count)
         if rule.fairness_bound is not None:
-            age = now - np.array([job.submitted_at for job in self.jobs], dtype=float)
-            received = np.array([self.accounts[job.id].received for job in self.jobs])
-            self.lateness = (age + self.sizes) / np.maximum(received + self.sizes, _LEAST_SECONDS)
+            self.lateness = self._lateness()
             urgency = np.clip((self.lateness - rule.fairness_bound) / _FLOOR_RANGE, 0.0, 1.0)
             self.floors = _FLOOR_WEIGHT * self.user_weights * urgency
-        if rule.size_factor:
-            cost = np.array([job.resize_cost_seconds for job in self.jobs], dtype=float)
-            factors = np.clip(1.0 - cost / np.minimum(rule.horizon_seconds, self.sizes), 0.0, 1.0)
+        self.restart_factors = np.where(self.holds, self._factors(), 1.0)
+
+    def _lateness(self) -> FloatArray:
+        """Finish-time fairness that each job would end with on its fair share from now on.
+
+        Of a job whose size nobody knows, no more is taken to be left than it has received, or a resize costs: it may be
+        a short one, and would then be late long before the others.
+        """
+        age = self.snapshot.now - np.array([job.submitted_at for job in self.jobs], dtype=float)
+        received = np.array([self.accounts[job.id].received for job in self.jobs])
+        likely = np.maximum(np.maximum(received, self.resize_costs), _LEAST_SECONDS)
+        sizes = np.where(self.guessed | self.doubted, np.minimum(self.sizes, likely), self.sizes)
+        late: FloatArray = (age + sizes) / np.maximum(received + sizes, _LEAST_SECONDS)
+        return late
+
+    def _factors(self) -> FloatArray:
+        """What a move leaves of a running job's speed-up."""
+        if self.rule.size_factor:
+            factors = 1.0 - self.resize_costs / np.minimum(_HORIZON_SECONDS, self.sizes)
         else:
             factors = restart_factors(self.snapshot, self.jobs)
-        self.restart_factors = np.where(self.holds, factors, 1.0)
+        if self.rule.steady:
+            factors = factors - np.array([self.accounts[job.id].waver for job in self.jobs])
+        return np.clip(factors, 0.0, 1.0)
 
     def weighted_costs(self, speedups: FloatArray, moved: bool = False) -> FloatArray:
         """`−w·c·v^p − floor·min(v / fair, 1)^p` with `v = ρ·speedup`."""
@@ -124,8 +172,7 @@ class RankedWork(Objective):
         for job in self.jobs:
             after = allocation.get(job.id)
             if after and after != running.get(job.id):
-                account = self.accounts[job.id]
-                self.accounts[job.id] = account._replace(paused_until=now + job.resize_cost_seconds)
+                self.accounts[job.id] = self.accounts[job.id].moved(now + job.resize_cost_seconds)
         return Accounts(now, self.accounts)
 
     def _keep_accounts(self, held_speedups: FloatArray) -> None:
@@ -134,19 +181,12 @@ class RankedWork(Objective):
         fair_rates = (held_speedups / self.fair_speedup).tolist()
         known: Mapping[str, Account] = {} if self.before is None else self.before.by_job
         since = now if self.before is None else min(self.before.at, now)
-        for i, job in enumerate(self.jobs):
+        for job, rate, fair_rate in zip(self.jobs, rates, fair_rates, strict=True):
             account = known.get(job.id)
             if account is None:
-                attained = min(job.attained_gpu_seconds / share, max(now - job.submitted_at, 0.0))
-                account = Account(attained)
-            received, promised, worked, paused_until = account
-            seconds = now - max(since, min(paused_until, now))
-            if seconds > 0.0 and rates[i] > 0.0:
-                received += fair_rates[i] * seconds
-                worked += rates[i] * seconds
-            if job.remaining is not None and (promised is None or job.remaining > promised):
-                promised, worked = job.remaining, 0.0
-            self.accounts[job.id] = Account(received, promised, worked, paused_until)
+                account = Account(min(job.attained_gpu_seconds / share, max(now - job.submitted_at, 0.0)))
+            seconds = now - max(since, min(account.paused_until, now))
+            self.accounts[job.id] = account.after(seconds, rate, fair_rate, job)
 
     def _measure_sizes(self) -> None:
         """Seconds that each job has left on its fair share, as far as it is to be believed."""
@@ -154,17 +194,10 @@ class RankedWork(Objective):
         left = np.full(count, np.nan)
         self.doubted = np.zeros(count, dtype=np.bool_)
         for i, job in enumerate(self.jobs):
-            if job.remaining is not None:
-                left[i] = job.remaining
-                if self.rule.doubt:
-                    left[i], self.doubted[i] = believed(self.accounts[job.id], job.remaining)
-            elif self.rule.bank and job.prior is not None and job.prior.total is not None:
-                total = job.prior.total
-                left[i] = max(total - self.accounts[job.id].worked, _LEAST_LEFT * total)
-        rates = np.maximum(self.fair_goodputs * self.fair_speedup, 1e-12)
-        modelled = np.array([job.goodput is not None for job in self.jobs], dtype=np.bool_)
-        self._left = np.where(modelled, left, np.nan)
-        sizes = self._left / rates
+            if job.goodput is not None:
+                left[i], self.doubted[i] = self._work_left(job)
+        self._left = left
+        sizes = left / np.maximum(self.fair_goodputs * self.fair_speedup, 1e-12)
         self.guessed = np.isnan(sizes)
         sure = sizes[~self.guessed & ~self.doubted]
         middle = float(np.median(sure)) if len(sure) else _UNKNOWN_SECONDS
@@ -172,6 +205,15 @@ class RankedWork(Objective):
         self.sizes = np.maximum(sizes, _LEAST_SECONDS)
         # Whose word stands still goes last; what it is owed does not depend on it.
         self.ranked = np.where(self.doubted, np.inf, self.sizes)
+
+    def _work_left(self, job: JobView) -> tuple[float, bool]:
+        """Useful samples that a job has left, NaN where nobody can say, and whether its own word stands still."""
+        account = self.accounts[job.id]
+        if job.remaining is not None:
+            return believed(account, job.remaining) if self.rule.doubt else (job.remaining, False)
+        if self.rule.bank and job.prior is not None and job.prior.total is not None:
+            return max(job.prior.total - account.worked, _LEAST_LEFT * job.prior.total), False
+        return np.nan, False
 
     @property
     def remaining(self) -> Sequence[float | None]:

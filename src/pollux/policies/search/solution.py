@@ -150,19 +150,26 @@ class Solution:
 
     def _keep(self, chosen: IntArray) -> list[int]:
         """Put everybody who stays on the board, immovable jobs first; the others, in order, have to move."""
-        anchored = [j for j, held in enumerate(self.held) if held and self._anchored(j)]
-        for j in anchored:
-            # It must end up somewhere: its place is kept, at least until there is a better one.
-            self.board.put(j, self.held[j])
-            self.board.move_cost[j] = math.inf
+        anchored = self._anchor()
         not_pinned = [j for j in anchored if not self.jobs[j].limits.pinned]
         movers = [j for j in not_pinned if chosen[j] != STAY]
         stuck = {j for j in not_pinned if chosen[j] == STAY and self._is_overfull(self.held[j])}
-        staying = set(anchored) - stuck
         for j, option in enumerate(chosen):
-            if j in stuck or (j not in staying and option != NOTHING and not (option == STAY and self._restore(j))):
+            if j in stuck or (j not in anchored and self._has_to_move(j, int(option))):
                 movers.append(j)
         return movers
+
+    def _anchor(self) -> dict[int, Shares]:
+        """Keep the places of running jobs that must end up somewhere, at least until there is a better one."""
+        anchored = {j: held for j, held in enumerate(self.held) if held and self._anchored(j)}
+        for j, held in anchored.items():
+            self.board.put(j, held)
+            self.board.move_cost[j] = math.inf
+        return anchored
+
+    def _has_to_move(self, j: int, option: int) -> bool:
+        """Whether a job is to hold something and is not put back where it is."""
+        return option != NOTHING and not (option == STAY and self._restore(j))
 
     def _is_overfull(self, shares: Shares) -> bool:
         """Whether a node of the shares has more GPUs taken than it has."""
@@ -324,17 +331,7 @@ class _Why:
         code, numbers = change_code(before, after), self._numbers(j)
         if after < before:
             if self.gainers:
-                w = self.winner
-                numbers["other_gpus_before"], numbers["other_gpus_after"] = float(self.before[w]), float(self.after[w])
-                numbers["other_speedup_before"] = float(self.table.stay_speedups[w])
-                numbers["other_speedup_after"] = self._speedup_after(w)
-                if (
-                    "left_seconds" in numbers
-                    and (left := self.table.objective.numbers(w).get("left_seconds")) is not None
-                ):
-                    numbers["other_left_seconds"] = left
-                if self.jobs[w].goodput is None:
-                    numbers["other_speedup_assumed"] = 1.0
+                numbers |= self._of_winner()
             return Reason(code, numbers, self.gainers)
         if after:
             return Reason(code, numbers)
@@ -342,6 +339,20 @@ class _Why:
         if lacks and not before:
             return Reason("fits-nowhere", lacks)
         return self.holders.blamed(self.jobs[j], Reason(self._waits_for(j, numbers), numbers))
+
+    def _of_winner(self) -> dict[str, float]:
+        """The numbers of the job that gained most."""
+        w, others = self.winner, self.table.objective.numbers(self.winner)
+        numbers = {
+            "other_gpus_before": float(self.before[w]),
+            "other_gpus_after": float(self.after[w]),
+            "other_speedup_before": float(self.table.stay_speedups[w]),
+            "other_speedup_after": self._speedup_after(w),
+        }
+        numbers |= {f"other_{name}": others[name] for name in ("left_seconds", "lateness") if name in others}
+        if self.jobs[w].goodput is None:
+            numbers["other_speedup_assumed"] = 1.0
+        return numbers
 
     def _waits_for(self, j: int, numbers: dict[str, float]) -> str:
         """What a job that held nothing lacks."""

@@ -5,6 +5,7 @@ The published objective does not care which of many equal jobs wait, so the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,9 +19,11 @@ __all__ = ["Turns", "turn_weights"]
 # A turn lasts so many times what a job's resize costs: of the time, at most a tenth goes into changing.
 _COSTS_PER_TURN = 10.0
 _LEAST_TURN_SECONDS = 10.0
-# A job that waits counts for at most so many times more; one that holds GPUs for this share less.
+# A job that waits counts for at most so many times more.
 _MOST_HUNGER = 2.0
-_YIELD = 0.03
+# One that holds GPUs counts for less by this share for every doubling of what it has had, and at most by that.
+_YIELD = 0.02
+_MOST_YIELD = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,9 @@ class Turns:
 def turn_weights(snapshot: Snapshot, turns: Turns) -> npt.NDArray[np.float64] | None:
     """What each job's weight is to be multiplied by; `None` where nobody has to wait.
 
-    With Q = 10 d, d a job's resize cost: 1 + (waited - Q) / Q, up to 3, for a job that waits longer than Q, and
-    1 - 0.03 · min(held / Q, 1) for one that holds GPUs.
+    With Q = 10 d, d a job's resize cost: 1 + (waited - Q) / Q, up to 3, for a job that waits longer than Q; 3 for one
+    that has never held any GPU; and for one that holds some, and A GPU-seconds so far,
+    1 - min(0.02 · log2(1 + A / Q), 0.3) · min(held / Q, 1): who has had most makes room first.
     """
     if sum(job.limits.min_gpus for job in snapshot.jobs) <= snapshot.cluster.num_gpus:
         return None
@@ -54,7 +58,10 @@ def turn_weights(snapshot: Snapshot, turns: Turns) -> npt.NDArray[np.float64] | 
         held, since = turns.since.get(job.id, (holds, snapshot.now))
         seconds = max(snapshot.now - since, 0.0) if held == holds else 0.0
         if holds:
-            weights[i] -= _YIELD * min(seconds / turn, 1.0)
+            had = math.log2(1.0 + job.attained_gpu_seconds / turn)
+            weights[i] -= min(_YIELD * had, _MOST_YIELD) * min(seconds / turn, 1.0)
+        elif not job.attained_gpu_seconds:
+            weights[i] += _MOST_HUNGER
         elif seconds > turn:
             weights[i] += min((seconds - turn) / turn, _MOST_HUNGER)
     return weights

@@ -28,17 +28,17 @@ from pollux.core import Cluster, Policy, Queue
 from pollux.core.errors import IllegalTransition, InvalidInput, UnknownName, Unreachable
 from pollux.core.version import __version__
 from pollux.service.auth.tokens import Tokens
-from pollux.service.clock import Clock, SystemClock
 from pollux.service.engine.admission import Admission
 from pollux.service.engine.decision_thread import STOPPING, pass_on
 from pollux.service.engine.executor import waits_to_leave
 from pollux.service.engine.forecast import Forecast
 from pollux.service.engine.job_ids import JobIds
 from pollux.service.engine.loop import EngineLoop
-from pollux.service.engine.pipeline import DecisionTimes, EventPipeline
+from pollux.service.engine.pipeline import EventPipeline, LastDecision
 from pollux.service.engine.report_events import check_report, event_of_report, row_of
 from pollux.service.engine.requests import Effects
 from pollux.service.settings import AtStop, ServiceSettings
+from pollux.service.settings.clock import Clock, SystemClock
 from pollux.service.views.fairness import Fairness
 from pollux.service.views.job_events import JobEvent
 from pollux.service.views.projector import Projector, nodes_of, queues_of
@@ -115,9 +115,9 @@ class Engine:
         return self.pipeline.controller.cluster
 
     @property
-    def decision_times(self) -> DecisionTimes:
+    def last_decision(self) -> LastDecision:
         """When the last decision was made, and how long it took."""
-        return self.pipeline.decision_times
+        return self.pipeline.last_decision
 
     # Jobs
 
@@ -288,8 +288,8 @@ class Engine:
         return ServiceStatus(
             version=__version__, policy=self.policy.name, trigger=self.settings.trigger, backend=self.backend.name,
             started_at=self.started_at, now=self.now(), revision=self.store.revision, nodes=nodes_of(controller),
-            queues=queues_of(controller), jobs_by_state=states, last_decision_at=self.decision_times.at,
-            decision_seconds=self.decision_times.seconds, interval_seconds=self.settings.interval_seconds,
+            queues=queues_of(controller), jobs_by_state=states, last_decision_at=self.last_decision.at,
+            decision_seconds=self.last_decision.seconds, interval_seconds=self.settings.interval_seconds,
             at_stop=self.settings.at_stop, warnings=self.backend.warnings(),
         )  # fmt: skip
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pollux.backends.protocol import Backend, ReplicasEnded, Running
 from pollux.controller import ENDED, HOLDING, Command, JobRecord, JobState, ResizeJob, StartJob, StopJob
 from pollux.core import BatchMode, Placement
 from pollux.core.errors import PolluxError
 from pollux.service.auth.tokens import Tokens
-from pollux.service.engine.launch import environment, launch_for, request_of
+from pollux.service.engine.launch import LaunchContext, environment, launch_for, request_of
 from pollux.service.settings import ServiceSettings
 
 __all__ = ["Executor", "Reconciliation", "Refused", "reconcile", "stopped_at", "waits_to_leave"]
@@ -79,10 +80,10 @@ class Executor:
         job_id = record.spec.id
         try:
             url = self._settings.agents_url or self._settings.url
-            variables = environment(
-                record, self._settings.home, self._batch, url, self._tokens.for_job(job_id), generation, stopped_at,
-                self._settings.agents_ca, self._backend.taken_back_seconds,
-            )  # fmt: skip
+            context = LaunchContext(
+                self._settings.home, self._batch, url, self._settings.agents_ca, self._backend.taken_back_seconds
+            )
+            variables = environment(context, record, generation, self._tokens.for_job(job_id), stopped_at)
             launch = launch_for(record, generation, placement, variables)
             if live:
                 self._backend.resize(launch)
@@ -150,27 +151,28 @@ def reconcile(jobs: Mapping[str, JobRecord], running: Iterable[Running]) -> Reco
     one that ended meanwhile is told; what the log does not hold is stopped, and forgotten once its job has ended.
     An order to change living processes that the backend did not get any more is given again, and nothing is stopped.
     """
-    start: list[JobRecord] = []
-    change: list[JobRecord] = []
-    ended: list[ReplicasEnded] = []
-    stop: list[tuple[str, int]] = []
-    forget: list[str] = []
     there = {entry.job_id: entry for entry in running}
-    for job_id, record in jobs.items():
-        entry = there.get(job_id)
-        if record.state in HOLDING and (entry is None or entry.generation < record.generation):
-            (change if _is_to_change(record, entry) else start).append(record)
-    for job_id, entry in there.items():
-        known = jobs.get(job_id)
-        over = known is None or known.state in ENDED
-        if entry.state == "ended":
-            if entry.ended is not None and not over:
-                ended.append(entry.ended)
-            elif over:
-                forget.append(job_id)
-        elif not _is_wanted(known, entry):
-            stop.append((job_id, entry.generation))
-    return Reconciliation(tuple(start), tuple(change), tuple(ended), tuple(stop), tuple(forget))
+    behind = [(record, there.get(job_id)) for job_id, record in jobs.items() if _is_behind(record, there.get(job_id))]
+    todo = [(entry, _todo(jobs.get(entry.job_id), entry)) for entry in there.values()]
+    return Reconciliation(
+        start=tuple(record for record, entry in behind if not _is_to_change(record, entry)),
+        change=tuple(record for record, entry in behind if _is_to_change(record, entry)),
+        ended=tuple(entry.ended for entry, what in todo if what == "ended" and entry.ended is not None),
+        stop=tuple((entry.job_id, entry.generation) for entry, what in todo if what == "stop"),
+        forget=tuple(entry.job_id for entry, what in todo if what == "forget"),
+    )
+
+
+def _is_behind(record: JobRecord, entry: Running | None) -> bool:
+    """Whether a job holds GPUs, and the backend does not know its generation."""
+    return record.state in HOLDING and (entry is None or entry.generation < record.generation)
+
+
+def _todo(record: JobRecord | None, entry: Running) -> Literal["ended", "forget", "stop"] | None:
+    """What is to be done about replicas that the backend has; None: nothing."""
+    if entry.state != "ended":
+        return None if _is_wanted(record, entry) else "stop"
+    return "forget" if record is None or record.state in ENDED else "ended"
 
 
 def _is_wanted(record: JobRecord | None, entry: Running) -> bool:

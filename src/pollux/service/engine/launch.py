@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os.path
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pollux.backends.protocol import Launch
@@ -15,7 +16,7 @@ from pollux.storage.address import is_address
 from pollux.wire.job import JobRequest
 from pollux.wire.places import ca_file
 
-__all__ = ["environment", "folders_of", "launch_for", "request_of", "run_id", "store_of"]
+__all__ = ["LaunchContext", "environment", "folders_of", "launch_for", "request_of", "run_id", "store_of"]
 
 
 def launch_for(
@@ -63,10 +64,14 @@ def request_of(record: JobRecord) -> JobRequest:
 
 def folders_of(request: JobRequest, home: Path) -> tuple[str, ...]:
     """Folders that must be the same wherever replicas of the job may run: its own, and that of its checkpoints."""
-    checkpoints = request.checkpoint.dir
     if store_of(request):
         return (request.workdir,)
-    return (request.workdir, os.path.join(request.workdir, checkpoints) if checkpoints else str(home / "checkpoints"))
+    return (request.workdir, _checkpoint_folder(request, home / "checkpoints"))
+
+
+def _checkpoint_folder(request: JobRequest, usual: Path) -> str:
+    folder = request.checkpoint.dir
+    return os.path.join(request.workdir, folder) if folder else str(usual)
 
 
 def store_of(request: JobRequest) -> str | None:
@@ -75,47 +80,56 @@ def store_of(request: JobRequest) -> str | None:
     return checkpoints if checkpoints and is_address(checkpoints) else None
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """What the launches of a service have in common.
+
+    `url` is where agents report, None: nowhere. `ca` is the certificate that they trust there, as text, for replicas
+    that may not see its file in `home`. `notice_seconds` is how long before nodes are taken back their jobs are told;
+    None where nodes are not taken back, or that is not known.
+    """
+
+    home: Path
+    batch: BatchMode
+    url: str | None
+    ca: str | None = None
+    notice_seconds: float | None = None
+
+
 def environment(
-    record: JobRecord,
-    home: Path,
-    batch: BatchMode,
-    url: str | None,
-    token: str,
-    generation: int,
-    stopped_at: float | None = None,
-    ca: str | None = None,
-    notice: float | None = None,
+    context: LaunchContext, record: JobRecord, generation: int, token: str, stopped_at: float | None = None
 ) -> dict[str, str]:
     """The `POLLUX_*` variables of a job's processes; see `pollux.wire.environment` for what they mean.
 
     Under a policy that keeps batches fixed jobs train in exact mode, whatever ceiling their script or file names.
-    `notice`: seconds that nodes give before they are taken back, None where they are not or that is not known. `ca`:
-    the certificate to trust, as text, for replicas that may not see the file of it at `home`.
     """
     request, job_id = request_of(record), record.spec.id
-    folder = request.checkpoint.dir
-    own = os.path.join(request.workdir, folder) if folder else str(home / "checkpoints" / job_id)
-    checkpoints = store_of(request) or own
-    encrypted = url is not None and url.startswith("https:")
     sizes = request.batch_size
     caps = [cap for cap in (sizes.per_gpu_max, record.local_batch_max) if cap is not None]
     values: dict[str, object | None] = {
         "POLLUX_JOB": job_id,
         "POLLUX_RUN_ID": run_id(record),
         "POLLUX_GENERATION": generation,
-        "POLLUX_URL": url,
-        "POLLUX_JOB_TOKEN": token if url else None,
-        "POLLUX_CA": ca if encrypted else None,
-        "POLLUX_CA_FILE": ca_file(home) if encrypted and ca is None else None,
-        "POLLUX_CHECKPOINT_DIR": checkpoints,
+        "POLLUX_URL": context.url,
+        "POLLUX_JOB_TOKEN": token if context.url else None,
+        **_certificate(context),
+        "POLLUX_CHECKPOINT_DIR": store_of(request)
+        or _checkpoint_folder(request, context.home / "checkpoints" / job_id),
         "POLLUX_CHECKPOINT_EVERY": request.checkpoint.every_seconds,
-        "POLLUX_NOTICE_SECONDS": notice,
+        "POLLUX_NOTICE_SECONDS": context.notice_seconds,
         "POLLUX_CHECKPOINT_KEEP": request.checkpoint.keep,
-        "POLLUX_OUTPUT_DIR": home / "receipts" / job_id,
+        "POLLUX_OUTPUT_DIR": context.home / "receipts" / job_id,
         "POLLUX_BATCH_SIZE": sizes.initial,
         "POLLUX_MAX_BATCH_SIZE": sizes.max,
-        "POLLUX_ADAPT": "0" if batch == "fixed" else None,
+        "POLLUX_ADAPT": "0" if context.batch == "fixed" else None,
         "POLLUX_MAX_LOCAL_BATCH": min(caps, default=None),
         "POLLUX_STOPPED_AT": stopped_at,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _certificate(context: LaunchContext) -> dict[str, object]:
+    """The certificate of an encrypted service: as text, or as the file in its home."""
+    if context.url is None or not context.url.startswith("https:"):
+        return {}
+    return {"POLLUX_CA_FILE": ca_file(context.home)} if context.ca is None else {"POLLUX_CA": context.ca}

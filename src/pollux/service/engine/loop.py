@@ -21,12 +21,12 @@ from pollux.controller import HOLDING, GenerationEnded, require
 from pollux.core import Policy, Snapshot
 from pollux.core.errors import StoreFailed, Unreachable
 from pollux.service.auth.tokens import Tokens
-from pollux.service.clock import Clock, SystemClock
 from pollux.service.engine.decision_thread import STOPPING, DecisionResult, DecisionThread
 from pollux.service.engine.forecast import Forecast
 from pollux.service.engine.pipeline import EventPipeline
 from pollux.service.engine.requests import Effects, EngineRequest, our_fault
 from pollux.service.settings import AtStop, ServiceSettings
+from pollux.service.settings.clock import Clock, SystemClock
 from pollux.store.protocol import Store, Telemetry
 from pollux.wire.status import Plan
 

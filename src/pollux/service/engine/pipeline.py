@@ -34,7 +34,7 @@ from pollux.service.settings import ServiceSettings
 from pollux.service.views.projector import Projector
 from pollux.store.protocol import Store, Telemetry, TelemetryRow
 
-__all__ = ["DecisionTimes", "EventPipeline"]
+__all__ = ["EventPipeline", "LastDecision"]
 
 _log = logging.getLogger("pollux.service")
 
@@ -46,7 +46,7 @@ _FORGOTTEN_AT_ONCE = 100
 
 
 @dataclass(slots=True)
-class DecisionTimes:
+class LastDecision:
     """When the last decision was made, how long the policy took, and how late it began; None: there was none."""
 
     at: float | None = None
@@ -72,7 +72,7 @@ class EventPipeline:
         self.backend = backend
         self.settings = settings
         self.views = Projector(telemetry)
-        self.decision_times = DecisionTimes()
+        self.last_decision = LastDecision()
         self.stopping = False
         self.must_reconcile = False
         self.paused_until = -math.inf
@@ -264,7 +264,7 @@ class EventPipeline:
 
     def note_decision_begins(self, due: float) -> None:
         """Note by how much the policy is late as it begins with a decision that was `due`. Called by its thread."""
-        self.decision_times.delay_seconds = max(self._clock() - due, 0.0)
+        self.last_decision.delay_seconds = max(self._clock() - due, 0.0)
 
     def fire_timer(self) -> bool:
         """Let the controller's timer fire if its time has come."""
@@ -276,7 +276,7 @@ class EventPipeline:
 
     def apply_decision(self, snapshot: Snapshot, decision: Decision | None, seconds: float) -> None:
         """Process a policy's answer; None, or one that is not valid, changes nothing until the next decision."""
-        self.decision_times.at, self.decision_times.seconds = self.now(), seconds
+        self.last_decision.at, self.last_decision.seconds = self.now(), seconds
         answer = Decision({}) if decision is None else self.controller.narrowed(decision)
         request = self._decision(snapshot.revision, answer)
         self.process([request])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from pollux.controller.state.costs import LIVE_KINDS, RESTART
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec
-from pollux.wire.report import LARGEST_NUMBER, REPORT_VERSION, Report
+from pollux.wire.report import LARGEST_NUMBER, REPORT_VERSION, SMALLEST_NUMBER, Report
 
 __all__ = ["check_report", "event_of_report", "row_of"]
 
@@ -55,23 +54,33 @@ def _check_origin(record: JobRecord, report: Report) -> None:
 
 
 def _faults_of(report: Report) -> Iterator[str]:
-    for name in _COUNTS:
-        if getattr(report, name) < 0:
-            yield f"{name} {getattr(report, name)}; give 0 or more"
-    numbers = {name: getattr(report, name) for name in _NUMBERS}
-    if report.noise is not None:
-        numbers |= {f"noise.{name}": getattr(report.noise, name) for name in ("scale", "low", "high")}
+    yield from _below_zero({name: getattr(report, name) for name in _COUNTS})
+    numbers = _numbers_of(report)
     for name, value in numbers.items():
         if value is not None and not abs(value) <= LARGEST_NUMBER:
             yield f"{name} {value}; give a number up to {LARGEST_NUMBER:g}"
+        elif value is not None and 0.0 < abs(value) < SMALLEST_NUMBER:
+            yield f"{name} {value}; give 0, or a number from {SMALLEST_NUMBER:g} on"
     kinds = (RESTART, *LIVE_KINDS)
     if report.resize_kind not in ("", *kinds):
         yield f"resize_kind '{report.resize_kind[:80]}'; give one of {', '.join(kinds)}"
-    if report.noise is not None and report.noise.measured < 0:
-        yield f"noise.measured {report.noise.measured}; give 0 or more"
-    for name in _NOT_NEGATIVE:
-        if numbers[name] is not None and numbers[name] < 0:
-            yield f"{name} {numbers[name]}; give 0 or more, or null"
+    if report.noise is not None:
+        yield from _below_zero({"noise.measured": report.noise.measured})
+    yield from _below_zero({name: numbers[name] for name in _NOT_NEGATIVE}, "give 0 or more, or null")
+
+
+def _numbers_of(report: Report) -> dict[str, float | None]:
+    """The numbers that must lie within bounds, by name."""
+    numbers = {name: getattr(report, name) for name in _NUMBERS}
+    if report.noise is not None:
+        numbers |= {f"noise.{name}": getattr(report.noise, name) for name in ("scale", "low", "high")}
+    return numbers
+
+
+def _below_zero(numbers: Mapping[str, float | None], remedy: str = "give 0 or more") -> Iterator[str]:
+    for name, value in numbers.items():
+        if value is not None and value < 0:
+            yield f"{name} {value}; {remedy}"
 
 
 def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported | None:
@@ -81,16 +90,17 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
     remaining = None
     if report.total_progress is not None:
         remaining = max(report.total_progress - report.progress, 0.0)
-    cost = report.resize_seconds
+    # The backend has told of a pause in living processes, as its `ReplicasStarted`; that of a restart only a job knows.
+    is_told = report.resize_kind in LIVE_KINDS or report.resize_seconds is None
     return JobReported(
         at,
         record.spec.id,
         goodput=None if report.model is None else model_from(report.model, record.local_batch_max, record.goodput),
         remaining=remaining,
         progress=report.progress,
-        resize_cost_seconds=cost if cost is not None and math.isfinite(cost) else None,
+        resize_cost_seconds=None if is_told else report.resize_seconds,
         local_batch=report.local_batch or None,
-        resize_kind=report.resize_kind,
+        resize_kind="" if is_told else report.resize_kind,
         live=report.live,
     )
 

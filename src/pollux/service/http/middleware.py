@@ -11,11 +11,11 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
+from pollux.backends.process.network import is_loopback
 from pollux.core.errors import Forbidden, PolluxError, TooLarge, Unauthorised
 from pollux.service.auth.sessions import CSRF_HEADER, Sessions
 from pollux.service.auth.tokens import Caller, Tokens
 from pollux.service.http.web_files import is_page
-from pollux.service.settings import is_loopback
 from pollux.wire.codec import MAX_BODY_BYTES
 
 __all__ = ["OPEN_PATHS", "SECURITY_HEADERS", "Guard", "check_scope", "error_body"]
@@ -101,7 +101,7 @@ class Guard:
         )
 
     def _caller(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Caller | None:
-        if path in OPEN_PATHS or is_page(path) or (path == _SESSION_PATH and method == "POST"):
+        if _is_open(method, path):
             return None
         shown = headers.get(b"authorization")
         caller = None if shown is not None else self._signed_in(method, headers)
@@ -129,6 +129,11 @@ class Guard:
     def _check_length(self, length: bytes | None) -> None:
         if length is not None and length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
             raise _too_large()
+
+
+def _is_open(method: str, path: str) -> bool:
+    """Whether a request needs no token."""
+    return path in OPEN_PATHS or is_page(path) or (path == _SESSION_PATH and method == "POST")
 
 
 def _arrived_at(scope: Scope) -> str | None:

@@ -73,18 +73,24 @@ class Param:
         return self._number(text)
 
     def _number(self, text: str) -> float:
-        try:
-            plain = text.isascii() and "_" not in text and text == text.strip() and len(text) < 40
-            value = (int(text) if self.kind == "integer" else float(text)) if plain else math.nan
-        except ValueError:
-            value = math.nan
-        low, high = self.low, self.high
-        if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
-            span = f" from {low:g}" if low is not None else ""
-            span += f" to {high:g}" if high is not None else ""
+        value = self._parsed(text)
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        if not math.isfinite(value) or not low <= value <= high:
+            span = f" from {low:g}" if self.low is not None else ""
+            span += f" to {high:g}" if self.high is not None else ""
             what = "a whole number" if self.kind == "integer" else "a number"
             raise InvalidInput(f"{self.name} is '{text[:80]}'; give {what}{span}")
         return value
+
+    def _parsed(self, text: str) -> float:
+        """The number that the text is; NaN where it is none. Python itself takes more spellings than people mean."""
+        if not text.isascii() or "_" in text or text != text.strip() or len(text) >= 40:
+            return math.nan
+        try:
+            return int(text) if self.kind == "integer" else float(text)
+        except ValueError:
+            return math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pollux.core.errors import InvalidInput
 from pollux.service.auth.sessions import Sessions
 from pollux.service.engine.engine import Engine
-from pollux.service.views.job_events import message
+from pollux.service.views.job_events import Feed, message
 
 __all__ = ["SignIn", "event_stream", "resume_point"]
 
@@ -56,66 +56,81 @@ async def event_stream(
 
     Ends when its reader falls far behind, and with the session that it was opened with.
     """
-    loop = asyncio.get_running_loop()
-    waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    def deliver(text: bytes) -> None:
-        if waiting.qsize() >= _MOST_WAITING:
-            engine.views.feed.unsubscribe(number)
-            waiting.put_nowait(None)
-        else:
-            waiting.put_nowait(text)
-
-    def hear(text: bytes) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, text)
-
-    def signed_out() -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(waiting.put_nowait, None)
-
-    def may_go_on() -> bool:
-        return sign_in is None or sign_in.holds
-
-    unwatch = None if sign_in is None else sign_in.watch(signed_out)
-    number, missed = engine.views.feed.subscribe(hear, after)
+    subscription = _Subscription(engine.views.feed, after, sign_in)
     try:
         yield b": hello\n\n"
+        missed = subscription.missed
         if missed is None:
             missed = await asyncio.to_thread(_reread, engine, after or 0)
         for text in missed:
             yield text
-        while follow and may_go_on():
-            try:
-                new = await asyncio.wait_for(waiting.get(), _KEEP_ALIVE_SECONDS)
-            except TimeoutError:
-                yield b": still here\n\n"
-                continue
-            for piece in await _together(new, waiting, engine.views.feed.num_listeners):
-                if piece is None or not may_go_on():
+        while follow and subscription.holds:
+            for piece in await subscription.next_pieces():
+                if piece is None or not subscription.holds:
                     return
                 yield piece
     finally:
-        if unwatch is not None:
-            unwatch()
-        engine.views.feed.unsubscribe(number)
+        subscription.close()
 
 
-async def _together(
-    first: bytes | None, waiting: asyncio.Queue[bytes | None], num_listeners: int
-) -> list[bytes | None]:
-    """What has come, and what comes within a moment, as one piece: the longer the moment, the more people watch.
+class _Subscription:
+    """The messages that wait for one reader. The feed and the sessions add to them from any thread.
 
-    A None at the end: its reader fell behind.
+    `missed` are the messages since the revision that the reader has seen; None where only the log has them.
     """
-    if first is not None and num_listeners > _FEW_LISTENERS:
-        await asyncio.sleep(min(num_listeners * _SECONDS_PER_LISTENER, _LONGEST_GATHERING_SECONDS))
-    found = [first]
-    while not waiting.empty():
-        found.append(waiting.get_nowait())
-    texts = [text for text in found if text is not None]
-    pieces: list[bytes | None] = [b"".join(texts)] if texts else []
-    return pieces if len(texts) == len(found) else [*pieces, None]
+
+    def __init__(self, feed: Feed, after: int | None, sign_in: SignIn | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._feed = feed
+        self._sign_in = sign_in
+        self._unwatch = None if sign_in is None else sign_in.watch(self._end)
+        self._number, self.missed = feed.subscribe(self._add, after)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the reader may have more: nobody has signed out of its session."""
+        return self._sign_in is None or self._sign_in.holds
+
+    def close(self) -> None:
+        """Add nothing more."""
+        if self._unwatch is not None:
+            self._unwatch()
+        self._feed.unsubscribe(self._number)
+
+    async def next_pieces(self) -> list[bytes | None]:
+        """Wait for a message; it, and what comes within a moment, as one piece. A None at the end: the stream is over.
+
+        The more people watch, the longer the moment. Where nothing comes for long, a sign of life.
+        """
+        try:
+            first = await asyncio.wait_for(self._waiting.get(), _KEEP_ALIVE_SECONDS)
+        except TimeoutError:
+            return [b": still here\n\n"]
+        num_listeners = self._feed.num_listeners
+        if first is not None and num_listeners > _FEW_LISTENERS:
+            await asyncio.sleep(min(num_listeners * _SECONDS_PER_LISTENER, _LONGEST_GATHERING_SECONDS))
+        found = [first]
+        while not self._waiting.empty():
+            found.append(self._waiting.get_nowait())
+        texts = [text for text in found if text is not None]
+        pieces: list[bytes | None] = [b"".join(texts)] if texts else []
+        return pieces if len(texts) == len(found) else [*pieces, None]
+
+    def _add(self, text: bytes) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, text)
+
+    def _end(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._waiting.put_nowait, None)
+
+    def _deliver(self, text: bytes) -> None:
+        if self._waiting.qsize() >= _MOST_WAITING:
+            self._feed.unsubscribe(self._number)
+            self._waiting.put_nowait(None)
+        else:
+            self._waiting.put_nowait(text)
 
 
 def _reread(engine: Engine, after: int) -> list[bytes]:

@@ -5,11 +5,13 @@ Read from entries, so in any thread; the models are those that the policy decide
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from pollux.controller import HOLDING
+from pollux.controller import HOLDING, JobRecord
 from pollux.core import Cluster
 from pollux.service.views.fairness import Fairness
 from pollux.service.views.goodput_curves import largest_nodes, packed, placed, static_model, suitable
@@ -62,23 +64,18 @@ def goodputs(active: Sequence[JobEntry], cluster: Cluster) -> dict[str, Any]:
     free, nodes = cluster.num_gpus, largest_nodes(cluster)
     for entry in active:
         record = entry.record
-        if record.goodput is None:
+        relative = entry.work_out("relative goodput", partial(_relative_goodput, record, cluster, nodes))
+        if relative is None:
             unknown += 1
             continue
-        largest = suitable(nodes, record.spec.limits)
-        plain = static_model(record.goodput)
-        unit = packed(plain, record.spec.limits.min_gpus, largest)
-        if unit <= 0.0:
-            unknown += 1
-            continue
-        rate = placed(record, cluster)
+        rate, fixed = relative
         if rate is not None:
-            now += rate / unit
+            now += rate
             num_now += 1
-        size = min(record.spec.requested_gpus, cluster.num_gpus)
+        size = _static_size(record, cluster)
         if record.is_ready and 0 < size <= free:
             free -= size
-            static += packed(plain, size, largest) / unit
+            static += fixed
             num_static += 1
     return {
         "now": now,
@@ -88,6 +85,27 @@ def goodputs(active: Sequence[JobEntry], cluster: Cluster) -> dict[str, Any]:
         "static_jobs": num_static,
         "unknown_jobs": unknown,
     }
+
+
+def _static_size(record: JobRecord, cluster: Cluster) -> int:
+    return min(record.spec.requested_gpus, cluster.num_gpus)
+
+
+def _relative_goodput(
+    record: JobRecord, cluster: Cluster, nodes: Mapping[str, int]
+) -> tuple[float | None, float] | None:
+    """Goodput now and of the static allocation, in units of the job's own; None where no model says either."""
+    if record.goodput is None:
+        return None
+    largest = suitable(nodes, record.spec.limits)
+    plain = static_model(record.goodput)
+    unit = packed(plain, record.spec.limits.min_gpus, largest)
+    if unit <= 0.0:
+        return None
+    rate, size = placed(record, cluster), _static_size(record, cluster)
+    fixed = packed(plain, size, largest) / unit if size > 0 else 0.0
+    now = None if rate is None else rate / unit
+    return (now, fixed) if math.isfinite(fixed) and (now is None or math.isfinite(now)) else None
 
 
 def unfairness(active: Sequence[JobEntry], fairness: Fairness) -> dict[str, Any]:

@@ -102,9 +102,9 @@ def _service(numbers: _Numbers, engine: Engine) -> None:
     numbers.add("build_info", 1, version=__version__, policy=engine.policy.name, backend=engine.backend.name)
     numbers.add("start_time_seconds", engine.started_at)
     numbers.add("facts_total", engine.store.revision)
-    numbers.add("decision_seconds", engine.decision_times.seconds)
-    numbers.add("decision_delay_seconds", engine.decision_times.delay_seconds)
-    numbers.add("last_decision_timestamp_seconds", engine.decision_times.at)
+    numbers.add("decision_seconds", engine.last_decision.seconds)
+    numbers.add("decision_delay_seconds", engine.last_decision.delay_seconds)
+    numbers.add("last_decision_timestamp_seconds", engine.last_decision.at)
     numbers.add("eta_covered_ratio", engine.views.etas.overall()["covered"])
     numbers.add("cpu_seconds_total", time.process_time())
     numbers.add("resident_memory_bytes", _memory())
@@ -159,19 +159,23 @@ def _queues(numbers: _Numbers, active: Sequence[JobEntry]) -> frozenset[str]:
 def _jobs(numbers: _Numbers, holding: Sequence[JobEntry], named: Collection[str]) -> None:
     ranked = sorted(holding, key=lambda entry: (-entry.record.placement.num_gpus, entry.record.spec.id))
     for entry in ranked[:MOST_JOBS]:
-        record, report = entry.record, entry.report
-        labels = {"job_id": record.spec.id, "queue": record.spec.queue if record.spec.queue in named else OTHER}
-        noise = report.get("noise") or {}
-        total, done = report.get("total_progress"), report.get("progress")
-        numbers.add("job_gpus", record.placement.num_gpus, **labels)
-        # Rates of the GPUs that it held before say nothing about those that it holds now.
-        for name in () if entry.outdated else ("goodput", "throughput"):
-            numbers.add(f"job_{name}", report.get(name), **labels)
-        for name in ("efficiency", "batch_size", "loss"):
-            numbers.add(f"job_{name}", report.get(name), **labels)
-        numbers.add("job_noise_scale", noise.get("scale"), **labels)
-        if total and done is not None:
-            numbers.add("job_progress_ratio", min(max(done / total, 0.0), 1.0), **labels)
+        _job(numbers, entry, named)
     rest = ranked[MOST_JOBS:]
     if rest:
         numbers.add("job_gpus", sum(entry.record.placement.num_gpus for entry in rest), job_id=OTHER, queue=OTHER)
+
+
+def _job(numbers: _Numbers, entry: JobEntry, named: Collection[str]) -> None:
+    record, report = entry.record, entry.report
+    labels = {"job_id": record.spec.id, "queue": record.spec.queue if record.spec.queue in named else OTHER}
+    noise = report.get("noise") or {}
+    total, done = report.get("total_progress"), report.get("progress")
+    numbers.add("job_gpus", record.placement.num_gpus, **labels)
+    # Rates of the GPUs that it held before say nothing about those that it holds now.
+    for name in () if entry.outdated else ("goodput", "throughput"):
+        numbers.add(f"job_{name}", report.get(name), **labels)
+    for name in ("efficiency", "batch_size", "loss"):
+        numbers.add(f"job_{name}", report.get(name), **labels)
+    numbers.add("job_noise_scale", noise.get("scale"), **labels)
+    if total and done is not None:
+        numbers.add("job_progress_ratio", min(max(done / total, 0.0), 1.0), **labels)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pollux.backends.process.network import is_loopback
 from pollux.core.errors import InvalidInput
-from pollux.service.settings import ANY_ADDRESS, is_loopback
+from pollux.service.settings import ANY_ADDRESS
 
 __all__ = ["host_for_nodes", "host_to_announce", "names_of", "trusted_text"]
 

@@ -26,8 +26,8 @@ from pollux.core.errors import Conflict, InvalidInput
 from pollux.core.version import __version__
 from pollux.service.auth.tokens import Tokens
 from pollux.service.engine.engine import Engine
-from pollux.service.http.app import create_app
 from pollux.service.http.middleware import Guard
+from pollux.service.server.app import create_app
 from pollux.service.server.certificates import host_for_nodes, host_to_announce, names_of, trusted_text
 from pollux.service.settings import ANY_ADDRESS, AtStop, ServiceSettings
 from pollux.store import Store, open_store, open_telemetry

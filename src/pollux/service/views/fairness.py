@@ -30,6 +30,9 @@ class Fairness:
         the time grows as k0/share. Who holds nothing is taken to get its share now. None for a job that has ended, and
         without a model or the work in all.
         """
+        return entry.work_out("fairness", lambda: self._of(entry))
+
+    def _of(self, entry: JobEntry) -> float | None:
         record = entry.record
         total: float | None = entry.report.get("total_progress")
         model, left = record.goodput, record.remaining

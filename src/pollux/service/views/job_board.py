@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pollux.controller import ENDED, HOLDING, JobRecord, JobState
 from pollux.controller.explanations.explain import explain_cost
@@ -26,6 +27,8 @@ __all__ = ["Explained", "JobBoard", "JobEntry", "frozen"]
 # While it is being resized, its earlier replicas may go on and report.
 _STARTED = (JobState.STARTING, JobState.RUNNING)
 _ACTIVE = "active"
+_T = TypeVar("_T")
+_log = logging.getLogger("pollux.service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,18 @@ class JobEntry:
     others: Mapping[str, JobRecord] = field(default_factory=dict)
     widened: Callable[[str, Eta, float], Eta] | None = None
     rendered: bytes = b""
+    fault: str = ""
     _said: Explained | None = None
+
+    def work_out(self, figure: str, work: Callable[[], _T]) -> _T | None:
+        """A figure of this job, or None where its numbers allow none; that is said on this job, and fails no other."""
+        try:
+            return work()
+        except (ArithmeticError, ValueError) as error:
+            if not self.fault:
+                _log.exception("job '%s': its %s cannot be worked out", self.record.spec.id, figure)
+            self.fault = f"its {figure} cannot be worked out ({error}); the service's log has the whole story"
+            return None
 
     @property
     def ended(self) -> bool:
@@ -68,7 +82,8 @@ class JobEntry:
         known = self.record.goodput is not None and self.record.remaining is not None
         if self.around is None or self.ended or not known:
             return None
-        return estimate(self.record, self.around, self.others)
+        around = self.around
+        return self.work_out("ETA", lambda: estimate(self.record, around, self.others))
 
     def status(self, now: float, fairness: float | None = None) -> JobStatus:
         """Everything about the job at `now`; its fairness depends on all others, see `fairness.Fairness`."""
@@ -79,20 +94,21 @@ class JobEntry:
         if record.state is JobState.SUCCEEDED:
             progress = 1.0
         noise = report.get("noise")
-        holds = record.state in HOLDING
+        holds, eta = record.state in HOLDING, self.eta()
         return JobStatus(
             id=spec.id, name=request.name if request else spec.id, state=str(record.state), queue=spec.queue,
             priority=request.priority if request else "normal", submitted_at=record.submitted_at,
             min_gpus=spec.limits.min_gpus, max_gpus=spec.limits.max_gpus, gpus=record.placement.num_gpus,
             placement=dict(record.placement.shares), generation=record.generation, started_at=record.started_at,
             ended_at=record.ended_at, restarts=record.num_restarts, crashes=record.crashes, retries=spec.retries,
-            rigid=request.is_rigid if request else spec.limits.pinned, after=spec.after, detail=record.detail,
+            rigid=request.is_rigid if request else spec.limits.pinned, after=spec.after,
+            detail=record.detail or self.fault,
             batch_size=report.get("batch_size"), local_batch=report.get("local_batch"),
             accumulation=report.get("accumulation"), learning_rate_factor=report.get("learning_rate_factor"),
             throughput=report.get("throughput") if holds else None, efficiency=report.get("efficiency"),
             goodput=report.get("goodput") if holds else None, noise_scale=noise["scale"] if noise else None,
             loss=report.get("loss"), epoch=report.get("epoch"), progress=progress,
-            eta=self.eta(), reason=explained(record),
+            eta=eta, reason=explained(record),
             resize_seconds=record.resize_cost_seconds, resize_kind=record.likely_kind,
             resize_costs=medians(record.costs), checkpoint_age_seconds=report.get("checkpoint_age_seconds"),
             gpu_seconds=record.attained(now), reported_at=self.reported_at,
@@ -213,19 +229,15 @@ class JobBoard:
     ) -> Iterator[JobEntry]:
         """Cards in order of submission: those behind `after`, in one state, not ended or ended only."""
         self.check(after)
-        start = -1 if after is None else self._position.get(after, -1)
-        if state is None and active is not True:
-            order: Sequence[str] = self._order
-            begin = start + 1
-        else:
+        order: Sequence[str] = self._order
+        begin = 0 if after is None else self._position.get(after, -1) + 1
+        if state is not None or active:
             order = self._group(_ACTIVE if state is None else state)
-            begin = bisect_right(order, start, key=self._place) if start >= 0 else 0
+            begin = bisect_right(order, begin - 1, key=self._place) if begin else 0
         for index in range(begin, len(order)):
             entry = self._entries.get(order[index])
             # It may have changed since the order was made, or be asked for by two filters at once.
-            if entry is None or (state is not None and entry.record.state != state):
-                continue
-            if active is None or entry.ended is not active:
+            if entry is not None and _passes(entry, state, active):
                 yield entry
 
     def _place(self, job_id: str) -> int:
@@ -253,3 +265,7 @@ class JobBoard:
 def frozen(record: JobRecord) -> JobRecord:
     """A copy that later changes of the record do not reach."""
     return copy.copy(record)
+
+
+def _passes(entry: JobEntry, state: str | None, active: bool | None) -> bool:
+    return state in (None, entry.record.state) and (active is None or entry.ended is not active)

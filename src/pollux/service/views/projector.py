@@ -54,12 +54,9 @@ class Projector:
                 self._newest[row.job_id] = row
         if any(isinstance(event, JobsForgotten) for event in events):
             self._forget({entry.record.spec.id for entry in self.board.entries()} - controller.jobs.keys())
-        # In order: those of one batch stand on the board as they were submitted.
-        touched: dict[str, None] | None = dict.fromkeys(row.job_id for row in rows)
         for event in events:
             self._add(event)
-            names = _names(event)
-            touched = None if touched is None or names is None else touched | dict.fromkeys(names)
+        touched = _touched(events, rows)
         if touched is None:
             self.show_all(controller, now)
         elif touched:
@@ -165,3 +162,14 @@ def queues_of(controller: Controller) -> tuple[QueueStatus, ...]:
 
 def _holding(controller: Controller) -> Iterable[tuple[str, JobRecord]]:
     return ((job_id, record) for job_id, record in controller.jobs.items() if record.state in HOLDING)
+
+
+def _touched(events: Sequence[Event], rows: Sequence[TelemetryRow]) -> dict[str, None] | None:
+    """The jobs that these may change, in order, as those of one batch stand on the board; None: all of them."""
+    touched = dict.fromkeys(row.job_id for row in rows)
+    for event in events:
+        names = _names(event)
+        if names is None:
+            return None
+        touched |= dict.fromkeys(names)
+    return touched

@@ -201,6 +201,7 @@ class _Past:
             life.close(self.end)
 
     def _take(self, event: Event) -> None:
+        before = self._last_pause(event)
         self.controller.apply(event)
         if self.controller.cluster.num_gpus > self.largest.num_gpus:
             self.largest = self.controller.cluster
@@ -213,8 +214,16 @@ class _Past:
                 life.follow(event.at, counts)
         if isinstance(event, JobReported) and event.job_id in self.lives:
             self.lives[event.job_id].report(event)
-            if event.resize_cost_seconds is not None:
+            if event.resize_cost_seconds is not None and not event.resize_kind:
                 self.pauses.append(event.resize_cost_seconds)
+        pause = self._last_pause(event)
+        if pause is not None and pause != before:
+            self.pauses.append(pause[1])
+
+    def _last_pause(self, event: Event) -> tuple[str, float] | None:
+        """The kind and length of the last pause of the job that the event is about."""
+        record = self.controller.jobs.get(getattr(event, "job_id", ""))
+        return None if record is None else record.last_pause
 
     def _touched(self, event: Event) -> Iterator[str]:
         if isinstance(event, DecisionMade | NodeRemoved):

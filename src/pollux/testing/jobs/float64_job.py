@@ -106,7 +106,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 def _fail_at(folder: Path, text: str) -> None:
-    from pollux.agent.elastic import member
+    from pollux.agent.elastic import generation_move
 
     phase, ranks, number = text.split("/") if text else ("", "", "0")
 
@@ -117,7 +117,7 @@ def _fail_at(folder: Path, text: str) -> None:
                 os.close(os.open(folder / f"failed-{rank}", os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), int(number))
 
-    member.at_phase = fail
+    generation_move.at_phase = fail
 
 
 def _wait(folder: Path, word: str) -> None:

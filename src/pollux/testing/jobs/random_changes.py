@@ -242,6 +242,10 @@ class EventRun:
         self.until("end", lambda: self.state == "done", PATIENCE_SECONDS + _EPOCH_SECONDS * self._epochs)
         self.backend.forget(self.job_id)
         self.close()
+        return self._verdict()
+
+    def _verdict(self) -> Verdict:
+        """What its replicas have written, compared with plain PyTorch."""
         ended = float64_job.results(self.folder)
         wanted = float64_job.expected(self._epochs)
         size = max(map(abs, wanted))

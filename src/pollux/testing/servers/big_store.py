@@ -43,6 +43,9 @@ _QUEUES = ("vision", "language", "speech", "default")
 _SIZES = (1, 2, 4, 8, 16, 32)
 _GPU_TYPE = "a100"
 _BATCH = 2000
+_GPUS_PER_NODE = 8
+_SEED = 1
+_ROWS_PER_JOB, _ROWS_OF_ACTIVE = 6, 60
 _START_SECONDS, _PAUSE_SECONDS = 15.0, 6.0
 
 
@@ -221,23 +224,21 @@ def build_big_store(
     hours: float = 24.0,
     *,
     now: float,
-    gpus_per_node: int = 8,
-    seed: int = 1,
-    rows_per_job: int = 6,
-    rows_of_active: int = 60,
     decide_every: float = 300.0,
 ) -> BigStore:
-    """Fill an empty home with a day that ends at `now` (seconds since 1970); the same seed gives the same day.
+    """Fill an empty home with a day that ends at `now` (seconds since 1970); the same arguments give the same day.
 
     The cluster is about as full as it can be, and the last state is kept, so that a service starts quickly.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     began_at = now - hours * 3600.0
-    draw = random.Random(seed)
-    nodes = tuple(Node(f"node-{index:04d}", gpus_per_node, _GPU_TYPE) for index in range(num_nodes))
-    seconds = 0.9 * num_nodes * gpus_per_node * hours * 3600.0 / max(num_jobs, 1)
-    jobs = [_job(index, num_jobs, began_at, now, seconds, draw, num_nodes * gpus_per_node) for index in range(num_jobs)]
-    events = _Past(nodes, jobs, began_at, now, seed).events(decide_every)
+    draw = random.Random(_SEED)
+    nodes = tuple(Node(f"node-{index:04d}", _GPUS_PER_NODE, _GPU_TYPE) for index in range(num_nodes))
+    seconds = 0.9 * num_nodes * _GPUS_PER_NODE * hours * 3600.0 / max(num_jobs, 1)
+    jobs = [
+        _job(index, num_jobs, began_at, now, seconds, draw, num_nodes * _GPUS_PER_NODE) for index in range(num_jobs)
+    ]
+    events = _Past(nodes, jobs, began_at, now, _SEED).events(decide_every)
     controller = Controller(Cluster(()), ControllerSettings("rounds"))
     controller.start(began_at)
     with contextlib.closing(open_store(store_file(home))) as store:
@@ -248,7 +249,7 @@ def build_big_store(
     rows = 0
     with contextlib.closing(open_telemetry(telemetry_file(home))) as telemetry:
         active = set(controller.active)
-        for group in _batches(_rows(jobs, active, now, rows_per_job, rows_of_active), _BATCH):
+        for group in _batches(_rows(jobs, active, now, _ROWS_PER_JOB, _ROWS_OF_ACTIVE), _BATCH):
             telemetry.record(group)
             rows += len(group)
     return BigStore(home, nodes, began_at, now, num_jobs, len(controller.active), written, rows)

@@ -9,5 +9,5 @@ from __future__ import annotations
 
 __all__ = ["PROTOCOL_VERSION"]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Of keys and messages. A side that hears of another version refuses in one line."""

@@ -5,13 +5,12 @@ The service sends the `...Request` classes, the shim the `...Message` classes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.wire.live import PROTOCOL_VERSION
-from pollux.wire.live.codec import MalformedValue, from_plain, read_json, to_plain
+from pollux.wire.live.codec import MalformedValue, classes_by_name, decode_tagged, encode_tagged
 from pollux.wire.live.heartbeat import PauseReport
 
 __all__ = [
@@ -162,7 +161,8 @@ class StartedMessage:
 class StatusMessage:
     """What the shim has: its newest generation, whether that is starting or changing, its loss or how it ended.
 
-    `warm`: the shim was forked with everything imported. `ended` is the record that is on disk, too.
+    `warm`: the shim was forked with everything imported. `ended` is the record that is on disk, too. `pause`: what the
+    change into that generation took, for a service that was not connected when it came about.
     """
 
     warm: bool
@@ -171,6 +171,7 @@ class StatusMessage:
     moving: bool = False
     lost: LostMessage | None = None
     ended: Mapping[str, Any] | None = None
+    pause: PauseReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +214,17 @@ ShimMessage = (
 )
 """What the shim sends."""
 
-_CLASSES: Mapping[str, type] = {kind.__name__: kind for kind in (*ShimRequest.__args__, *ShimMessage.__args__)}
+_CLASSES = classes_by_name(ShimRequest | ShimMessage)
 
 
 def encode_message(message: ShimRequest | ShimMessage) -> bytes:
     """The message as a line."""
-    return json.dumps([type(message).__name__, to_plain(message)]).encode() + b"\n"
+    return encode_tagged(message).encode() + b"\n"
 
 
 def decode_message(line: bytes) -> Any:
     """The message of a line; `MalformedValue` for a line that this version has no message for."""
-    value = read_json(line, MAX_MESSAGE_BYTES)
-    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or value[0] not in _CLASSES:
-        raise MalformedValue(f"{str(value)[:60]!r} is no message of version {PROTOCOL_VERSION} of the protocol")
-    return from_plain(_CLASSES[value[0]], value[1])
+    message = decode_tagged(_CLASSES, line, MAX_MESSAGE_BYTES)
+    if isinstance(message, StatusMessage) and message.version != PROTOCOL_VERSION:
+        raise MalformedValue(f"it speaks version {message.version} of the protocol, and not version {PROTOCOL_VERSION}")
+    return message

@@ -287,7 +287,7 @@ def test_what_is_believed_gives_way_to_at_least_so_much(made, low, measured, aft
         16, float("inf"), low, float("inf"), -1.0, 2.0, (-1.0, 0.0), (2.0, 0.0), (False, False), measured
     )
     one.estimate = lambda: unknown
-    one._take_rows(SummedNoise(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0)))
+    one._add_noise(SummedNoise(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0)))
     assert one.believed.noise_scale == after
     assert one.efficiency(64) == pytest.approx((after + 16) / (after + 64))
 
@@ -310,7 +310,7 @@ def test_a_step_counts_by_second_moments_as_they_are(made):
     one.believed = known()
     for group in one._engine.optimizer.param_groups:
         group["betas"] = (0.9, 0.9)
-    one._take_rows(SummedNoise(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0)))
+    one._add_noise(SummedNoise(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0), np.zeros(0)))
     one.believed = known()
     assert one.efficiency(64) == pytest.approx(516 / 564)
     counted = optimiser_steps(one, 60, 64)
@@ -365,21 +365,21 @@ def test_measuring_goes_on_longer_where_the_noise_is_not_clear(made):
     rows = 1.0 + np.random.default_rng(0).normal(size=(2, 150, 2)), np.full(150, 2), np.full(150, 16)
     one.tracker.add(rows[0][0] + 9.0, rows[0][1], *rows[1:])
     assert not one.estimate().is_known
-    one._pace(0, 0.1, 0.02)
+    one._set_measuring(0.1, 0.02)
     assert one._every == 2
     one.estimate = known
-    one._pace(0, 0.1, 0.02)
+    one._set_measuring(0.1, 0.02)
     assert one._every == 4
-    one._pace(0, 0.1, 0.31)
+    one._set_measuring(0.1, 0.31)
     assert 0.31 / one._every <= 0.005, "the budget holds where a measured step costs a third more than others"
-    one._pace(0, 0.1, 5.0)
+    one._set_measuring(0.1, 5.0)
     assert one._every == 64
-    one._pace(0, 0.001, 5.0)
+    one._set_measuring(0.001, 5.0)
     assert one._every == 8, "short steps are measured more often than they should for what it costs"
     exact = made(BatchRange(16))
     exact._rounds_since_change = 100
     exact.tracker.add(rows[0][0] + 9.0, rows[0][1], *rows[1:])
-    exact._pace(0, 0.1, 0.02)
+    exact._set_measuring(0.1, 0.02)
     assert exact._every == 4, "nothing waits for it"
 
 

@@ -96,14 +96,11 @@ class TestCost:
     def test_waiting_for_data_is_kept_apart(self):
         profile = Profile()
         fill(profile, ALONE, step=0.3, data=0.1)
-        assert profile.data_seconds(ALONE) == pytest.approx(0.1)
-        assert profile.data_share(ALONE) == pytest.approx(1 / 3)
+        assert profile.cost(ALONE).data_seconds == pytest.approx(0.1)
         assert only(profile).step_seconds == pytest.approx(0.3)
 
     def test_what_was_not_seen_is_none(self):
         assert Profile().cost(ALONE) is None
-        assert Profile().data_seconds(ALONE) is None
-        assert Profile().data_share(ALONE) is None
 
     def test_bad_keys_and_repeats_are_refused(self):
         with pytest.raises(InvalidInput, match="num_nodes is 3"):

@@ -5,7 +5,6 @@ Sharded ones are in `test_checkpoint_sharded`, a step that is saved a second tim
 
 import errno
 import hashlib
-import logging
 import os
 import threading
 import warnings
@@ -54,7 +53,6 @@ def test_given_tensors_are_filled_in_place_and_the_others_are_new(writer):
     assert (layer.weight == 3).all()
     assert layer.weight.requires_grad
     assert list(loaded.tensors) == ["optimizer.state.weight.step"]
-    assert load(newest(writer), fresh=False).tensors == {}
 
 
 def test_no_checkpoint_is_none(writer):
@@ -192,27 +190,6 @@ def test_a_spared_one_stays_when_the_next_save_fails(writer, monkeypatch):
     assert newest(writer).step == 3
 
 
-def test_a_protected_step_stays_beyond_those_kept(writer):
-    put(writer, 1, 2, 3)
-    writer.protect(2)
-    put(writer, 4, 5, 6)
-    assert names(writer) == {"step-0000000002", "step-0000000005", "step-0000000006"}
-    writer.drop_after(2)
-    assert newest(writer).step == 2
-    put(writer, 3, 4)
-    writer.protect(None)
-    put(writer, 5)
-    assert names(writer) == {"step-0000000004", "step-0000000005"}
-
-
-def test_what_is_protected_is_whole(writer):
-    put(writer, 1, 2)
-    flip(writer.folder / "step-0000000002" / "__0_0.distcp", 300)
-    writer.protect(2)
-    put(writer, 3, 4)
-    assert names(writer) == {"step-0000000001", "step-0000000003", "step-0000000004"}
-
-
 def test_a_name_once_known_as_damaged_can_be_used_again(writer):
     put(writer, 1, 2)
     flip(writer.folder / "step-0000000002" / "__0_0.distcp", 300)
@@ -331,7 +308,7 @@ def test_parameters_that_are_not_finite_are_not_published(writer, value, caplog)
     assert "model.weight" in caplog.text
     assert "training goes on" in caplog.text
     assert names(writer) == {"step-0000000001"}
-    writer.save(2, bad, {}, {}, {}, wait=True, check_finite=False)
+    writer.save(2, bad, {}, {}, {}, wait=True, finite=())
     assert writer.last_error is None
     assert newest(writer).step == 2
 
@@ -438,25 +415,6 @@ def test_wrong_calls_are_refused_at_once(writer):
     with pytest.raises(InvalidInput, match="keep is 0"):
         Checkpointer(writer.folder, keep=0)
     assert names(writer) == set()
-
-
-def test_abandoned_saves_leave_nothing(writer, monkeypatch, caplog):
-    put(writer, 1)
-    write = host_buffers.write_files
-
-    def write_late(*arguments, **options):
-        assert options["abandoned"].wait(PATIENCE_SECONDS)
-        return write(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpointer_module, "write_files", write_late)
-        writer.save(2, state(2), {}, {}, {})
-        writer.abandon()
-    assert not writer.busy
-    assert names(writer) == {"step-0000000001"}
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-    put(writer, 3)
-    assert newest(writer).step == 3
 
 
 def test_prepare_makes_the_memory_of_the_first_save(writer):

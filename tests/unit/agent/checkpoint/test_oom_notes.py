@@ -119,7 +119,7 @@ def train(job, limit: int, error: BaseException, change_at: int = -1, raise_at: 
             ran.append(len(x))
             if job.step == change_at:
                 job.checkpoint()
-                job._loop._rounds.change_batch(BatchChange(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test"))
+                job._run.rounds._rounds.change_batch(BatchChange(BatchChoice(16, 0, 1), 1.5, 1.0, 0.9, "for the test"))
     return ran
 
 
@@ -134,7 +134,7 @@ def test_a_loss_that_runs_out_of_memory_at_a_new_size_does_so_once(tmp_path, cap
         assert job.step == 4
         assert job._parts.adaptation.local_max == 8
         assert "a local batch of 16 ended an earlier start" in caplog.text
-        job._loop._rounds.change_batch(BatchChange(job._parts.adaptation.fitted(), 1.5, 1.0, 0.9, "for the test"))
+        job._run.rounds._rounds.change_batch(BatchChange(job._parts.adaptation.fitted(), 1.5, 1.0, 0.9, "for the test"))
         assert max(train(job, 8, OUT)) == 8
         assert [event["kind"] for event in job.receipt.to_json()["events"]].count("out-of-memory") == 1
     caplog.clear()

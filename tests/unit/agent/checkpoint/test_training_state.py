@@ -223,7 +223,7 @@ def test_what_modules_keep_beside_tensors_goes_on_too(tmp_path, wrap):
 def test_plain_pytorch_finds_extra_state_under_its_own_name(tmp_path):
     captured = remembering(["a"], 2.5)[2].capture()
     checkpointer = Checkpointer(tmp_path / "c")
-    checkpointer.save(1, captured.tensors, captured.objects, captured.values, {}, wait=True, check_finite=False)
+    checkpointer.save(1, captured.tensors, captured.objects, captured.values, {}, wait=True, finite=())
     checkpointer.close()
     other, model, _ = remembering(None)
     found = {f"model.{name}": value for name, value in model.state_dict().items()}

@@ -12,7 +12,7 @@ from pollux.agent.distributed import abort as abort_module
 from pollux.agent.distributed import process_group
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
-from pollux.agent.elastic import member as regroup_module
+from pollux.agent.elastic import generation_move as move_module
 from pollux.agent.elastic import peer_connections
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.membership import Membership
@@ -136,7 +136,7 @@ class Job:
     def disconnect(self) -> None:
         self.made.disconnect()
 
-    def drop_unfinished(self) -> None:
+    def drop_unfinished_step(self) -> None:
         self.made.calls.append("drop")
 
     def save_alone(self) -> None:
@@ -145,10 +145,10 @@ class Job:
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_after_a_loss_only_what_can_be_trusted_is_saved(made, monkeypatch, idle):
-    monkeypatch.setattr(regroup_module, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(move_module, "_PATIENCE_SECONDS", 0.05)
     made.idle = idle
     live = ElasticMember(Membership(dist.HashStore(), 0, 0), made, joins=False)
-    with pytest.raises(regroup_module.JobLost):
+    with pytest.raises(move_module.JobLost):
         live.recover(Job(made), "gone")  # type: ignore[arg-type]
     assert made.calls == ["look", "abort", "destroy", "drop", *(["save"] if idle else [])]
 
@@ -157,7 +157,7 @@ def test_who_is_stuck_is_freed_by_the_thread_that_watches(made, monkeypatch):
     monkeypatch.setattr(peer_connections, "_FREE_SECONDS", 0.0)
     store = dist.HashStore()
     live = ElasticMember(Membership(store, 0, 0), made, joins=False)
-    live._connections._published = 0, 2
+    live.move.connections._published = 0, 2
     monkeypatch.setattr(live.membership, "lost", lambda generation: frozenset({1}))
     monkeypatch.setattr(live.membership, "ends", lambda generation, count: frozenset())
     for _ in range(3):

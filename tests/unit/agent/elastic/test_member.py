@@ -12,9 +12,11 @@ from pollux.agent.data.step_shape import StepShape
 from pollux.agent.data.torch_reader import torch_loader
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
-from pollux.agent.elastic import member as module
+from pollux.agent.elastic import generation_move as module
 from pollux.agent.elastic import peer_connections
-from pollux.agent.elastic.member import ElasticMember, JobLost, NotNeeded, refuse_all
+from pollux.agent.elastic.generation_move import JobLost, NotNeeded
+from pollux.agent.elastic.member import ElasticMember, refuse_all
+from pollux.agent.elastic.member_states import Joining, Moving
 from pollux.agent.elastic.membership import Membership
 from pollux.agent.elastic.pause import ResizePause
 from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP, StepRequests
@@ -38,11 +40,11 @@ class Job:
         self.calls.append("whole" if whole else "values")
         return State()
 
-    def sendable(self):
+    def state_to_send(self):
         return State(objects=self.objects)
 
-    def settle(self, state, receives):
-        self.calls.append(f"settle {state.values['num_replicas']}")
+    def rebuild(self, state, receives):
+        self.calls.append(f"rebuild {state.values['num_replicas']}")
 
     def __getattr__(self, name):
         return lambda *arguments: self.calls.append(name)
@@ -70,11 +72,11 @@ def publish(live: ElasticMember, generation: int, *was: int | None, before: int 
 def test_a_change_to_one_replica_needs_no_group(live):
     job = Job()
     publish(live, 1, 0)
-    assert live.wanted() == 1
+    assert live.wanted_generation() == 1
     live.resize(job, 1)
-    assert job.calls == ["part_in_peace", "disconnect", "values", "settle 1"]
+    assert job.calls == ["merge_parts", "disconnect", "values", "rebuild 1"]
     assert live.membership.generation == 1
-    assert live.wanted() is None
+    assert live.wanted_generation() is None
     assert live.stepped(4)
     assert not live.stepped(5)
     seconds, kind = live.last_pause
@@ -98,10 +100,10 @@ def test_a_door_that_does_not_open_means_a_restart_after_saving(live):
 def test_a_state_that_does_not_fit_is_given_up_at_once(live):
     job: Any = Job()
 
-    def settle(state, receives):
+    def rebuild(state, receives):
         raise CheckpointMismatch("a buffer is another one here")
 
-    job.settle = settle
+    job.rebuild = rebuild
     publish(live, 1, 0)
     with pytest.raises(JobLost):
         live.resize(job, 1)
@@ -118,7 +120,7 @@ def test_a_newer_plan_is_followed_from_the_door(live):
     finally:
         module.at_phase = module._nothing
     assert live.membership.generation == 2
-    assert job.calls[-1] == "settle 1"
+    assert job.calls[-1] == "rebuild 1"
 
 
 def withdraw_at(live: ElasticMember, phase: str, generation: int = 1) -> Any:
@@ -135,9 +137,9 @@ def test_a_change_that_is_withdrawn_before_all_are_at_the_door_leaves_replicas_w
     monkeypatch.setattr(module, "at_phase", withdraw_at(live, "door"))
     live.beat.busy = ""
     live.resize(job, 1)
-    assert job.calls == ["part_in_peace"], "nobody has let go of anything"
+    assert job.calls == ["merge_parts"], "nobody has let go of anything"
     assert live.membership.generation == 0
-    assert live.wanted() is None
+    assert live.wanted_generation() is None
     assert live.beat.busy == ""
     assert not live.stepped(4)
     publish(live, 2, 0)
@@ -167,7 +169,7 @@ def test_who_was_to_leave_stays_where_the_change_is_withdrawn(live, monkeypatch)
     monkeypatch.setattr(module, "at_phase", withdraw_at(live, "leave"))
     monkeypatch.setattr(module.os, "_exit", lambda code: pytest.fail("it left"))
     live.resize(job, 1)
-    assert job.calls == ["part_in_peace"]
+    assert job.calls == ["merge_parts"]
 
 
 def hand_over(live: ElasticMember) -> None:
@@ -187,7 +189,7 @@ def alone(live, monkeypatch):
         raise NotNeeded
 
     monkeypatch.setattr(live._replicas, "connect", lambda *arguments: keys(live).set("connected", str(arguments[:2])))
-    monkeypatch.setattr(live, "_transfer", lambda *arguments: (False, State()))
+    monkeypatch.setattr(live.move, "_transfer", lambda *arguments: (False, State()))
     monkeypatch.setattr(module.os, "_exit", leave)
     hand_over(live)
     keys(live).set("here/1/0", "")
@@ -217,7 +219,7 @@ def test_who_hands_over_keeps_its_state_until_then(live, alone, come):
 @pytest.mark.parametrize("come", ["", "received/1/0"])
 def test_who_hands_over_and_is_asked_to_stop_saves(live, alone, come):
     job = Job()
-    live._stop_wanted = lambda: bool(keys(live).check(["here/1/1"]))
+    live.move.stop_wanted = lambda: bool(keys(live).check(["here/1/1"]))
     if come:
         keys(live).set(come, "")
     with pytest.raises(JobLost) as ended:
@@ -230,7 +232,7 @@ def test_who_joins_counts_the_pause_of_those_that_trained(live, monkeypatch):
         def gather(self, numbers):
             return [list(numbers), [3.0, 0.0, 0.0, 36.0]]
 
-    live._replicas, live.joins, live._has_state = Two(Environment(), torch.device("cpu")), True, False
+    live.move._replicas = Two(Environment(), torch.device("cpu"))
     state = State(values={"num_replicas": 1, "paused_seconds": 0.25})
     monkeypatch.setattr(module, "exchange", lambda *arguments: (state, 7))
     plan = GenerationPlan(1, 0, (PlanMember(0, None),), senders=(0,))
@@ -238,7 +240,7 @@ def test_who_joins_counts_the_pause_of_those_that_trained(live, monkeypatch):
     began = module.time.perf_counter() - 100.0
     pause = ResizePause(plan, "grow", began, last=began)
     pause.end_part("regroup")
-    assert live._transfer(Job(), pause, 1) == (True, state)
+    assert live.move._transfer(Job(), Moving(plan, Joining(), began, 1), pause) == (True, state)
     pause.end_part("transfer")
     assert pause.parts["regroup"] == pytest.approx(0.25)
     assert sum(pause.parts.values()) == pytest.approx(pause.last - pause.began)
@@ -246,7 +248,7 @@ def test_who_joins_counts_the_pause_of_those_that_trained(live, monkeypatch):
 
 def test_who_has_lost_others_on_the_way_out_cannot_stay(live, monkeypatch):
     class Broken(Job):
-        def part_in_peace(self, same_size, first_leaves):
+        def merge_parts(self, same_size, first_leaves):
             raise RuntimeError("/gloo/ closed by peer")
 
     job: Any = Broken()
@@ -270,7 +272,7 @@ def test_the_others_hear_that_replica_0_leaves(was, leaves):
     asked = []
 
     class Leaving(Job):
-        def part_in_peace(self, same_size, first_leaves):
+        def merge_parts(self, same_size, first_leaves):
             asked.append((same_size, first_leaves))
             raise ValueError("enough")
 
@@ -292,7 +294,7 @@ class Ends:
         self.count = count
         monkeypatch.setattr(peer_connections, "cut", self.cut)
         monkeypatch.setattr(peer_connections, "_FREE_SECONDS", 0.0)
-        live._connections._published = (0, 2)
+        live.move.connections._published = (0, 2)
         keys(live).set("ends/0/0", '["127.0.0.1 7"]')
 
     def cut(self, ends: frozenset[str]) -> int:
@@ -336,7 +338,7 @@ def test_without_a_plan_after_a_loss_the_job_is_saved_and_restarted(live):
     with pytest.raises(JobLost) as ended:
         live.recover(job, "gone")
     assert ended.value.code == 75
-    assert job.calls == ["disconnect", "drop_unfinished", "save_alone"]
+    assert job.calls == ["disconnect", "drop_unfinished_step", "save_alone"]
     assert keys(live).get("failed/0") == b"gone"
 
 
@@ -344,7 +346,7 @@ def test_a_request_to_stop_ends_the_wait_for_a_plan(live):
     job = Job()
     watch = StepRequests(live._replicas, None, ())
     watch.request(STOP)
-    live.attend(job, watch)
+    live.attach(job, watch)
     with pytest.raises(JobLost) as ended:
         live.recover(job, "gone")
     assert ended.value.code == 143
@@ -367,7 +369,7 @@ def test_only_the_first_that_is_left_saves(monkeypatch):
 
 def test_a_request_to_stop_is_heard_at_the_door(live):
     job, watch = Job(), StepRequests(live._replicas, None, ())
-    live.attend(job, watch)
+    live.attach(job, watch)
     members = (PlanMember(0, 0), PlanMember(1, None))
     keys(live).set("plan/1", GenerationPlan(1, 0, members, deadlines=PlanDeadlines(join=300.0)).encode())
     keys(live).set("committed", "1")
@@ -384,7 +386,7 @@ def test_a_request_to_stop_is_heard_at_the_door(live):
 def test_a_pause_ends_where_no_step_follows_but_code_of_the_users_own(live):
     publish(live, 1, 0)
     live.resize(Job(), 1)
-    live.rest("pass end")
+    live.start_activity("pass end")
     assert live.last_pause[1] == "move"
     assert keys(live).check(["done/1/0"])
     assert live.beat.busy == "pass end"
@@ -392,7 +394,7 @@ def test_a_pause_ends_where_no_step_follows_but_code_of_the_users_own(live):
 
 
 def test_that_the_job_is_through_is_told_at_once(live):
-    live.tell_beat()
+    live.send_heartbeat()
     live.finish()
     assert __import__("json").loads(keys(live).get("beat/0/0"))["activity"] == "finished"
 
@@ -406,7 +408,7 @@ def test_without_its_store_a_job_stays_where_it_is(live, monkeypatch):
 
 def test_beats_tell_why_a_job_cannot_move(live):
     live.refusal = "sharded"
-    live.tell_beat()
+    live.send_heartbeat()
     assert __import__("json").loads(keys(live).get("beat/0/0"))["refusal"] == "sharded"
 
 
@@ -424,13 +426,13 @@ def test_a_joiner_that_is_not_needed_ends_well(live, how):
 
 
 def test_state_that_cannot_travel_is_refused_once(live, caplog):
-    live.attend(Job({"object.mine": object()}), StepRequests(live._replicas, None, ()))
+    live.attach(Job({"object.mine": object()}), StepRequests(live._replicas, None, ()))
     publish(live, 1, 0, None)
-    assert not live.agrees(1)
+    assert not live.can_move(1)
     assert b"object.mine is a object" in keys(live).get("failed/1")
-    assert live.wanted() is None
+    assert live.wanted_generation() is None
     publish(live, 2, 0, None)
-    assert not live.agrees(2)
+    assert not live.can_move(2)
     assert len([record for record in caplog.records if "no change of replicas" in record.message]) == 1
 
 
@@ -453,17 +455,17 @@ class ResizeSource:
     def __init__(self, target: int | None = 7, agrees: bool = True):
         self.target, self.can, self.asked = target, agrees, 0
 
-    def tell_beat(self):
+    def send_heartbeat(self):
         pass
 
     def free_from_lost(self):
         pass
 
-    def wanted(self):
+    def wanted_generation(self):
         self.asked += 1
         return self.target
 
-    def agrees(self, generation):
+    def can_move(self, generation):
         return self.can
 
 
@@ -495,7 +497,7 @@ def test_a_resize_is_served_unless_something_speaks_against_it(requested, mover,
 def test_a_lone_replica_whose_store_is_gone_trains_on(monkeypatch):
     mover = ResizeSource()
     watch = watched(mover)
-    monkeypatch.setattr(mover, "wanted", lambda: (_ for _ in ()).throw(RuntimeError("reset")))
+    monkeypatch.setattr(mover, "wanted_generation", lambda: (_ for _ in ()).throw(RuntimeError("reset")))
     watch.request(RESIZE)
     watch.request(CHECKPOINT)
     assert watch.at_boundary(3) == {CHECKPOINT}
@@ -504,7 +506,7 @@ def test_a_lone_replica_whose_store_is_gone_trains_on(monkeypatch):
 def test_several_replicas_without_a_store_stop_as_after_a_loss(monkeypatch):
     watch = watched(ResizeSource())
     monkeypatch.setattr(watch._replicas, "num_replicas", 2)
-    monkeypatch.setattr(watch, "_agreed", lambda step: (_ for _ in ()).throw(RuntimeError("reset")))
+    monkeypatch.setattr(watch, "_agree", lambda step: (_ for _ in ()).throw(RuntimeError("reset")))
     watch.request(CHECKPOINT)
     assert watch.at_boundary(3) == set()
     watch.request(STOP)
@@ -528,7 +530,7 @@ def test_requests_outlive_a_regroup_but_for_the_resize():
     watch._thread.join(PATIENCE_SECONDS)
     watch.request(RESIZE)
     watch.request(STOP)
-    watch.regrouped()
+    watch.start_among_new_replicas()
     assert watch.wants(STOP)
     assert not watch.wants(RESIZE)
     assert watch.armed

@@ -119,7 +119,7 @@ def test_all_replicas_serve_the_same_at_the_same_step(num_replicas, requests, se
                     made[replica].request(what)
             for other in made:
                 if step > 30 or chance.random() < 0.3:
-                    other._look()
+                    other._check_once()
             now = made[replica].at_boundary(step)
             if now:
                 served[replica][step] = now
@@ -133,28 +133,28 @@ def test_only_replica_0s_clock_counts():
     clock = Clock()
     made = watches(2, 10.0, clock)
     clock.now = 11.0
-    made[1]._look()
+    made[1]._check_once()
     assert not made[1].armed
-    made[0]._look()
+    made[0]._check_once()
     assert made[0].armed
     for step in range(1, 5):
         results = []
         for one in made:
-            one._look()
+            one._check_once()
             results.append(one.at_boundary(step))
         if results[0]:
             assert results == [{CHECKPOINT}, {CHECKPOINT}]
             break
     else:
         pytest.fail("never served")
-    made[0]._look()
+    made[0]._check_once()
     assert not made[0].armed, "the next one is due a period later"
 
 
 def test_a_store_that_is_gone_is_no_error_of_ours():
     made = watches(2)
     made[0]._replicas.store.check = lambda keys: (_ for _ in ()).throw(RuntimeError("Connection reset by peer"))
-    made[0]._look()
+    made[0]._check_once()
     assert not made[0].armed
 
 
@@ -242,7 +242,7 @@ def test_one_that_saves_alone_is_not_ended_by_being_asked_again():
     watch = StepRequests(ReplicaGroup(Environment(), torch.device("cpu")), None, clock=clock)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
-        watch.ends()
+        watch.mark_stopping()
         clock.now += 100.0
         os.kill(os.getpid(), signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) == watch._on_signal
@@ -254,7 +254,7 @@ def test_a_sign_of_life_is_given_before_the_script_goes_on(monkeypatch):
     class Beating:
         told = 0
 
-        def tell_beat(self) -> None:
+        def send_heartbeat(self) -> None:
             self.told += 1
 
     # Who hangs before the thread first looks is known all the same.

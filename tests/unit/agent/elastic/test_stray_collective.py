@@ -62,7 +62,7 @@ def looked(monkeypatch):
         one._thread = thread
         code = 0
         try:
-            one.look()
+            one.check()
         except Ended as ended:
             code = ended.args[0]
         assert code == (75 if told else 0)
@@ -92,11 +92,11 @@ def test_a_thread_that_does_something_else_is_left_in_peace(looked):
 
 def test_it_is_the_thread_that_began():
     one = StrayCollectiveCheck(lambda why: None)
-    one.begin()
+    one.watch_this_thread()
     assert one._thread == threading.get_ident()
-    one.end()
+    one.stop_watching()
     assert one._thread is None
-    one.look()
+    one.check()
 
 
 def test_the_store_that_a_collective_of_the_scripts_asks_is_no_code_of_ours(waits, monkeypatch):

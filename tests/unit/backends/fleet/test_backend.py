@@ -7,11 +7,16 @@ import pytest
 from pollux.backends.dispatch.slots import FleetSlotAllocator
 from pollux.backends.fleet.backend import FleetBackend, fleet_secret
 from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
+from pollux.backends.nodes.slot import read_slots
 from pollux.backends.process.network import own_address
 from pollux.backends.protocol import Launch, NodeDown, NodeUp
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.waiting import PATIENCE_SECONDS
+
+
+def slots(*names):
+    return read_slots(names)
 
 
 def node(name, places=2, port=1, gpus=()):
@@ -180,7 +185,7 @@ def test_what_cannot_be_placed_is_refused(backend, lender):
 
 def test_every_replica_knows_its_ranks(backend, lender):
     lender.offer([node("a", gpus=(4, 6)), node("b", gpus=(0, 1))])
-    details = backend._slots.details(launch(a=2, b=1), ["a/0", "a/1", "b/0"], "run")
+    details = backend._slots.details(launch(a=2, b=1), slots("a/0", "a/1", "b/0"), "run")
     ranks = [each["RANK"] + each["LOCAL_RANK"] + each["NODE_RANK"] for each in details["replicas"]]
     assert ranks == ["000", "110", "201"]
     assert {**details["environ"], **details["replicas"][0]}["MASTER_ADDR"] == "127.0.0.1"
@@ -218,9 +223,9 @@ def ground(lender):
 
 def test_places_that_stay_come_first(ground, lender):
     first = ground.take("job", Placement.of({"a": 2}), (), ())
-    assert first == ("a/0", "a/1")
-    second = ground.take("job", Placement.of({"b": 1, "a": 1}), ("a/1", "a/0"), ("a/1", "a/0"))
-    assert second == ("a/1", "b/0")
+    assert first == slots("a/0", "a/1")
+    second = ground.take("job", Placement.of({"b": 1, "a": 1}), slots("a/1", "a/0"), slots("a/1", "a/0"))
+    assert second == slots("a/1", "b/0")
     ground.keep("job", second)
     assert lender.held("job") == {"a": (1,), "b": (0,)}
     assert ground.placement(second) == Placement.of({"a": 1, "b": 1})
@@ -228,7 +233,7 @@ def test_places_that_stay_come_first(ground, lender):
 
 def test_places_of_the_dead_are_used_again(ground):
     ground.take("job", Placement.of({"a": 2}), (), ())
-    assert ground.take("job", Placement.of({"a": 2}), ("a/1",), ("a/1",)) == ("a/1", "a/0")
+    assert ground.take("job", Placement.of({"a": 2}), slots("a/1"), slots("a/1")) == slots("a/1", "a/0")
 
 
 def test_what_is_held_by_others_is_waited_for_and_what_is_gone_is_not(ground, lender):
@@ -236,13 +241,13 @@ def test_what_is_held_by_others_is_waited_for_and_what_is_gone_is_not(ground, le
     assert ground.take("job", Placement.of({"b": 1}), (), ()) == ()
     assert ground.refused("job", Placement.of({"b": 1}), ()) == ("", ())
     lender.offer([node("a")])
-    why, names = ground.refused("job", Placement.of({"a": 1, "b": 1}), ("a/0",))
+    why, names = ground.refused("job", Placement.of({"a": 1, "b": 1}), slots("a/0"))
     assert "'b' is gone" in why
-    assert names == ("a/0", "gone:b/0")
+    assert names == slots("a/0", "gone:b/0")
 
 
 def test_an_order_names_only_its_own_nodes(ground):
-    details = ground.details(launch(a=1), ("a/1",), "id")
+    details = ground.details(launch(a=1), slots("a/1"), "id")
     assert details["fleet"].nodes == {"a": ("127.0.0.1", 1)}
     assert details["gpus"] == {"a/1": 6}
     assert details["environ"]["MASTER_ADDR"] == "10.0.0.1"
@@ -283,12 +288,12 @@ def test_what_an_overtaken_order_asked_for_is_left_to_others(lender):
     """Growth that waits for another job's place is called off: that place must not come to it all the same."""
     lender.offer([node("a", 1), node("b", 1)])
     ground = FleetSlotAllocator(lender, b"secret", "127.0.0.1", 10.0, 12.0)
-    assert ground.take("leaving", Placement.of({"b": 1}), (), ()) == ("b/0",)
-    assert ground.take("grows", Placement.of({"a": 1}), (), ()) == ("a/0",)
-    assert ground.take("grows", Placement.of({"a": 1, "b": 1}), ("a/0",), ("a/0",)) == ()
-    assert ground.take("grows", Placement.of({"a": 1}), ("a/0",), ("a/0",)) == ("a/0",)
-    ground.keep("grows", ("a/0",))
+    assert ground.take("leaving", Placement.of({"b": 1}), (), ()) == slots("b/0")
+    assert ground.take("grows", Placement.of({"a": 1}), (), ()) == slots("a/0")
+    assert ground.take("grows", Placement.of({"a": 1, "b": 1}), slots("a/0"), slots("a/0")) == ()
+    assert ground.take("grows", Placement.of({"a": 1}), slots("a/0"), slots("a/0")) == slots("a/0")
+    ground.keep("grows", slots("a/0"))
     assert ground.take("next", Placement.of({"b": 1}), (), ()) == ()
     ground.keep("leaving", ())
     assert lender.held("grows") == {"a": (0,)}
-    assert ground.take("next", Placement.of({"b": 1}), (), ()) == ("b/0",)
+    assert ground.take("next", Placement.of({"b": 1}), (), ()) == slots("b/0")

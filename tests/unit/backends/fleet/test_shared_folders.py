@@ -10,10 +10,15 @@ from pollux.backends.fleet import node_watch, shared_folders
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.fleet.shared_folders import FolderCheck, SharedFolders
 from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
+from pollux.backends.nodes.slot import read_slots
 from pollux.backends.protocol import Launch, NodeDown, ReplicasEnded
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed
 from pollux.testing.waiting import PATIENCE_SECONDS
+
+
+def slots(*names):
+    return read_slots(names)
 
 
 def host(number):
@@ -198,10 +203,10 @@ def test_who_would_join_there_does_not(backend, hosts, tmp_path):
     work = backend._dispatcher.changes
     launch = Launch("job", 2, Placement.of({"n1": 1, "n2": 1}), ("python", "x.py"), str(tmp_path))
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (said := work.vet(launch, ("n1/0", "n2/0"), ("n1/0",))) is None:
+    while (said := work.vet(launch, slots("n1/0", "n2/0"), slots("n1/0"))) is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     why, left = said
     assert "'n2'" in why
-    assert left == ("n1/0", "gone:n2/0")
-    assert work.vet(launch, ("n1/0", "n1/1"), ("n1/0",)) == ("", ("n1/0", "n1/1"))
+    assert left == slots("n1/0", "gone:n2/0")
+    assert work.vet(launch, slots("n1/0", "n1/1"), slots("n1/0")) == ("", slots("n1/0", "n1/1"))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pollux.backends.dispatch.slots import LocalSlotAllocator
+from pollux.backends.nodes.slot import Slot
 from pollux.backends.process.devices import Devices
 from pollux.backends.process.replica_env import common_variables, inherited, rank_variables, run_id
 from pollux.backends.protocol import Launch
@@ -10,6 +11,10 @@ from pollux.core import Node, Placement
 
 SLOTS = Devices(Node("n", 2, "cpu"), (), (0, 1, 2, 3))
 CARDS = Devices(Node("n", 3, "H200"), (4, 2, 7), (0, 1, 2, 3))
+
+
+def slots(*indices):
+    return [Slot("", index) for index in indices]
 
 
 def launch(generation=3, **env):
@@ -22,14 +27,14 @@ def test_what_is_the_services_own_is_not_inherited():
 
 
 def test_gpus_are_those_of_the_placement_in_order():
-    details = LocalSlotAllocator(CARDS, {}).details(launch(), ("1", "2"), "id")
+    details = LocalSlotAllocator(CARDS, {}).details(launch(), slots(1, 2), "id")
     assert [each["CUDA_VISIBLE_DEVICES"] for each in details["replicas"]] == ["2,7", "2,7"]
     assert details["environ"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "OMP_NUM_THREADS" not in details["environ"]
 
 
 def test_slots_show_no_gpu_and_share_the_cores():
-    details = LocalSlotAllocator(SLOTS, {"HOME": "/h"}).details(launch(), ("0", "1"), "id")
+    details = LocalSlotAllocator(SLOTS, {"HOME": "/h"}).details(launch(), slots(0, 1), "id")
     assert [each["CUDA_VISIBLE_DEVICES"] for each in details["replicas"]] == ["", ""]
     assert details["environ"]["OMP_NUM_THREADS"] == "2"
     assert details["environ"]["TORCHELASTIC_RESTART_COUNT"] == "2"
@@ -38,7 +43,7 @@ def test_slots_show_no_gpu_and_share_the_cores():
 
 def test_the_job_may_set_defaults_but_not_its_place():
     given = launch(OMP_NUM_THREADS="1", WORLD_SIZE="9", CUDA_VISIBLE_DEVICES="5")
-    details = LocalSlotAllocator(SLOTS, {}).details(given, ("0", "1"), "i")
+    details = LocalSlotAllocator(SLOTS, {}).details(given, slots(0, 1), "i")
     variables = {**details["environ"], **details["replicas"][1]}
     assert (variables["OMP_NUM_THREADS"], variables["WORLD_SIZE"]) == ("1", "2")
     assert variables["CUDA_VISIBLE_DEVICES"] == ""

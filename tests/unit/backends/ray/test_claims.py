@@ -82,7 +82,7 @@ def test_a_job_that_holds_nothing_any_more_waits_for_nothing():
 def test_a_node_that_is_gone_takes_its_claims_along():
     book = ClaimBook("p:")
     granted(book, "job", {"a": 1, "b": 1})
-    assert [claim.node_id for claim in book.drop_nodes({"b"})] == ["a"]
+    assert [claim.node_id for claim in book.drop_except_on({"b"})] == ["a"]
     assert book.held("job") == {"b": (0,)}
     assert (book.granted_on("a"), book.granted_on("b")) == (0, 1)
 
@@ -91,22 +91,22 @@ def test_a_claim_that_waits_is_a_refusal_until_it_is_granted():
     book = ClaimBook("p:")
     (claim,), _ = book.ask("job", {"a": 1})
     assert book.refusal("job", {"a"}) == ""
-    book.wait(claim.name)
+    book.note_waiting(claim.name)
     assert "1 on a" in book.refusal("job", {"a"})
     assert book.refusal("job", {"b"}) == ""
-    assert book.hoped_for("a") == 0
+    assert book.obtainable_on("a") == 0
     book.grant(claim.name, 0)
     assert book.refusal("job", {"a"}) == ""
-    assert book.hoped_for("a") == 1
+    assert book.obtainable_on("a") == 1
 
 
 def test_what_was_given_back_may_be_had_by_those_that_wait():
     book = ClaimBook("p:")
     (claim,), _ = book.ask("job", {"a": 1})
-    book.wait(claim.name)
-    assert book.wait_anew({"b"}) == []
-    assert book.wait_anew({"a"}) == [claim.name]
-    assert book.wait_anew({"a"}) == []
+    book.note_waiting(claim.name)
+    assert book.retry_waiting({"b"}) == []
+    assert book.retry_waiting({"a"}) == [claim.name]
+    assert book.retry_waiting({"a"}) == []
     assert book.refusal("job", {"a"}) == ""
 
 
@@ -123,7 +123,7 @@ def test_what_a_job_uses_is_first_what_it_had_claimed_before_the_grants_were_not
     book.ask("job", {"a": 2})
     late = ClaimBook("p:")
     late.restore(book.record())
-    assert late.adopt("job", {"a": (0, 1, 3)}) == [late.at("a", 3)]
+    assert late.adopt("job", {"a": (0, 1, 3)}) == [late.claim_at("a", 3)]
     for name in [*late.claims]:
         late.grant(name, None)
     assert late.held("job") == {"a": (0, 1, 3)}
@@ -132,22 +132,22 @@ def test_what_a_job_uses_is_first_what_it_had_claimed_before_the_grants_were_not
 def test_who_has_a_place_is_known():
     book = ClaimBook("p:")
     one, two = granted(book, "job", {"a": 2})
-    assert (book.at("a", 0).name, book.at("a", 1).name, book.at("a", 2)) == (one.name, two.name, None)
-    book.swap(one.name, two.name)
-    assert (book.at("a", 0).name, book.at("a", 1).name) == (two.name, one.name)
+    assert (book.claim_at("a", 0).name, book.claim_at("a", 1).name, book.claim_at("a", 2)) == (one.name, two.name, None)
+    book.swap_places(one.name, two.name)
+    assert (book.claim_at("a", 0).name, book.claim_at("a", 1).name) == (two.name, one.name)
     assert book.held("job") == {"a": (0, 1)}
-    new = book.instead(one.name)
-    assert (new.place, book.at("a", 1).name, one.name in book.claims) == (1, new.name, False)
-    book.instead(new.name, one.name)
-    assert (book.at("a", 1).name, new.name in book.claims) == (one.name, False)
+    new = book.replace_claim(one.name)
+    assert (new.place, book.claim_at("a", 1).name, one.name in book.claims) == (1, new.name, False)
+    book.replace_claim(new.name, one.name)
+    assert (book.claim_at("a", 1).name, new.name in book.claims) == (one.name, False)
     book.remove(one.name)
-    assert book.at("a", 1) is None
+    assert book.claim_at("a", 1) is None
 
 
 def test_unknown_names_do_not_matter():
     book = ClaimBook("p:")
     assert book.grant("p:none", 0) is None
-    book.wait("p:none")
+    book.note_waiting("p:none")
     book.remove("p:none")
     assert not book.claims
 
@@ -200,7 +200,7 @@ def test_no_place_is_held_twice(steps):
     for job, node, count, step in steps:
         if step == "adopt":
             # What a job uses is nobody else's.
-            free = {place for place in range(9) if (at := book.at(node, place)) is None or at.job_id == job}
+            free = {place for place in range(9) if (at := book.claim_at(node, place)) is None or at.job_id == job}
             book.adopt(job, {node: tuple(sorted(free)[:count])})
         elif step == "give back":
             held = book.held(job)
@@ -209,6 +209,6 @@ def test_no_place_is_held_twice(steps):
             granted(book, job, {node: count})
         places = [(claim.node_id, claim.place) for claim in book.claims.values()]
         assert len(places) == len(set(places))
-        assert all(book.at(claim.node_id, claim.place) is claim for claim in book.claims.values())
+        assert all(book.claim_at(claim.node_id, claim.place) is claim for claim in book.claims.values())
         for each in "ab":
             assert book.granted_on(each) == sum(claim.node_id == each for claim in book.claims.values())

@@ -49,7 +49,7 @@ def ended(monkeypatch):
 def end(actor, ended, monkeypatch):
     """Have it end: what minds it must not come to that later, while other tests run."""
     monkeypatch.setattr(node_actor, "_PARTED_SECONDS", 0.0)
-    asyncio.run(actor.part())
+    asyncio.run(actor.release())
     assert ended.wait(PATIENCE_SECONDS)
 
 
@@ -84,7 +84,7 @@ def test_without_work_and_questions_host_and_actor_end(ended, monkeypatch):
     actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
     monkeypatch.setattr(node_actor, "_PARTED_SECONDS", 0.0)
-    asyncio.run(actor.part())
+    asyncio.run(actor.release())
     assert ended.wait(PATIENCE_SECONDS)
     assert not lives(said["pid"])
     assert not actor._folder.exists()
@@ -130,7 +130,7 @@ def test_groups_are_given_back_once_the_host_has_ended_and_before_the_actor_does
     monkeypatch.setattr(node_actor, "_PARTED_SECONDS", 0.0)
     actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
-    asyncio.run(actor.part())
+    asyncio.run(actor.release())
     assert ended.wait(PATIENCE_SECONDS)
     assert happened == [("pollux:s:", "n", False, False)]
 
@@ -142,7 +142,7 @@ def test_work_and_questions_keep_a_host(ended, monkeypatch):
     works.set()
     actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
     said = asyncio.run(actor.report())
-    asyncio.run(actor.part())
+    asyncio.run(actor.release())
     assert not ended.wait(0.5)
     # Somebody is back before the time is over.
     monkeypatch.setattr(node_actor, "_WATCH_SECONDS", 0.0)
@@ -150,7 +150,7 @@ def test_work_and_questions_keep_a_host(ended, monkeypatch):
     works.clear()
     assert not ended.wait(0.5)
     assert lives(said["pid"])
-    asyncio.run(actor.part())
+    asyncio.run(actor.release())
     assert ended.wait(PATIENCE_SECONDS)
 
 

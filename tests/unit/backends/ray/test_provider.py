@@ -8,7 +8,8 @@ import time
 import pytest
 
 from pollux.backends.ray import driver_client
-from pollux.backends.ray.provider import RayNodeProvider, RayOptions
+from pollux.backends.ray.options import RayOptions
+from pollux.backends.ray.provider import RayNodeProvider
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 PLAYED = """
@@ -67,11 +68,11 @@ class Stage:
             time.sleep(0.005)
         return found
 
-    def nodes(self, *names):
-        self.say("nodes", nodes=[{"name": name, **NODE} for name in names])
+    def nodes(self, *names, **leaving):
+        self.say("nodes", nodes=[{"name": name, **NODE} for name in names], leaving=leaving)
 
-    def host(self, name, gpus=(0, 1, 2, 3), odd=""):
-        self.say("host", node=name, address=["10.0.0.1", 7000], gpus=list(gpus), boot="b", odd=odd)
+    def host(self, name, gpus=(0, 1, 2, 3), odd="", doubt=""):
+        self.say("host", node=name, address=["10.0.0.1", 7000], gpus=list(gpus), odd=odd, doubt=doubt)
 
     def ready(self, *names):
         self.say("connected", version="2")
@@ -124,8 +125,8 @@ def found(stage, job_id, places):
 
 def heard(stage):
     """Until everything that was said so far has been heard."""
-    stage.say("gone", node="none", why="heard")
-    stage.wait(lambda: "heard" in stage.lender.warnings())
+    stage.nodes("a", a="heard")
+    stage.wait(stage.lender.leaving)
 
 
 def test_gpus_of_one_job_that_are_behind_each_others_claims_are_exchanged(stage):
@@ -256,7 +257,7 @@ def test_a_place_that_ray_fails_to_give_is_refused_and_its_node_is_tried_again_l
     # Its generation ends, and the next question is another one.
     stage.lender.ask("job", {})
     assert stage.lender.refusal("job") == ""
-    stage.lender._barred["a"] -= 3600
+    stage.lender._nodes.get("a").blocked_until -= 3600
     assert [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [4, 4]
     assert stage.lender.warnings() == ()
 
@@ -331,7 +332,7 @@ def test_waiting_for_our_own_jobs_is_no_refusal(stage):
     assert stage.lender.refusal("patient") == ""
     assert stage.lender.hosts()[0].node.num_gpus == 4
     stage.lender.drop("wide", {"a": (0, 1, 2, 3)})
-    assert stage.wait(lambda: stage.told("wait anew"))[0]["names"] == [name]
+    assert stage.wait(lambda: stage.told("retry"))[0]["names"] == [name]
 
 
 def test_a_host_that_ended_is_a_node_less_until_it_is_back(stage, caplog):
@@ -501,7 +502,7 @@ def test_a_cluster_without_gpus_is_said_once_it_was_looked_at(stage):
 
 def test_a_doubt_about_a_node_is_told_and_the_node_used(stage):
     stage.ready("a")
-    stage.say("host", node="a", address=["10.0.0.1", 7000], gpus=[0], boot="b", odd="", doubt="nothing can tell")
+    stage.host("a", doubt="nothing can tell")
     stage.wait(lambda: stage.lender.warnings() == ("node 'a': nothing can tell",))
     assert stage.taken("job", {"a": 1})
     stage.host("a")
@@ -556,7 +557,7 @@ def test_a_new_driver_knows_the_wish_and_the_end_of_all_takes_it_back(tmp_path):
         assert first["desired"] == 3
     finally:
         stage.lender.close()
-    assert stage.told("part") == [{"do": "part"}]
+    assert stage.told("release") == [{"do": "release"}]
 
 
 def test_what_still_runs_is_not_parted_from(stage):
@@ -565,7 +566,7 @@ def test_what_still_runs_is_not_parted_from(stage):
     stage.say("granted", claim=name, gpu="0")
     stage.wait(lambda: stage.lender.held("job"))
     stage.lender.close()
-    assert stage.told("part") == []
+    assert stage.told("release") == []
 
 
 def test_a_node_that_ray_drains_is_left_and_stays_until_it_has_gone(stage):
@@ -573,11 +574,10 @@ def test_a_node_that_ray_drains_is_left_and_stays_until_it_has_gone(stage):
     (name,) = stage.taken("job", {"a": 1})
     stage.say("granted", claim=name, gpu="0")
     stage.wait(lambda: stage.lender.held("job"))
-    both = [{"name": each, **NODE} for each in ("a", "b")]
-    stage.say("nodes", nodes=both, leaving={"a": "Ray drains it"})
+    stage.nodes("a", "b", a="Ray drains it")
     stage.wait(lambda: stage.lender.leaving() == {"a": "Ray drains it"})
     assert [hosted.node.id for hosted in stage.lender.hosts()] == ["a", "b"]
     assert stage.lender.held("job") == {"a": (0,)}
     assert stage.lender.warnings() == ("node 'a' is being left: Ray drains it",)
-    stage.say("nodes", nodes=both)
+    stage.nodes("a", "b")
     stage.wait(lambda: not stage.lender.leaving())

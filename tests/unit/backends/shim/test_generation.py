@@ -65,7 +65,7 @@ def written(generation, number):
 
 def test_a_joiner_is_not_started_where_that_could_not_be_noted(places):
     hinder(places, 2)
-    change = places.seat(order(places.folder, 2, "0", "1", "2"), {0: 0, 1: 1})
+    change = places.take_order(order(places.folder, 2, "0", "1", "2"), {0: 0, 1: 1})
     assert list(change.joiners) == [2]
     with pytest.raises(BackendFailed, match="cannot write"):
         places.join(2, 2)
@@ -79,20 +79,20 @@ def test_a_record_of_what_came_about_is_written_later(places, monkeypatch):
     now = 0.0
     monkeypatch.setattr("pollux.backends.shim.generation.time.monotonic", lambda: now)
     hinder(places, 2)
-    places.seat(order(places.folder, 2, "0"), {0: 0, 1: 1})
+    places.take_order(order(places.folder, 2, "0"), {0: 0, 1: 1})
     places.members[1].code = 0
     places.launcher.sweep = lambda process: None
-    places.settle({0: 0})
+    places.adopt_ranks({0: 0})
     assert (places.is_noted, written(places, 2)) == (False, None)
-    now = places.look_again_at()
-    places.look()
+    now = places.due()
+    places.act_on_due()
     assert not places.is_noted
     relieve(places, 2)
-    now = places.look_again_at()
-    places.look()
+    now = places.due()
+    places.act_on_due()
     assert places.is_noted
     assert written(places, 2)["places"] == ["0"]
-    assert places.look_again_at() is None
+    assert places.due() is None
 
 
 def test_an_order_that_waits_is_taken_where_it_cannot_be_noted_yet(places):
@@ -102,30 +102,30 @@ def test_an_order_that_waits_is_taken_where_it_cannot_be_noted_yet(places):
 
 
 def test_all_that_ended_well_were_done(generation):
-    generation.look()
+    generation.act_on_due()
     assert generation.ended.outcome == "succeeded"
 
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_one_that_left_with_what_nobody_else_has_was_not_done(generation, given_up):
-    generation.doubt(1, "replica 1 ended without handing over what it holds")
+    generation.doubt_success(1, "replica 1 ended without handing over what it holds")
     if given_up:
-        generation.give_up("replica 1 ended without handing over what it holds")
-    generation.look()
+        generation.end_for_restart("replica 1 ended without handing over what it holds")
+    generation.act_on_due()
     assert generation.ended.outcome == "lost"
     assert generation.ended.detail == "replica 1 ended without handing over what it holds"
 
 
 def test_one_that_said_that_it_was_through_is_believed(generation):
-    generation.doubt(1, "replica 1 ended without handing over what it holds")
-    generation.believe()
-    generation.look()
+    generation.doubt_success(1, "replica 1 ended without handing over what it holds")
+    generation.believe_success()
+    generation.act_on_due()
     assert generation.ended.outcome == "succeeded"
 
 
 def test_one_in_doubt_that_was_told_to_stop_is_stopped(generation):
-    generation.doubt(1, "replica 1 ended without handing over what it holds")
+    generation.doubt_success(1, "replica 1 ended without handing over what it holds")
     generation.stop(0.0)
     generation._kill_at = None
-    generation.look()
+    generation.act_on_due()
     assert generation.ended.outcome == "stopped"

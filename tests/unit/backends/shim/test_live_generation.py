@@ -42,7 +42,7 @@ class Generation:
     is_ending: bool = False
     lacks_memory: bool = False
 
-    def seat(self, order, ranks):
+    def take_order(self, order, ranks):
         self.order = order
         staying = [Seat(number, rank) for number, rank in sorted(ranks.items(), key=lambda item: item[1])]
         free = [number for number in range(10) if number not in ranks]
@@ -91,13 +91,13 @@ def live(clock):
 
 def beat(live, generation, rank, step=3, busy="", refusal="", **more):
     said = Heartbeat(step, 0.0, Activity(busy), refusal=refusal, **more)
-    live.found(keys.beat(generation, rank), said.encode())
+    live.key_found(keys.beat(generation, rank), said.encode())
 
 
 def move(live, *places):
     """Order all of the job to other places."""
     seats = tuple(Seat(2 + rank, None) for rank, _ in enumerate(places))
-    live.generation.seat = lambda order, ranks: ReplicaChange(order.generation, seats, tuple(ranks))
+    live.generation.take_order = lambda order, ranks: ReplicaChange(order.generation, seats, tuple(ranks))
     live.resize(Order(2, places))
 
 
@@ -107,7 +107,7 @@ def until(live, clock, end, *beating):
         clock.now = min(clock.now + 0.5, end)
         for rank in beating:
             beat(live, 1, rank, waiting=True)
-        live.look()
+        live.act_on_due()
 
 
 def asked(live, name):
@@ -126,22 +126,22 @@ def test_without_an_agent_an_order_is_refused_after_a_while(live, clock):
     clock.now = 2.0
     live.resize(Order(2))
     until(live, clock, 6.9)
-    assert asked(live, "give_up") == []
+    assert asked(live, "end_for_restart") == []
     until(live, clock, 7.0)
-    ((why,),) = asked(live, "give_up")
+    ((why,),) = asked(live, "end_for_restart")
     assert "no agent" in why
 
 
 def test_what_cannot_change_is_refused_at_once_with_its_reason(live):
     beat(live, 1, 0, step=-1, refusal="a framework owns the loop")
     live.resize(Order(2))
-    assert asked(live, "give_up") == [("it cannot change while it runs: a framework owns the loop",)]
+    assert asked(live, "end_for_restart") == [("it cannot change while it runs: a framework owns the loop",)]
 
 
 def test_a_replica_of_a_job_that_cannot_change_ends_as_ever(live):
     beat(live, 1, 0, step=-1, refusal="a framework owns the loop")
     assert not live.ended(RunningReplica(1, "1", -9))
-    assert asked(live, "depart") == []
+    assert asked(live, "dismiss") == []
 
 
 def test_a_job_that_is_through_is_not_moved(live):
@@ -168,7 +168,7 @@ def test_after_one_replica_ended_well_nothing_changes_any_more(live):
     assert not live.ended(RunningReplica(1, "1", 0))
     live.resize(Order(2, ("0", "1", "2")))
     assert "plan/2" not in live.store.keys
-    assert asked(live, "give_up") == []
+    assert asked(live, "end_for_restart") == []
 
 
 def test_replicas_are_heard_in_the_generation_they_believe_to_be_in(live, clock):
@@ -184,7 +184,7 @@ def test_replicas_are_heard_in_the_generation_they_believe_to_be_in(live, clock)
     while clock.now < 10.0:
         clock.now += 1.0
         beat(live, 2, 0, busy="first step")
-        live.look()
+        live.act_on_due()
     assert asked(live, "kill") == [(1,)]
 
 
@@ -195,16 +195,16 @@ def test_steps_that_go_by_give_a_change_up(live, clock, places):
     live.resize(Order(2, places))
     if len(places) > 2:
         beat(live, 2, 2, step=-1, busy="regroup")
-        live.found("ready/2/2", "")
-        live.found("here/2/2", "")
+        live.key_found("ready/2/2", "")
+        live.key_found("here/2/2", "")
     until(live, clock, 31.0, 0, 1)
     beat(live, 1, 0, step=100)
     beat(live, 1, 1, step=3, busy="pass end")
-    live.look()
-    assert asked(live, "give_up") == [], "one of them is at something of its own"
+    live.act_on_due()
+    assert asked(live, "end_for_restart") == [], "one of them is at something of its own"
     beat(live, 1, 1, step=100)
-    live.look()
-    assert "50 steps went by" in asked(live, "give_up")[0][0]
+    live.act_on_due()
+    assert "50 steps went by" in asked(live, "end_for_restart")[0][0]
 
 
 def test_a_hang_right_after_a_change_is_noticed(live, clock):
@@ -212,12 +212,12 @@ def test_a_hang_right_after_a_change_is_noticed(live, clock):
     beat(live, 1, 1)
     live.resize(Order(2, ("0", "1")))
     for what, rank in itertools.product(("here", "done"), (0, 1)):
-        live.found(f"{what}/2/{rank}", DONE)
+        live.key_found(f"{what}/2/{rank}", DONE)
     assert any(isinstance(told, StartedMessage) for told in live.generation.told)
     while clock.now < 3.0:
         clock.now += 1.0
         beat(live, 2, 1)
-        live.look()
+        live.act_on_due()
     assert asked(live, "kill") == [(0,)]
 
 
@@ -251,11 +251,11 @@ def test_after_a_freeze_of_everything_nobody_is_ended(live, clock):
     """The machine, or all processes of the job with the shim, stood still for an hour; beats are old on thaw."""
     until(live, clock, 2.0, 0, 1)
     clock.now += 3600.0
-    live.look()
-    assert asked(live, "kill") == asked(live, "give_up") == []
+    live.act_on_due()
+    assert asked(live, "kill") == asked(live, "end_for_restart") == []
     clock.now += 0.5
     beat(live, 1, 0)
-    live.look()
+    live.act_on_due()
     until(live, clock, clock.now + 10.0, 0, 1)
     assert asked(live, "kill") == []
 
@@ -264,13 +264,13 @@ def test_a_freeze_while_a_change_prepares_ends_nothing(live, clock):
     beat(live, 1, 0)
     live.resize(Order(2, ("0", "1", "2")))
     clock.now += 3600.0
-    live.look()
+    live.act_on_due()
     assert "withdrawn/2" not in live.store.keys
 
 
 def test_it_looks_often_enough_to_know_that_it_was_awake(live, clock):
     beat(live, 1, 0)
-    assert live.look_again_at <= clock.now + 1.0
+    assert live.due <= clock.now + 1.0
 
 
 def test_a_replica_that_is_through_right_after_it_got_the_state_ends_no_move(live):
@@ -278,11 +278,11 @@ def test_a_replica_that_is_through_right_after_it_got_the_state_ends_no_move(liv
     beat(live, 1, 1)
     move(live, "2", "3")
     for rank in (0, 1):
-        live.found(f"ready/2/{rank}", "")
-    live.found("done/2/0", DONE)
+        live.key_found(f"ready/2/{rank}", "")
+    live.key_found("done/2/0", DONE)
     beat(live, 2, 0, busy="finished")
     assert not asked(live, "kill"), "the others of them have still to say that they have it"
-    live.found("done/2/1", DONE)
+    live.key_found("done/2/1", DONE)
     assert "handed/2" in live.store.keys
 
 
@@ -290,7 +290,7 @@ def test_a_move_of_a_job_that_is_through_is_over(live):
     beat(live, 1, 0)
     beat(live, 1, 1)
     move(live, "2")
-    live.found("ready/2/0", "")
+    live.key_found("ready/2/0", "")
     beat(live, 1, 0, busy="finished")
     assert asked(live, "kill") == [(2,)]
 
@@ -308,7 +308,7 @@ def test_those_that_join_have_three_times_what_the_job_took_to_start(live, clock
     assert "withdrawn/2" not in live.store.keys
     until(live, clock, began + limit + 3.0, 0, 1)
     assert f"not ready after {limit:g} s" in live.store.keys["withdrawn/2"]
-    assert asked(live, "give_up") == []
+    assert asked(live, "end_for_restart") == []
 
 
 # After a loss
@@ -322,9 +322,9 @@ def test_survivors_wait_for_a_service_that_is_away_for_a_while(clock, hang_secon
         beat(live, 1, rank)
     assert live.ended(RunningReplica(1, "1", -9))
     until(live, clock, waits - 0.5, 0)
-    assert asked(live, "give_up") == []
+    assert asked(live, "end_for_restart") == []
     until(live, clock, waits, 0)
-    assert asked(live, "give_up") == [(f"nobody said within {waits:g} s how to go on after a loss",)]
+    assert asked(live, "end_for_restart") == [(f"nobody said within {waits:g} s how to go on after a loss",)]
 
 
 def test_an_order_that_comes_late_after_a_loss_is_followed(clock):
@@ -335,7 +335,7 @@ def test_an_order_that_comes_late_after_a_loss_is_followed(clock):
     until(live, clock, 24.0, 0)
     live.resize(Order(2, ("0",)))
     assert live.store.keys["committed"] == "2"
-    assert asked(live, "give_up") == []
+    assert asked(live, "end_for_restart") == []
 
 
 # What cannot be started, or written
@@ -363,7 +363,7 @@ def test_a_joiner_that_cannot_be_started_withdraws_the_change(live, clock, faili
     until(live, clock, 60.0, 0, 1)
     live.resize(Order(3, ("0", "1")))
     assert live.store.keys["committed"] == "3"
-    assert asked(live, "give_up") == []
+    assert asked(live, "end_for_restart") == []
 
 
 # Values that say nothing, and agents of another version
@@ -372,20 +372,20 @@ def test_a_joiner_that_cannot_be_started_withdraws_the_change(live, clock, faili
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}", '{"step": "many"}', "9" * 5000, '{"step": 1e999}', "x"])
 def test_a_malformed_value_is_ignored_with_one_line(live, capfd, text):
     for _ in range(3):
-        live.found("beat/1/0", text)
+        live.key_found("beat/1/0", text)
     assert capfd.readouterr().err.count("\n") == 1
     live.resize(Order(2, ("0", "1", "2")))
     assert "plan/2" not in live.store.keys, "no sign of life has come"
     beat(live, 1, 0)
-    live.found("ready/2/2", "")
-    live.found("done/2/0", text)
-    assert asked(live, "give_up") == []
+    live.key_found("ready/2/2", "")
+    live.key_found("done/2/0", text)
+    assert asked(live, "end_for_restart") == []
 
 
 def test_an_agent_of_another_version_is_refused_in_one_line(live):
-    live.found("beat/1/0", '{"step": 3, "version": 7, "of_a_later_release": true}')
+    live.key_found("beat/1/0", '{"step": 3, "version": 7, "of_a_later_release": true}')
     live.resize(Order(2, ("0", "1", "2")))
-    ((why,),) = asked(live, "give_up")
+    ((why,),) = asked(live, "end_for_restart")
     assert "version 7 of the live protocol" in why
     assert "install the same Pollux" in why
 
@@ -402,28 +402,28 @@ def test_one_that_leaves_without_handing_over_makes_no_job_done(live, clock):
     beat(live, 1, 1)
     move(live, "2", "3")
     for rank in (0, 1):
-        live.found(f"ready/2/{rank}", "")
+        live.key_found(f"ready/2/{rank}", "")
     assert leave(live, 0)
     assert leave(live, 1)
-    assert [number for number, _ in asked(live, "doubt")] == [0, 1]
-    assert asked(live, "depart") == []
+    assert [number for number, _ in asked(live, "doubt_success")] == [0, 1]
+    assert asked(live, "dismiss") == []
     until(live, clock, 2.9)
-    assert asked(live, "give_up") == []
+    assert asked(live, "end_for_restart") == []
     until(live, clock, 4.0)
-    assert "without handing over" in asked(live, "give_up")[0][0]
-    assert asked(live, "believe") == []
+    assert "without handing over" in asked(live, "end_for_restart")[0][0]
+    assert asked(live, "believe_success") == []
 
 
 def test_one_that_was_through_is_believed_when_that_is_heard_after_its_end(live, clock):
     beat(live, 1, 0)
     beat(live, 1, 1)
     move(live, "2")
-    live.found("ready/2/0", "")
+    live.key_found("ready/2/0", "")
     leave(live, 0)
     leave(live, 1)
     clock.now = 1.0
     beat(live, 1, 0, busy="finished")
-    assert asked(live, "believe")
+    assert asked(live, "believe_success")
     assert asked(live, "kill") == [(2,)]
     until(live, clock, 9.0)
-    assert asked(live, "give_up") == []
+    assert asked(live, "end_for_restart") == []

@@ -60,8 +60,8 @@ def test_what_no_agent_would_write_ends_the_generation_and_not_the_shim(shim, er
     def found(key, value):
         raise error
 
-    shim._live = SimpleNamespace(found=found, over=lambda: told.append("over"))
-    shim._generation = SimpleNamespace(give_up=lambda why: told.append(why), outputs=[])
+    shim._live = SimpleNamespace(key_found=found, end_changes=lambda: told.append("over"))
+    shim._generation = SimpleNamespace(end_for_restart=lambda why: told.append(why), outputs=[])
     shim._store = SimpleNamespace(found=lambda: [("beat/1/0", '{"step": "many"}')])
     shim._hear_store()
     assert told == ["over", f"it cannot be followed any more: {error}"]
@@ -71,11 +71,11 @@ def test_a_change_under_way_is_over_where_a_node_is_taken_back(shim):
     """Else the end of a replica there would be told as a loss, and answered by an order for what is ending."""
     told = []
     notice = NodeNotice("n0", "node 'n0' is taken back by its engine")
-    far = SimpleNamespace(look=lambda: None, told=[notice], false_alarms=[])
-    live = SimpleNamespace(over=lambda: told.append("over"))
-    generation = SimpleNamespace(told_to_stop=False, give_up=lambda why: told.append(why))
+    far = SimpleNamespace(keep_connections=lambda: None, events=[notice], false_alarms=[])
+    live = SimpleNamespace(end_changes=lambda: told.append("over"))
+    generation = SimpleNamespace(told_to_stop=False, end_for_restart=lambda why: told.append(why))
     shim._remote, shim._live, shim._generation = far, live, generation
-    shim._look_remote()
+    shim._handle_node_events()
     assert told == ["over", notice.why]
 
 
@@ -86,14 +86,14 @@ def test_a_change_under_way_is_over_where_a_node_is_taken_back(shim):
 def test_a_job_whose_owner_is_gone_is_stopped_where_its_order_says_so(shim, seconds, idle_for, connected, stopped):
     told: list[float] = []
     order = SimpleNamespace(grace_seconds=7.0, orphan_seconds=seconds)
-    shim._generation = SimpleNamespace(order=order, ended=None, stop=told.append, look_again_at=lambda: None)
+    shim._generation = SimpleNamespace(order=order, ended=None, stop=told.append, due=lambda: None)
     ours, theirs = socket.socketpair()
     if connected:
         shim._services.add(theirs)
     shim._services.idle_since = time.monotonic() - idle_for
     waits = shim._due()
-    shim._look_for_owner()
-    shim._look_for_owner()
+    shim._end_if_orphaned()
+    shim._end_if_orphaned()
     ours.close()
     theirs.close()
     assert told == stopped
@@ -153,7 +153,7 @@ def tell_launch(shim, order):
         shim._services.add(theirs)
         ours.sendall(encode_message(LaunchRequest(order)))
         shim._loop.turn(time.monotonic() + PATIENCE_SECONDS)
-        shim._look()
+        shim._act_on_due()
         said = [decode_message(line) for line in ours.recv(1 << 16).splitlines()]
     shim._loop.turn(time.monotonic() + PATIENCE_SECONDS)
     assert not shim._services, "it has heard that the service is gone"
@@ -206,7 +206,7 @@ def test_replicas_that_were_started_end_where_others_cannot_be(shim, order, monk
         assert pids[0].wait(PATIENCE_SECONDS) == -signal.SIGKILL
     shim._generation.on_exit(pids[0].pid, -signal.SIGKILL)
     monkeypatch.setattr("pollux.backends.process.proc.process_table", dict)
-    shim._look()
+    shim._act_on_due()
     assert shim._generation.ended.outcome == "refused"
     assert shim._generation.ended.detail == "replicas could not be started: [Errno 11] no processes"
 

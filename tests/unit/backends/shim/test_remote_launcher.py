@@ -19,6 +19,7 @@ from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.select_loop import SelectLoop
 from pollux.backends.shim.remote_launcher import NodeAnswer, NodeLoss, NodeNotice, RemoteExit, RemoteLauncher
+from pollux.backends.transport.channel import VERSION, SecureLine, challenge, check
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.jobs.fleet import ProcessFleet
@@ -116,9 +117,9 @@ class Shim:
             due = self.launcher.due()
             for call in self.loop.ready(0.05 if due is None else min(0.05, due)):
                 call()
-            self.launcher.look()
-            self.told += self.launcher.told
-            self.launcher.told.clear()
+            self.launcher.keep_connections()
+            self.told += self.launcher.events
+            self.launcher.events.clear()
 
     def ended(self, process):
         self.until(lambda: any(isinstance(each, RemoteExit) and each.process is process for each in self.told))
@@ -208,7 +209,7 @@ def test_a_silent_node_ends_what_it_runs_before_it_is_given_up(make_shim, proxy,
     assert shim.text(again) == "again\nand still\n"
 
 
-def test_a_keeper_that_was_ended_is_noticed_at_once(make_shim, fleet):
+def test_a_runner_that_was_ended_is_noticed_at_once(make_shim, fleet):
     shim = make_shim(lease=50.0, lost=60.0)
     process = shim.start("import os, time; print(os.getppid(), flush=True); time.sleep(600)")
     shim.until(lambda: shim.text(process).endswith("\n"))
@@ -222,9 +223,9 @@ def test_what_a_node_hears_of_its_end_is_passed_on_once(make_shim):
     saves = "import os, signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(143)))"
     process = shim.start(f"{saves}; print(os.getppid(), flush=True); time.sleep(600)")
     shim.until(lambda: shim.text(process).endswith("\n"))
-    keeper = int(shim.text(process))
+    runner = int(shim.text(process))
     for _ in range(2):
-        os.kill(keeper, signal.SIGTERM)
+        os.kill(runner, signal.SIGTERM)
     shim.until(lambda: shim.told)
     assert shim.told == [NodeNotice("n0", "node 'n0' is taken back by its engine")]
     shim.launcher.terminate(process, True)
@@ -236,7 +237,7 @@ def test_what_a_node_hears_of_its_end_is_passed_on_once(make_shim):
 
 
 def test_an_end_by_the_engines_signal_comes_after_its_notice(make_shim):
-    """It signals one process after another, and one without a handler is gone before its keeper hears of it."""
+    """It signals one process after another, and one without a handler is gone before its runner hears of it."""
     shim = make_shim()
     process = shim.start("import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)")
     shim.until(lambda: shim.text(process).endswith("\n"))
@@ -333,6 +334,29 @@ def test_a_host_of_another_fleet_is_not_used(make_shim):
     shim.start("print('never')")
     shim.until(lambda: shim.told)
     assert isinstance(shim.told[0], NodeLoss)
+
+
+def test_a_host_whose_greeting_says_nothing_is_not_used():
+    def greet():
+        with contextlib.suppress(OSError):
+            while True:
+                with listener.accept()[0] as peer:
+                    line, nonce = SecureLine(peer), challenge()
+                    line.put({"version": VERSION, "nonce": nonce})
+                    check(SECRET, line, nonce, until(line.get)[0])
+                    line.put({"known": "perhaps", "seen": 0, "boot": ""})
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=greet)
+        thread.start()
+        shim = Shim(listener.getsockname(), lease=0.5, lost=1.0)
+        shim.start("print('never')")
+        shim.until(lambda: shim.told)
+        assert "known is 'perhaps'" in shim.told[0].why
+        shim.launcher.release()
+        shim.loop.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_too_much_memory_is_told(make_shim):

@@ -42,8 +42,8 @@ def test_a_preview_without_pilots_is_what_a_decision_would_send(tmp_path):
             return "1"
 
     lender = SlurmJobProvider(tmp_path / "pool", SlurmOptions(gpus_per_node=4, mode="job"), PlayedSlurm())
-    lender.head = "10.0.0.1"
-    lender._request("JOB", {"NODE"})
+    lender.books.head = "10.0.0.1"
+    lender._requests.submit_lacking({"JOB": {"NODE"}}, ())
     assert [text] == [f"{' '.join(array_words(count))} <<'END'\n{script}END\n" for script, count in sent]
     assert f"--ports NODE:{host_port(str(tmp_path / 'pool'), 'NODE')}" in text
 
@@ -108,8 +108,8 @@ def test_the_page_shows_what_would_be_sent(monkeypatch):
 def test_only_hosts_that_are_up_are_asked_for_folders_when_a_job_is_submitted(tmp_path, monkeypatch):
     """Without pilots nodes are offered that nobody listens on yet: each would be waited for."""
     backend = SlurmBackend(tmp_path, gpus_per_node=4, pool=tmp_path / "pool", head="127.0.0.1", mode="job")
-    backend._slurm.offer([hosted("node1"), hosted("node2")])
-    backend._slurm._up = {"node2": hosted("node2")}
+    backend._slurm.books.offer([hosted("node1"), hosted("node2")])
+    backend._slurm.books.up = {"node2": hosted("node2")}
     monkeypatch.setattr(backend._shared, "refuses", lambda folders, hosts: str([each.node.id for each in hosts]))
     assert backend.refuses(["/shared"]) == "['node2']"
 

@@ -116,13 +116,13 @@ def test_a_host_that_listens_everywhere_turns_away_who_does_not_know_the_secret(
 
 
 def test_a_node_that_two_pilots_share_has_two_names(tmp_path):
-    assert _Node(tmp_path, "1_0", "node1").identity() == "node1"
-    assert _Node(tmp_path, "1_0", "node1").identity() == "node1"
-    assert _Node(tmp_path, "1_1", "node1").identity() == "node1.1-1"
-    _Node(tmp_path, "1_1", "node1").forget()
-    assert _Node(tmp_path, "1_2", "node1").identity() == "node1.1-2"
-    _Node(tmp_path, "1_0", "node1").forget()
-    assert _Node(tmp_path, "1_2", "node1").identity() == "node1"
+    assert _Node(tmp_path, "1_0", "node1").claim_name() == "node1"
+    assert _Node(tmp_path, "1_0", "node1").claim_name() == "node1"
+    assert _Node(tmp_path, "1_1", "node1").claim_name() == "node1.1-1"
+    _Node(tmp_path, "1_1", "node1").free_name()
+    assert _Node(tmp_path, "1_2", "node1").claim_name() == "node1.1-2"
+    _Node(tmp_path, "1_0", "node1").free_name()
+    assert _Node(tmp_path, "1_2", "node1").claim_name() == "node1"
 
 
 class PlayedHost:
@@ -165,7 +165,7 @@ def test_a_node_that_is_taken_back_waits_for_its_work_only(tmp_path, monkeypatch
     node, host = _Node(tmp_path, "1_0", "node1"), PlayedHost()
     looks = iter([True, True, True, False])
     monkeypatch.setattr(node_main, "_has_work", lambda pid: next(looks))
-    node.leaving(signal.SIGTERM, None)
+    node.note_leaving(signal.SIGTERM, None)
     assert _keep(node, host, 900.0) == 0
     assert host.stdin.closed
     assert next(looks, "asked until there was none") == "asked until there was none"
@@ -174,14 +174,14 @@ def test_a_node_that_is_taken_back_waits_for_its_work_only(tmp_path, monkeypatch
 def test_a_time_limit_that_is_near_does_not_end_a_node(tmp_path):
     (tmp_path / "pilots").mkdir()
     node = _Node(tmp_path, "1_0", "node1")
-    node.leaving(signal.SIGUSR1, None)
+    node.note_leaving(signal.SIGUSR1, None)
     assert not node.is_taken_back
 
 
 def test_a_notice_is_noted_for_the_service(tmp_path):
     (tmp_path / "pilots").mkdir()
     node = _Node(tmp_path, "1_0", "node1")
-    node.leaving(signal.SIGTERM, None)
+    node.note_leaving(signal.SIGTERM, None)
     assert (tmp_path / "pilots" / "1_0.node1.leaving").read_text() == "SIGTERM"
     node.note("facts", json.dumps({"a": 1}))
     assert (tmp_path / "pilots" / "1_0.node1.facts").read_text() == '{"a": 1}'

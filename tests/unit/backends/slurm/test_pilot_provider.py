@@ -75,7 +75,7 @@ class Bench:
 
     def turn(self, seconds=5.0):
         self.now += seconds
-        self.lender.turn()
+        self.lender.do_round()
 
     def announce(self, pilot, node, **more):
         facts = {"gpu_type": "A100", "cpus": 8.0, "memory_bytes": 0.0}
@@ -216,7 +216,7 @@ def test_nodes_are_asked_for_once_and_lent_when_their_hosts_are_up(bench):
     bench.turn()
     assert bench.nodes == []
     bench.announce("1_0", "node1")
-    bench.lender.turn(full=False)
+    bench.lender.do_round(full=False)
     assert bench.nodes == ["node1"]
     bench.lend("1_1", "node2")
     bench.turn()
@@ -315,7 +315,7 @@ def test_an_end_that_slurm_announces_is_seen_at_a_glance(bench):
     bench.turn()
     before = bench.changes
     (bench.folder / "pilots" / "1_0.-.leaving").touch()
-    bench.lender.turn(full=False)
+    bench.lender.do_round(full=False)
     assert bench.lender.leaving() == {"node1": "Slurm announced the end of its pilot"}
     assert bench.changes > before
 
@@ -428,7 +428,7 @@ def test_a_folder_that_is_full_keeps_nobody_from_looking(bench, monkeypatch, cap
     full.clear()
     bench.turn()
     assert not any("No space left" in each for each in bench.lender.warnings())
-    assert [row.id for row in bench.lender.queue.folder.remembered()[0]] == ["1_0"], (
+    assert [row.id for row in bench.lender.queue.folder.load_running()[0]] == ["1_0"], (
         "what could not be kept is kept later"
     )
 
@@ -499,7 +499,7 @@ def test_a_node_whose_type_only_slurm_knows_keeps_it_under_a_new_object(bench, m
 @pytest.mark.parametrize("text", ["[]", '[["1_0", ["node1"], "pilot"]]', '{"pilots": 1, "nodes": {}}', "{", "null"])
 def test_what_was_kept_and_cannot_be_understood_is_left_out(bench, text):
     (bench.folder / "running.json").write_text(text)
-    assert bench.lender.queue.folder.remembered() == ([], {})
+    assert bench.lender.queue.folder.load_running() == ([], {})
 
 
 def test_closing_cancels_only_what_waits_and_only_without_jobs(bench):
@@ -507,10 +507,10 @@ def test_closing_cancels_only_what_waits_and_only_without_jobs(bench):
     bench.lend("1_0", "node1")
     bench.turn()
     bench.lender.ask("job", {"node1": 1})
-    bench.lender._leave()
+    bench.lender._give_back_unused()
     assert bench.slurm.cancelled == []
     bench.lender.drop("job", {"node1": (0,)})
-    bench.lender._leave()
+    bench.lender._give_back_unused()
     assert bench.slurm.cancelled == ["1_1"]
     assert (bench.folder / "pulse").read_text().startswith("closed")
 

@@ -2,14 +2,25 @@
 
 import random
 import socket
+from dataclasses import dataclass
 
 import pytest
 
 from pollux.backends.transport import channel
 from pollux.backends.transport.channel import Channel, SecureLine, answer, challenge, check
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.codec import decode_tagged
 
 SECRET = b"s" * 32
+
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+
+
+def read_number(text):
+    return decode_tagged({"Number": Number}, text)
 
 
 def pair(request=None):
@@ -48,7 +59,7 @@ def test_nonsense_is_refused(said):
         check(SECRET, SecureLine(left), challenge(), said)
 
 
-@pytest.mark.parametrize("hello", [None, {"version": 99, "nonce": "x"}, "SSH-2.0"])
+@pytest.mark.parametrize("hello", [None, {"version": 99, "nonce": "x"}, "SSH-2.0", {"version": channel.VERSION}])
 def test_another_version_is_named(hello):
     left, right = socket.socketpair()
     with left, right, pytest.raises(BackendFailed, match="another version"):
@@ -91,7 +102,7 @@ def test_what_is_not_a_line_is_bounded():
 def test_every_message_comes_once_and_in_order(seed):
     """Connections break at random moments, losing what was on the way."""
     chance = random.Random(seed)
-    ends = (Channel(), Channel())
+    ends = (Channel(read_number), Channel(read_number))
     sent: tuple[list[object], ...] = ([], [])
     come: tuple[list[object], ...] = ([], [])
     lines = []
@@ -105,13 +116,13 @@ def test_every_message_comes_once_and_in_order(seed):
         ends[1].attach(theirs, ends[0].seen)
 
     def read(side):
-        come[side].extend(message["value"] for message in ends[side].receive())
+        come[side].extend(message.value for message in ends[side].receive())
 
     for step in range(300):
         side = chance.randrange(2)
         what = chance.choices(["send", "read", "confirm", "break"], [4, 4, 2, 1])[0]
         if what == "send":
-            ends[side].send(value=step)
+            ends[side].send(Number(step))
             sent[side].append(step)
         elif what == "read":
             read(side)
@@ -134,15 +145,43 @@ def test_a_confirmation_says_when_that_message_was_sent(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(channel, "clock", lambda: now[0])
     ours, theirs, _ = pair()
-    keeper, shim = Channel(), Channel()
+    runner, shim = Channel(read_number), Channel(read_number)
     shim.attach(ours, 0)
-    keeper.attach(theirs, 0)
-    keeper.send(event="pong")
+    runner.attach(theirs, 0)
+    runner.send(Number(1))
     now[0] = 107.0
     shim.receive()
     shim.confirm()
     now[0] = 109.0
-    keeper.receive()
-    assert keeper.confirmed_at == 100.0
+    runner.receive()
+    assert runner.confirmed_at == 100.0
+    for line in (ours, theirs):
+        line.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "following"),
+    [
+        ([1, '["Other", {}]'], 2),
+        ([1, '["Number", {"value": "x"}]'], 2),
+        ([1, "no JSON"], 2),
+        ([1, 2], 1),
+        ([0, None], 1),
+        ([1], 1),
+        ({}, 1),
+        (None, 1),
+    ],
+)
+def test_what_is_no_message_is_refused_in_one_line_and_what_follows_is_heard(sent, following, capsys):
+    ours, theirs, _ = pair()
+    ends = (Channel(read_number), Channel(read_number))
+    ends[0].attach(ours, 0)
+    ends[1].attach(theirs, 0)
+    ours.put(sent)
+    ours.put([following, '["Number", {"value": 3}]'])
+    assert ends[1].receive() == [Number(3)]
+    said = capsys.readouterr().err
+    assert said.startswith("a message from host is refused: ")
+    assert said.count("\n") == 1
     for line in (ours, theirs):
         line.close()

@@ -1,11 +1,14 @@
 """castor: ranks, doubts, floors and what it says of them."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from pollux.controller.explanations.explain import explain
-from pollux.core import Allocation, Cluster, InvalidInput, JobView, Placement, Prior, Snapshot
+from pollux.core import Allocation, Cluster, InvalidInput, JobLimits, JobView, Placement, Prior, Snapshot
 from pollux.policies import create
-from pollux.policies.search.accounts import Account, believed
+from pollux.policies.search.accounts import Account, Accounts, believed
 from pollux.policies.search.ranks import RankedWork, RankRule
 from pollux.policies.search.turns import Turns, turn_weights
 
@@ -95,3 +98,108 @@ def test_more_jobs_than_gpus_take_turns():
 
 def test_turns_weigh_nothing_while_there_is_room():
     assert turn_weights(snapshot(job("a", 1.0), job("b", 1.0)), Turns()) is None
+
+
+def test_a_job_that_may_have_one_gpu_is_not_kept_out_by_what_it_costs_others_to_move():
+    """On a cluster that few share, one GPU is all that it can use, not a small part of its fair share."""
+    long = [replace(job(f"long-{i}", 1e7), resize_cost_seconds=30.0) for i in range(2)]
+    small = JobView("small", 100.0, JobLimits(max_gpus=1), resize_cost_seconds=30.0)
+    running = {f"long-{i}": Placement(((f"node-{2 * i}", 4), (f"node-{2 * i + 1}", 4))) for i in range(2)}
+    decision = create("castor").allocate(snapshot(*long, small, nodes=4, running=running))
+    assert decision.allocation["small"].num_gpus == 1
+
+
+@pytest.mark.parametrize("cost", [0.3, 3.0, 30.0, 300.0])
+def test_nobody_waits_for_long_at_any_load_and_resize_cost(cost):
+    """A job of unknown size among long ones that hold everything runs within a few resize costs."""
+    jobs = [replace(job(f"long-{i}", 1e8), resize_cost_seconds=cost) for i in range(12)]
+    newcomer = JobView("new", 100.0, JobLimits(max_gpus=4), resize_cost_seconds=cost)
+    policy, memory = create("castor"), None
+    running: Allocation = policy.allocate(snapshot(*jobs)).allocation
+    assert sum(place.num_gpus for place in running.values()) == 8
+    for waited in (0.0, 1.0, 2.0, 3.0):
+        at = snapshot(*jobs, newcomer, now=100.0 + waited * cost, running=running, memory=memory)
+        decision = policy.allocate(at)
+        memory, running = decision.memory, decision.allocation
+    assert "new" in running
+
+
+def late(age: float, received: float, **more) -> float:
+    view = JobView("a", 0.0, goodput=None, resize_cost_seconds=10.0, **more)
+    world = snapshot(view, job("b", 1e7), now=age, memory=Accounts(age, {"a": Account(received)}))
+    objective = RankedWork(world, RankRule())
+    objective.prepare(np.zeros(2))
+    return float(objective.lateness[0])
+
+
+def test_who_may_be_short_is_late_long_before_a_job_of_middling_size():
+    assert late(10.0, 0.0) == pytest.approx(2.0)
+    assert late(40.0, 0.0) == pytest.approx(5.0)
+    assert late(400.0, 400.0) == pytest.approx(1.0)
+    assert late(1200.0, 400.0) == pytest.approx(2.0)
+
+
+def wavering(rates: list[float]) -> float:
+    account = Account()
+    for rate in rates:
+        account = account.after(1.0, rate, 1.0, job("a", 1e5))
+    return account.waver
+
+
+def test_a_prediction_that_changes_wavers_and_one_that_stays_does_not():
+    assert wavering([100.0] * 20) == 0.0
+    up_and_down = wavering([100.0, 110.0] * 20)
+    assert 0.8 * np.log(1.1) < up_and_down <= np.log(1.1)
+    assert wavering([100.0, 110.0] * 20 + [110.0] * 20) == up_and_down
+    assert wavering([100.0 * 1.1**i for i in range(20)]) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_where_it_runs_elsewhere_another_prediction_is_no_change():
+    account = Account().after(1.0, 100.0, 1.0, job("a", 1e5)).moved(5.0)
+    assert account.after(1.0, 300.0, 1.0, job("a", 1e5)).waver == 0.0
+    assert account.paused_until == 5.0
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_job_is_moved_only_for_more_than_its_predictions_waver_by(steady):
+    one = JobView("a", 0.0, remaining=1e7, goodput=Curve(), largest_gpus=8, resize_cost_seconds=1.0)
+    world = snapshot(one, running={"a": Placement((("node-0", 3),))}, nodes=1)
+    for waver, moves in ((0.0, True), (0.5, not steady)):
+        account = Account(promised=1e7, foreseen=100.0 * 3**0.8, change=waver)
+        given = replace(world, memory=Accounts(100.0, {"a": account}))
+        decision = create("castor", steady=steady).allocate(given)
+        assert (decision.allocation["a"].num_gpus == 4) is moves
+
+
+def contended(*ages_and_held: tuple[float, float]) -> Snapshot:
+    jobs = tuple(
+        replace(job(f"j{i}", None), submitted_at=100.0 - age, attained_gpu_seconds=had)
+        for i, (age, had) in enumerate(ages_and_held)
+    )
+    running = {view.id: Placement((("node-0", 1),)) for view in jobs if view.attained_gpu_seconds}
+    return Snapshot(1, 100.0, Cluster.uniform(1, len(running)), jobs, running)
+
+
+def test_in_turns_who_never_ran_goes_first_and_who_had_most_makes_room():
+    world = contended((90.0, 4000.0), (80.0, 50.0), (0.0, 0.0))
+    turns = Turns({"j0": (True, 0.0), "j1": (True, 20.0)})
+    weights = turn_weights(world, turns)
+    assert weights is not None
+    assert weights[2] == 3.0
+    assert weights[0] < weights[1] < 1.0
+    decision = create("pollux").allocate(replace(world, memory=turns))
+    assert set(decision.allocation) == {"j1", "j2"}
+
+
+def test_who_fell_behind_is_owed_its_share_in_a_sentence():
+    views = (job("long", 1e7), replace(job("slow", 2e7), submitted_at=-1e6))
+    running = {"long": Placement((("node-0", 4), ("node-1", 4)))}
+    decision = create("castor").allocate(snapshot(*views, running=running))
+    for name, words in (
+        ("slow", "it is owed its fair share: so far it is on the way"),
+        ("long", "slow goes first: it is"),
+    ):
+        text, _ = explain(decision.reasons[name], name)
+        assert words in text
+        assert "times as long as on" in text
+        assert "lateness" not in text

@@ -11,18 +11,28 @@ from pollux.service.http.sse import event_stream
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 
-async def gathered(first, later, num_listeners):
-    waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
-    for text in later:
-        waiting.put_nowait(text)
-    return await sse._together(first, waiting, num_listeners)
+class SilentFeed:
+    """A feed that nothing happens in."""
+
+    def __init__(self, num_listeners):
+        self.num_listeners = num_listeners
+
+    def subscribe(self, tell, after):
+        return 0, []
+
+
+async def gathered(texts, num_listeners):
+    subscription = sse._Subscription(SilentFeed(num_listeners), None, None)
+    for text in texts:
+        subscription._waiting.put_nowait(text)
+    return await subscription.next_pieces()
 
 
 def test_what_waits_is_sent_as_one_piece():
-    assert asyncio.run(gathered(b"a", [b"b", b"c"], 1)) == [b"abc"]
-    assert asyncio.run(gathered(b"a", [], 1)) == [b"a"]
-    assert asyncio.run(gathered(b"a", [b"b", None], 1)) == [b"ab", None]
-    assert asyncio.run(gathered(None, [], 100)) == [None]
+    assert asyncio.run(gathered([b"a", b"b", b"c"], 1)) == [b"abc"]
+    assert asyncio.run(gathered([b"a"], 1)) == [b"a"]
+    assert asyncio.run(gathered([b"a", b"b", None], 1)) == [b"ab", None]
+    assert asyncio.run(gathered([None], 100)) == [None]
 
 
 def test_with_many_watching_pieces_are_fewer(monkeypatch):
@@ -33,7 +43,7 @@ def test_with_many_watching_pieces_are_fewer(monkeypatch):
 
     monkeypatch.setattr(sse.asyncio, "sleep", sleep)
     for count in (1, 8, 100, 10_000):
-        asyncio.run(gathered(b"a", [], count))
+        asyncio.run(gathered([b"a"], count))
     assert slept == [pytest.approx(0.2), 0.5]
 
 

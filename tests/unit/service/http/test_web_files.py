@@ -5,9 +5,9 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from pollux.service import create_app
-from pollux.service.http.app import operations
 from pollux.service.http.middleware import SECURITY_HEADERS
 from pollux.service.http.web_files import FOLDER, WebFiles, add_pages, is_page
+from pollux.service.server.app import operations
 
 BASE = "http://127.0.0.1:7341"
 

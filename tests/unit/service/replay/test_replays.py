@@ -13,9 +13,9 @@ from tests.replaying import held_child
 
 from pollux.core.errors import Conflict, UnknownName
 from pollux.service import create_app
-from pollux.service.http import app as app_module
 from pollux.service.replay.replays import Progress, Replays, command_of
 from pollux.service.replay.result import MOST_JOBS, shortened
+from pollux.service.server import app as app_module
 from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 

@@ -8,10 +8,10 @@ import stat
 
 import pytest
 
+from pollux.backends.process.network import is_loopback
 from pollux.core.errors import Conflict, InvalidInput, Unauthorised, UnknownName
 from pollux.service import ServiceSettings, Tokens
 from pollux.service.server.serve import announce, listen, operator_token, prepare_home, retract, url_of
-from pollux.service.settings import is_loopback
 
 
 def test_the_token_is_made_once_and_for_its_owner_only(tmp_path):

@@ -39,6 +39,11 @@ def test_a_message_comes_back_as_it_was_sent(message):
     assert decode_message(encode_message(message)) == message
 
 
+def test_a_shim_of_another_version_is_refused():
+    with pytest.raises(MalformedValue, match="speaks version 1 of the protocol"):
+        decode_message(encode_message(StatusMessage(True, 3, version=1)))
+
+
 @pytest.mark.parametrize(
     "line", [b"[" * 100_000, b"{}", b'["Launch", {}]', b'["StopRequest", {"generation": 1}]', b'["StopRequest", 1]']
 )

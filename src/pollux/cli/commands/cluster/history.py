@@ -12,6 +12,7 @@ import typer
 
 from pollux.cli.arguments.home import make_home
 from pollux.cli.arguments.options import Json, print_json
+from pollux.cli.printing.visible import say
 from pollux.core.errors import Conflict, InvalidInput, Unreachable
 
 __all__ = ["app", "export", "history_lines", "import_"]
@@ -60,7 +61,7 @@ def export(
     if as_json:
         print_json({"file": output, "lines": count})
     else:
-        typer.echo(f"{output}: {count} lines")
+        say(f"{output}: {count} lines")
 
 
 @app.command("import")
@@ -100,7 +101,7 @@ def import_(
     if as_json:
         print_json({"home": str(home), "facts": revision})
     else:
-        typer.echo(f"{home}: {revision} facts; 'pollux up' goes on from there")
+        say(f"{home}: {revision} facts; 'pollux up' goes on from there")
 
 
 def history_lines() -> Iterable[bytes]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import Json, complete_queues, print_json, real, whole
+from pollux.cli.printing.visible import say
 from pollux.core.errors import InvalidInput
 
 __all__ = ["app", "queues", "set_queue"]
@@ -32,7 +33,7 @@ def queues(ctx: typer.Context, as_json: Json = False) -> None:
         print_json({"queues": found})
         return
     if not found:
-        typer.echo("no queue was set up or is in use; 'pollux queues set NAME --weight 2 --quota 8' sets one up")
+        say("no queue was set up or is in use; 'pollux queues set NAME --weight 2 --quota 8' sets one up")
         return
     from rich.text import Text
 
@@ -76,4 +77,4 @@ def set_queue(
         print_json(queue)
         return
     most = "no quota" if queue["gpu_quota"] is None else f"quota {queue['gpu_quota']}"
-    typer.echo(f"{queue['name']}: weight {queue['weight']:g}, {most}; its jobs hold {queue['used']} GPUs")
+    say(f"{queue['name']}: weight {queue['weight']:g}, {most}; its jobs hold {queue['used']} GPUs")

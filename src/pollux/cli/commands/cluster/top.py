@@ -19,10 +19,9 @@ from pollux.cli.arguments.options import Json, print_json
 from pollux.core.errors import PolluxError, Unreachable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from pollux.cli.client.client import Client
     from pollux.cli.display.top_view import Frame, Happening
+    from pollux.cli.printing.console import SafeConsole
 
 __all__ = ["Listener", "refreshed", "top"]
 
@@ -53,9 +52,9 @@ def top(
     if once or not (console.is_terminal and sys.stdin.isatty()):
         console.print(draw(frame, (), console.width))
         return
-    from rich.console import Console
+    from pollux.cli.printing.console import SafeConsole
 
-    _live(client, Console(highlight=False), frame)  # one that follows the size of its window
+    _live(client, SafeConsole(), frame)  # one that follows the size of its window
 
 
 class Listener:
@@ -124,7 +123,7 @@ def refreshed(client: Client, before: Frame, rows: int) -> Frame:
         return replace(before, lost=f"{time.strftime('%H:%M:%S')}: {error}; trying again, the last state is below")
 
 
-def _live(client: Client, console: Console, frame: Frame) -> None:
+def _live(client: Client, console: SafeConsole, frame: Frame) -> None:
     from rich.live import Live
 
     from pollux.cli.display.top_view import draw

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import PARTIAL, Job, Json, complete_jobs, print_json
+from pollux.cli.printing.visible import say
 
 __all__ = ["cancel", "pause", "resize", "resume"]
 
@@ -59,12 +60,12 @@ def resize(
         print_json(answer)
         return
     changed = answer["job"]
-    typer.echo(
+    say(
         f"{job}: may have {_span(changed['min_gpus'], changed['max_gpus'])}, holds {changed['gpus']} "
         f"({changed['state']}); 'pollux explain {job}' tells why"
     )
     if answer.get("note"):
-        typer.echo(f"  note: {answer['note']}")
+        say(f"  note: {answer['note']}")
 
 
 def _span(low: int, high: int) -> str:
@@ -90,22 +91,22 @@ def _each(ctx: typer.Context, jobs: Sequence[str], verb: str, as_json: bool) -> 
             done.append(client.post(job_path(job, verb))["job"])
         except Unreachable:
             for _, refused in failed:
-                typer.echo(f"error: {refused}", err=True)
+                say(f"error: {refused}", err=True)
             raise
         except PolluxError as error:
             failed.append((job, error))
             told["failed"].append({"job": job, "code": type(error).__name__, "message": str(error)})
         else:
             if not as_json:
-                typer.echo(f"{job}: {done[-1]['state']}")
+                say(f"{job}: {done[-1]['state']}")
         ctx.meta[PARTIAL] = told
     if as_json:
         print_json(told)
         for _, refused in failed:
-            typer.echo(f"error: {refused}", err=True)
+            say(f"error: {refused}", err=True)
         if failed:
             raise typer.Exit(failed[-1][1].exit_code)
     for _, refused in failed[:-1]:
-        typer.echo(f"error: {refused}", err=True)
+        say(f"error: {refused}", err=True)
     if failed:
         raise failed[-1][1]

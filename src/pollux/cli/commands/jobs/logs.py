@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import Job, Json, print_json, whole
+from pollux.cli.printing.visible import visible_log
 from pollux.core.errors import InvalidInput, PolluxError, Unreachable
 
 if TYPE_CHECKING:
     from pollux.cli.client.client import Client
 
-__all__ = ["ENDED_STATES", "end_of", "follow_log", "logs", "read_log", "tail_of", "visible", "write_log"]
+__all__ = ["ENDED_STATES", "end_of", "follow_log", "logs", "read_log", "tail_of", "write_log"]
 
 ENDED_STATES = frozenset({"succeeded", "failed", "cancelled"})
 """States that a job does not leave; named here so that no scheduler has to be loaded to print a log."""
@@ -26,7 +26,6 @@ ENDED_STATES = frozenset({"succeeded", "failed", "cancelled"})
 _CHUNK = 65536
 _POLL_SECONDS = 0.5
 _LONGEST_ABSENCE_SECONDS = 10.0
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def logs(
@@ -150,14 +149,5 @@ def write_log(text: str, raw: bool = False) -> None:
 
     A job could otherwise rewrite the screen, or type with the terminal's answers. Pipes and files get every byte.
     """
-    sys.stdout.write(text if raw or not sys.stdout.isatty() else visible(text))
+    sys.stdout.write(text if raw or not sys.stdout.isatty() else visible_log(text))
     sys.stdout.flush()
-
-
-def visible(text: str) -> str:
-    """Text whose control characters, but for tab, line feed and carriage return, are written out, such as `^[[2J`."""
-    return _CONTROL.sub(lambda found: _caret(ord(found.group())), text)
-
-
-def _caret(code: int) -> str:
-    return f"^{chr(code ^ 0x40)}" if code < 0x80 else f"\\x{code:02x}"

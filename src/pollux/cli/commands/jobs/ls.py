@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pollux.cli.arguments.options import Json, complete_queues, print_json, whole
+from pollux.cli.printing.visible import say
+
+if TYPE_CHECKING:
+    from pollux.cli.client.client import Client
 
 __all__ = ["ls"]
 
@@ -35,26 +39,15 @@ def ls(
     from pollux.cli.client.client import connect
 
     client = connect()
-    active = None if everything or state else True
-    jobs: list[dict[str, Any]] = []
-    cursor = None
     most = limit or _USUAL
-    while len(jobs) < most:
-        size = min(most - len(jobs), _PAGE)
-        answer = client.get("/v1/jobs", state=state, queue=queue, active=active, limit=size, after=cursor)
-        jobs += answer["jobs"]
-        cursor = answer.get("next")
-        if cursor is None:
-            break
+    jobs, cursor = _first_jobs(client, most, state=state, queue=queue, active=None if everything or state else True)
     if as_json:
         print_json({"jobs": jobs, "next": cursor})
         return
     from pollux.cli.display.warnings_output import print_warnings
 
     if not jobs:
-        typer.echo(
-            "no jobs" if everything or state or queue else "no unfinished jobs; 'pollux ls --all' has the others"
-        )
+        say("no jobs" if everything or state or queue else "no unfinished jobs; 'pollux ls --all' has the others")
         print_warnings(client)
         return
     from pollux.cli.display.render import standard_output
@@ -63,5 +56,18 @@ def ls(
     console = standard_output()
     console.print(jobs_table(jobs, client.now, console.width))
     if cursor is not None:
-        typer.echo(f"the first {len(jobs)}; --limit {10 * most} shows more")
+        say(f"the first {len(jobs)}; --limit {10 * most} shows more")
     print_warnings(client)
+
+
+def _first_jobs(client: Client, most: int, **filters: Any) -> tuple[list[dict[str, Any]], str | None]:
+    """The first jobs that pass the filters, at most so many, and where the next page starts; None: there is none."""
+    jobs: list[dict[str, Any]] = []
+    cursor = None
+    while len(jobs) < most:
+        answer = client.get("/v1/jobs", limit=min(most - len(jobs), _PAGE), after=cursor, **filters)
+        jobs += answer["jobs"]
+        cursor = answer.get("next")
+        if cursor is None:
+            break
+    return jobs, cursor

@@ -18,6 +18,7 @@ import typer
 
 from pollux.cli.arguments.home import make_home
 from pollux.cli.arguments.options import Json, complete_policies, print_json, whole
+from pollux.cli.printing.visible import say
 from pollux.core.errors import Conflict, InvalidInput, PolluxError
 
 if TYPE_CHECKING:
@@ -288,10 +289,10 @@ def _say_end(status: dict[str, Any]) -> None:
 
     took = duration((status["ended_at"] or 0) - status["submitted_at"])
     detail = f": {status['detail']}" if status["detail"] and status["state"] != "succeeded" else ""
-    typer.echo(f"{status['id']}: {status['state']} after {took}, {status['restarts']} re-allocations{detail}", err=True)
+    say(f"{status['id']}: {status['state']} after {took}, {status['restarts']} re-allocations{detail}", err=True)
 
 
 def _say_kept(path: Path, named: bool, stopped: bool) -> None:
-    typer.echo(f"logs and checkpoints: {path}{os.sep}", err=True)
+    say(f"logs and checkpoints: {path}{os.sep}", err=True)
     if stopped and not named:
-        typer.echo(f"'pollux run --home {path}' with the same script goes on from there", err=True)
+        say(f"'pollux run --home {path}' with the same script goes on from there", err=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import typer
-
 from pollux.cli.arguments.options import Job, Json, print_json
 from pollux.cli.display.warnings_output import WAITING, print_warnings
+from pollux.cli.printing.visible import say
 
 __all__ = ["explain", "show", "story_lines"]
 
@@ -59,9 +58,9 @@ def explain(job: Job, as_json: Json = False) -> None:
     if as_json:
         print_json(answer)
         return
-    typer.echo(answer["text"])
+    say(answer["text"])
     if answer.get("next_step"):
-        typer.echo(f"Next: {answer['next_step']}")
+        say(f"Next: {answer['next_step']}")
     print_warnings(client)
 
 
@@ -170,7 +169,7 @@ def _request_value(key: str, value: Any) -> str:
 
     from pollux.cli.display.number_format import duration
 
-    if value is None or value == {} or value == []:
+    if value in (None, {}, []):
         return ""
     if key == "run" and isinstance(value, list):
         return shlex.join(value)

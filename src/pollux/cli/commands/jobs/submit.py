@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from pollux.cli.arguments.options import PARTIAL, Json, complete_jobs, complete_queues, print_json
+from pollux.cli.printing.visible import say
 from pollux.core.errors import InvalidInput, WorkdirMissing
 
 if TYPE_CHECKING:
@@ -81,14 +82,19 @@ def submit(
     given = {"name": name, "gpus": gpus, "queue": queue, "priority": priority, "after": after}
     changes = {key: value for key, value in given.items() if value}
     requests = requests_from(files or [], ctx.meta.get(_COMMAND), changes, variables_from(env or []))
-    if follow and (len(requests) > 1 or as_json or dry_run):
-        raise InvalidInput("--follow prints the output of one job: give one file, without --json and --dry-run")
+    if follow:
+        _check_follow(len(requests), as_json, dry_run)
     sender = _Sender(connect(), ship, dry_run, as_json)
     answers = sender.send(requests, ctx)
     if as_json and not wait:
         print_json(ctx.meta[PARTIAL])
     if not dry_run and (wait or follow):
-        _finish(sender.client, [str(answer["job"]["id"]) for answer in answers], follow, answers if as_json else None)
+        _finish(sender, answers, follow)
+
+
+def _check_follow(num_jobs: int, as_json: bool, dry_run: bool) -> None:
+    if num_jobs > 1 or as_json or dry_run:
+        raise InvalidInput("--follow prints the output of one job: give one file, without --json and --dry-run")
 
 
 def requests_from(
@@ -98,20 +104,15 @@ def requests_from(
     variables: Mapping[str, str],
 ) -> list[JobRequest]:
     """The jobs to submit, read and checked, all of them before any is sent."""
-    from pollux.wire.jobfile import check_paths, job_to_mapping, parse_job, read_job_file
+    from pollux.wire.jobfile import check_paths, parse_job
 
     if bool(files) == bool(command):
         raise InvalidInput("give job files, or a command after '--': pollux submit --gpus 1..4 -- python train.py")
     if len(files) > 1 and "name" in changes:
         raise InvalidInput(f"--name is '{changes['name']}' for {len(files)} files; give one file")
     requests = []
-    for file in files or (None,):
-        if file is None:
-            mapping: dict[str, Any] = {"run": list(command or ()), "workdir": os.getcwd()}
-            where = "command line"
-        else:
-            mapping, where = dict(job_to_mapping(read_job_file(file))), str(file)
-        mapping.update(changes)
+    for where, source in _sources(files, command or ()):
+        mapping = {**source, **changes}
         if variables:
             mapping["env"] = {**mapping.get("env", {}), **variables}
         requests.append(parse_job(mapping, workdir=os.getcwd(), where=where))
@@ -119,6 +120,16 @@ def requests_from(
     if missing:
         raise InvalidInput("; ".join(missing))
     return requests
+
+
+def _sources(files: Sequence[Path], command: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each job as it was given, and where."""
+    from pollux.wire.jobfile import job_to_mapping, read_job_file
+
+    for file in files:
+        yield str(file), job_to_mapping(read_job_file(file))
+    if command:
+        yield "command line", {"run": list(command), "workdir": os.getcwd()}
 
 
 def variables_from(pairs: Sequence[str]) -> dict[str, str]:
@@ -171,7 +182,7 @@ class _Sender:
         from pollux.cli.client.folder_upload import ship
 
         request, said = ship(self.client, request, bool(self.ship))
-        typer.echo(said, err=self.as_json)
+        say(said, err=self.as_json)
         return request
 
     def _send(self, request: JobRequest) -> dict[str, Any]:
@@ -185,7 +196,7 @@ class _Sender:
             answer = self.client.submit(body)
         if not self.as_json:
             for line in plan_lines(answer["plan"], self.client.now, planned=self.dry_run):
-                typer.echo(line)
+                say(line)
             if self.dry_run:
                 _echo(body)
         return answer
@@ -200,7 +211,7 @@ class _Sender:
             return self._send(request)
         body = job_to_mapping(request)
         if not self.as_json:
-            typer.echo(missing)
+            say(missing)
             _echo(body)
         return {"request": body, "plan": None}
 
@@ -208,21 +219,21 @@ class _Sender:
 def _echo(body: Mapping[str, Any]) -> None:
     import json
 
-    typer.echo(json.dumps(body, indent=2, ensure_ascii=False))
+    say(json.dumps(body, indent=2, ensure_ascii=False))
 
 
-def _finish(client: Client, jobs: Sequence[str], follow: bool, answers: list[dict[str, Any]] | None) -> None:
+def _finish(sender: _Sender, answers: list[dict[str, Any]], follow: bool) -> None:
+    """Wait until the jobs have ended, and report how."""
     from pollux.cli.commands.jobs.logs import follow_log, write_log
 
+    client, jobs = sender.client, [str(answer["job"]["id"]) for answer in answers]
     try:
         for job in jobs:
             follow_log(client, job, 0, 0, write_log if follow else lambda _: None)
     except KeyboardInterrupt:
-        typer.echo(
-            f"not waiting any more; {', '.join(jobs)} goes on. To end it: pollux cancel {' '.join(jobs)}", err=True
-        )
+        say(f"not waiting any more; {', '.join(jobs)} goes on. To end it: pollux cancel {' '.join(jobs)}", err=True)
         raise typer.Exit(130) from None
-    _report(client, jobs, answers)
+    _report(client, jobs, answers if sender.as_json else None)
 
 
 def _report(client: Client, jobs: Sequence[str], answers: list[dict[str, Any]] | None) -> None:
@@ -233,6 +244,6 @@ def _report(client: Client, jobs: Sequence[str], answers: list[dict[str, Any]] |
         print_json({"submitted": [{**answer, "job": job} for answer, job in zip(answers, ended, strict=True)]})
     for job in ended:
         if answers is None:
-            typer.echo(f"{job['id']}: {job['state']}{job.get('detail') and ': ' + job['detail']}", err=True)
+            say(f"{job['id']}: {job['state']}{job.get('detail') and ': ' + job['detail']}", err=True)
     if any(job["state"] != "succeeded" for job in ended):
         raise typer.Exit(1)

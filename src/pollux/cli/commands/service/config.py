@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import typer
-
 from pollux.cli.arguments.options import Json, print_json
+from pollux.cli.printing.visible import say
 
 __all__ = ["config", "settings_in_force"]
 
@@ -25,8 +24,8 @@ def config(as_json: Json = False) -> None:
         print_json({"settings": entries})
         return
     for entry in entries:
-        typer.echo(f"{entry['name']:<17} {entry['value']}   (from: {entry['source']})")
-        typer.echo(f"{'':<17} {entry['meaning']}")
+        say(f"{entry['name']:<17} {entry['value']}   (from: {entry['source']})")
+        say(f"{'':<17} {entry['meaning']}")
 
 
 def settings_in_force(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:

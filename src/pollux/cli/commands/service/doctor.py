@@ -16,6 +16,7 @@ from typing import Literal
 import typer
 
 from pollux.cli.arguments.options import Json, print_json
+from pollux.cli.printing.visible import say
 from pollux.core.errors import PolluxError
 
 __all__ = ["Finding", "doctor", "findings"]
@@ -53,7 +54,7 @@ def doctor(as_json: Json = False) -> None:
         print_json({"usable": usable, "findings": [asdict(finding) for finding in found]})
     else:
         _print(found)
-        typer.echo("ready" if usable else "something needed is missing; see above")
+        say("ready" if usable else "something needed is missing; see above")
     if not usable:
         raise typer.Exit(1)
 

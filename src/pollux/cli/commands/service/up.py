@@ -17,6 +17,7 @@ from pollux.cli.arguments.home import make_home
 from pollux.cli.arguments.options import Json, complete_policies, print_json, real, whole
 from pollux.cli.arguments.options import trigger as read_trigger
 from pollux.cli.display.warnings_output import warning_lines
+from pollux.cli.printing.visible import say
 from pollux.core.errors import InvalidInput, PolluxError, UnknownName, Unreachable
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def up(
         # Standard output was promised one document: after a greeting only people are told.
         if not as_json or said.acquire(blocking=False):
             raise
-        typer.echo(f"error: {' '.join(str(error).split()) or 'interrupted'}", err=True)
+        say(f"error: {' '.join(str(error).split()) or 'interrupted'}", err=True)
         raise typer.Exit(error.exit_code if isinstance(error, PolluxError) else _INTERRUPTED) from None
 
 
@@ -143,7 +144,7 @@ def _backend_options(backend: str, slots: int | None, address: str | None, words
 def _host(backend: str, options: dict[str, Any], host: str | None, may_be_seen: bool) -> str:
     """Where to listen: as was said, or where the backend's nodes reach this machine, as their jobs report here."""
     import pollux.backends as backends
-    from pollux.service.settings import is_loopback
+    from pollux.backends.process.network import is_loopback
 
     head = None if host is not None else backends.head_of(backend, options)
     if head is None or is_loopback(head):
@@ -162,7 +163,7 @@ def _print_preview(settings: ServiceSettings, as_json: bool) -> None:
     if as_json:
         print_json({"backend": settings.backend, "asks_for": text})
     else:
-        typer.echo(text, nl=False)
+        say(text, nl=False)
 
 
 def down(
@@ -180,11 +181,11 @@ def down(
     jobs = "keep" if keep else "stop"
     ending = Ending(client)
     answer = client.post("/v1/shutdown", {"jobs": jobs})
-    ending.wait(float(answer.get("seconds", 0.0)), lambda line: None if as_json else typer.echo(line, err=True))
+    ending.wait(float(answer.get("seconds", 0.0)), lambda line: None if as_json else say(line, err=True))
     if as_json:
         print_json({"url": client.url, "stopped": True, "jobs": jobs})
     else:
-        typer.echo(f"stopped {client.url}; jobs {'run on' if keep else 'are stopped'}, 'pollux up' goes on with them")
+        say(f"stopped {client.url}; jobs {'run on' if keep else 'are stopped'}, 'pollux up' goes on with them")
 
 
 def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> list[str]:
@@ -263,7 +264,7 @@ def _greet(settings: ServiceSettings, as_json: bool, said: threading.Lock) -> No
     try:
         status = _first_status(client)
     except PolluxError as error:
-        typer.echo(f"started, but does not answer: {error}", err=True)
+        say(f"started, but does not answer: {error}", err=True)
         return
     if said.acquire(blocking=False):
         _say(client.url, settings, status, as_json)
@@ -285,7 +286,7 @@ def _say(url: str, settings: ServiceSettings, status: dict[str, Any], as_json: b
     if as_json:
         print_json({"url": url, "token_file": str(places.token_file(settings.home)), "status": status})
     else:
-        typer.echo("\n".join(greeting(url, settings, status)))
+        say("\n".join(greeting(url, settings, status)))
     sys.stdout.flush()
 
 

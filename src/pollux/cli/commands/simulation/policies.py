@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pollux.cli.printing.visible import say
+
 __all__ = ["policies"]
 
 # What a service knows of its jobs; the controller refuses policies that need more.
@@ -37,6 +39,6 @@ def policies(
             }
         )
     if as_json:
-        typer.echo(json.dumps({"policies": entries}, indent=2))
+        say(json.dumps({"policies": entries}, indent=2))
     else:
         print_table(standard_output(), policies_table(entries))

@@ -14,6 +14,7 @@ import typer
 
 from pollux.cli.arguments.options import Json, complete_policies, real, whole
 from pollux.cli.arguments.options import trigger as read_trigger
+from pollux.cli.printing.visible import say
 from pollux.core import InvalidInput
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def simulate(
     outputs = Outputs(folder, job, file)
     complete = simulate_together(world.workloads, chosen, world.applications, settings, world.source, workers, outputs)
     if as_json:
-        typer.echo(to_json(complete), nl=False)
+        say(to_json(complete), nl=False)
     else:
         _print(complete, folder)
 
@@ -284,7 +285,7 @@ def _load_history(
     past = read_history(path)
     workload, left_out = past.on(nodes or past.num_nodes, gpus_per_node or past.gpus_per_node)
     for reason in (*past.skipped, *left_out):
-        typer.echo(f"left out: {reason}", err=True)
+        say(f"left out: {reason}", err=True)
     if not workload.jobs:
         raise InvalidInput(f"{path}: holds no job that can be replayed; export the history of jobs that ran")
     return _World([workload], past.applications, str(path), past.num_nodes, past.gpus_per_node)

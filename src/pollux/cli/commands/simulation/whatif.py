@@ -10,6 +10,7 @@ import typer
 
 from pollux.cli.arguments.options import complete_policies, print_json, whole
 from pollux.cli.arguments.options import trigger as read_trigger
+from pollux.cli.printing.visible import say
 from pollux.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def whatif(
 
     past = read_history(history if history is not None else list(history_lines()))
     for reason in past.skipped:
-        typer.echo(f"left out: {reason}", err=True)
+        say(f"left out: {reason}", err=True)
     if not past.workload.jobs:
         raise InvalidInput("the history holds no job that can be replayed; let some jobs finish or report first")
     settings = SimulationSettings(
@@ -76,7 +77,7 @@ def whatif(
     for size in sizes:
         workload, left_out = past.on(size, past.gpus_per_node)
         for reason in left_out:
-            typer.echo(f"left out with {size} nodes: {reason}", err=True)
+            say(f"left out with {size} nodes: {reason}", err=True)
         if not workload.jobs:
             raise InvalidInput(f"--nodes: none of the jobs can run on {size} nodes of {past.gpus_per_node} GPUs")
         runs.append((replace(workload, name=f"{size}-nodes"), replace(settings, num_nodes=size)))

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from pollux.cli.arguments.options import real, whole
+from pollux.cli.printing.visible import say
 
 __all__ = ["app", "generate"]
 
@@ -90,6 +91,6 @@ def generate(
         else:
             content = write_workload(workload.jobs)
         if file is None:
-            typer.echo(content, nl=False)
+            say(content, nl=False)
         else:
             file.write(content)

@@ -90,11 +90,15 @@ async def _set_queue(call: Call) -> Response:
         raise InvalidInput('the body is empty; give "weight", "gpu_quota" or both')
     now = next((queue for queue in await answer(call.engine.queues()) if queue.name == name), QueueStatus(name))
     weight, quota = body.get("weight", now.weight), body.get("gpu_quota", now.gpu_quota)
+    _check_share(weight, quota)
+    return await told(call.engine.set_queue(Queue(name, float(weight), quota)))
+
+
+def _check_share(weight: object, quota: object) -> None:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1e6:
         raise InvalidInput(f"weight is {str(weight)[:80]}; give a number above 0, at most 1000000")
     if quota is not None and (isinstance(quota, bool) or not isinstance(quota, int) or not 0 <= quota <= 10**9):
         raise InvalidInput(f"gpu_quota is {str(quota)[:80]}; give a whole number from 0, or null for no quota")
-    return await told(call.engine.set_queue(Queue(name, float(weight), quota)))
 
 
 async def _policies(call: Call) -> Response:

@@ -132,7 +132,7 @@ def test_control_codes_are_shown_on_a_terminal_only(run, log, monkeypatch):
     monkeypatch.setattr(module.sys, "stdout", Terminal())
     module.write_log(log.written)
     module.write_log(log.written, raw=True)
-    assert written == ["a^[[2J\tb\rc\n\\x9b31m^G\n", log.written]
+    assert written == ["a^[[2J\tb\rc\n\\u009b31m^G\n", log.written]
 
 
 def test_json(run, log):

@@ -4,7 +4,7 @@ import time
 import pytest
 from starlette.testclient import TestClient
 
-from pollux.service.http.app import _folders_in_use, create_app
+from pollux.service.server.app import _folders_in_use, create_app
 from pollux.storage.archive import digest_of, pack
 from pollux.testing.servers.service import result_of
 

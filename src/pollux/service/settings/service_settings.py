@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pollux.backends.process.network import is_loopback
 from pollux.core.errors import InvalidInput, UnknownName
 
-__all__ = ["ANY_ADDRESS", "DEFAULT_PORT", "AtStop", "ServiceSettings", "is_loopback"]
+__all__ = ["ANY_ADDRESS", "DEFAULT_PORT", "AtStop", "ServiceSettings"]
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 """Addresses that stand for all addresses of the machine: one listens at them, nobody calls them."""
@@ -22,16 +22,6 @@ DEFAULT_PORT = 7341
 AtStop = Literal["stop", "keep"]
 """What happens to running jobs when the service stops: `stop` ends them with grace, and they go on at the next start;
 `keep` leaves them running."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

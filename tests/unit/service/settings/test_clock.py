@@ -10,7 +10,7 @@ from pollux.controller import JobSubmitted
 from pollux.controller.messages.events import JobSpec
 from pollux.core import Node
 from pollux.service import Engine, ServiceSettings
-from pollux.service.clock import SystemClock
+from pollux.service.settings.clock import SystemClock
 from pollux.store import MemoryStore, MemoryTelemetry
 from pollux.testing.servers.service import FakeBackend
 

@@ -1,12 +1,12 @@
 """What people read of the errors that Ray raises."""
 
-from pollux.backends.ray.driver import _plain, _unreachable
+from pollux.backends.ray.driver.ray_errors import connection_error, one_line
 
 
 def test_long_errors_are_told_by_their_last_line():
-    assert _plain(RuntimeError("Traceback\n  somewhere\nValueError: no\n\n")) == "ValueError: no"
-    assert _plain(RuntimeError()) == "RuntimeError"
-    assert _plain(RuntimeError("Traceback\npollux.core.errors.BackendFailed: it is away")) == "it is away"
+    assert one_line(RuntimeError("Traceback\n  somewhere\nValueError: no\n\n")) == "ValueError: no"
+    assert one_line(RuntimeError()) == "RuntimeError"
+    assert one_line(RuntimeError("Traceback\npollux.core.errors.BackendFailed: it is away")) == "it is away"
 
 
 MISMATCH = """Version mismatch: The cluster was started with:
@@ -19,11 +19,11 @@ This process on node 10.0.0.1:7 was started with:
 
 
 def test_another_version_is_told_whole_and_with_a_remedy():
-    told = _unreachable(RuntimeError(MISMATCH))
+    told = connection_error(RuntimeError(MISMATCH))
     assert all(word in told for word in ("Version mismatch", "Ray: 2.60.0", "Ray: 2.51.0", "3.11.7", "3.11.9"))
     assert told.endswith("install the same Ray and the same Python on every node")
     assert "\n" not in told
-    assert _unreachable(ConnectionRefusedError("refused")) == "refused"
+    assert connection_error(ConnectionRefusedError("refused")) == "refused"
 
 
 class AuthenticationError(Exception):
@@ -31,7 +31,7 @@ class AuthenticationError(Exception):
 
 
 def test_of_a_token_that_was_not_found_the_first_sentence_is_told():
-    told = _unreachable(
+    told = connection_error(
         AuthenticationError("but no authentication token was found. Ensure that https://x.y. And so on")
     )
     assert told == "but no authentication token was found"

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service import create_app
-from pollux.service.http.app import operations
+from pollux.service.server.app import operations
 from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 from pollux.wire.codec import encode
 

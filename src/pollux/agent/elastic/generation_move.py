@@ -1,0 +1,346 @@
+"""How a replica goes to another generation of its job: it meets the others, gets or gives the state, and rebuilds.
+
+When that is due is decided in `member`; plans and keys are in `membership`, the bytes in `state_transfer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+
+from pollux.agent.checkpoint.training_state import State
+from pollux.agent.distributed.process_group import ReplicaGroup
+from pollux.agent.elastic.heartbeat import HeartbeatSource
+from pollux.agent.elastic.member_states import CutOff, FirstStep, Gone, Moving, StateTrack
+from pollux.agent.elastic.membership import OPEN, SHUT, Membership
+from pollux.agent.elastic.pause import ResizePause
+from pollux.agent.elastic.peer_connections import PeerConnections
+from pollux.agent.elastic.resizable import Resizable
+from pollux.agent.elastic.state_transfer import Packed, exchange, pack
+from pollux.agent.elastic.step_requests import STOP
+from pollux.core.errors import CheckpointMismatch, PolluxError
+from pollux.wire.live import exit_codes, keys
+from pollux.wire.live.heartbeat import Activity
+from pollux.wire.live.plan import LOST, GenerationPlan
+
+__all__ = ["GenerationMove", "JobLost", "NotNeeded"]
+
+_PATIENCE_SECONDS = 30.0
+_LEAVE_SECONDS = 5.0
+_FIRST_LEFT_SECONDS = 10.0
+_log = logging.getLogger("pollux")
+
+
+class JobLost(SystemExit):
+    """Ends a replica that cannot go on by itself: its supervisor starts the job again from its checkpoint.
+
+    The exit code is 75; 143 where the replica was asked to stop meanwhile.
+    """
+
+    def __init__(self, code: int = exit_codes.RESTART) -> None:
+        super().__init__(code)
+
+
+class NotNeeded(SystemExit):
+    """Ends a replica that leaves, or one that was to join a generation that was given up."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class _Withdrawn(Exception):
+    """The generation does not come about, and all replicas stay where they are."""
+
+
+def _nothing(phase: str, rank: int) -> None:
+    """Outside of tests nothing else happens at a phase."""
+
+
+at_phase: Callable[[str, int], None] = _nothing
+"""Called at each phase of a change with this replica's rank; tests put failures here."""
+
+
+class GenerationMove:
+    """Carries out the moves of one replica; `stop_wanted` says whether the replica was asked to stop."""
+
+    def __init__(
+        self, membership: Membership, replicas: ReplicaGroup, states: StateTrack, beat: HeartbeatSource
+    ) -> None:
+        self.connections = PeerConnections(membership, replicas)
+        self.stop_wanted: Callable[[], bool] = lambda: False
+        self._membership = membership
+        self._replicas = replicas
+        self._states = states
+        self._beat = beat
+
+    def break_off(self, job: Resizable) -> None:
+        """Leave the groups in which replicas were lost, and go back to the state before the unfinished step."""
+        now = self._states.now
+        self._states.enter(CutOff(joins=now.joins, has_state=now.has_state))
+        self.connections.forget()
+        if not self._replicas.break_off():
+            _log.warning("a step on the GPU waited for the lost replicas: the state it left cannot be trusted")
+            self._states.now.has_state = False
+        # At once: this frees the replicas that wait for this one in the broken step.
+        job.disconnect()
+        job.drop_unfinished_step()
+
+    def go(self, job: Resizable, plan: GenerationPlan, began: float) -> None:
+        """Go to the generation of a plan, or to that of a later plan where this one fails.
+
+        Where a plan is withdrawn in time, the replica stays in its generation. `began`: see `Moving`.
+        """
+        num_before = self._replicas.num_replicas
+        while True:
+            move = Moving(plan, self._states.now, began, num_before)
+            self._states.enter(move)
+            try:
+                pause = self._enter(job, move)
+                break
+            except _Withdrawn as error:
+                problem = str(error)
+                if move.joins:
+                    self._states.enter(Gone())
+                    raise NotNeeded from None
+                if move.can_stay:
+                    _log.info("no change of replicas: %s", problem)
+                    self._states.enter(move.before)
+                    self._beat.busy = Activity.TRAINING
+                    return
+            except CheckpointMismatch as error:
+                # What was sent does not fit this replica, and would not fit a second time.
+                self._membership.fail(plan.generation, f"the state does not fit a replica: {error}")
+                self._states.enter(Gone())
+                raise JobLost from error
+            except (dist.DistError, RuntimeError, PolluxError) as error:
+                problem = f"{type(error).__name__}: {error}"
+            _log.warning("generation %d did not come about: %s", plan.generation, problem.splitlines()[0][:300])
+            self.connections.forget()
+            # No step is under way, and a replica that sends its state only reads it: the state stays good.
+            self._replicas.break_off()
+            job.disconnect()
+            self._states.enter(CutOff(joins=move.joins, has_state=move.has_state))
+            plan = self.await_plan(job, plan.generation, problem)
+        self._states.enter(FirstStep(pause))
+        self._beat.busy = Activity.FIRST_STEP
+
+    def _enter(self, job: Resizable, move: Moving) -> ResizePause:
+        """Become a member of the generation, or leave the job where the plan says so; returns the open pause."""
+        membership, plan = self._membership, move.plan
+        rank = self._rank_in(move)
+        if rank is None:
+            if plan.senders:
+                self._hand_over(job, move)
+            self._leave(job, move)
+            raise NotNeeded
+        membership.enters(plan, rank)
+        pause = ResizePause(plan, "grow" if move.joins else plan.kind(move.num_before), move.began, last=move.began)
+        receives, state = self._get_state(job, move, rank, pause)
+        if move.joins:
+            pause.kind = plan.kind(int(state.values["num_replicas"]))
+        at_phase("wrap", rank)
+        pause.end_part("transfer")
+        if plan.senders:
+            self._connect(job, plan, rank, plan.num_replicas)
+            pause.end_part("regroup")
+        job.rebuild(state, receives)
+        move.has_state = True
+        # Once more: some of the job's parts have groups of their own, which are there now.
+        self.connections.publish(plan.generation)
+        membership.generation = plan.generation
+        pause.end_part("wrap")
+        return pause
+
+    def _rank_in(self, move: Moving) -> int | None:
+        """This replica's rank in the generation of the plan; None where it leaves."""
+        membership, plan = self._membership, move.plan
+        if move.joins and plan.generation == membership.generation:
+            return membership.rank
+        return plan.rank_of(membership.ranks[plan.before])
+
+    def _get_state(self, job: Resizable, move: Moving, number: int, pause: ResizePause) -> tuple[bool, State]:
+        """Meet the others, as that number of them, and bring the state to the replicas that lack it.
+
+        Returns whether this replica received, and the state.
+        """
+        plan = move.plan
+        self._wait_at_door(plan, number)
+        at_phase("regroup", number)
+        self._connect(job, plan, number, plan.num_present)
+        pause.end_part("regroup")
+        at_phase("transfer", number)
+        receives, state = self._transfer(job, move, pause)
+        if plan.senders:
+            # No replica may let go of that group while another one is in it.
+            self._membership.tell(keys.received(plan.generation, number))
+            self._wait_for(plan, lambda: self._membership.have_received(plan), plan.deadlines.transfer)
+        return receives, state
+
+    def _connect(self, job: Resizable, plan: GenerationPlan, number: int, size: int) -> None:
+        """Leave the old groups for one of that size: of all members, or of them and those that hand the state over."""
+        membership, generation = self._membership, plan.generation
+        self.connections.forget()
+        job.disconnect()
+        with_senders = size > plan.num_replicas
+        store = membership.handover_store(generation) if with_senders else membership.group_store(generation)
+        self._replicas.connect(number, size, plan.num_nodes, store, plan.deadlines.regroup)
+        self.connections.publish(generation)
+
+    def _hand_over(self, job: Resizable, move: Moving) -> None:
+        """Send the state to replicas that take the place of all old ones; returns once they hold it."""
+        plan = move.plan
+        number = plan.place_of_sender(self._membership.ranks[plan.before])
+        if number is None:
+            return
+        self._get_state(job, move, number, ResizePause(plan, "", move.began, last=move.began))
+        self.connections.forget()
+        job.disconnect()
+        at_phase("handed over", number)
+        self._wait_for(plan, lambda: self._membership.is_handed_over(plan.generation), plan.deadlines.join)
+
+    def _wait_for(self, plan: GenerationPlan, is_so: Callable[[], bool], seconds: float) -> None:
+        """Wait until something is so. `PolluxError` after so many seconds, a request to stop, or where a rank fails."""
+        membership, generation = self._membership, plan.generation
+
+        def look() -> str | None:
+            if is_so():
+                return OPEN
+            if self.stop_wanted():
+                # It may have become so just before the request to stop came.
+                return OPEN if is_so() else "asked to stop"
+            why = membership.has_failed(generation)
+            return None if why is None else f"it was given up: {why}"
+
+        found = membership.wait(look, seconds) or "not all replicas have received the state"
+        if found != OPEN:
+            raise PolluxError(f"generation {generation}: {found}")
+
+    def _wait_at_door(self, plan: GenerationPlan, number: int) -> None:
+        """Wait until all that are to meet have come, so that no replica enters a group that never forms."""
+        membership, generation = self._membership, plan.generation
+        at_phase("door", number)
+        membership.tell(keys.here(generation, number))
+
+        def look() -> str | None:
+            decided = self._decide_door(plan)
+            if decided is not None:
+                return decided
+            if membership.newest(above=generation) is not None:
+                return "there is a newer generation"
+            if self.stop_wanted():
+                return "asked to stop"
+            why = membership.has_failed(generation)
+            return None if why is None else f"it was given up: {why}"
+
+        found = membership.wait(look, plan.deadlines.join) or "not all replicas came"
+        if found == SHUT:
+            raise _Withdrawn(f"generation {generation} was withdrawn: {membership.withdrawn(generation)}")
+        if found != OPEN:
+            raise PolluxError(f"generation {generation}: {found}")
+
+    def _decide_door(self, plan: GenerationPlan) -> str | None:
+        """OPEN where all have come to the door, SHUT where the plan was withdrawn before; None while it is neither.
+
+        The first replica that decides does so for all.
+        """
+        membership, generation = self._membership, plan.generation
+        if membership.are_here(plan):
+            return membership.decide(generation, OPEN)
+        return membership.decide(generation, SHUT) if membership.withdrawn(generation) is not None else None
+
+    def _transfer(self, job: Resizable, move: Moving, pause: ResizePause) -> tuple[bool, State]:
+        """The replicas that are furthest send to those that are behind.
+
+        Returns whether this replica received, and the state.
+        """
+        replicas, plan = self._replicas, move.plan
+        mine = [*job.position()] if move.has_state else [-1] * len(job.position())
+        positions = [tuple(row) for row in replicas.gather([float(number) for number in mine])]
+        if max(positions)[0] < 0.0:
+            self._membership.fail(plan.generation, "no replica that holds the state is left")
+            self._states.enter(Gone())
+            raise JobLost
+        # A replica that leaves needs nothing: what it holds, maybe a step less, is complete, and it can save that.
+        senders, receivers = _roles(positions, plan.num_replicas if plan.senders else len(positions))
+        receives = replicas.replica in receivers
+        packed: Packed | None = None
+        if replicas.replica in senders:
+            own = self._own_state(job, move, whole=bool(receivers))
+            if replicas.num_replicas == 1:
+                return False, own
+            packed = pack(own)
+        move.has_state = not receives
+        met = time.perf_counter()
+        state, pause.num_bytes = exchange(
+            packed, senders, receivers, replicas.control, job.templates() if receives else None
+        )
+        if move.joins:
+            # It waited until the others had finished a step, which is no part of their pause.
+            pause.count_from(met, float(state.values["paused_seconds"]))
+        return receives, state
+
+    @staticmethod
+    def _own_state(job: Resizable, move: Moving, whole: bool) -> State:
+        # The time first: replicas that join count what is left of the pause from when they meet the others.
+        paused = time.perf_counter() - move.began
+        own = job.local_state(whole)
+        own.values.update(num_replicas=move.num_before, paused_seconds=paused)
+        return own
+
+    def await_plan(self, job: Resizable, above: int, problem: str) -> GenerationPlan:
+        """The next plan for this replica. Where none comes, or it is asked to stop, it saves if it is to, and ends."""
+        membership = self._membership
+
+        def look() -> GenerationPlan | str | None:
+            if self.stop_wanted():
+                return STOP
+            return membership.newest(above) or ("given up" if membership.has_failed(above) is not None else None)
+
+        try:
+            found = membership.wait(look, _PATIENCE_SECONDS)
+        except (dist.DistError, RuntimeError) as error:
+            found, problem = None, f"{problem}; and the job's store is gone: {error}"
+        if isinstance(found, GenerationPlan):
+            return found
+        if self._states.now.has_state and self._is_first_left():
+            job.save_alone()
+        if found is None:
+            membership.fail(above, problem)
+        self._states.enter(Gone())
+        raise JobLost(exit_codes.STOPPED if found == STOP else exit_codes.RESTART)
+
+    def _is_first_left(self) -> bool:
+        """Whether this replica is the one to save; without the job's store only replica 0 can know that it is."""
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            return self._membership.is_first_left(_FIRST_LEFT_SECONDS)
+        return self._membership.rank == 0
+
+    def _leave(self, job: Resizable, move: Moving) -> None:
+        """End this process with exit code 0; nothing of the script runs afterwards."""
+        membership, plan = self._membership, move.plan
+        at_phase("leave", membership.rank)
+        if plan.why != LOST and not plan.senders:
+            # Others may still be in a collective of the old groups.
+            decided = None
+            with contextlib.suppress(dist.DistError, RuntimeError):
+                decided = membership.wait(lambda: self._decide_door(plan), _LEAVE_SECONDS)
+            if decided == SHUT and move.can_stay:
+                raise _Withdrawn(f"generation {plan.generation} was withdrawn: it stays")
+        job.prepare_to_leave()
+        self._states.enter(Gone())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _roles(positions: Sequence[tuple[float, ...]], num_going_on: int) -> tuple[list[int], list[int]]:
+    """The replicas that send, which are furthest, and those that receive, among the first `num_going_on`."""
+    furthest = max(positions)
+    senders = [number for number, position in enumerate(positions) if position == furthest]
+    return senders, [number for number, position in enumerate(positions[:num_going_on]) if position != furthest]

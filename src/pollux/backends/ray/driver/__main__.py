@@ -1,0 +1,74 @@
+"""Connects to Ray and works until its input ends: orders come as JSON lines, and what happens goes out as such."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from pollux.backends.ray.driver.loop import Driver
+from pollux.backends.ray.driver.order import DriverOrder
+from pollux.backends.ray.driver.ray_errors import connection_error
+
+__all__ = ["listen", "main"]
+
+_CONNECT_CODE = 3
+_REACH_SECONDS = 10.0
+# Less than the service waits for the end.
+_LAST_SECONDS = 4.0
+
+
+def main() -> None:
+    """Connect, and work until the input ends."""
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # What Ray prints must not get between the lines.
+    os.dup2(2, 1)
+    lock = threading.Lock()
+
+    def tell(kind: str, **more: Any) -> None:
+        with lock:
+            output.write(json.dumps({"kind": kind, **more}) + "\n")
+            output.flush()
+
+    order = DriverOrder(**json.loads(sys.stdin.readline()))
+    ray: Any = importlib.import_module("ray")
+    try:
+        _check_port(order.address)
+        ray.init(
+            address=order.address, namespace=order.namespace, log_to_driver=False, logging_level="ERROR",
+            configure_logging=False,
+        )  # fmt: skip
+    except Exception as error:
+        tell("unreachable", why=connection_error(error))
+        sys.exit(_CONNECT_CODE)
+    tell("connected", version=str(ray.__version__))
+    driver = Driver(ray, order, tell)
+    threading.Thread(target=listen, args=(driver,), daemon=True).start()
+    driver.run()
+
+
+def _check_port(address: str) -> None:
+    """Fail at once where nobody listens; Ray itself would try for a minute."""
+    host, _, port = address.rpartition(":")
+    if host:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS):
+            pass
+
+
+def listen(driver: Driver) -> None:
+    """Hand each line of the input to the driver's thread; at its end the process ends, once all of them are done."""
+    for line in sys.stdin:
+        driver.events.put((driver.obey, (json.loads(line),)))
+    # The service is gone: what it has ordered is done, but no more; Ray's own end may take its time.
+    driver.events.put((os._exit, (0,)))
+    time.sleep(_LAST_SECONDS)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The driver's one thread: it looks at the cluster every second, and does what the service orders."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pollux.backends.ray.driver.autoscaling import Autoscaling
+from pollux.backends.ray.driver.connection import RayConnection
+from pollux.backends.ray.driver.host_actors import HostActors
+from pollux.backends.ray.driver.order import DriverOrder
+from pollux.backends.ray.driver.placement_groups import PlacementGroups
+from pollux.backends.ray.nodes import RayNode, lending_nodes
+
+__all__ = ["Driver"]
+
+_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 0.03
+# Less than the service waits for the end.
+_PART_SECONDS = 2.0
+
+
+class Driver:
+    """One connection to Ray, worked through by one thread; what Ray's own threads have to say comes as events.
+
+    `tell(kind, **more)` sends a line to the service. `clock` (monotonic seconds) can be replaced for tests.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        order: DriverOrder,
+        tell: Callable[..., None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._order, self._clock = order, clock
+        self._connection = RayConnection(ray, tell)
+        self.events = self._connection.events
+        self.groups = PlacementGroups(self._connection, order, clock)
+        self._hosts = HostActors(self._connection, order, clock)
+        self._autoscaling = Autoscaling(
+            self._connection, order, self._hosts, lambda: self.groups.claims.values(), self.look, clock
+        )
+        self._told: tuple[list[dict[str, Any]], dict[str, str]] | None = None
+
+    def run(self) -> None:
+        """Work until the process ends."""
+        self.begin()
+        next_look = self._clock() + _LOOK_SECONDS
+        while True:
+            polls = not self._order.needs_gpu_numbers and bool(self.groups.pending())
+            until = min(next_look, self._clock() + _POLL_SECONDS) if polls else next_look
+            try:
+                handle, given = self.events.get(timeout=max(0.0, until - self._clock()))
+                handle(*given)
+            except queue.Empty:
+                self.groups.see(self.groups.pending())
+            if self._clock() >= next_look:
+                self.look_around()
+                next_look = self._clock() + _LOOK_SECONDS
+
+    def begin(self) -> None:
+        """Find the nodes, and take over the placement groups of an earlier driver."""
+        self.look()
+        self.groups.recover()
+
+    def look_around(self) -> None:
+        """Do what is due once a second: look for nodes, and ask what became of claims."""
+        self.look()
+        self.groups.make_missing()
+        self.groups.see(self.groups.not_granted())
+
+    def look(self) -> None:
+        """Find the nodes, and tell the service of a change; where there is none, that all is well."""
+        rows = self._connection.ray.nodes()
+        every = {node.ray_id: node for node in lending_nodes(rows, self._order.slots, self._order.with_gpus)}
+        used = self._autoscaling.needed(every)
+        self._hosts.follow(used)
+        self.groups.nodes = {node.name: node for node in used.values()}
+        described, leaving = [node.described() for node in used.values()], self._drained(used)
+        if (described, leaving) == self._told:
+            self._connection.tell("well")
+        else:
+            self._told = described, leaving
+            self._connection.tell("nodes", nodes=described, leaving=leaving)
+        self._autoscaling.ask_autoscaler()
+
+    def _drained(self, used: Mapping[str, RayNode]) -> dict[str, str]:
+        """Nodes that Ray drains, by name, with why. Its interface for that is not public: without it none is known."""
+        try:
+            ends: Mapping[str, int] = self._connection.ray._private.state.state.get_draining_nodes()
+        except AttributeError:
+            return {}
+        return {
+            used[ray_id].name: f"Ray drains it{_end_time(milliseconds)}"
+            for ray_id, milliseconds in sorted(ends.items())
+            if ray_id in used
+        }
+
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """One line of the input."""
+        match order["do"]:
+            case "take":
+                self.groups.take(order["claims"])
+            case "free":
+                self.groups.free(order["names"])
+            case "retry":
+                self.groups.retry(order["names"])
+            case "desire":
+                self._autoscaling.desire(order["nodes"], order["awaited"], order["size"])
+            case "release":
+                self._release()
+
+    def _release(self) -> None:
+        """The service ends with nothing running: no nodes are wished for, and hosts need not wait long."""
+        self._autoscaling.withdraw()
+        told = [actor.release.remote() for actor in self._hosts.actors()]
+        if told:
+            self._connection.ray.wait(told, num_returns=len(told), timeout=_PART_SECONDS)
+
+
+def _end_time(milliseconds: int) -> str:
+    """When Ray ends a node, by the clock; 0 for no such time."""
+    return time.strftime(", and ends it at %H:%M:%S", time.localtime(milliseconds / 1000.0)) if milliseconds else ""

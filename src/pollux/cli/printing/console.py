@@ -1,0 +1,30 @@
+"""Consoles for tables and live screens, which keep other people's text from steering the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import IO, Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from pollux.cli.printing.visible import one_sign_each
+
+__all__ = ["SafeConsole"]
+
+
+class SafeConsole(Console):
+    """A console that adds its own codes to what it prints, and lets no others through."""
+
+    def __init__(self, file: IO[str] | None = None, **options: Any) -> None:
+        super().__init__(file=file, highlight=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Segments of text without control characters, and the console's own control segments."""
+        for segment in super().render(renderable, options):
+            text = segment.text
+            yield segment if segment.control or text.isprintable() else _printable(segment)
+
+
+def _printable(segment: Segment) -> Segment:
+    return Segment(one_sign_each(segment.text), segment.style)

@@ -1,0 +1,46 @@
+"""The one way to the terminal: text of other people's jobs, files and machines cannot steer it.
+
+A job's name, its last words, a folder, an error that quotes them: each may hold codes that move the cursor, set the
+window's title, type into the shell, or turn the direction of writing. Here they are written out instead.
+"""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+__all__ = ["one_sign_each", "say", "visible", "visible_log"]
+
+# Control characters; marks that turn the direction of writing; separators that some terminals take for line ends.
+_UNSAFE = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_IN_LOGS = re.compile(f"[{_UNSAFE}]")
+_ANYWHERE = re.compile(f"[\r{_UNSAFE}]")
+
+
+def visible(text: str) -> str:
+    """Text whose unsafe characters, but for tab and line feed, are written out, such as `^[[2J` and `\\u202e`.
+
+    A JSON document stays the same document: in it such a character is written as JSON's own escape.
+    """
+    return _ANYWHERE.sub(_written_out, text)
+
+
+def visible_log(text: str) -> str:
+    """The same for a job's output, where a progress bar may go back to the beginning of its line."""
+    return _IN_LOGS.sub(_written_out, text)
+
+
+def one_sign_each(text: str) -> str:
+    """The same where columns must stay in line: each unsafe character is one replacement character."""
+    return _ANYWHERE.sub("\ufffd", text)
+
+
+def say(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print text on standard output, or on standard error, with unsafe characters written out."""
+    typer.echo(visible(text), err=err, nl=nl)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    code = ord(found.group())
+    return f"^{chr(code ^ 0x40)}" if code < 0x20 else f"\\u{code:04x}"

@@ -1,0 +1,8 @@
+"""What a service is given when it starts: its settings and its clock.
+
+Used by the other packages of the service and by `pollux up`. Imports `core` and one module of `backends`.
+"""
+
+from pollux.service.settings.service_settings import ANY_ADDRESS, DEFAULT_PORT, AtStop, ServiceSettings
+
+__all__ = ["ANY_ADDRESS", "DEFAULT_PORT", "AtStop", "ServiceSettings"]

@@ -1,0 +1,148 @@
+"""The lower bound: never above the best schedule that an exhaustive search finds, and as near as it should be."""
+
+from functools import cache
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pollux.goodput import BatchLimits
+from pollux.sim.applications.application import FixedConfiguration
+from pollux.sim.applications.isolated import recorded_runs
+from pollux.sim.results.bound import completion_bound
+from pollux.sim.simulation.simulation import SimulationSettings, simulate
+from pollux.sim.workloads.workload import Workload, WorkloadJob
+from pollux.testing import FakeApplication
+
+# The margin that the bound allows itself for batches between those that it tries.
+MARGIN = 1.002
+
+
+def workload(*jobs: tuple[float, str]) -> Workload:
+    return Workload("tiny", tuple(WorkloadJob(f"j{i}", at, name, 1, 10) for i, (at, name) in enumerate(jobs)))
+
+
+def one_batch(name: str, steps: float, **more) -> FakeApplication:
+    """Runs at a total batch of 10 alone, so that what it does on so many GPUs can be said by hand."""
+    return FakeApplication(name, BatchLimits(10, 10, 2, 10), (steps,), **more)
+
+
+def best_on_one_machine(jobs: tuple[tuple[int, int], ...]) -> float:
+    """Least average completion time of (arrival, seconds) on one machine, over all schedules by whole seconds."""
+
+    @cache
+    def best(now: int, left: tuple[int, ...]) -> int:
+        waiting = [i for i, seconds in enumerate(left) if seconds and jobs[i][0] <= now]
+        unfinished = sum(1 for seconds in left if seconds)
+        if not unfinished:
+            return 0
+        if not waiting:
+            return sum(1 for i, s in enumerate(left) if s and jobs[i][0] <= now) + best(now + 1, left)
+        present = len(waiting)
+        return present + min(best(now + 1, tuple(s - (i == chosen) for i, s in enumerate(left))) for chosen in waiting)
+
+    return best(0, tuple(seconds for _, seconds in jobs)) / len(jobs)
+
+
+def best_on_gpus(jobs: tuple[tuple[int, str], ...], rates: dict[str, tuple[float, ...]], work, gpus: int) -> float:
+    """Least average completion time over all ways to hand out whole GPUs anew every second, for nothing."""
+
+    @cache
+    def best(now: int, left: tuple[float, ...]) -> float:
+        present = [i for i, amount in enumerate(left) if amount > 1e-9 and jobs[i][0] <= now]
+        if not any(amount > 1e-9 for amount in left):
+            return 0.0
+        if not present:
+            return best(now + 1, left)
+        found = float("inf")
+        for counts in product(range(gpus + 1), repeat=len(present)):
+            # A schedule that leaves GPUs idle which a job could use is never better.
+            if sum(counts) != gpus:
+                continue
+            after, spent = list(left), 0.0
+            for i, count in zip(present, counts, strict=True):
+                rate = rates[jobs[i][1]][count]
+                spent += min(left[i] / rate, 1.0) if rate else 1.0
+                after[i] = max(round(left[i] - rate, 9), 0.0)
+            if any(a < b for a, b in zip(after, left, strict=True)):
+                found = min(found, spent + best(now + 1, tuple(after)))
+        return found
+
+    return best(0, tuple(work[name] for _, name in jobs)) / len(jobs)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=4))
+def test_one_gpu_is_one_machine_that_serves_the_shortest_remaining_first(jobs):
+    applications = {f"a{seconds}": one_batch(f"a{seconds}", float(seconds)) for seconds in range(1, 5)}
+    chosen = tuple(sorted(jobs))
+    bound = completion_bound(
+        workload(*((float(at), f"a{seconds}") for at, seconds in chosen)), applications, SimulationSettings(1, 1)
+    )
+    assert bound.shared * MARGIN == pytest.approx(best_on_one_machine(chosen), rel=0.0025)
+    assert bound.seconds <= best_on_one_machine(chosen) * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab")), min_size=1, max_size=3),
+    st.floats(0.0, 2.0),
+    st.integers(1, 4),
+)
+def test_never_above_the_best_schedule_of_all(jobs, sync_seconds, gpus):
+    applications = {
+        "a": one_batch("a", 3.0, compute_seconds=0.0, seconds_per_sample=0.1, sync_seconds=0.1 * sync_seconds),
+        "b": one_batch("b", 2.0, compute_seconds=0.5, seconds_per_sample=0.1, sync_seconds=sync_seconds),
+    }
+
+    def rate(name: str, count: int) -> float:
+        application = applications[name]
+        if not count:
+            return 0.0
+        step, _ = application.step_and_sync_seconds((count,), -(-10 // count))
+        return 1.0 / step
+
+    # A job need not use all that it is given; a total of 10 on 3 or 4 GPUs is rounded, which the bound allows for.
+    rates = {
+        name: (0.0, *(max(rate(name, k) for k in range(1, count + 1)) for count in range(1, gpus + 1)))
+        for name in applications
+    }
+    chosen = tuple(sorted(jobs))
+    best = best_on_gpus(chosen, rates, {"a": 3.0, "b": 2.0}, gpus)
+    bound = completion_bound(
+        workload(*((float(at), name) for at, name in chosen)), applications, SimulationSettings(1, gpus)
+    )
+    assert bound.seconds <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_a_job_alone_takes_what_its_best_run_takes(gpus):
+    application = FakeApplication("a", seconds_per_sample=0.05, sync_seconds=0.3)
+    bound = completion_bound(workload((0.0, "a")), {"a": application}, SimulationSettings(1, gpus))
+    recorded = min(min(recorded_runs(application, count, gpus).values()) for count in range(1, gpus + 1))
+    assert bound.alone <= recorded
+    assert bound.seconds >= bound.alone
+    assert bound.shared <= bound.alone
+
+
+def test_a_fixed_configuration_gets_no_more_than_it_has():
+    free = one_batch("a", 100.0, seconds_per_sample=0.1)
+    fixed = one_batch("a", 100.0, seconds_per_sample=0.1, fixed=FixedConfiguration(1, 10))
+    limits = SimulationSettings(1, 4)
+    quick = completion_bound(workload((0.0, "a")), {"a": free}, limits)
+    slow = completion_bound(workload((0.0, "a")), {"a": fixed}, limits)
+    assert slow.alone == pytest.approx(200.0 / MARGIN)
+    assert quick.alone < 0.8 * slow.alone
+
+
+@pytest.mark.parametrize("policy", ["pollux", "castor", "srtf"])
+def test_no_policy_beats_it(policy):
+    from pollux.policies import create
+
+    application = FakeApplication("a", seconds_per_sample=0.02, sync_seconds=0.1, grad_sqr=0.05)
+    jobs = workload(*((30.0 * i, "a") for i in range(8)))
+    world = SimulationSettings(1, 4, "events", resize_seconds=0.0)
+    outcome = simulate(jobs, create(policy), {"a": application}, world)
+    average = sum(job.finished - job.submitted for job in outcome.jobs) / len(outcome.jobs)
+    assert completion_bound(jobs, {"a": application}, world).seconds <= average
