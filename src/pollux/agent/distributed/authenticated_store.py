@@ -26,6 +26,7 @@ _READ_BYTES = 1 << 18
 _CONNECT_SECONDS = 20.0
 # The store says itself when keys did not come in time; who hears nothing so long after that has lost it.
 _GRACE_SECONDS = 10.0
+_MOST_SECONDS = 1e6
 # PyTorch's groups keep the store behind this object without keeping the object, and call it as long as they live.
 _kept: list[AuthenticatedStore] = []
 
@@ -62,7 +63,7 @@ class _Connection:
         return piece
 
     def ask(self, operation: Operation, parts: Sequence[bytes], seconds: float) -> tuple[Operation, list[bytes]]:
-        self._line.settimeout(seconds + _GRACE_SECONDS)
+        self._line.settimeout(min(seconds + _GRACE_SECONDS, _MOST_SECONDS))
         self._line.sendall(self._writer.frame(store_channel.pack(operation, parts)))
         while True:
             bodies = self._reader.feed(self._hear())

@@ -32,6 +32,8 @@ _MAX_UNREAD_BYTES = 256 << 20
 _STRANGER_SECONDS = 5.0
 _ACCEPTS_A_TURN = 16
 _FULL_SECONDS = 0.05
+# The system takes no longer waits than a month.
+_LONGEST_SECONDS = 3600.0
 _LOG_SECONDS = 10.0
 _REMEDY = (
     "it uses PyTorch's own store, which proves nothing, from another machine or user: put `from pollux.agent import "
@@ -125,13 +127,13 @@ class StorePeers:
             self._accept()
         self._look(time.monotonic())
 
-    def _patience(self, seconds: float | None) -> float | None:
+    def _patience(self, seconds: float | None) -> float:
         times = [each.late_at for each in self._waiting if each.late_at is not None]
         times += [each.until for each in [*self._strangers][:1]]
         if self._accept_at is not None:
             times.append(self._accept_at)
         left = [max(0.0, at - time.monotonic()) for at in times]
-        return min([*left, *([] if seconds is None else [seconds])], default=None)
+        return min([*left, _LONGEST_SECONDS, *([] if seconds is None else [seconds])])
 
     def _look(self, now: float) -> None:
         """Act on what is due."""
@@ -205,7 +207,8 @@ class StorePeers:
             return
         try:
             peer.hear(peer, piece)
-        except BrokenFrame as error:
+        except (ValueError, LookupError, OverflowError) as error:
+            # `BrokenFrame`, and whatever else one side can say that the other does not expect.
             self._refuse(peer, "broken" if peer.is_member else "stranger", f"it sent {error}")
 
     def _send(self, peer: _Peer, data: bytes) -> None:
@@ -231,9 +234,8 @@ class StorePeers:
     # Those who have proved nothing
 
     def _hear_stranger(self, peer: _Peer, piece: bytes) -> None:
+        # What it is shows in its first bytes, so that more is never kept than one read brings.
         peer.rest += piece
-        if len(peer.rest) > _MAX_STRANGER_BYTES:
-            raise BrokenFrame(f"{len(peer.rest)} bytes before it had proved itself")
         begin = bytes(peer.rest[: len(store_channel.GREETING)])
         if begin == store_channel.GREETING:
             self._greet(peer)

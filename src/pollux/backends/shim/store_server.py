@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,8 @@ class ListeningStore:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             _serve(StorePeers(self._listener, self.access.secret), control)
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(1)
 

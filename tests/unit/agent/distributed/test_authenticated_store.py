@@ -1,6 +1,7 @@
 import datetime
 import os
 import random
+import socket
 import threading
 import time
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from pollux.agent.distributed import rendezvous
 from pollux.agent.distributed.authenticated_store import AuthenticatedStore
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
+from pollux.wire.live import store_channel
 from pollux.wire.live.store_channel import SECRET_VARIABLE, Operation, StoreAccess, pack
 
 MOMENT = datetime.timedelta(milliseconds=20)
@@ -66,6 +68,32 @@ def test_who_waits_holds_up_no_other(asked):
     for thread in waiting:
         thread.join(PATIENCE_SECONDS)
     assert got == [b"here"] * 4
+
+
+def test_a_first_request_may_be_large_and_come_with_the_proof(hosted_store, store):
+    for size in (5_000, 5_000_000):
+        with socket.create_connection((hosted_store.access.host, hosted_store.access.port)) as line:
+            asked = store_channel.nonce()
+            line.sendall(store_channel.GREETING + asked)
+            answered = line.recv(64, socket.MSG_WAITALL)[:32]
+            secret = hosted_store.access.secret
+            reader, writer = store_channel.frames(secret, b"replica", asked, answered)
+            request = writer.frame(pack(Operation.SET, [b"large", bytes(size)]))
+            line.sendall(store_channel.proof(secret, b"replica", asked, answered) + request)
+            bodies: list[bytes] = []
+            while not bodies:
+                bodies = reader.feed(line.recv(1000))
+        assert store_channel.unpack(bodies[0]) == (Operation.DONE, [])
+        assert store.get("large") == bytes(size)
+
+
+def test_whoever_waits_for_ever_holds_up_no_other(store):
+    waits = threading.Thread(target=lambda: store.wait(["late"], datetime.timedelta(days=100_000)))
+    waits.start()
+    assert store.add("n", 1) == 1
+    store.set("late", "x")
+    waits.join(PATIENCE_SECONDS)
+    assert not waits.is_alive()
 
 
 def test_a_refused_request_is_told_and_the_next_one_answered(store):
