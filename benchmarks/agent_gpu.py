@@ -218,12 +218,14 @@ def measure_task(task: Task, pairs: int, block: int, seed: int) -> dict[str, Any
     }
     print(task.name, result, flush=True)
     seconds_of(loops["adaptive"], 60)
-    result["measured_every"] = holder["adaptive"]._parts.adaptation._every
+    result["measured_every"] = holder["adaptive"]._parts.adaptation.pace.measures_every
     for name in ("exact", "adaptive"):
         ratios, base = [], []
         for pair in range(pairs):
             order = ("plain", name) if pair % 2 == 0 else (name, "plain")
-            length = block if name == "exact" else whole_periods(block, holder[name]._parts.adaptation._every)
+            length = (
+                block if name == "exact" else whole_periods(block, holder[name]._parts.adaptation.pace.measures_every)
+            )
             took = {which: seconds_of(loops[which], length) for which in order}
             ratios.append(took[name] / took["plain"] - 1.0)
             base.append(took["plain"] / length)

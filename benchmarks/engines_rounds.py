@@ -20,7 +20,7 @@ from typing import Any
 from measure import timed
 
 from pollux.backends.ray.driver.loop import Driver
-from pollux.backends.ray.driver.order import DriverOrder
+from pollux.backends.ray.driver_order import DriverOrder
 from pollux.backends.ray.nodes import lending_nodes
 from pollux.backends.ray.options import RayOptions
 from pollux.backends.ray.provider import RayNodeProvider

@@ -11,7 +11,7 @@ from tests.browser.stage import PATIENCE_SECONDS
 
 from pollux.agent.reporting.receipt import Receipt
 from pollux.agent.reporting.receipt_row import ReceiptRow
-from pollux.wire.places import receipt_folder
+from pollux.wire.home_layout import receipt_folder
 
 pytestmark = pytest.mark.browser
 

@@ -13,7 +13,7 @@ from tests.browser.stage import wait_for
 from pollux.agent.reporting.receipt import Receipt
 from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.testing.servers.service import result_of
-from pollux.wire.places import receipt_folder
+from pollux.wire.home_layout import receipt_folder
 
 pytestmark = pytest.mark.browser
 

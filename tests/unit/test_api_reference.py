@@ -15,7 +15,7 @@ PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
 
 # Of the backends' parts only what a new backend is built from; the rest is the inside of our own processes.
-INTERNAL = re.compile(r"pollux\.backends\.\w+\.(?!backend$|provider$)\w+")
+INTERNAL = re.compile(r"pollux\.backends\.\w+\.(?!backend$|provider$|options$)[\w.]+")
 ALIASES = {
     "pollux.agent.huggingface",
     "pollux.agent.ledger",

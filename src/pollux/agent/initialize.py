@@ -84,7 +84,7 @@ def init(
 
     - *Batch.* `batch_size` samples per optimiser step over all replicas (M0). `max_batch_size`: leave it out for exact
       mode, where the batch stays M0; otherwise it may grow up to this ceiling. `max_local_batch`: the most that one
-      replica takes at once; more is accumulated. `accumulation`: extra micro-steps to use at the least.
+      replica takes at once; more is accumulated. `accumulation`: the least number of extra micro-steps.
     - *Learning rate.* `lr_rule`: "adascale", "sqrt", "linear", "legw", "none", or `f(scale, gain, group_index) ->
       factor`; by default "sqrt" for Adam-like optimisers, else "adascale". `lr_scheduler`: stepped for you, every
       "step" or "epoch" of progress (`schedule_every`). `warmup_epochs`: length of the schedule's linear warm-up, for
@@ -123,7 +123,7 @@ def init(
         try:
             job._start(options.tensorboard_dir)
         except BaseException:
-            # Signals, threads and the lock on the folder must not outlive a job that never was.
+            # Signals, threads and the lock on the folder must not outlive a job that did not start.
             job.close()
             raise
     except BaseException:
@@ -136,7 +136,7 @@ def init(
 def _join_replicas(
     environment: Environment, device: torch.device, timeout: float | None
 ) -> tuple[ReplicaGroup, ElasticMember | None]:
-    """This process's replicas, and its way to others where somebody supervises them. A joiner begins alone."""
+    """The replicas of this process, and its elastic member where a supervisor runs it; one that joins begins alone."""
     if not environment.store:
         return ReplicaGroup(environment, device, timeout), None
     own_group = torch.distributed.is_initialized()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import PARTIAL, print_json
-from pollux.cli.display.streams import take_every_text, whole_output
+from pollux.cli.printing.streams import replace_unencodable, whole_output
 from pollux.cli.printing.visible import say
 from pollux.cli.registry import LazyGroup
 from pollux.core.errors import PolluxError
@@ -30,7 +30,7 @@ _WORDS = "pollux.words"
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether `--json` is among the words that are ours: not behind `--`, nor behind the script of `pollux run`."""
+    """Whether `--json` is among our own words: those before `--`, and before the script of `pollux run`."""
     ours = list(words)
     if "--" in ours:
         ours = ours[: ours.index("--")]
@@ -113,7 +113,7 @@ def _start(
 
 def main() -> None:
     """Run the command line."""
-    take_every_text()
+    replace_unencodable()
     run: Callable[..., None] = app
     with whole_output():
         run(prog_name="pollux")

@@ -1,4 +1,4 @@
-"""Where files lie that are no messages: object stores and their addresses, and archives of working folders.
+"""Object stores and their addresses, and archives of working folders that are sent to the service.
 
 Used by the agent, the service, the backends and the command line. Imports `core` only.
 """

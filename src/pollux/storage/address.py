@@ -23,7 +23,7 @@ _MOST_CHARACTERS = 1000
 
 
 def is_address(text: str) -> bool:
-    """Whether it is meant as the address of a store, right or wrong, and not as a folder."""
+    """Whether the text is meant as an address, valid or not, and not as a folder."""
     return _ADDRESS.fullmatch(text) is not None
 
 
@@ -33,7 +33,7 @@ def scheme_of(address: str) -> str:
 
 
 def address_fault(text: str) -> str:
-    """What to do about an address that cannot be one; empty where it is well formed."""
+    """What is to be changed in an address that is not valid; empty where it is."""
     found = _ADDRESS.fullmatch(text)
     if found is None or found[1].lower() not in PACKAGES:
         return f"stores are {_SCHEMES}; give one of them, or a folder that all nodes share"
@@ -56,7 +56,7 @@ def _has_key(scheme: str, bucket: str) -> bool:
 
 
 def store_address(text: str) -> str:
-    """The address in the one way it is written here; `InvalidInput` where it cannot be one."""
+    """The address in its normal form; `InvalidInput` where it is not valid."""
     fault = address_fault(text)
     if fault:
         raise InvalidInput(f"'{text[:200]}' is no address for checkpoints: {fault}")

@@ -91,7 +91,7 @@ def unpack(archive: bytes, folder: Path) -> None:
 
 
 class _Bounded(io.RawIOBase):
-    """The archive's content, of which no more is made than may be in a package, whatever it claims."""
+    """The archive's content, of which never more is unpacked than is allowed, whatever size it claims."""
 
     def __init__(self, archive: bytes) -> None:
         self._file = gzip.GzipFile(fileobj=io.BytesIO(archive), mode="rb")
@@ -103,7 +103,7 @@ class _Bounded(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """At most so many bytes; TooLarge once it was too many in all."""
+        """At most this many bytes; TooLarge once the limit for all is passed."""
         data = self._file.read(size if size >= 0 else self._left + 1)
         self._left -= len(data)
         if self._left < 0:

@@ -33,7 +33,7 @@ _OPTIONS = {
 
 
 class _Ended(Exception):
-    """Whoever sends something was told to stop, by the error that it is made of."""
+    """An upload was ended by `proceed`; `args[0]` is the error that it raised."""
 
 
 def cache_folder(address: str, variables: Mapping[str, str] | None = None) -> Path:
@@ -47,8 +47,8 @@ def cache_folder(address: str, variables: Mapping[str, str] | None = None) -> Pa
 class ObjectStore:
     """Objects under one address; nothing is opened before it is needed. Names are relative, with slashes.
 
-    What is not there is a `FileNotFoundError`; what cannot be, by its settings, `InvalidInput`; and what fails though
-    it was tried again, `Unreachable`.
+    An object that is not there raises `FileNotFoundError`, wrong settings `InvalidInput`, and anything that still fails
+    after some attempts `Unreachable`.
     """
 
     def __init__(self, address: str, cache: Path | None = None) -> None:
@@ -69,20 +69,20 @@ class ObjectStore:
     def sizes(self) -> dict[str, int]:
         """Every object there is, with its size in bytes."""
 
-        def look() -> dict[str, int]:
+        def list_sizes() -> dict[str, int]:
             system, root = self._open()
             found = system.find(root, detail=True)
             return {name[len(root) + 1 :]: int(entry["size"] or 0) for name, entry in found.items() if name != root}
 
-        return self._try("listed", look, absent={})
+        return self._with_retries("listed", list_sizes, absent={})
 
     def read(self, name: str) -> bytes:
         """The content of a small object."""
-        return self._try(f"read '{name}'", lambda: bytes(self._at(name, "cat_file")))
+        return self._with_retries(f"read '{name}'", lambda: bytes(self._at(name, "cat_file")))
 
     def write(self, name: str, content: bytes) -> None:
         """A small object, whole or not at all."""
-        self._try(f"written '{name}'", lambda: self._at(name, "pipe_file", content))
+        self._with_retries(f"written '{name}'", lambda: self._at(name, "pipe_file", content))
 
     def upload(self, path: Path, name: str, proceed: Callable[[], None] | None = None) -> None:
         """A file as an object; `proceed` is called now and then, and ends it by what it raises."""
@@ -95,19 +95,19 @@ class ObjectStore:
                 raise _Ended(error) from error
 
         try:
-            self._try(f"written '{name}'", lambda: self._put(path, name, go_on))
+            self._with_retries(f"written '{name}'", lambda: self._put(path, name, go_on))
         except _Ended as ended:
             raise ended.args[0] from None
 
     def download(self, name: str, path: Path) -> None:
         """An object as a file."""
-        self._try(f"read '{name}'", lambda: self._get(name, path))
+        self._with_retries(f"read '{name}'", lambda: self._get(name, path))
 
     def remove(self, names: Iterable[str]) -> None:
-        """These, one after the other; what is not there is no error."""
+        """Remove these objects; one that is not there is no error."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                self._try(f"removed '{name}'", lambda name=name: self._at(name, "rm_file"))  # type: ignore[misc]
+                self._with_retries(f"removed '{name}'", lambda name=name: self._at(name, "rm_file"))  # type: ignore[misc]
 
     def probe(self) -> None:
         """Write, read and remove a small object of a new name."""
@@ -165,7 +165,7 @@ class ObjectStore:
             self._opened = (system, str(root).rstrip("/"))
         return self._opened
 
-    def _try(self, what: str, action: Callable[[], _T], absent: _T | None = None) -> _T:
+    def _with_retries(self, what: str, action: Callable[[], _T], absent: _T | None = None) -> _T:
         for pause in (*_PAUSES, None):
             try:
                 return action()
@@ -203,7 +203,7 @@ def _text(error: BaseException) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Try an address; says what is wrong on the last line, with exit code 2 for what a user can mend."""
+    """Try an address. The last line says what is wrong; the exit code is 2 where the user can correct it."""
     try:
         ObjectStore(arguments[0]).probe()
     except InvalidInput as error:

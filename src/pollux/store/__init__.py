@@ -32,9 +32,12 @@ def open_store(path: Path | None) -> Store:
 
 
 def open_telemetry(path: Path | None) -> Telemetry:
-    """The measurements in that file, made if it is not there; None: in memory. Refusals are those of `open_store`."""
+    """The measurements in that file, made if it is not there; None: in memory. Refusals are those of `open_store`.
+
+    A file that is damaged is put aside under another name: measurements decide nothing, and must not stop a service.
+    """
     if path is None:
         return MemoryTelemetry()
-    from pollux.store.telemetry import SqliteTelemetry
+    from pollux.store.telemetry import open_or_replace
 
-    return SqliteTelemetry(path)
+    return open_or_replace(path)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.core.errors import PolluxError, StoreFailed
-from pollux.store._place import WriterLock, private_file, refuse_network
+from pollux.store._database_file import WriterLock, private_file, refuse_network
 
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "free some space on that disk and try again",
@@ -83,7 +83,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of what is written inside, durably, or none of it."""
+        """Everything that is written inside is committed durably, or nothing of it."""
         with self._writing, self.plain_errors():
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -96,7 +96,7 @@ class Database:
                 raise
 
     def rows(self, question: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a question, as of the last commit."""
+        """All rows of a query, as of the last commit."""
         with self._reading, self.plain_errors():
             return self._reader.execute(question, arguments).fetchall()
 
@@ -116,7 +116,7 @@ class Database:
             raise StoreFailed(f"{self.path}: {error}; make its folder readable and writable") from error
 
     def close(self) -> None:
-        """Let go of the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         with self._writing, self._reading:
             self._reader.close()
             self._writer.close()

@@ -16,7 +16,7 @@ BETWEEN_THINNINGS = 64
 _TIERS = ((3600.0, 30.0), (86_400.0, 300.0), (math.inf, 3600.0))
 
 
-def kept(times: Sequence[float], most: int = MOST_ROWS) -> list[int]:
+def rows_to_keep(times: Sequence[float], most: int = MOST_ROWS) -> list[int]:
     """Indices of the rows that stay, of a series in order of time: the first of each interval, and the newest."""
     if not times:
         return []

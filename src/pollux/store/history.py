@@ -1,4 +1,4 @@
-"""History as text: every fact and measurement, one JSON value a line. What the lines mean is on the page History.
+"""History as text: every fact and measurement, one JSON value per line; docs/history.md says what the lines mean.
 
 The simulator's reading of it is in `pollux.sim.workloads.history`.
 """
@@ -15,7 +15,7 @@ from pollux.controller import Controller, ControllerSettings, Event, JobSubmitte
 from pollux.controller.codec.events import decode, encode
 from pollux.core import Cluster
 from pollux.core.errors import Conflict, InvalidInput, PolluxError, StoreFailed
-from pollux.store._text import to_text
+from pollux.store._event_rows import to_text
 from pollux.store.protocol import SavedState, Store, Telemetry, TelemetryRow
 
 __all__ = ["HISTORY_VERSION", "HistoryContents", "export", "import_into", "parse", "start"]
@@ -53,7 +53,7 @@ def export(store: Store, telemetry: Telemetry | None = None) -> Iterator[bytes]:
     """
     last, facts, jobs = store.revision, 0, set()
     yield _line({"format": _FORMAT, "version": HISTORY_VERSION, "revision": last})
-    # Asked for first: a snapshot that is saved meanwhile may trim what this one needs.
+    # Loaded first: a snapshot that is saved meanwhile may cause events to be dropped that this one needs.
     saved = store.load()
     for revision, event in store.read():
         if revision > last:
@@ -151,7 +151,7 @@ def _object_of(line: bytes | str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Takes one line after the other and keeps what they say."""
+    """Reads one line after another, and collects what they hold."""
 
     def __init__(self) -> None:
         self._started = False

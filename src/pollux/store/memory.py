@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from pollux.controller import Event
-from pollux.store._text import check_saved, event_from_text, event_to_text, to_text
-from pollux.store._thinning import BETWEEN_THINNINGS, evenly, kept
+from pollux.store._event_rows import check_saved, event_from_text, event_to_text, to_text
+from pollux.store._thinning import BETWEEN_THINNINGS, evenly, rows_to_keep
 from pollux.store.protocol import SavedState, TelemetryRow
 
 __all__ = ["MemoryStore", "MemoryTelemetry"]
@@ -27,7 +27,7 @@ class MemoryStore:
         self._revision = 0
 
     def append(self, events: Sequence[Event]) -> int:
-        """Keep all of them or, where one has no written form, none."""
+        """Append all of them or, where one has no written form, none."""
         texts = [event_to_text(event) for event in events]
         with self._lock:
             first = self._revision + 1
@@ -38,7 +38,7 @@ class MemoryStore:
             return self._revision
 
     def read(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Those that were there when the reading began."""
+        """The events that were there when reading began."""
         with self._lock:
             rows = [row for row in self._events if row[0] > after]
         for revision, _, text in rows:
@@ -46,7 +46,7 @@ class MemoryStore:
 
     @property
     def revision(self) -> int:
-        """Of the last event; 0 before the first."""
+        """The revision of the last event; 0 before the first."""
         return self._revision
 
     def save(self, saved: SavedState) -> None:
@@ -86,7 +86,7 @@ class MemoryStore:
         self._settings[name] = value
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
 
 class MemoryTelemetry:
@@ -99,7 +99,7 @@ class MemoryTelemetry:
         self._since_thinning: dict[tuple[str, str], int] = {}
 
     def record(self, rows: Sequence[TelemetryRow]) -> None:
-        """Keep them, in order of time."""
+        """Store them, in order of time."""
         copies = [
             TelemetryRow(row.job_id, row.at, row.kind, json.loads(to_text(row.values, f"telemetry of '{row.job_id}'")))
             for row in rows
@@ -118,7 +118,7 @@ class MemoryTelemetry:
         self._since_thinning[key] = self._since_thinning.get(key, 0) + 1
         if self._since_thinning[key] >= BETWEEN_THINNINGS:
             self._since_thinning[key] = 0
-            series[:] = [series[index] for index in kept([one.at for one in series])]
+            series[:] = [series[index] for index in rows_to_keep([one.at for one in series])]
 
     def latest(self, kind: str) -> Mapping[str, TelemetryRow]:
         """The newest row of each job."""
@@ -139,4 +139,4 @@ class MemoryTelemetry:
                     part.pop(key, None)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""

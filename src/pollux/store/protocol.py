@@ -30,7 +30,7 @@ class Store(Protocol):
 
     @property
     def revision(self) -> int:
-        """Of the last event; 0 before the first."""
+        """The revision of the last event; 0 before the first."""
 
     def save(self, saved: SavedState) -> None:
         """Keep a snapshot; the last two are kept."""
@@ -48,7 +48,7 @@ class Store(Protocol):
         """Keep a value durably."""
 
     def close(self) -> None:
-        """Let go of files and locks."""
+        """Close files and release locks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +77,4 @@ class Telemetry(Protocol):
         """Drop a job's rows."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close files."""

@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import json
 import logging
+import secrets
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,10 +15,11 @@ from pathlib import Path
 from pollux.controller import Event
 from pollux.core.errors import StoreFailed
 from pollux.store._database import Database
-from pollux.store._text import check_saved, event_from_text, event_to_text, to_text
+from pollux.store._database_file import private_file
+from pollux.store._event_rows import check_saved, event_from_text, event_to_text, to_text
 from pollux.store.protocol import SavedState
 
-__all__ = ["SqliteStore"]
+__all__ = ["SqliteStore", "fact_digest", "whole_snapshot"]
 
 _STEPS = (
     """
@@ -24,12 +27,20 @@ _STEPS = (
     CREATE TABLE snapshots (revision INTEGER PRIMARY KEY, digest TEXT NOT NULL, state TEXT NOT NULL);
     CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)
     """,
+    "ALTER TABLE events ADD COLUMN digest TEXT",
 )
 """Each brings the file one format further; never change one that was released, add another."""
 
-# Short questions, so that a slow reader of a long log does not keep SQLite from tidying up behind the writer.
+# Short queries, so that a slow reader of a long log does not keep SQLite from truncating its WAL.
 _ROWS_AT_ONCE = 500
-_PAGE = "SELECT revision, body FROM events WHERE revision > ? AND revision <= ? ORDER BY revision LIMIT ?"
+# As bytes: a text that is no UTF-8 any more would end the question, and with it the way to what is whole.
+_PAGE = (
+    "SELECT revision, at, CAST(body AS BLOB), digest FROM events"
+    " WHERE revision > ? AND revision <= ? ORDER BY revision LIMIT ?"
+)
+_SNAPSHOTS = "SELECT revision, digest, CAST(state AS BLOB) FROM snapshots ORDER BY revision DESC"
+_HEAD = "head"
+_IDENTITY = "identity"
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +59,42 @@ class SqliteStore:
                 "SELECT max(coalesce((SELECT max(revision) FROM events), 0),"
                 " coalesce((SELECT max(revision) FROM snapshots), 0))"
             )[0][0]
+            self._require_same_store()
+            self._require_end()
         except BaseException:
             self._database.close()
             raise
+
+    def _require_same_store(self) -> None:
+        """Refuse to begin a new log where another one was: it may be on a disk that is not there today.
+
+        The log's identity stands in it, and in a file beside it that outlives it.
+        """
+        beside = self._path.with_name(f"{self._path.name}.id")
+        identity = self.setting(_IDENTITY)
+        with self._database.plain_errors():
+            known = beside.read_text(encoding="utf-8").strip() if beside.exists() else None
+            if identity is None and self._revision == 0 and known is not None:
+                raise StoreFailed(
+                    f"{self._path}: the log of this cluster was here and is gone, or is empty; restore a backup, "
+                    f"or remove {beside} to begin a new cluster"
+                )
+            if identity is None:
+                identity = secrets.token_hex(16)
+                self.set_setting(_IDENTITY, identity)
+            if known is not None and known != identity:
+                _log.warning("%s is another cluster's log than the one that was here before", self._path)
+            if known != identity:
+                private_file(beside)
+                beside.write_text(f"{identity}\n", encoding="utf-8")
+
+    def _require_end(self) -> None:
+        head = self.setting(_HEAD)
+        if head is not None and head.isdecimal() and int(head) > self._revision:
+            raise StoreFailed(
+                f"{self._path}: the facts {self._revision + 1} to {head} are missing at the end of the log; "
+                "restore a backup; 'pollux doctor --store' says what is whole"
+            )
 
     def append(self, events: Sequence[Event]) -> int:
         """One transaction, on the disk before it returns; the revision of the last."""
@@ -58,29 +102,52 @@ class SqliteStore:
             return self._revision
         bodies = [(event.at, event_to_text(event)) for event in events]
         with self._writing:
-            rows = [(revision, at, body) for revision, (at, body) in enumerate(bodies, start=self._revision + 1)]
+            rows = [
+                (revision, at, body, fact_digest(revision, at, body))
+                for revision, (at, body) in enumerate(bodies, start=self._revision + 1)
+            ]
             with self._database.transaction() as connection:
-                connection.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
+                connection.executemany("INSERT INTO events (revision, at, body, digest) VALUES (?, ?, ?, ?)", rows)
+                _set(connection, _HEAD, str(self._revision + len(rows)))
             self._revision += len(rows)
             return self._revision
 
     def read(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Those that were there when the reading began; may be used from another thread while the writer goes on."""
+        """The events that were there when reading began; another thread may write meanwhile."""
         last = self._revision
-        path = self._database.path
         with contextlib.closing(self._database.reader()) as connection:
             while after < last:
                 with self._database.plain_errors():
                     rows = connection.execute(_PAGE, (after, last, _ROWS_AT_ONCE)).fetchall()
-                for revision, body in rows:
-                    yield revision, event_from_text(body, f"{path}: fact {revision}")
+                    if rows and rows[0][0] != after + 1 and not _is_first(connection, rows[0][0]):
+                        raise self._missing(after + 1, rows[0][0] - 1)
+                for number, (revision, at, body, digest) in enumerate(rows, start=rows[0][0] if rows else 0):
+                    if revision != number:
+                        raise self._missing(number, revision - 1)
+                    yield revision, self._event(revision, at, body, digest)
                 if not rows:
                     return
                 after = rows[-1][0]
 
+    def _event(self, revision: int, at: float, body: bytes, digest: str | None) -> Event:
+        where = f"{self._path}: fact {revision}"
+        try:
+            text = body.decode()
+        except UnicodeDecodeError as error:
+            raise StoreFailed(f"{where} cannot be read: {error}; restore a backup") from error
+        if digest is not None and digest != fact_digest(revision, at, text):
+            raise StoreFailed(f"{where} is not as it was written: its checksum differs; restore a backup")
+        return event_from_text(text, where)
+
+    def _missing(self, first: int, last: int) -> StoreFailed:
+        which = f"fact {first} is" if first == last else f"the facts {first} to {last} are"
+        return StoreFailed(
+            f"{self._path}: {which} missing; restore a backup; 'pollux doctor --store' says what is whole"
+        )
+
     @property
     def revision(self) -> int:
-        """Of the last event; 0 before the first."""
+        """The revision of the last event; 0 before the first."""
         return self._revision
 
     def save(self, saved: SavedState) -> None:
@@ -95,6 +162,7 @@ class SqliteStore:
                     "DELETE FROM snapshots WHERE revision NOT IN"
                     " (SELECT revision FROM snapshots ORDER BY revision DESC LIMIT 2)"
                 )
+                _set(connection, _HEAD, str(max(self._revision, saved.revision)))
             self._revision = max(self._revision, saved.revision)
 
     def load(self) -> SavedState | None:
@@ -102,10 +170,10 @@ class SqliteStore:
 
         StoreFailed where there is none and the log's beginning was trimmed: the state cannot be known.
         """
-        for revision, digest, text in self._database.rows(
-            "SELECT revision, digest, state FROM snapshots ORDER BY revision DESC"
-        ):
-            if isinstance(text, str) and digest == _digest(revision, text):
+        for revision, digest, state in self._database.rows(_SNAPSHOTS):
+            text = whole_snapshot(revision, digest, state)
+            if text is not None:
+                self._require_next(revision)
                 return SavedState(revision, json.loads(text))
             _log.warning("%s: the snapshot of revision %s is damaged; using what was before", self._path, revision)
         first = self._database.rows("SELECT min(revision) FROM events")[0][0]
@@ -114,6 +182,12 @@ class SqliteStore:
                 f"{self._path}: no snapshot is whole and the log begins at revision {first}; restore a backup"
             )
         return None
+
+    def _require_next(self, revision: int) -> None:
+        """The log must go on where the snapshot ends."""
+        following = self._database.rows("SELECT min(revision) FROM events WHERE revision > ?", (revision,))[0][0]
+        if following is not None and following != revision + 1:
+            raise self._missing(revision + 1, following - 1)
 
     @property
     def _path(self) -> Path:
@@ -139,12 +213,35 @@ class SqliteStore:
     def set_setting(self, name: str, value: str) -> None:
         """Keep a value durably."""
         with self._database.transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+            _set(connection, name, value)
 
     def close(self) -> None:
-        """Let go of the file and its lock; a second call does nothing."""
+        """Close the file and release its lock; a second call does nothing."""
         self._database.close()
+
+
+def whole_snapshot(revision: int, digest: str, state: bytes) -> str | None:
+    """The text of a snapshot whose checksum is right; None for any other."""
+    try:
+        text = state.decode()
+    except (UnicodeDecodeError, AttributeError):
+        return None
+    return text if digest == _digest(revision, text) else None
+
+
+def fact_digest(revision: int, at: float, body: str) -> str:
+    """The checksum of a fact: of its number, its time and its text."""
+    return hashlib.sha256(f"{revision}\n{float(at)!r}\n{body}".encode()).hexdigest()[:32]
 
 
 def _digest(revision: int, text: str) -> str:
     return hashlib.sha256(f"{revision}\n{text}".encode()).hexdigest()
+
+
+def _is_first(connection: sqlite3.Connection, revision: int) -> bool:
+    """Whether the log begins there, since what was before was trimmed."""
+    return bool(connection.execute("SELECT min(revision) FROM events").fetchone()[0] == revision)
+
+
+def _set(connection: sqlite3.Connection, name: str, value: str) -> None:
+    connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))

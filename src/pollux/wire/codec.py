@@ -14,7 +14,7 @@ from pollux.core.errors import InvalidInput, TooLarge
 from pollux.wire._entry import MAX_DEPTH, MAX_ITEMS, shown, text_fault
 from pollux.wire.dataclass_codec import (
     SCALAR_READERS,
-    Refusal,
+    Misfit,
     ValueReader,
     ValueWriter,
     Writer,
@@ -39,8 +39,8 @@ def encode(value: object) -> Any:
     """
     try:
         return _write(value)
-    except Refusal as refusal:
-        raise InvalidInput(refusal.message("")) from None
+    except Misfit as misfit:
+        raise InvalidInput(misfit.message("")) from None
 
 
 def decode(kind: type[T], value: object, where: str = "") -> T:
@@ -51,8 +51,8 @@ def decode(kind: type[T], value: object, where: str = "") -> T:
     """
     try:
         return typing.cast("T", _read(kind, value))
-    except Refusal as refusal:
-        raise InvalidInput(refusal.message(where)) from None
+    except Misfit as misfit:
+        raise InvalidInput(misfit.message(where)) from None
 
 
 def encode_json(value: object) -> str:
@@ -66,8 +66,8 @@ def decode_json(text: bytes | str, where: str = "") -> Any:
         raise TooLarge(f"{where or 'the body'} has {len(text)} bytes: give at most {MAX_BODY_BYTES}")
     try:
         return _parse_json(text)
-    except Refusal as refusal:
-        raise InvalidInput(refusal.message(where or "the body")) from None
+    except Misfit as misfit:
+        raise InvalidInput(misfit.message(where or "the body")) from None
 
 
 def _parse_json(text: bytes | str) -> Any:
@@ -76,34 +76,34 @@ def _parse_json(text: bytes | str) -> Any:
             text = text.decode("utf-8")
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise Refusal(f"has byte {error.start} that is not UTF-8: send UTF-8") from error
+        raise Misfit(f"has byte {error.start} that is not UTF-8: send UTF-8") from error
     except json.JSONDecodeError as error:
-        raise Refusal(f"is not JSON at line {error.lineno} column {error.colno}: {error.msg}") from error
+        raise Misfit(f"is not JSON at line {error.lineno} column {error.colno}: {error.msg}") from error
     except RecursionError as error:
-        raise Refusal(f"is nested too deeply: give at most {MAX_DEPTH} levels") from error
+        raise Misfit(f"is nested too deeply: give at most {MAX_DEPTH} levels") from error
     except ValueError as error:
         # Python refuses to read whole numbers of thousands of digits.
-        raise Refusal("has a number that is too long: give whole numbers below 2^63") from error
+        raise Misfit("has a number that is too long: give whole numbers below 2^63") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise Refusal(f"has the key {shown(key)} twice: give it once")
+            raise Misfit(f"has the key {shown(key)} twice: give it once")
         found[key] = value
     return found
 
 
 def _no_constant(name: str) -> float:
-    raise Refusal(f"holds {name}: give a finite number, or null for an unknown one")
+    raise Misfit(f"holds {name}: give a finite number, or null for an unknown one")
 
 
 def _read_text(value: Any) -> str:
     """A string of a client, which has bounds."""
     fault = text_fault(read_text(value))
     if fault is not None:
-        raise Refusal(f"is {shown(value)}: {fault}")
+        raise Misfit(f"is {shown(value)}: {fault}")
     return str(value)
 
 
@@ -111,7 +111,7 @@ def _write_text(value: str, depth: int) -> str:
     """A string of ours: whatever its length, it must come out."""
     fault = text_fault(value, len(value))
     if fault is not None:
-        raise Refusal(f"is {shown(value)}: {fault}")
+        raise Misfit(f"is {shown(value)}: {fault}")
     return str(value)
 
 

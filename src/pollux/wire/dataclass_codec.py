@@ -20,8 +20,8 @@ from pollux.wire._entry import MAX_DEPTH, MAX_INTEGER, path_text, shown
 
 __all__ = [
     "SCALAR_READERS",
+    "Misfit",
     "Reader",
-    "Refusal",
     "ValueReader",
     "ValueWriter",
     "Writer",
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 Reader = Callable[[Any], Any]
-"""From a plain value to the value that it stands for; raises `Refusal`."""
+"""From a plain value to the value that it stands for; raises `Misfit`."""
 
 Writer = Callable[[Any, int], Any]
-"""From a value and the number of values it is inside of to a plain value; raises `Refusal`."""
+"""From a value and the number of values it is inside of to a plain value; raises `Misfit`."""
 
 Unwritten = Mapping[type, Iterable[str]]
 """Fields of dataclasses that are neither written nor read."""
@@ -46,7 +46,7 @@ Unwritten = Mapping[type, Iterable[str]]
 _LARGEST = sys.float_info.max
 
 
-class Refusal(Exception):
+class Misfit(Exception):
     """A value does not fit; each container on the way out appends its part to `path`, the innermost first."""
 
     def __init__(self, fault: str, *path: str | int) -> None:
@@ -59,9 +59,9 @@ class Refusal(Exception):
         return f"{label or 'the value'} {self.fault}"
 
 
-def instead_of(value: object, wanted: str) -> Refusal:
-    """The refusal of a value where `wanted` is to be given."""
-    return Refusal(f"is {shown(value)}: give {wanted}")
+def instead_of(value: object, wanted: str) -> Misfit:
+    """A value does not fit where `wanted` is to be given."""
+    return Misfit(f"is {shown(value)}: give {wanted}")
 
 
 def read_text(value: Any) -> str:
@@ -124,7 +124,7 @@ def _written_fields(kind: Any, unwritten: Unwritten) -> list[dataclasses.Field[A
 
 def _check_size(value: Any, max_items: int) -> None:
     if len(value) > max_items:
-        raise Refusal(f"has {len(value)} items: give at most {max_items}")
+        raise Misfit(f"has {len(value)} items: give at most {max_items}")
 
 
 def _field_name(key: object) -> str:
@@ -133,7 +133,7 @@ def _field_name(key: object) -> str:
 
 def _key(key: object, read: Reader) -> str:
     if not isinstance(key, str):
-        raise Refusal(f"has the key {shown(key)}: give strings as keys")
+        raise Misfit(f"has the key {shown(key)}: give strings as keys")
     return typing.cast("str", read(key))
 
 
@@ -181,8 +181,8 @@ class ValueWriter(dict[type, Writer]):
         try:
             for name, item in items:
                 found[name] = self[type(item)](item, depth)
-        except Refusal as refusal:
-            refusal.path.append(name)
+        except Misfit as misfit:
+            misfit.path.append(name)
             raise
         return found
 
@@ -193,15 +193,15 @@ class ValueWriter(dict[type, Writer]):
         try:
             for item in value:
                 found.append(self[type(item)](item, depth + 1))
-        except Refusal as refusal:
-            refusal.path.append(len(found))
+        except Misfit as misfit:
+            misfit.path.append(len(found))
             raise
         return found
 
 
 def _check_depth(depth: int) -> None:
     if depth >= MAX_DEPTH:
-        raise Refusal(f"is nested too deeply: give at most {MAX_DEPTH} levels")
+        raise Misfit(f"is nested too deeply: give at most {MAX_DEPTH} levels")
 
 
 def _refuse_to_write(value: object, depth: int) -> Any:
@@ -269,8 +269,8 @@ class ValueReader:
             try:
                 for read_item, item in zip(readers, value, strict=False):
                     found.append(read_item(item))
-            except Refusal as refusal:
-                refusal.path.append(len(found))
+            except Misfit as misfit:
+                misfit.path.append(len(found))
                 raise
             return make(found)
 
@@ -290,8 +290,8 @@ class ValueReader:
                 name = _key(key, read_key)
                 try:
                     found[name] = read_item(item)
-                except Refusal as refusal:
-                    refusal.path.append(name)
+                except Misfit as misfit:
+                    misfit.path.append(name)
                     raise
             return found
 
@@ -311,18 +311,18 @@ class ValueReader:
                 for key, item in value.items():
                     read_field = readers.get(key)
                     if read_field is None:
-                        raise Refusal(f"is not known: {choices(_field_name(key)[:100], readers)}")
+                        raise Misfit(f"is not known: {choices(_field_name(key)[:100], readers)}")
                     found[key] = read_field(item)
-            except Refusal as refusal:
-                refusal.path.append(_field_name(key))
+            except Misfit as misfit:
+                misfit.path.append(_field_name(key))
                 raise
             for name in required:
                 if name not in found:
-                    raise Refusal("is missing: give it", name)
+                    raise Misfit("is missing: give it", name)
             try:
                 return kind(**found)
             except PolluxError as error:
-                raise Refusal(f"does not fit: {error}") from None
+                raise Misfit(f"does not fit: {error}") from None
 
         return read
 
@@ -346,20 +346,20 @@ def _word_reader(words: list[tuple[Any, Any]]) -> Reader:
             if type(written) is type(value) and written == value:
                 return word
         known = [str(written) for written, _ in words]
-        raise Refusal(f"is {shown(value)}: {choices(value[:100] if isinstance(value, str) else '', known)}")
+        raise Misfit(f"is {shown(value)}: {choices(value[:100] if isinstance(value, str) else '', known)}")
 
     return read
 
 
 def _first_that_fits(readers: list[Reader]) -> Reader:
     def read(value: Any) -> Any:
-        refusals = []
+        misfits = []
         for read_one in readers:
             try:
                 return read_one(value)
-            except Refusal as refusal:
-                refusals.append(refusal)
+            except Misfit as misfit:
+                misfits.append(misfit)
         # The alternative that went furthest into the value is the one that was meant.
-        raise max(refusals, key=lambda refusal: len(refusal.path))
+        raise max(misfits, key=lambda misfit: len(misfit.path))
 
     return read

@@ -155,7 +155,7 @@ def train(
         "epoch": job.epoch,
         "rates": [group["lr"] for group in chosen.param_groups],
         "frozen": job._parts.adaptation.guard.frozen_until,
-        "held": job._parts.adaptation.memory.held,
+        "held": job._parts.adaptation.memory.largest_run,
         "measured": job.noise.num_measured,
     }
     job.close()

@@ -154,12 +154,12 @@ SCRIPT = """
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """Whatever a job has, a change that keeps its size gives it other places."""
-    plain = LocalSlotAllocator.take
+    plain = LocalSlotAllocator.allocate
 
     def take(self, job, placement, kept, busy):
         return plain(self, job, placement, () if placement.num_gpus == 2 else kept, busy)
 
-    monkeypatch.setattr(LocalSlotAllocator, "take", take)
+    monkeypatch.setattr(LocalSlotAllocator, "allocate", take)
     made = Bench(tmp_path, lambda home: LocalBackend(home, slots=4, hang_seconds=5.0))
     made.wait("warm backend", lambda: isinstance(made.backend, LocalBackend) and made.backend.is_warm)
     yield made

@@ -39,13 +39,13 @@ class Shared:
 @pytest.fixture(scope="module", autouse=True)
 def elsewhere():
     """Whatever a job has, a change gives it other places."""
-    plain = LocalSlotAllocator.take
+    plain = LocalSlotAllocator.allocate
 
     def take(self, job, placement, kept, busy):
         return plain(self, job, placement, (), busy)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalSlotAllocator, "take", take)
+        patch.setattr(LocalSlotAllocator, "allocate", take)
         yield
 
 

@@ -81,7 +81,7 @@ class Api(RuleBasedStateMachine):
         policy = policies.create(self.policy)
         self.engine = Engine(policy, self.backend, self.store, self.telemetry, home, self.clock, self.tokens)
         self.engine.start()
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
         app = create_app(self.engine, self.tokens)
         # What a replay does is not what is tested here: its process ends at once.
         app._app.state.replays = Replays(list, ("false",))  # type: ignore[attr-defined]
@@ -94,19 +94,19 @@ class Api(RuleBasedStateMachine):
             self.packages.cleanup()
 
     def ask(self, method: str, path: str, body: Any = None, token: str = "") -> Any:
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
         before = self.store.revision, self.engine.jobs()
         header = {"authorization": f"Bearer {token or self.tokens.operator}"}
         answer = self.client.request(method, path, json=body, headers=header)
         assert answer.status_code < 500, f"{method} {path}: {answer.text}"
         if method == "GET":
-            self.engine.loop.settle()
+            self.engine.loop.wait_until_idle()
             assert (self.store.revision, self.engine.jobs()) == before, f"{method} {path} changed something"
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"code", "message", "retryable"}
-            self.engine.loop.settle()
+            self.engine.loop.wait_until_idle()
             assert (self.store.revision, self.engine.jobs()) == before
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
         return answer
 
     @rule(name=JOBS, gpus=GOOD_GPUS)
@@ -163,25 +163,25 @@ class Api(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 3.0, 40.0]))
     def wait(self, seconds: float) -> None:
         self.clock.set(self.clock.time + seconds, self.engine)
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
 
     @rule(outcome=OUTCOMES, first=st.booleans())
     def replicas_end(self, outcome: Any, first: bool) -> None:
         alive = [entry.job_id for entry in self.backend.running() if entry.state != "ended"]
         if alive:
             self.backend.ended(alive[0 if first else -1], outcome)
-            self.engine.loop.settle()
+            self.engine.loop.wait_until_idle()
 
     @rule()
     def replicas_start(self) -> None:
         for entry in self.backend.running():
             if entry.state == "running":
                 self.backend.started(entry.job_id)
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
 
     @rule()
     def restart(self) -> None:
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
         before = [(job.id, job.state, job.gpus, job.generation, job.crashes) for job in self.engine.jobs()]
         self.engine.stop("keep")
         self.begin()
@@ -191,7 +191,7 @@ class Api(RuleBasedStateMachine):
     @invariant()
     def nothing_is_oversubscribed(self) -> None:
         if hasattr(self, "engine"):
-            self.engine.loop.settle()
+            self.engine.loop.wait_until_idle()
             for node in result_of(self.engine.status()).nodes:
                 assert node.used <= node.gpus
 

@@ -73,11 +73,11 @@ class Late:
         # At the addresses of stores that are thought up here there is none.
         self.engine.admission.check_store = lambda request: None  # type: ignore[method-assign]
         self.engine.start()
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
         result_of(
             self.engine.submit(JobRequest(name=REPORTING, run=("sleep", "1"), workdir=HERE, min_gpus=1, max_gpus=4))
         )
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
         self.app = create_app(self.engine, TOKENS, ["testserver"])
         # What a replay does is not what is tested here: its process ends at once.
         self.app._app.state.replays = Replays(list, ("false",))

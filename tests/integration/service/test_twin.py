@@ -373,7 +373,7 @@ class Served:
         self.engine.start()
         self.client = TestClient(create_app(self.engine, self.tokens), base_url="http://127.0.0.1")
         self.client.__enter__()
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
 
     def close(self) -> None:
         self.client.__exit__(None, None, None)
@@ -390,14 +390,14 @@ class Served:
 
     def at(self, now: float) -> None:
         self.clock.set(now, self.engine)
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
 
     def post(self, path: str, body: Any = None, method: str = "POST", token: str | None = None) -> None:
         header = {"authorization": f"Bearer {token or self.tokens.operator}"}
         content = None if body is None else json.dumps(body)
         answer = self.client.request(method, path, content=content, headers=header)
         assert answer.status_code in (200, 201), answer.text
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
 
     def user(self, action: Action) -> None:
         kind, *more = action
@@ -419,7 +419,7 @@ class Served:
 
     def tell(self, event: Any) -> None:
         self.backend.listener(event)
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
 
     def world(self, event: Action) -> None:
         kind, job, generation, *more = event

@@ -237,7 +237,7 @@ class Service:
     def think(self) -> None:
         """Let everything that is due at this time be decided and carried out."""
         self.held = False
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
         self.held = True
 
     def post(self, path: str, body: Any, token: str) -> None:
@@ -254,11 +254,11 @@ class Service:
 
     def started(self, job_id: str) -> None:
         self.backend.started(job_id)
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
 
     def finished(self, job_id: str) -> None:
         self.backend.ended(job_id, "succeeded")
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
 
 
 class Execution:
@@ -390,7 +390,7 @@ class Execution:
                 backend.left(job_id, generation)
             self.jobs[job_id].clock = now
             self.jobs[job_id].place(placement, pause_seconds)
-        self.service.engine.loop.settle()
+        self.service.engine.loop.wait_until_idle()
 
 
 @dataclass

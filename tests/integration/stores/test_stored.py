@@ -309,7 +309,7 @@ def test_an_earlier_start_does_not_win_by_its_term(store):
 def test_what_cannot_be_understood_is_somebody_elses_and_not_late(store):
     one = Lease(store(), Holder("run", "a:1", 1), beat_seconds=3600.0)
     store().write(LEASE_NAME, b'{"version": 9}')
-    with pytest.raises(MisusedJob, match="writes in another way"):
+    with pytest.raises(MisusedJob, match="a process whose note cannot be read"):
         one.require()
     one._ends.set()
 
@@ -370,10 +370,10 @@ def test_a_store_that_does_not_answer_costs_the_checkpoint_and_nothing_else(writ
 def test_the_age_of_the_newest_is_known_to_those_that_did_not_write_it(writer, store):
     other = Checkpointer(store("b"), opens=False)
     told: list[float | None] = []
-    other.ask_created(told.append)
+    other.find_created(told.append)
     wait_until("answer", lambda: told == [None])
     put(writer, 1)
-    other.ask_created(told.append)
+    other.find_created(told.append)
     wait_until("answer", lambda: len(told) == 2)
     assert abs(time.time() - told[1]) < 300
 
@@ -460,5 +460,5 @@ def test_a_hold_that_comes_after_the_end_is_let_go(store, monkeypatch):
     assert opened.wait(PATIENCE_SECONDS)
     joiner.close()
     go_on.set()
-    joiner._hold._taking.join(PATIENCE_SECONDS)
+    joiner._hold._acquiring.join(PATIENCE_SECONDS)
     assert json.loads(store().read(LEASE_NAME))["released"]

@@ -16,7 +16,7 @@ from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic import generation_move as module
 from pollux.agent.elastic.member import ElasticMember
-from pollux.agent.elastic.member_states import FirstStep, Moving, Training
+from pollux.agent.elastic.member_states import FirstStep, Regrouping, Training
 from pollux.agent.elastic.membership import Membership
 from pollux.agent.elastic.pause import ResizePause
 from pollux.wire.live.keys import PREFIX
@@ -90,7 +90,7 @@ def test_what_it_takes_to_gather_the_state_counts_once(live, exchanged, monkeypa
 
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
     among(live, -1.0, None)
-    move = Moving(PLAN, Training(), 99.0, 1)
+    move = Regrouping(PLAN, Training(), 99.0, 1)
     live.move._transfer(Slow(), move, ResizePause(PLAN, "", 99.0))  # type: ignore[arg-type]
     ((packed, *_),) = exchanged.given
     assert packed.values["paused_seconds"] == 1.0
@@ -98,7 +98,7 @@ def test_what_it_takes_to_gather_the_state_counts_once(live, exchanged, monkeypa
 
 def test_who_leaves_a_step_behind_another_keeps_what_it_holds(live, exchanged):
     among(live, -1.0, None, 4.0)
-    move = Moving(PLAN, Training(), 0.0, 2)
+    move = Regrouping(PLAN, Training(), 0.0, 2)
     receives, _ = live.move._transfer(Job(), move, ResizePause(PLAN, "", 0.0))  # type: ignore[arg-type]
     ((packed, senders, receivers, *_),) = exchanged.given
     assert (packed, senders, receivers) == (None, [2], [0]), "only those that join receive"
@@ -109,7 +109,7 @@ def test_who_leaves_a_step_behind_another_keeps_what_it_holds(live, exchanged):
 def test_who_stays_a_step_behind_another_receives(live, exchanged):
     among(live, -1.0, None, 4.0)
     plan = GenerationPlan(1, 0, tuple(PlanMember(rank, was) for rank, was in enumerate((None, 0, 1))))
-    move = Moving(plan, Training(), 0.0, 2)
+    move = Regrouping(plan, Training(), 0.0, 2)
     receives, _ = live.move._transfer(Job(), move, ResizePause(plan, "", 0.0))  # type: ignore[arg-type]
     assert exchanged.given[0][1:3] == ([2], [0, 1])
     assert receives

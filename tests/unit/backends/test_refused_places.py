@@ -56,7 +56,7 @@ def backend(tmp_path, lender):
 def work(backend):
     """A backend that was not started: what its thread would do is done by hand. Job `job` runs at a/0."""
     work = backend._dispatcher
-    places = work.slots.take("job", Placement.of({"a": 1}), (), ())
+    places = work.slots.allocate("job", Placement.of({"a": 1}), (), ())
     job = work.table.jobs["job"] = DispatchedJob("job", work.home / "run" / "job", newest=1, link=Link())
     job.now = HeldGeneration(1, launch(a=1), places=places, started=True, sent=True, live=True)
     return work

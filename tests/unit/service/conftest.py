@@ -47,7 +47,7 @@ class World:
     def move(self, time: float) -> None:
         """Move the clock in one step, and let everything happen that is due then."""
         self.clock.set(time, self.engine)
-        self.engine.loop.settle()
+        self.engine.loop.wait_until_idle()
 
     def after(self, seconds: float) -> None:
         self.at(self.clock.time + seconds)

@@ -45,7 +45,7 @@ def test_a_job_that_can_is_changed_while_it_runs(running):
     assert (running.backend.stops, len(running.backend.launches)) == ([], 1)
     assert running.engine.job("job").state == "resizing"
     running.backend.started("job")
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     assert running.engine.job("job").state == "running"
 
 
@@ -69,7 +69,7 @@ def test_survivors_of_a_loss_are_told_to_go_on(running):
     result_of(running.engine.resize("job", 1, 4))
     held = running.engine.job("job").gpus
     running.backend.lost("job", (held - 1,), Placement.of({"node-0": held - 1}), "replica 3 was killed by signal 9")
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     order = running.backend.resizes[0]
     assert (order.generation, order.placement.num_gpus) == (2, held - 1)
     assert running.backend.stops == []
@@ -81,24 +81,24 @@ def test_a_loss_that_is_told_twice_counts_once(running):
     held = running.engine.job("job").gpus
     remaining = Placement.of({"node-0": held - 1})
     result_of(running.engine.resize("job", 1, 4))
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     generation = running.engine.job("job").generation
     for _ in range(2):
         running.backend.tell(ReplicasLost(running.clock.now(), "job", generation, (0,), remaining))
-        running.engine.loop.settle()
+        running.engine.loop.wait_until_idle()
     assert running.engine.pipeline.controller.jobs["job"].losses == 1
 
 
 def test_a_withdrawn_change_is_no_loss(running):
     held = running.engine.job("job").gpus
     result_of(running.engine.resize("job", 1, 4))
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     generation = running.engine.job("job").generation
     remaining = Placement.of({"node-0": held - 1})
     running.backend.tell(
         ReplicasLost(running.clock.now(), "job", generation, (0,), remaining, "never came", withdrawn=True)
     )
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     record = running.engine.pipeline.controller.jobs["job"]
     assert (record.losses, record.placement.num_gpus, record.detail) == (0, held - 1, "never came")
 
@@ -111,7 +111,7 @@ def test_progress_of_a_job_without_an_end_is_known_after_a_loss(running):
         told = sample_report(record.generation, live=True, progress=progress, total_progress=None)
         result_of(running.engine.report("job", told))
         running.backend.lost("job", (held - 1,), Placement.of({"node-0": held - 1}), "killed")
-        running.engine.loop.settle()
+        running.engine.loop.wait_until_idle()
         if record.placement.num_gpus == 1:
             break
     assert (record.losses, record.progress_at_loss) == (1, record.progress)
@@ -121,7 +121,7 @@ def test_too_few_survivors_are_stopped(world):
     world.submit(min_gpus=3, max_gpus=4, on_resize="live")
     world.backend.started("job")
     world.backend.lost("job", (0, 1), Placement.of({"node-0": 2}))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.backend.stops == [("job", 2)]
     assert world.backend.resizes == []
 
@@ -129,12 +129,12 @@ def test_too_few_survivors_are_stopped(world):
 def test_a_change_that_was_given_up_becomes_a_restart_with_its_reason(running):
     resize(running, 1)
     running.backend.ended("job", "lost", "the state of 'tokenizer' cannot travel")
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     launch = running.backend.launches[-1]
     assert (launch.generation, launch.placement.num_gpus, launch.live) == (3, 1, True)
     assert any("'tokenizer' cannot travel" in line.text for line in running.engine.events_of("job"))
     running.backend.started("job")
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     assert running.engine.job("job").state == "running"
 
 
@@ -143,7 +143,7 @@ def test_what_it_costs_is_shown(running):
     assert (before.resize_kind, before.resize_seconds, before.resize_costs) == ("live", 30.0, {})
     resize(running, 1)
     running.backend.tell(ReplicasStarted(running.clock.now(), "job", 2, 0.4, "grow"))
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     result_of(running.engine.report("job", sample_report(2, live=True, resize_seconds=0.5, resize_kind="grow")))
     after = running.engine.job("job")
     assert (after.resize_seconds, after.resize_costs) == (0.4, {"grow": 0.4})
@@ -163,7 +163,7 @@ def test_the_backend_says_what_to_expect_at_first(world):
 def test_what_the_backend_measured_is_kept_if_it_can_be(running, seconds, kind, noted):
     resize(running, 1)
     running.backend.tell(ReplicasStarted(running.clock.now(), "job", 2, seconds, kind))
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     status = running.engine.job("job")
     assert (status.state, status.resize_costs) == ("running", noted)
 
@@ -192,12 +192,12 @@ def test_who_then_shows_that_it_cannot_is_restarted_until_it_says_otherwise(worl
     world.backend.started("job")
     resize(world, 1)
     world.backend.ended("job", "lost", "it cannot change while it runs: no agent gives a sign of life")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     status = world.engine.job("job")
     assert (world.backend.launches[-1].generation, status.reason.code) == (3, "fell-back")
     assert "no agent gives a sign of life" in status.reason.text
     world.backend.started("job")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").resize_kind == "restart"
     resize(world, 4)
     assert len(world.backend.resizes) == 1
@@ -216,7 +216,7 @@ def test_the_pause_of_a_change_that_became_a_restart_is_measured(running):
     assert "POLLUX_STOPPED_AT" not in running.backend.launches[0].env, "a first start is no pause"
     resize(running, 1)
     running.backend.ended("job", "lost", "it cannot travel")
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     assert stopped_at(running.backend.launches[-1]) == running.clock.time
     running.backend.started("job")
     result_of(running.engine.report("job", sample_report(3, live=True, resize_seconds=9.0, resize_kind="restart")))
@@ -228,7 +228,7 @@ def test_the_pause_of_a_change_that_became_a_restart_is_measured(running):
 
 def test_so_is_the_start_after_a_loss(running):
     running.backend.ended("job", "lost", "its shim ended")
-    running.engine.loop.settle()
+    running.engine.loop.wait_until_idle()
     running.after(5.0)
     again = running.backend.launches[-1]
     assert again.generation > 1

@@ -90,10 +90,10 @@ def test_growth_that_the_engine_does_not_lend_is_tried_again_later(fleet):
             fleet.clock.time, "job", order.generation, (2, 3), held, "other Ray jobs hold it", refused=True
         )
         fleet.backend.tell(told)
-        fleet.engine.loop.settle()
+        fleet.engine.loop.wait_until_idle()
         assert fleet.backend.resizes[-1].placement == Placement.of(dict(held.shares))
         fleet.backend.started("job")
-        fleet.engine.loop.settle()
+        fleet.engine.loop.wait_until_idle()
         assert fleet.engine.job("job").state == "running"
         while fleet.backend.resizes[-1].placement.num_gpus < 4:
             fleet.after(1.0)

@@ -16,7 +16,7 @@ def restart(world, jobs="keep"):
     world.engine.stop(jobs)
     world.engine = world.new_engine()
     world.engine.start()
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
 
 
 def a_record(state, generation=1):
@@ -28,7 +28,7 @@ def a_record(state, generation=1):
 def test_a_kept_job_is_found_again_and_nothing_starts_twice(world):
     world.submit()
     world.backend.started("job")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     before = world.engine.job("job")
     restart(world)
     assert world.engine.job("job") == before
@@ -39,7 +39,7 @@ def test_a_kept_job_is_found_again_and_nothing_starts_twice(world):
 def test_a_stopped_job_goes_on_at_the_next_start(world):
     world.backend._by_itself = True
     world.submit()
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state == "running"
     restart(world, "stop")
     world.after(5.0)

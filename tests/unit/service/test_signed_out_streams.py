@@ -84,7 +84,7 @@ def test_signing_out_ends_the_streams_of_that_browser_and_no_others(world, app):
             await stream.leave()
         assert all(b"secret" not in stream.text for stream in tabs)
         assert world.engine.views.feed.num_listeners == 0
-        assert app._sessions.num_watched == 0
+        assert not app._sessions._watchers
 
     asyncio.run(scene())
 
@@ -143,4 +143,4 @@ def test_who_watches_a_session_is_told_once_it_is_ended_or_crowded_out():
         opened(f"later-{number}")
     assert told == ["third", "first"]
     assert sessions.find(first) is None
-    assert sessions.num_watched == 256
+    assert len(sessions._watchers) == 256

@@ -23,7 +23,7 @@ def request(name):
 def test_while_jobs_stop_everything_but_new_jobs_is_answered(world):
     world.submit("a", max_gpus=1, grace_seconds=7.0)
     world.backend.started("a")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.loop.stopping_seconds("stop") == 22.0
     assert world.engine.loop.stopping_seconds("keep") == 15.0
     down = threading.Thread(target=world.engine.loop.wind_down, args=("stop",))
@@ -40,7 +40,7 @@ def test_while_jobs_stop_everything_but_new_jobs_is_answered(world):
     world.backend.ended("a", "stopped")
     down.join(PATIENCE_SECONDS)
     assert not down.is_alive()
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("a").state == "queued"
     world.engine.stop()
     assert len(world.backend.launches) == 1
@@ -67,7 +67,7 @@ def test_a_decision_in_flight_is_dropped_on_the_way_down(world):
     world.engine.loop.wind_down("keep")
     before = world.store.revision
     world.engine.loop._decided(DecisionResult(snapshot, decision, 0.0))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.store.revision == before
 
 
@@ -93,7 +93,7 @@ def test_asks_of_the_same_turn_as_a_stop_are_answered(world):
     world.engine.loop.read(lambda: gate.wait(PATIENCE_SECONDS))
     asks = [world.engine.status() for _ in range(3)]
     ended: Future[None] = Future()
-    world.engine.loop._queue.put(_Action(lambda: world.engine.loop._stop_after_turn(ended), ended))
+    world.engine.loop._queue.put(_Action(lambda: world.engine.loop._stop_after_run(ended), ended))
     gate.set()
     for ask in asks:
         assert ask.exception(10) is None

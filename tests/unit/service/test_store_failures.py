@@ -68,7 +68,7 @@ def request(name, **fields):
 def test_a_failed_snapshot_and_a_failed_fact_lose_nothing(world, store):
     world.submit("a", max_gpus=1)
     world.backend.started("a")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     store.full = True
     world.after(700.0)
     assert store.saves > 0, "a snapshot was due"
@@ -113,9 +113,9 @@ def test_a_state_that_cannot_be_read_back_is_not_worked_with(world, store):
 
 def test_decisions_wait_longer_and_longer_for_a_full_disk(world, store):
     result_of(world.engine.submit(request("a")))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     result_of(world.engine.submit(request("b")))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("b").state == "queued", "decisions are at least two seconds apart"
     store.full = True
     due, pauses = world.clock.time + 5.0, []
@@ -135,12 +135,12 @@ def test_decisions_wait_longer_and_longer_for_a_full_disk(world, store):
 def test_a_timer_waits_for_a_full_disk_as_well(world, store):
     world.submit("a", max_gpus=1)
     world.backend.ended("a", "crashed", "x")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     store.full = True
     world.after(5.0)
     attempts = store.attempts
     for _ in range(20):
-        world.engine.loop.settle()
+        world.engine.loop.wait_until_idle()
     assert store.attempts == attempts
     assert world.engine.loop.next_due() > world.clock.time
     store.full = False
@@ -180,11 +180,11 @@ def test_what_a_backend_said_meanwhile_is_not_lost(world, store):
     store.full = True
     world.backend.started("a")
     world.backend.ended("b", "crashed", "exit code 3")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert result_of(world.engine.status()).jobs_by_state == {"starting": 2}
     attempts = store.attempts
     for _ in range(20):
-        world.engine.loop.settle()
+        world.engine.loop.wait_until_idle()
     assert store.attempts == attempts
     store.full = False
     world.after(60.0)
@@ -225,7 +225,7 @@ def test_an_answer_of_the_policy_is_not_lost_with_others_of_its_turn(world, capl
     for ask in (failed, others):
         assert "failed inside" in str(ask.exception(30))
     monkeypatch.undo()
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.loop._deciding_on is None
     world.submit("b", max_gpus=1)
     assert world.engine.job("b").state == "starting"
@@ -263,6 +263,6 @@ def test_stumbling_over_and_over_is_slow(world, caplog, monkeypatch):
         world.engine.status()
         time.sleep(0.01)
     monkeypatch.undo()
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert len(turns) < 20
     assert result_of(world.engine.status()).nodes

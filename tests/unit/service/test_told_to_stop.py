@@ -14,7 +14,7 @@ def ended(world, code=0, generation=1):
 def started(world):
     world.submit()
     world.backend.started("job")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state == JobState.RUNNING
 
 
@@ -22,7 +22,7 @@ def test_a_script_that_saves_and_exits_with_0_goes_on_later(world):
     started(world)
     result_of(world.engine.report("job", sample_report(1)))
     world.backend.tell(ended(world))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state != JobState.SUCCEEDED
 
 
@@ -30,7 +30,7 @@ def test_a_job_that_was_done_when_it_was_told_has_succeeded(world):
     started(world)
     result_of(world.engine.report("job", sample_report(1, progress=1000.0, final=True)))
     world.backend.tell(ended(world))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state == JobState.SUCCEEDED
 
 
@@ -39,7 +39,7 @@ def test_also_where_it_was_paused_in_that_moment(world):
     result_of(world.engine.pause("job"))
     result_of(world.engine.report("job", sample_report(1, progress=1000.0, final=True)))
     world.backend.tell(ended(world))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state == JobState.SUCCEEDED
 
 
@@ -48,5 +48,5 @@ def test_not_where_it_failed_afterwards_or_another_generation_said_so(world, cod
     started(world)
     result_of(world.engine.report("job", sample_report(generation, progress=1000.0, final=True)))
     world.backend.tell(ended(world, code))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state != JobState.SUCCEEDED

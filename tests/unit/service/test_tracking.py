@@ -85,14 +85,14 @@ def generations(world):
     """The environments of one job's processes: before and after a change of its GPUs, a restart, and a crash."""
     job_id = world.submit("train", min_gpus=1, max_gpus=2)
     world.backend.started(job_id)
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     result_of(world.engine.report(job_id, sample_report(1, model=SAMPLE_MODEL, total_progress=1e6, progress=2e5)))
     yield "started"
     result_of(world.engine.resize(job_id, 4, 4))
     world.after(100.0)
     assert world.backend.launches[-1].placement.num_gpus == 4
     world.backend.started(job_id)
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     yield "resized"
     world.engine.stop("keep")
     world.engine = world.new_engine()

@@ -15,7 +15,7 @@ import pytest
 
 from pollux.controller import JobPaused
 from pollux.core.errors import Conflict, InvalidInput, StoreFailed
-from pollux.store import SavedState, TelemetryRow, _place, open_store, open_telemetry
+from pollux.store import SavedState, TelemetryRow, _database_file, open_store, open_telemetry
 from pollux.testing.conformance.stores import facts
 from pollux.testing.waiting import PATIENCE_SECONDS
 
@@ -94,7 +94,13 @@ def test_is_synchronised_and_logged_ahead(store):
 def test_nobody_else_can_read_the_files(path, store):
     store.append(facts(1, 1))
     modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
-    assert set(modes) == {"store.sqlite", "store.sqlite-wal", "store.sqlite-shm", "store.sqlite.lock"}
+    assert set(modes) == {
+        "store.sqlite",
+        "store.sqlite-wal",
+        "store.sqlite-shm",
+        "store.sqlite.lock",
+        "store.sqlite.id",
+    }
     assert set(modes.values()) == {0o600}
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
@@ -146,7 +152,7 @@ def test_a_newer_format_is_refused(path):
     open_store(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO migrations VALUES (7)")
-    with pytest.raises(StoreFailed, match="has format 7, this version of Pollux knows 1; upgrade"):
+    with pytest.raises(StoreFailed, match="has format 7, this version of Pollux knows 2; upgrade"):
         open_store(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM migrations WHERE step = 7")
@@ -176,7 +182,7 @@ def test_a_file_in_place_of_its_folder_is_refused(path):
 def test_a_network_file_system_is_refused(path, tmp_path, monkeypatch):
     mounts, point = tmp_path / "mounts", str(tmp_path).replace("\\", "\\134").replace(" ", "\\040")
     mounts.write_text(f"1 0 0:1 / / rw - ext4 /dev/vda rw\n2 1 0:2 / {point} rw - nfs4 host:/x rw\n")
-    monkeypatch.setattr(_place, "_MOUNTS", mounts)
+    monkeypatch.setattr(_database_file, "_MOUNTS", mounts)
     with pytest.raises(InvalidInput, match=r"network file system \(nfs4\).*POLLUX_HOME"):
         open_store(path)
     mounts.write_text(f"1 0 0:1 / / rw - nfs host:/ rw\n2 1 0:2 / {point} rw - tmpfs none rw\n")
@@ -217,7 +223,7 @@ def test_a_damaged_fact_is_named(path, store):
     store.append(facts(1, 3))
     for body in ("{", '{"type": "job-paused", "v": 1}', '{"type": "job-flew", "v": 1}'):
         with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute("UPDATE events SET body = ? WHERE revision = 2", (body,))
+            connection.execute("UPDATE events SET body = ?, digest = NULL WHERE revision = 2", (body,))
         reading = store.read()
         assert next(reading)[0] == 1
         with pytest.raises(StoreFailed, match=r"fact 2 cannot be read|job-flew"):
@@ -241,7 +247,7 @@ def test_reading_does_not_wait_for_a_writer(store):
         thread.start()
         thread.join(PATIENCE_SECONDS)
         assert len(seen) == 3
-        connection.execute("INSERT INTO events VALUES (1, 1.0, '{}')")
+        connection.execute("INSERT INTO events (revision, at, body) VALUES (1, 1.0, '{}')")
 
 
 def test_a_closed_store_says_so(store):

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pollux.store._thinning import evenly, kept
+from pollux.store._thinning import evenly, rows_to_keep
 
 ascending = st.lists(st.floats(0.0, 1e6), max_size=300).map(sorted)
 
 
 def thinned(times: list[float]) -> list[float]:
-    return [times[index] for index in kept(times)]
+    return [times[index] for index in rows_to_keep(times)]
 
 
 @given(ascending)
 def test_the_newest_stays_and_order_too(times):
-    left = kept(times)
+    left = rows_to_keep(times)
     assert left == sorted(set(left))
     assert left[-1:] == ([len(times) - 1] if times else [])
 
@@ -51,7 +51,7 @@ def test_each_age_has_its_distance():
 
 @pytest.mark.parametrize("most", [1, 2, 3, 10, 1999])
 def test_there_is_a_most(most):
-    left = kept([3600.0 * number for number in range(9000)], most)
+    left = rows_to_keep([3600.0 * number for number in range(9000)], most)
     assert len(left) <= most
     assert left[-1] == 8999
 

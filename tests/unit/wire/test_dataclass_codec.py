@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from pollux.core.errors import InvalidInput
-from pollux.wire.dataclass_codec import SCALAR_READERS, Refusal, ValueReader, ValueWriter, as_it_is, instead_of
+from pollux.wire.dataclass_codec import SCALAR_READERS, Misfit, ValueReader, ValueWriter, as_it_is, instead_of
 
 
 class Colour(enum.StrEnum):
@@ -31,7 +31,7 @@ write = ValueWriter({str: as_it_is, int: as_it_is}, max_items=3, unwritten=UNWRI
 
 
 def refused(work, *arguments):
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(Misfit) as caught:
         work(*arguments)
     return caught.value.message("it")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,34 +20,18 @@ from pollux.agent.adaptation.measurements import ReplicaExchange, StepSource, St
 from pollux.agent.adaptation.memory_limits import MemoryLimits
 from pollux.agent.adaptation.noise_scale import MIN_MEASURED, NoiseEstimate, NoiseTracker
 from pollux.agent.adaptation.round_exchange import RoundNumbers, SummedNoise, exchange
+from pollux.agent.adaptation.round_pace import RoundPace
 from pollux.agent.adaptation.second_moments import SecondMoments
-from pollux.agent.adaptation.step_profile import Profile, ProfileKey
+from pollux.agent.adaptation.step_profile import Profile
+from pollux.agent.adaptation.step_recorder import StepRecorder
 from pollux.agent.data.step_shape import MicroBatch, StepShape
 from pollux.goodput import BatchChoice, BatchLimits, Efficiency, GoodputModel, PublishedThroughput
 
 __all__ = ["Adaptation", "BatchRange", "RoundReport"]
 
 _Item = TypeVar("_Item")
-_ROUND_SECONDS = 1.0
-_ROUND_STEPS = (10, 20)
-_EXACT_ROUND_SECONDS = 5.0
-_EXACT_ROUND_STEPS = (20, 200)
-# A hundred measured steps make the interval narrow where the noise is near the batch; they come in a burst, whose cost
-# is over soon. Where the noise is far above the batch it takes all that the average is worth. Then the budget holds.
-_BURST_MEASURED = (100, 200)
-_BURST_ROUNDS = 8
-_BURST_COST = 0.1
-_BURST_EVERY = (2, 4)
-_COST = 0.005
-# Two halves of a batch that fills the GPU cost up to a third of a step: only one in 64 keeps that at the budget.
-_EVERY = (4, 64)
-# Steps this short are bound by launches, not by work: finding a larger batch pays more than measuring costs.
-_SHORT_SECONDS = 0.01
-_SHORT_EVERY = 8
-_SHORT_BURST_EVERY = 2
 _TIMED_EVERY = 32
 _TIMED_EVERY_ALONE = 4
-_RESTS_KEPT = 64
 _LEAST_ROUNDS = 6
 _RATE = 0.5  # of the best learning rate: how a step that is too short is taken to count
 
@@ -109,13 +92,10 @@ class Adaptation:
         self._engine = engine
         self._replicas = replicas
         self._kind = ""
-        self._every = _BURST_EVERY[0]
-        self._round_steps = _ROUND_STEPS[0]
-        self._next_round = self._round_steps
-        self._rounds_since_change = 0
+        self.pace = RoundPace(not allowed.is_exact)
         self._samples = 0
         self._cap: int | None = None
-        self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
+        self._recorder = StepRecorder(self.profile, replicas, gpu_type)
         self._moments: SecondMoments | None = None
         self._is_cold = True
         self._find_moments()
@@ -159,7 +139,7 @@ class Adaptation:
         meter = self._engine.meter
         if not self.measures_noise or meter is None or self.total < 2 or not meter.is_warm:
             return False
-        return step % self._every == 0
+        return self.pace.is_measured(step)
 
     def is_told_apart(self, step: int, measured: bool) -> bool:
         """Whether computing is to be timed apart from the rest of this step."""
@@ -201,7 +181,7 @@ class Adaptation:
         """Steps at M0 that a step of that size is worth once second moments have followed."""
         scale = total / self.allowed.initial
         gain = float(believed.efficiency.gain(scale))
-        ratios = () if self._moments is None else self._moments.settled(gain)
+        ratios = () if self._moments is None else self._moments.final_ratios(gain)
         return min(gain, self._reach(scale, believed, ratios))
 
     def _reach(self, scale: float, believed: NoiseEstimate, ratios: Sequence[float]) -> float:
@@ -216,7 +196,7 @@ class Adaptation:
         return sum(weight * move for weight, move in zip(weights, moves, strict=True)) / sum(weights)
 
     def _find_moments(self) -> None:
-        """Look whether the optimiser has second moments, until it can be told."""
+        """Find out whether the optimiser has second moments; asked after each step until that is known."""
         meter = self._engine.meter
         kind = meter.kind if meter is not None and self.adapts else "plain"
         if kind != "cold":
@@ -236,7 +216,7 @@ class Adaptation:
 
     def trial_from(self, local_batch: int) -> int | None:
         """The local batch that is known to fit, where this one is larger than any that ran; else None."""
-        return max(self.memory.held, 1) if local_batch > self.memory.held else None
+        return max(self.memory.largest_run, 1) if local_batch > self.memory.largest_run else None
 
     def timed_next(self, source: Iterator[_Item]) -> _Item | None:
         """The next item of a source of data, whose wait is timed; None where there is none."""
@@ -292,7 +272,7 @@ class Adaptation:
         """Go over to another batch."""
         self.choice = change.choice
         self.total = change.choice.total
-        self._rounds_since_change = 0
+        self.pace.rounds_since_change = 0
         self.guard.changed()
 
     def go_back(self, total: int, step: int, state: dict[str, Any] | None = None) -> None:
@@ -300,28 +280,29 @@ class Adaptation:
         if state is not None:
             self.tracker.load_state_dict(state["tracker"])
             self._restore_moments(state)
-        self._next_round = step + self._round_steps
+        self.pace.schedule_round(step)
         self.total = total
         self.choice = self.fitted()
-        self._rounds_since_change = 0
+        self.pace.rounds_since_change = 0
 
     def is_round(self, step: int) -> bool:
         """Whether a round is due after this step; the same on every replica."""
-        return step >= self._next_round
+        return self.pace.is_round(step)
 
     def round(self, step: int) -> RoundReport:
         """Bring measurements together; a collective where noise is measured by several replicas."""
         times = self._engine.clock.drain()
-        self._record(times)
+        self._recorder.record(times, self._engine.clock.includes_data_wait)
+        self.fit.request(self.profile.observations(self._gpu_type))
         mine = self._own_numbers(times)
         table = exchange(mine, self._replicas)
         if table.noise is not None:
             self._add_noise(table.noise)
         self.model = table.model or self.model
         self._cap = table.memory_holds
-        self._set_round_length(step, table.step_seconds)
-        self._set_measuring(table.step_seconds, table.measuring_cost)
-        self._rounds_since_change += 1
+        is_known = self.adapts and is_clear(self.estimate())
+        self.pace.set_measuring(table.step_seconds, table.measuring_cost, self.tracker.num_measured, is_known)
+        self.pace.end_round(step, table.step_seconds)
         samples, self._samples = self._samples, 0
         spent = sum(each.step_seconds for each in times)
         throughput = samples / spent if spent > 0.0 and len(times) >= mine.num_losses else None
@@ -349,38 +330,6 @@ class Adaptation:
         self.guard.record(loss, samples)
         return self.guard.verdict()
 
-    def _record(self, times: Sequence[StepTime]) -> None:
-        replicas = self._replicas
-        for step in times:
-            compute = step.compute_seconds
-            if compute is not None and not self._engine.clock.includes_data_wait:
-                compute += step.data_seconds / step.repeats
-            key = ProfileKey(replicas.num_nodes, replicas.num_replicas, step.local_batch, self._gpu_type)
-            if replicas.num_replicas == 1 and compute is not None and not step.measured:
-                self._rests.append(step.step_seconds - step.repeats * compute)
-            if replicas.num_replicas == 1 and step.measured:
-                self._record_half(key, compute, step)
-                continue
-            self.profile.add(
-                key,
-                compute_seconds=compute,
-                step_seconds=step.step_seconds,
-                data_seconds=step.data_seconds,
-                repeats=step.repeats,
-            )
-        self.fit.request(self.profile.observations(self._gpu_type))
-
-    def _record_half(self, key: ProfileKey, compute: float | None, step: StepTime) -> None:
-        """A measured step alone runs in parts: what one part would take as a step tells αc from βc early on.
-
-        Measuring itself stays out of it; what a step does beside computing comes from other steps.
-        """
-        if compute is None or not self._rests:
-            return
-        seconds = compute + max(statistics.median(self._rests), 0.0)
-        data = step.data_seconds / step.repeats
-        self.profile.add(key, compute_seconds=None, step_seconds=seconds, data_seconds=data, repeats=1)
-
     def _add_noise(self, rows: SummedNoise) -> None:
         meter = self._engine.meter
         assert meter is not None
@@ -406,34 +355,13 @@ class Adaptation:
             # Unknown, but at least `low`: what was believed below that is refuted, and would count too little progress.
             self.believed = replace(estimate, noise_scale=estimate.low)
 
-    def _set_round_length(self, step: int, seconds: float) -> None:
-        """After how many steps the replicas meet next, by the time of a step on replica 0's clock."""
-        low, high = _ROUND_STEPS if self.adapts else _EXACT_ROUND_STEPS
-        length = _ROUND_SECONDS if self.adapts else _EXACT_ROUND_SECONDS
-        if math.isfinite(seconds) and seconds > 0.0:
-            self._round_steps = min(max(math.ceil(length / seconds), low), high)
-        self._next_round = step + self._round_steps
-
-    def _set_measuring(self, seconds: float, cost: float) -> None:
-        """How often a step is measured, by what that costs on replica 0's clock."""
-        waits = self.adapts and not is_clear(self.estimate())
-        enough = _BURST_MEASURED[1 if waits else 0]
-        burst = self.tracker.num_measured < enough or self._rounds_since_change < _BURST_ROUNDS
-        budget, (least, most) = (_BURST_COST, _BURST_EVERY) if burst else (_COST, _EVERY)
-        if seconds < _SHORT_SECONDS:
-            most = _SHORT_BURST_EVERY if burst else _SHORT_EVERY
-        if math.isfinite(cost):
-            self._every = min(max(math.ceil(cost / budget), least), most)
-        else:
-            self._every = min(max(self._every, least), most)
-
     def next_change(self, progress: float) -> BatchChange | None:
         """The batch to go over to now, or None. Not while frozen, watched, or before losses are known well enough."""
         if not self.adapts or self.model is None or self.allowed.maximum is None:
             return None
-        if self.guard.is_frozen(progress) or self.guard.is_watching or self._rounds_since_change < _LEAST_ROUNDS:
+        if self.guard.is_frozen(progress) or self.guard.is_watching or self.pace.rounds_since_change < _LEAST_ROUNDS:
             return None
-        caps = [cap for cap in (self.local_max, self._cap, self.memory.held * 2) if cap]
+        caps = [cap for cap in (self.local_max, self._cap, self.memory.largest_run * 2) if cap]
         limits = BatchLimits(self.allowed.initial, self.allowed.maximum, 1, max(min(caps), 1))
         return next_batch(
             self.choice,
@@ -451,9 +379,9 @@ class Adaptation:
             "total": self.total,
             "accumulation": self.choice.accumulation,
             "num_replicas": self._replicas.num_replicas,
-            "believed": None if self.believed is None else _estimate_values(self.believed),
+            "believed": None if self.believed is None else self.believed.state_dict(),
             "kind": self._kind,
-            "every": self._every,
+            "every": self.pace.measures_every,
             "tracker": self.tracker.state_dict(),
             "moments": None if self._moments is None else self._moments.state_dict(),
             "profile": self.profile.state_dict(),
@@ -468,9 +396,9 @@ class Adaptation:
         if self.tracker.num_groups != len(self._engine.optimizer.param_groups):
             self.tracker.restart("parameter groups", len(self._engine.optimizer.param_groups))
         self._kind = str(state["kind"])
-        self._every = int(state["every"])
+        self.pace.measures_every = int(state["every"])
         self._restore_moments(state)
-        self.believed = _estimate_from(state["believed"])
+        self.believed = NoiseEstimate.restored(state["believed"])
         self.profile.load_state_dict(state["profile"])
         self.memory.load_state_dict(state["memory"])
         self.guard.load_state_dict(state["guard"])
@@ -484,15 +412,14 @@ class Adaptation:
             self.choice = fitting_choice(self.total, self._replicas.num_replicas, self.local_max, least)
         # The state that a roll-back would return to is gone with the process.
         self.guard.accept_change()
-        self._next_round = step + self._round_steps
+        self.pace.schedule_round(step)
 
     def regrouped(self, state: dict[str, Any], step: int) -> None:
         """Go on among other replicas, each from the same state and alike in all that decides."""
-        self._round_steps = _ROUND_STEPS[0]
-        self._rounds_since_change = 0
+        self.pace.start_again()
         self._samples = 0
         self._cap = None
-        self._rests.clear()
+        self._recorder.forget_rests()
         self.load_state_dict(state, step)
         parameters = state["fit"]["parameters"]
         self.model = None if parameters is None else PublishedThroughput(*parameters)
@@ -500,16 +427,3 @@ class Adaptation:
     def close(self) -> None:
         """End the fitting thread."""
         self.fit.close()
-
-
-def _estimate_values(estimate: NoiseEstimate) -> dict[str, Any]:
-    values = {name: getattr(estimate, name) for name in NoiseEstimate.__slots__}
-    return {name: None if value == math.inf else value for name, value in values.items()}
-
-
-def _estimate_from(values: dict[str, Any] | None) -> NoiseEstimate | None:
-    if values is None:
-        return None
-    open_ended = {name: math.inf if values[name] is None else values[name] for name in ("noise_scale", "high")}
-    lists = {name: tuple(values[name]) for name in ("group_sqr", "group_var", "group_known")}
-    return NoiseEstimate(**{**values, **open_ended, **lists})

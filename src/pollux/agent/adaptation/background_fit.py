@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pollux.core.errors import CheckpointMismatch, InvalidInput
+from pollux.agent.adaptation.state_version import require_version
+from pollux.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pollux.goodput import FitResult, Observation, PublishedThroughput
@@ -34,7 +35,7 @@ def _published(rows: Sequence[Observation], previous: PublishedThroughput | None
 
 
 class BackgroundFit:
-    """Fits `PublishedThroughput` on a daemon thread of its own; asking and looking never wait.
+    """Fits `PublishedThroughput` on a daemon thread of its own; requests and reads never wait.
 
     The newest request wins; one that has not begun when a newer comes is dropped. A fit that raises, does not
     converge or takes longer than `deadline_seconds` leaves the last good result in place and says so in `reason`.
@@ -125,11 +126,7 @@ class BackgroundFit:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next fit from the parameters of a state."""
-        if state.get("version") != _VERSION:
-            raise CheckpointMismatch(
-                f"the throughput model has version {state.get('version')}, known is {_VERSION}: "
-                "resume with the release of pollux that wrote it"
-            )
+        require_version("the throughput model", state, _VERSION)
         from pollux.goodput import PublishedThroughput
 
         values = state["parameters"]

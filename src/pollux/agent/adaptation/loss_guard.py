@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pollux.core.errors import CheckpointMismatch, InvalidInput
+from pollux.agent.adaptation.state_version import require_version
+from pollux.core.errors import InvalidInput
 
 __all__ = ["LossGuard", "Spike"]
 
@@ -95,11 +96,6 @@ class LossGuard:
         """Whether a change is so recent that a spike would be put down to it."""
         return self._after is not None
 
-    @property
-    def times_frozen(self) -> int:
-        """How often adaptation was frozen."""
-        return self._times_frozen
-
     def record(self, loss: float, samples: int) -> None:
         """Take in a round: the mean loss over its `samples` samples; after 8 rounds a change is taken as good."""
         entry = _Round(loss, max(samples, 1))
@@ -167,11 +163,7 @@ class LossGuard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
-        if state.get("version") != _VERSION:
-            raise CheckpointMismatch(
-                f"the loss guard has version {state.get('version')}, known is {_VERSION}: "
-                "resume with the release of pollux that wrote it"
-            )
+        require_version("the loss guard", state, _VERSION)
         after, base = state["after"], state["baseline"]
         self._before = [_Round(*entry) for entry in state["before"]]
         self._after = None if after is None else [_Round(*entry) for entry in after]

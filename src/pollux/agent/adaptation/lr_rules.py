@@ -104,7 +104,7 @@ def names() -> tuple[str, ...]:
 
 
 def create(rule: str | OwnRule, *, warmup: float = 0.0) -> Rule:
-    """The rule of that name, or one's own `f(scale, gain, group_index) -> factor`.
+    """The rule of that name, or the user's own `f(scale, gain, group_index) -> factor`.
 
     - `adascale`: the gain of the group, by its own noise where that is known, else by all; cautious while unknown
     - `sqrt`: √S; `linear`: S; `none`: 1
@@ -133,7 +133,7 @@ def create(rule: str | OwnRule, *, warmup: float = 0.0) -> Rule:
 def default_rule(optimizer: _HasDefaults) -> str:
     """`sqrt` for optimisers that normalise their steps (Adam and its kin, AdaGrad, RMSprop, Lion), else `adascale`.
 
-    They are told by the options `betas` or `eps`, which plain and momentum SGD do not have.
+    They are recognised by the options `betas` or `eps`, which plain and momentum SGD do not have.
     """
     return "sqrt" if {"betas", "eps"} & set(optimizer.defaults) else "adascale"
 

@@ -8,7 +8,7 @@ __all__ = ["MemoryLimits"]
 class MemoryLimits:
     """Largest local batch that ran, and smallest that did not, by GPU type.
 
-    `held` is what memory held so far (0: nothing yet), `burst` the smallest local batch that ran out of memory.
+    A state dict has the largest that ran as `held` and the smallest that did not as `burst`.
     """
 
     def __init__(self, gpu_type: str) -> None:
@@ -17,7 +17,7 @@ class MemoryLimits:
         self._burst: dict[str, int] = {}
 
     @property
-    def held(self) -> int:
+    def largest_run(self) -> int:
         """The largest local batch that a whole step ran with on this GPU type; 0 before the first."""
         return self._held.get(self.gpu_type, 0)
 
@@ -29,13 +29,13 @@ class MemoryLimits:
 
     def ran(self, local_batch: int) -> None:
         """A whole step ran with this local batch."""
-        if local_batch > self.held:
+        if local_batch > self.largest_run:
             self._held[self.gpu_type] = local_batch
 
     def ran_out(self, local_batch: int) -> int:
         """This local batch was too large; returns the one to go back to."""
         self._burst[self.gpu_type] = min(self._burst.get(self.gpu_type, local_batch), local_batch)
-        fitting = self.held if self.held < local_batch else 0
+        fitting = self.largest_run if self.largest_run < local_batch else 0
         if fitting == 0:
             self._held.pop(self.gpu_type, None)
         return fitting or max(local_batch // 2, 1)
@@ -45,7 +45,7 @@ class MemoryLimits:
         is_new = self.largest is None or self.largest > largest
         if is_new:
             self._burst[self.gpu_type] = largest + 1
-        if self.held > largest:
+        if self.largest_run > largest:
             self._held[self.gpu_type] = largest
         return is_new
 

@@ -121,7 +121,7 @@ class NoiseEstimate:
 
     @property
     def cautious_efficiency(self) -> Efficiency:
-        """The efficiency model at `low`: what a larger batch is worth at the least."""
+        """The efficiency model at `low`: the least that a larger batch is worth."""
         return _efficiency(self.initial_batch, self.low)
 
     def gain(self, scale: float, group: int | None = None) -> float:
@@ -143,6 +143,20 @@ class NoiseEstimate:
         if self.low > 0.0 and self.num_measured >= MIN_MEASURED:
             return f"noise scale unknown, at least {_rounded(self.low)}, {measured}"
         return f"noise scale unknown {measured}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, with None for what is infinite."""
+        values = {name: getattr(self, name) for name in NoiseEstimate.__slots__}
+        return {name: None if value == math.inf else value for name, value in values.items()}
+
+    @classmethod
+    def restored(cls, values: Mapping[str, Any] | None) -> NoiseEstimate | None:
+        """What `state_dict` gave; None for None."""
+        if values is None:
+            return None
+        open_ended = {name: math.inf if values[name] is None else values[name] for name in ("noise_scale", "high")}
+        lists = {name: tuple(values[name]) for name in ("group_sqr", "group_var", "group_known")}
+        return cls(**{**values, **open_ended, **lists})
 
 
 def _efficiency(initial_batch: int, noise_scale: float) -> Efficiency:
@@ -326,9 +340,9 @@ class NoiseTracker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; the initial batch must be the same, and the memory stays one's own.
+        """Go on from what `state_dict` gave; the initial batch must be the same, and the memory stays this tracker's.
 
-        A state of before there was an average of recent rows is taken too; it begins anew then.
+        A checkpoint on disk may lack the average of recent rows, which then starts empty.
         """
         if state["initial_batch"] != self.initial_batch:
             raise CheckpointMismatch(
@@ -347,5 +361,5 @@ class NoiseTracker:
 
 
 def _factor(memory: float) -> float:
-    """How much of a row's weight is left a row later, where the average is to be worth `memory` rows."""
+    """How much of a row's weight is left one row later, in an average worth `memory` rows."""
     return (memory - 1.0) / (memory + 1.0)

@@ -25,7 +25,7 @@ class RoundNumbers:
 
     `loss_sum` is the sum over `num_losses` steps of this replica's share of the mean loss. `step_seconds` is the
     median of steps without measuring, `measuring_cost` what measuring adds to it, relative to it; both NaN where there
-    were no such steps. `memory_holds` is the largest local batch that memory should hold, None where nobody can tell.
+    were no such steps. `memory_holds` is the largest local batch that memory should hold, None where that is not known.
     """
 
     loss_sum: float

@@ -51,7 +51,7 @@ class SecondMoments:
         return cls(kind, _decays(optimizer, kind), int(steps[0]) if steps else 0)
 
     def follow(self, optimizer: GroupedOptimizer) -> None:
-        """Take over groups that were added since, and decays that were changed."""
+        """Follow groups that were added since, and decays that were changed."""
         self._decays = _decays(optimizer, self.kind)
         for column in (self._filled, self._level, self._most):
             column.extend([0.0] * (len(self._decays) - len(column)))
@@ -80,8 +80,8 @@ class SecondMoments:
             for level, filled in zip(levels, self._filled, strict=True)
         )
 
-    def settled(self, gain: float) -> tuple[float, ...]:
-        """r that steps of that gain lead to; for AdaGrad and AMSGrad, which do not let go, r as it is."""
+    def final_ratios(self, gain: float) -> tuple[float, ...]:
+        """r that steps of that gain lead to in the end; for AdaGrad and AMSGrad, which never forget, r as it is."""
         return (1.0 / gain,) * len(self._decays) if self.kind in _FORGETFUL else self.ratios
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What optimiser steps cost, by placement, local batch and GPU type: the rows that a throughput model is fitted to.
 
-The fit itself is in `background_fit`; who reads the clock, and how, is not decided here.
+The fit itself is in `background_fit`, the clock in `step_clock`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pollux.core.errors import CheckpointMismatch, InvalidInput
+from pollux.agent.adaptation.state_version import require_version
+from pollux.core.errors import InvalidInput
 from pollux.goodput import Observation
 
 __all__ = ["Profile", "ProfileKey", "StepCost"]
@@ -196,12 +197,8 @@ class Profile:
         return {"version": _VERSION, "clock": self._clock, "keys": keys}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; every key warms up again, since whoever loads has just started."""
-        if state.get("version") != _VERSION:
-            raise CheckpointMismatch(
-                f"the throughput profile has version {state.get('version')}, known is {_VERSION}: "
-                "resume with the release of pollux that wrote it"
-            )
+        """Go on from a state; every key warms up again, since this process has just started."""
+        require_version("the throughput profile", state, _VERSION)
         self._clock = int(state["clock"])
         self._windows = {}
         for entry in state["keys"]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import io
 import logging
 import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from torch import Tensor
 from pollux.agent.checkpoint.agreement import Outcome, attempt, broadcast_text, gather_texts
 from pollux.agent.checkpoint.folder import CheckpointFolder, flush, last_created
 from pollux.agent.checkpoint.handover import FolderHold
-from pollux.agent.checkpoint.host_buffers import Abandoned, HostBuffers, StagedState, pickled, write_files
+from pollux.agent.checkpoint.host_buffers import Abandoned, HostBuffers, write_files
 from pollux.agent.checkpoint.lease import Holder
 from pollux.agent.checkpoint.manifest import (
     FORMAT,
@@ -41,10 +40,10 @@ from pollux.agent.checkpoint.manifest import (
 )
 from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch, last_stored, put
 from pollux.agent.checkpoint.reader import Loaded, Saved, load, parameter_signature, read_saved, saved_at, tensor_layout
+from pollux.agent.checkpoint.save_request import SaveRequest, check_pickling, pickled_objects
 from pollux.core.errors import (
     InvalidInput,
     MisusedJob,
-    NonFiniteValue,
     PolluxError,
 )
 from pollux.core.version import __version__
@@ -121,8 +120,7 @@ class Checkpointer:
 
     def check_objects(self, objects: Mapping[str, object]) -> None:
         """Raise `InvalidInput` naming the first object that cannot be pickled; nothing is kept or written."""
-        for name, value in objects.items():
-            _pickling(name, value, lambda item: torch.save(item, _Nowhere()))
+        check_pickling(objects)
 
     def save(
         self,
@@ -200,23 +198,23 @@ class Checkpointer:
         self._group = None
 
     def rebind(self, replica: int, num_replicas: int, group: dist.ProcessGroup | None) -> None:
-        """Go on as that replica of other ones; not for sharded state. Whoever is replica 0 now holds the folder.
+        """Go on as that replica among others; not for sharded state. The new replica 0 is to hold the folder.
 
-        It takes hold of it when it first writes, since the one before may have to finish a save.
+        It acquires the folder when it first writes, since the replica before it may have to finish a save.
         """
         self._replica, self._num_replicas, self._group = replica, num_replicas, group
         self._hold.wanted = replica == 0
         if replica != 0 and self._hold.folder is not None:
             self.wait()
-            self._hold.let_go()
+            self._hold.release()
         if replica == 0 and self._store is not None and self._hold.folder is None:
-            # Nobody else is to find that nobody holds it.
-            self._hold.take_in_background()
+            # At once: another job must not find the store free.
+            self._hold.acquire_in_background()
 
     def latest(self) -> Saved | None:
         """The newest whole checkpoint, or `None` where there is none; waits for a save in flight.
 
-        Replica 0 verifies every checksum, the others take its word. A damaged one is skipped with one warning; where
+        Replica 0 verifies every checksum, and the others rely on it. A damaged one is skipped with one warning; where
         none is whole `CheckpointDamaged` is raised, where the newest is of another format `CheckpointMismatch`,
         on all replicas alike.
         """
@@ -247,10 +245,10 @@ class Checkpointer:
         self._patiently(lambda: str(fetch(store, name, key, manifest.encode(), self._holder.launch)))
         return saved_at(self.folder / name, decode(manifest.encode()))
 
-    def ask_created(self, tell: Callable[[float | None], None]) -> None:
-        """Tell when the newest checkpoint was made, whoever did so, in seconds since 1970; None where nobody can tell.
+    def find_created(self, tell: Callable[[float | None], None]) -> None:
+        """Tell when the newest checkpoint was made, in seconds since 1970; None where that cannot be found out.
 
-        Of a store later, from another thread: training does not wait for an answer of it.
+        For a store `tell` is called later, from another thread: training does not wait for its answer.
         """
         store = self._store
         if store is None:
@@ -298,7 +296,7 @@ class Checkpointer:
         values: Mapping[str, JSON],
         signature: Mapping[str, JSON],
         finite: Collection[str] | None,
-    ) -> _Request:
+    ) -> SaveRequest:
         began = time.monotonic()
         if step < 0 or not tensors.keys().isdisjoint(objects):
             twice = ", ".join(sorted(tensors.keys() & objects.keys()))
@@ -317,18 +315,18 @@ class Checkpointer:
             tied={},
             files={},
         )
-        staged = attempt(lambda: self._buffers.stage(tensors, _pickled_objects(objects)))
+        staged = attempt(lambda: self._buffers.stage(tensors, pickled_objects(objects)))
         if finite is None:
             finite = [name for name in tensors if name.startswith("model.")]
-        return _Request(manifest, staged, frozenset(finite), self._abandoned, began)
+        return SaveRequest(manifest, staged, frozenset(finite), self._abandoned, began)
 
-    def _start(self, request: _Request) -> None:
+    def _start(self, request: SaveRequest) -> None:
         # A peer that hangs must not hold up the exit of this process; alone, the write is let finish.
         name = f"checkpoint-{request.manifest.step}"
         self._thread = threading.Thread(target=self._write, args=(request,), name=name, daemon=self._sharded)
         self._thread.start()
 
-    def _write(self, request: _Request) -> None:
+    def _write(self, request: SaveRequest) -> None:
         """The background thread: all replicas that write go through the same exchanges, whatever fails on one."""
         step = request.manifest.step
         beside, target = "", ""
@@ -352,27 +350,27 @@ class Checkpointer:
         self._clear(beside, target)
 
     def _clear(self, beside: str, target: str) -> None:
-        """Remove what is left of a save: the folder that was written to, and what was put under a name in vain."""
+        """Remove what is left of a save: the folder that was written to, and what the store has under its name."""
         if beside and (self._hold.folder is not None or self._store is not None):
             shutil.rmtree(self.folder / beside, ignore_errors=True)
         if target and self._hold.folder is not None:
             with contextlib.suppress(PolluxError):
                 self._hold.folder.withdraw(target)
 
-    def _begin(self, request: _Request) -> tuple[str, str]:
+    def _begin(self, request: SaveRequest) -> tuple[str, str]:
         """On replica 0 the names of the new folder to write to and, where known, of what it will be."""
-        _require_finite(request.staged.get(), request.finite)
+        request.require_finite()
         if self._replica == 0:
-            self._hold.take()
+            self._hold.acquire()
         return self._hold.folder.begin(request.manifest.step) if self._hold.folder is not None else ("", "")
 
-    def _write_beside(self, request: _Request, beside: Path, target: str) -> tuple[str, str]:
+    def _write_beside(self, request: SaveRequest, beside: Path, target: str) -> tuple[str, str]:
         """The name under which what was written there is now published, and its manifest as text."""
         parts = self._together(lambda: self._write_part(request, beside, target))
         files = {name: FileDigest(**digest) for part in parts for name, digest in part.items()}
         return self._together(lambda: self._publish(request, beside, target, files))[0]
 
-    def _write_part(self, request: _Request, beside: Path, target: str) -> dict[str, Any]:
+    def _write_part(self, request: SaveRequest, beside: Path, target: str) -> dict[str, Any]:
         if self._store is not None:
             # Replica 0 made it on its own machine.
             beside.mkdir(exist_ok=True)
@@ -387,7 +385,7 @@ class Checkpointer:
         return {name: asdict(digest) for name, digest in digests.items()}
 
     def _publish(
-        self, request: _Request, beside: Path, target: str, files: Mapping[str, FileDigest]
+        self, request: SaveRequest, beside: Path, target: str, files: Mapping[str, FileDigest]
     ) -> tuple[str, str]:
         request.proceed()
         if self._hold.folder is None:
@@ -404,7 +402,7 @@ class Checkpointer:
         return self._on_all(action)
 
     def _patiently(self, action: Callable[[], _T]) -> list[_T]:
-        """As `_on_all`, for what may take longer than a collective may: replicas look at each other now and then."""
+        """As `_on_all`, for actions that take longer than a collective may: the replicas tell each other when done."""
         if self._num_replicas == 1:
             return [action()]
         outcomes: list[Outcome[_T]] = []
@@ -427,55 +425,5 @@ class Checkpointer:
         return [Outcome[_T].read(text).get() for text in texts]
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One save: its manifest but for the files, the state or why there is none, what must be finite, the way out."""
-
-    manifest: Manifest
-    staged: Outcome[StagedState]
-    finite: frozenset[str]
-    abandoned: threading.Event
-    began: float
-
-    def proceed(self) -> None:
-        """Raise `Abandoned` where nothing is to come of it any more."""
-        if self.abandoned.is_set():
-            raise Abandoned
-
-
 def _unmeasured(seconds: float) -> None:
-    """Until somebody wants to know."""
-
-
-def _pickled_objects(objects: Mapping[str, object]) -> dict[str, bytes]:
-    return {name: _pickling(name, value, pickled) for name, value in objects.items()}
-
-
-def _pickling(name: str, value: object, pickle: Callable[[object], _T]) -> _T:
-    try:
-        return pickle(value)
-    except Exception as error:
-        raise InvalidInput(
-            f"'{name}' of type {type(value).__name__} cannot be pickled: {error}; "
-            "have its state_dict() return tensors and plain values, or leave it out"
-        ) from error
-
-
-class _Nowhere(io.BytesIO):
-    """A file that forgets, so that a look at large objects takes no memory."""
-
-    def write(self, data: Any) -> int:
-        return memoryview(data).nbytes
-
-
-def _require_finite(state: StagedState, names: frozenset[str]) -> None:
-    wanted = {state.tied.get(name, name) for name in names}
-    for name, staged in state.tensors.items():
-        host = staged.host
-        if name not in wanted or not (host.is_floating_point() or host.is_complex()):
-            continue
-        # Types of one byte have no isfinite of their own.
-        if not bool(torch.isfinite(host.float() if host.itemsize == 1 else host).all()):
-            raise NonFiniteValue(
-                f"{name} has values that are NaN or infinite; lower the learning rate or clip gradients"
-            )
+    """Does nothing, until `measured` is set."""

@@ -91,7 +91,7 @@ def seal(beside: Path, manifest: Manifest) -> None:
 class CheckpointFolder:
     """The folder on disk, held by a lock that death releases; only replica 0 of one job has it.
 
-    With `insists` false, one that is locked is used all the same: somebody else knows who may.
+    With `insists` false a locked folder is used all the same: then a lease says which process may write.
     """
 
     def __init__(self, path: Path, insists: bool = True) -> None:
@@ -170,7 +170,7 @@ class CheckpointFolder:
         return path.name
 
     def withdraw(self, target: str) -> None:
-        """What was written under the name that `begin` has chosen is not published, and goes."""
+        """Remove what was written under the name that `begin` has chosen: it is not published."""
 
     def retain(self, name: str, keep: int) -> None:
         """Remove all but `keep` checkpoints, the just published `name` among them, each the newest of its step.

@@ -1,4 +1,4 @@
-"""Who holds the folder of checkpoints, or the store behind it: replica 0 alone, also where replicas change."""
+"""The hold on a folder of checkpoints, or on the store behind it, which only replica 0 has, whichever that is."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ _HANDOVER_SECONDS = 30.0
 class FolderHold:
     """This replica's hold on the checkpoints of its job; `folder` is None while it holds nothing.
 
-    `wanted` says that this replica is to hold it; whoever is not wanted takes hold of nothing, and lets go. After
-    `close` the hold is never wanted again.
+    `wanted` says that this replica is to have the hold, without which nothing is acquired; never so after `close`.
     """
 
     def __init__(self, path: Path, store: ObjectStore | None, holder: Holder, wanted: bool) -> None:
@@ -33,7 +32,7 @@ class FolderHold:
         self._holder = holder
         self._wanted = wanted
         self._closed = False
-        self._taking: threading.Thread | None = None
+        self._acquiring: threading.Thread | None = None
 
     @property
     def wanted(self) -> bool:
@@ -45,14 +44,14 @@ class FolderHold:
         self._wanted = wanted
 
     def open(self) -> None:
-        """Take hold at once; `MisusedJob` where somebody else has it."""
+        """Acquire the hold at once; `MisusedJob` where another process has it."""
         store = self._store
         self.folder = CheckpointFolder(self._path) if store is None else ObjectStoreFolder(store, self._holder)
 
-    def take(self) -> None:
-        """Take hold as soon as the replica that held it has let it go."""
-        if self._taking not in (None, threading.current_thread()):
-            self._taking.join()
+    def acquire(self) -> None:
+        """Acquire the hold as soon as the replica that has it releases it."""
+        if self._acquiring not in (None, threading.current_thread()):
+            self._acquiring.join()
         end = time.monotonic() + _HANDOVER_SECONDS
         while self.folder is None and self.wanted:
             try:
@@ -62,30 +61,30 @@ class FolderHold:
                     raise
                 time.sleep(0.02)
 
-    def take_in_background(self) -> None:
-        """Take hold from another thread, since a store may take its time."""
-        self._taking = threading.Thread(target=self._take_or_say, name="pollux-hold", daemon=True)
-        self._taking.start()
+    def acquire_in_background(self) -> None:
+        """Acquire the hold in another thread, since a store may be slow."""
+        self._acquiring = threading.Thread(target=self._acquire_or_warn, name="pollux-hold", daemon=True)
+        self._acquiring.start()
 
-    def _take_or_say(self) -> None:
+    def _acquire_or_warn(self) -> None:
         try:
-            self.take()
+            self.acquire()
         except PolluxError as error:
             # It is tried again when there is something to save.
             where = self._path if self._store is None else self._store.address
             _logger.warning("%s is not held yet: %s", where, error)
         if not self.wanted:
-            # The store took its time, and this replica is not to hold it any more.
-            self.let_go()
+            # The store was slow, and this replica is not to have the hold any more.
+            self.release()
 
-    def let_go(self) -> None:
-        """Let others have it."""
-        # The thread that takes hold may come to the same end at this moment.
+    def release(self) -> None:
+        """Let another process have it."""
+        # The thread that acquires the hold may release it at the same moment.
         folder, self.folder = self.folder, None
         if folder is not None:
             folder.release()
 
     def close(self) -> None:
-        """Let others have it, and never take it again."""
+        """Let another process have it, and never acquire it again."""
         self._closed = True
-        self.let_go()
+        self.release()

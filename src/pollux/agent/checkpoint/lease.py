@@ -1,9 +1,9 @@
-"""Whose checkpoints are in a store: a small object there says so, since a store of objects knows no locks.
+"""A lease on the checkpoints in a store: a small object there names its holder, since object stores have no locks.
 
-It is beaten like a heart while its holder lives, and says so when it was given back. Clocks of machines are never
-compared: whether a holder lives is seen from its beats. A process of the same job takes it over at once, unless the job
-has been started anew since; whoever has lost it once writes no more. Each holder has a higher term than the one before:
-what an earlier one wrote late, since a store has no order either, is written over by the later one.
+The holder counts heartbeats up in the object while it lives, and marks the object when it releases the lease. Clocks of
+machines are never compared: whether a holder lives is seen from its heartbeats. A process of the same job takes the
+lease over at once, unless a later start of the job has it. A process that has lost the lease writes no more. Each
+holder has a higher term than the one before: it writes over what an earlier holder wrote late.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _logger = logging.getLogger("pollux")
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The job that a process belongs to: `run` is the same over all its starts and empty where nobody counts them.
+    """The job that a process belongs to: `run` is the same over all its starts, and empty where they are not counted.
 
     `launch` is the same for all processes that train together; a later start has a higher `generation`.
     """
@@ -59,11 +59,11 @@ class Holder:
 class _Note:
     """What the object says; `place` names the folder of the copies on one machine, see `place_of_lock`.
 
-    `released`: its holder has given it back, and nobody but an earlier start of its job is kept out by it.
+    `released`: its holder has released it, so that it keeps out only earlier starts of the same job.
     """
 
     token: str = ""
-    owner: str = "somebody who writes in another way"
+    owner: str = "a process whose note cannot be read"
     holder: Holder = Holder()
     place: str = ""
     term: int = 0
@@ -72,7 +72,7 @@ class _Note:
 
     @classmethod
     def read(cls, content: bytes) -> _Note:
-        """What cannot be understood is somebody else's, and changes where it does."""
+        """The note in an object; one that cannot be understood is another process's, with its content as the token."""
         try:
             entries = json.loads(content)
             known = {name: entries[name] for name in ("token", "owner", "place", "term", "beats", "released")}
@@ -94,10 +94,10 @@ def place_of_lock(lock: int) -> str:
 
 
 class Lease:
-    """Held from the constructor, which waits for one that may be dead, to `release`. `MisusedJob`: somebody else's.
+    """Held from the constructor, which waits for one that may be dead, to `release`. `MisusedJob`: another has it.
 
-    `place` is the locked folder of the copies: whoever held the lease from there is dead, or it were locked.
-    `handed_over`: one that trains with this process held it until now, and may still be writing.
+    `place` is the folder of the copies, which this process has locked: an earlier holder from there must be dead.
+    `handed_over`: a process that trains with this one held the lease until now, and may still be writing.
     """
 
     def __init__(self, store: ObjectStore, holder: Holder, place: str = "", beat_seconds: float = BEAT_SECONDS) -> None:
@@ -110,8 +110,8 @@ class Lease:
         self._ends = threading.Event()
         self._lost = ""
         found = self._read()
-        if found is not None and not self._yields(found):
-            found = self._watch(found)
+        if found is not None and not self._can_be_taken(found):
+            found = self._await_release(found)
         self._took_over = found is not None and not found.released
         self._note = replace(self._note, term=1 if found is None else found.term + 1)
         self._write(self._note)
@@ -120,17 +120,17 @@ class Lease:
         self._thread.start()
 
     def require(self) -> None:
-        """Raise `MisusedJob` where somebody else has taken it since, now or at any time before."""
+        """Raise `MisusedJob` where another process has taken the lease since, now or at any time before."""
         found = None if self._lost else self._read()
         is_late = found is None or self._is_late(found)
         if found is not None and not is_late and not self._is_ours(found):
-            self._lose(found)
+            self._note_loss(found)
         if self._lost:
             raise MisusedJob(
                 f"{self._store.address} was taken over by {self._lost}; this process writes no more checkpoints there"
             )
         if is_late:
-            # So is what was removed by hand, say: what is not there keeps nobody out.
+            # The object may also have been removed by hand: without it no other process is kept out.
             self._write(self._note)
 
     def release(self) -> None:
@@ -138,33 +138,33 @@ class Lease:
         if os.getpid() != self._process or self._ends.is_set():
             return
         self._ends.set()
-        # It may be waiting for a store that does not answer.
+        # The thread may be waiting for a store that does not answer.
         self._thread.join(_END_SECONDS)
         with contextlib.suppress(PolluxError):
             found = self._read()
             if found is not None and (found.token == self._note.token or self._is_late(found)):
-                # Not removed: an earlier start of the job, cut off until now, is to see that it has gone on.
+                # Not removed: an earlier start of the job that was cut off must see that the job has gone on.
                 self._write(replace(self._note, released=True))
 
     def _is_ours(self, found: _Note) -> bool:
-        """Whether it is this process's, or that of one that trains with it."""
+        """Whether the note is this process's, or that of one that trains with it."""
         return found.token == self._note.token or self._note.holder.trains_with(found.holder)
 
     def _is_late(self, found: _Note) -> bool:
-        """Whether that was written by one of before, after this one had taken over."""
+        """Whether an earlier holder wrote the note after this process had taken the lease over."""
         ours = self._note.holder
         if found.token == self._note.token or ours.is_before(found.holder):
             return False
         # What cannot be understood has no term.
         return found.holder.is_before(ours) or 0 < found.term < self._note.term
 
-    def _lose(self, found: _Note) -> None:
+    def _note_loss(self, found: _Note) -> None:
         if not self._lost:
             self._lost = found.owner
             _logger.error("%s was taken over by %s", self._store.address, found.owner)
 
-    def _yields(self, found: _Note) -> bool:
-        """Whether it may be taken from that holder at once."""
+    def _can_be_taken(self, found: _Note) -> bool:
+        """Whether the lease may be taken from that holder at once."""
         ours = self._note.holder
         if ours.is_before(found.holder):
             raise MisusedJob(
@@ -176,10 +176,10 @@ class Lease:
         same_run = bool(ours.run) and ours.run == found.holder.run
         return found.released or same_run or bool(found.place and found.place == self._note.place)
 
-    def _watch(self, found: _Note) -> _Note | None:
-        """Wait until the holder has let go or is seen to be dead; `MisusedJob` as soon as it is seen to live.
+    def _await_release(self, found: _Note) -> _Note | None:
+        """Wait until the holder releases the lease or must be dead; `MisusedJob` as soon as it is seen to live.
 
-        What it says last is returned.
+        Returns its last note.
         """
         seconds = _PATIENCE * self._beat_seconds
         _logger.warning(
@@ -199,7 +199,7 @@ class Lease:
         return found
 
     def _beat(self) -> None:
-        # Whoever it was taken from may be writing at that very moment: then it is taken again soon.
+        # The holder before may be writing at this very moment: then the lease is taken again soon.
         pause = min(_LOOK_SECONDS, self._beat_seconds) if self._took_over else self._beat_seconds
         while not self._ends.wait(pause):
             pause = self._beat_seconds
@@ -207,17 +207,17 @@ class Lease:
                 found = self._read()
                 if found is not None and found.token != self._note.token and not self._is_late(found):
                     if not self._is_ours(found):
-                        self._lose(found)
+                        self._note_loss(found)
                     if self._lost:
                         return
                     if not found.released:
                         continue
-                    # One that trains with this one has it no more, and this one has not ended.
+                    # A process that trains with this one has released the lease, and this one still needs it.
                     self._note = replace(self._note, term=found.term + 1)
                 self._note = replace(self._note, beats=self._note.beats + 1)
                 self._write(self._note)
             except PolluxError as error:
-                # Another may take it for dead; whether that is so is asked before anything is published.
+                # Another process may take this one for dead; that is checked before anything is published.
                 _logger.warning("the hold on %s could not be renewed: %s", self._store.address, error)
 
     def _read(self) -> _Note | None:

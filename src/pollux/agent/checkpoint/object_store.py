@@ -2,7 +2,7 @@
 
 A checkpoint's files are put there first and its manifest last, so that no half of one is ever found; one that is to go
 loses its manifest first. Every attempt puts its files under a name of its own, `step-0000001234~000003-5f2c81aa`, with
-the generation that wrote it: whoever else writes, by mistake or not knowing that it was replaced, touches none of them.
+the generation that wrote it: another process that writes, because it does not know that it was replaced, touches none.
 What is read is first brought to a folder of this machine and verified there, so that files are written and read in one
 way, wherever they are kept.
 """
@@ -56,7 +56,7 @@ class _Entry(NamedTuple):
 
 
 def put(store: ObjectStore, beside: Path, names: Iterable[str], key: str, proceed: Callable[[], None]) -> None:
-    """Files of a folder as parts of the checkpoint `key`; `proceed` raises where that is to end."""
+    """Files of a folder as parts of the checkpoint `key`; `proceed` raises where it must stop."""
     for name in sorted(names):
         proceed()
         store.upload(beside / name, f"{key}/{name}", proceed)
@@ -65,8 +65,8 @@ def put(store: ObjectStore, beside: Path, names: Iterable[str], key: str, procee
 def fetch(store: ObjectStore, name: str, key: str, content: bytes, launch: str = "") -> Path:
     """The folder of this machine with the checkpoint `key`, whose manifest is `content`; every file there is verified.
 
-    A copy from before is used where it is the same; others of this `launch` that ask on this machine take its word.
-    What was brought before an end in between is not brought again.
+    An equal copy from before is used; later calls of this `launch` on this machine rely on the check made here.
+    Files that an interrupted fetch has brought are not brought again.
     """
     manifest = decode(content)
     path = store.cache / name
@@ -91,7 +91,7 @@ def fetch(store: ObjectStore, name: str, key: str, content: bytes, launch: str =
 
 
 def last_stored(store: ObjectStore) -> float | None:
-    """When the newest checkpoint in a store was made, in seconds since 1970; None where nobody can tell."""
+    """When the newest checkpoint in a store was made, in seconds since 1970; None where that cannot be found out."""
     try:
         entries = [entry for entry in _entries(store.sizes()) if entry.is_published]
         return None if not entries else created_at(decode(store.read(f"{entries[0].key}/{MANIFEST_NAME}")).created)
@@ -174,7 +174,7 @@ class ObjectStoreFolder(CheckpointFolder):
         return entry.name
 
     def retain(self, name: str, keep: int) -> None:
-        """As in a folder; a store that fails now is cleared by the next one, and none removes what is newer."""
+        """As in a folder; where the store fails now, the next save clears it. Newer checkpoints are never removed."""
         try:
             super().retain(name, keep)
             self._clear_halves()
@@ -213,7 +213,7 @@ class ObjectStoreFolder(CheckpointFolder):
         return newest is not None and place > newest
 
     def _clear_halves(self) -> None:
-        """Remove what was never published and was there the last time already: whoever sent it is gone."""
+        """Remove what was never published and was there the last time already: its sender is gone."""
         halves = [entry for entry in self._all() if _is_half(entry)]
         self._store.remove(self._objects(entry for entry in halves if entry.key in self._halves))
         self._halves = {entry.key for entry in halves}

@@ -30,8 +30,8 @@ class Lesson(NamedTuple):
 class TrialNotes:
     """Trials by GPU type, kept outside of checkpoints: those are of steps before.
 
-    An out-of-memory error counts at once. Deaths that say nothing, such as SIGKILL, count where `counts_deaths`, only
-    above a batch that held, and only when the same trial dies a second time. What cannot be written or read is left
+    An out-of-memory error counts at once. Deaths without a reason, such as SIGKILL, count only with `counts_deaths`,
+    only above a batch that ran, and only when the same trial dies a second time. What cannot be written or read is left
     out.
     """
 
@@ -58,7 +58,7 @@ class TrialNotes:
         self._trying = None
 
     def ran_out(self) -> None:
-        """This process ends for want of memory, which outside of a trial says nothing of the batch."""
+        """This process ends because memory ran out, which outside of a trial says nothing of the batch."""
         if self._trying is not None:
             self._learn(self._trying)
             self.end()

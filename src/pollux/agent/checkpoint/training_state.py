@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pollux.agent.checkpoint.checkpointer import Loaded, Saved, tensor_layout
+from pollux.agent.checkpoint.checkpointer import Loaded, Saved, parameter_signature, tensor_layout
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.core.errors import CheckpointMismatch, InvalidInput
 
@@ -185,12 +185,9 @@ class TrainingState:
 
     def signature(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to fit: names, shapes and types, and the kind of optimiser."""
-        shapes = {
-            name.removeprefix(_MODEL): f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-            for name, tensor in self.model_tensors().items()
-        }
+        shapes = parameter_signature({name.removeprefix(_MODEL): each for name, each in self.model_tensors().items()})
         extra = {name.removeprefix(_MODEL): "kept" for name in self.model_objects() if _is_extra(name)}
-        known: dict[str, Any] = {"optimizer": type(self._optimizer).__name__, "parameter": shapes}
+        known: dict[str, Any] = {"optimizer": type(self._optimizer).__name__, **shapes}
         return {**known, "object": extra} if extra else known
 
     def _optimizer_entries(self) -> Iterator[tuple[str, str, object]]:
@@ -211,17 +208,13 @@ class TrainingState:
         """The states of the user's own objects, scheduler and scaler, by the names they are saved under."""
         return {f"object.{name}": item.state_dict() for name, item in self._stateful.items()}
 
-    def capture(self) -> State:
-        """The state now; tensors are those in use, not copies. A collective where there are several replicas."""
-        return self.own(self.rng_texts())
-
     def rng_texts(self) -> list[str]:
         """Everyone's random states, by replica; a collective."""
         texts = self._replicas.gather_bytes(read_rng(self._replicas.device).encode())
         return [text.decode() for text in texts]
 
     def own(self, rng_texts: Sequence[str]) -> State:
-        """The state of this replica, with random states that are known already; none: they are drawn anew."""
+        """The state of this replica, with random states that are known already; empty: restoring draws new ones."""
         state = State(self.tensors())
         others: dict[str, dict[str, Any]] = {}
         for name, key, value in self._optimizer_entries():
@@ -239,7 +232,7 @@ class TrainingState:
         return state
 
     def check_schedule(self, values: Mapping[str, Any]) -> None:
-        """Refuse a state whose LR scheduler is of another kind: its numbers would be taken up without a word."""
+        """Refuse a state whose LR scheduler is of another kind: its numbers would be loaded without an error."""
         here, there = self._schedule_kind(), values.get("lr_scheduler")
         if here is not None and there is not None and here != there:
             raise CheckpointMismatch(
@@ -264,7 +257,7 @@ class TrainingState:
     def templates(self, saved: Saved) -> dict[str, Tensor]:
         """The tensors that a checkpoint is read into: the model's own, and sharded ones for the optimiser's state.
 
-        What an unsharded optimiser keeps is made anew by reading.
+        Reading creates what an unsharded optimiser keeps.
         """
         tensors = self.model_tensors()
         parameters = {self._names[id(parameter)]: parameter for parameter in self._model.parameters()}

@@ -1,5 +1,5 @@
 """Which replica reads which samples: the order of a pass, the loader, and the ledger of what was read.
 
-Runs in every replica. `loader`, `order`, `ledger`, `step_shape` and `stream_position` import no framework. PyTorch's
-part is `torch_reader` with `stream`, `sample_reader`, `permutation` and `random_numbers`.
+Runs in every replica. `loader`, `batch_reader`, `order`, `ledger`, `step_shape` and `stream_position` import no
+framework. PyTorch's part is `torch_reader` with `stream`, `sample_reader`, `permutation` and `random_numbers`.
 """

@@ -94,7 +94,7 @@ class SampleLedger:
         return self._local[0], _signed(self._local[1])
 
     def absorb(self, count: int, digest: int) -> None:
-        """Take in the sum of every replica's `local_part()`, this one's included, which leaves the local part.
+        """Add the sum of all replicas' `local_part()` to the merged part, and empty the local part of what was in it.
 
         What was added since `local_part()` was asked stays local, so that the sum may travel while training goes on.
         """

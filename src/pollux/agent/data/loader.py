@@ -12,17 +12,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from pollux.agent.data.batch_reader import BatchReader
 from pollux.agent.data.ledger import Indices, SampleLedger
 from pollux.agent.data.order import PassOrder, ReadRequest, mix_seed
 from pollux.agent.data.step_shape import MicroBatch, StepShape, share
-from pollux.agent.data.stream_position import Item, ItemStream, StreamPosition
+from pollux.agent.data.stream_position import Item, StreamPosition
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
-__all__ = ["BatchReader", "Loader", "LoaderOptions"]
+__all__ = ["Loader", "LoaderOptions"]
 
 _Run = Generator[tuple[MicroBatch, Any], None, None]
 _Shapes = Callable[[int], StepShape]
@@ -55,49 +56,6 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidInput(f"{name} is {value}; it must be at least {least}")
-
-
-class BatchReader(Protocol):
-    """What a framework supplies so that a `Loader` can read a dataset: the order of its samples, and batches of them.
-
-    `length` is that of a map-style dataset, or what a stream says of itself; `stream` is None for a map-style dataset.
-    """
-
-    @property
-    def dataset(self) -> Any:
-        """The user's dataset."""
-
-    @property
-    def length(self) -> int | None:
-        """How many samples the dataset has; None: not known."""
-
-    @property
-    def stream(self) -> ItemStream | None:
-        """The dataset as a stream of items, where it can only be iterated."""
-
-    def permutation(self, size: int, seed: int, pass_index: int) -> Indices:
-        """The order of a shuffled pass; it must follow from these numbers alone."""
-
-    def draw(self, sampler: Iterable[int], size: int, seed: int, pass_index: int) -> Indices:
-        """What a sampler of the user's gives for a pass."""
-
-    def to_saved(self, indices: Indices) -> Any:
-        """Indices in the form in which the framework's checkpoints hold arrays; `numpy.asarray` must read it."""
-
-    def read(self, requests: Generator[ReadRequest, None, None]) -> Iterator[Any]:
-        """A batch for each request, in their order; requests may be taken ahead of the batches."""
-
-    def collate(self, items: list[Any]) -> Any:
-        """A batch of items of a stream."""
-
-    def ready(self, batches: Iterator[Any]) -> Iterable[Any]:
-        """The same batches, brought to where the device reads them fast."""
-
-    def again(self) -> BatchReader:
-        """Another reader of the same data, which reads independently of this one."""
-
-    def end_workers(self) -> None:
-        """End worker processes, if there are any."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -208,7 +166,7 @@ class Loader:
         return run
 
     def commit(self) -> None:
-        """The optimiser has applied the oldest step that was yielded to its last micro-batch: its samples count."""
+        """Count the samples of the oldest step whose micro-batches were all yielded: the optimiser has used them."""
         if self._yielded == 0:
             raise MisusedJob("no step is waiting to be committed; commit once after each step's last micro-batch")
         self._yielded -= 1
@@ -360,7 +318,7 @@ class Loader:
             if there[name] != value:
                 raise CheckpointMismatch(
                     f"the checkpoint's data has {name} {there[name]!r}, this job's has {value!r}; "
-                    "resume with the same dataset and settings, or start anew in another folder"
+                    "resume with the same dataset and settings, or start again in another folder"
                 )
 
     def _start(self, pass_index: int) -> None:
@@ -435,7 +393,7 @@ class Loader:
         place, position = self.cursor, self._position
         while self._has_more(place):
             asked = _ask(shape, step)
-            waiting = self._take(asked, place, position)
+            waiting = self._read_step(asked, place, position)
             if waiting is None:
                 return
             for micro, first, end in _micro_batches(step, asked, waiting.total, self.replica, self.num_replicas):
@@ -462,7 +420,7 @@ class Loader:
         self._stream_end = self._stream_size = place
         return False
 
-    def _take(self, asked: StepShape, place: int, position: StreamPosition) -> _Step | None:
+    def _read_step(self, asked: StepShape, place: int, position: StreamPosition) -> _Step | None:
         """Read a step; None where `drop_last` drops it."""
         assert self._stream is not None
         taken = self._stream.take(asked.total)

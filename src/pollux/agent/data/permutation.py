@@ -18,7 +18,7 @@ from pollux.core.errors import InvalidInput
 
 __all__ = ["draw_indices", "pass_order"]
 
-# A sampler that never ends would fill the memory before anybody noticed.
+# A sampler that never ends would fill the memory before anyone noticed.
 _MOST_REPEATS = 100
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pollux.agent.checkpoint.training_state import State
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.heartbeat import HeartbeatSource
-from pollux.agent.elastic.member_states import CutOff, FirstStep, Gone, Moving, StateTrack
+from pollux.agent.elastic.member_states import CutOff, FirstStep, Gone, Regrouping, StateTrack
 from pollux.agent.elastic.membership import OPEN, SHUT, Membership
 from pollux.agent.elastic.pause import ResizePause
 from pollux.agent.elastic.peer_connections import PeerConnections
@@ -94,11 +94,11 @@ class GenerationMove:
     def go(self, job: Resizable, plan: GenerationPlan, began: float) -> None:
         """Go to the generation of a plan, or to that of a later plan where this one fails.
 
-        Where a plan is withdrawn in time, the replica stays in its generation. `began`: see `Moving`.
+        Where a plan is withdrawn in time, the replica stays in its generation. `began`: see `Regrouping`.
         """
         num_before = self._replicas.num_replicas
         while True:
-            move = Moving(plan, self._states.now, began, num_before)
+            move = Regrouping(plan, self._states.now, began, num_before)
             self._states.enter(move)
             try:
                 pause = self._enter(job, move)
@@ -130,7 +130,7 @@ class GenerationMove:
         self._states.enter(FirstStep(pause))
         self._beat.busy = Activity.FIRST_STEP
 
-    def _enter(self, job: Resizable, move: Moving) -> ResizePause:
+    def _enter(self, job: Resizable, move: Regrouping) -> ResizePause:
         """Become a member of the generation, or leave the job where the plan says so; returns the open pause."""
         membership, plan = self._membership, move.plan
         rank = self._rank_in(move)
@@ -157,14 +157,14 @@ class GenerationMove:
         pause.end_part("wrap")
         return pause
 
-    def _rank_in(self, move: Moving) -> int | None:
+    def _rank_in(self, move: Regrouping) -> int | None:
         """This replica's rank in the generation of the plan; None where it leaves."""
         membership, plan = self._membership, move.plan
         if move.joins and plan.generation == membership.generation:
             return membership.rank
         return plan.rank_of(membership.ranks[plan.before])
 
-    def _get_state(self, job: Resizable, move: Moving, number: int, pause: ResizePause) -> tuple[bool, State]:
+    def _get_state(self, job: Resizable, move: Regrouping, number: int, pause: ResizePause) -> tuple[bool, State]:
         """Meet the others, as that number of them, and bring the state to the replicas that lack it.
 
         Returns whether this replica received, and the state.
@@ -192,7 +192,7 @@ class GenerationMove:
         self._replicas.connect(number, size, plan.num_nodes, store, plan.deadlines.regroup)
         self.connections.publish(generation)
 
-    def _hand_over(self, job: Resizable, move: Moving) -> None:
+    def _hand_over(self, job: Resizable, move: Regrouping) -> None:
         """Send the state to replicas that take the place of all old ones; returns once they hold it."""
         plan = move.plan
         number = plan.place_of_sender(self._membership.ranks[plan.before])
@@ -254,7 +254,7 @@ class GenerationMove:
             return membership.decide(generation, OPEN)
         return membership.decide(generation, SHUT) if membership.withdrawn(generation) is not None else None
 
-    def _transfer(self, job: Resizable, move: Moving, pause: ResizePause) -> tuple[bool, State]:
+    def _transfer(self, job: Resizable, move: Regrouping, pause: ResizePause) -> tuple[bool, State]:
         """The replicas that are furthest send to those that are behind.
 
         Returns whether this replica received, and the state.
@@ -286,7 +286,7 @@ class GenerationMove:
         return receives, state
 
     @staticmethod
-    def _own_state(job: Resizable, move: Moving, whole: bool) -> State:
+    def _own_state(job: Resizable, move: Regrouping, whole: bool) -> State:
         # The time first: replicas that join count what is left of the pause from when they meet the others.
         paused = time.perf_counter() - move.began
         own = job.local_state(whole)
@@ -321,7 +321,7 @@ class GenerationMove:
             return self._membership.is_first_left(_FIRST_LEFT_SECONDS)
         return self._membership.rank == 0
 
-    def _leave(self, job: Resizable, move: Moving) -> None:
+    def _leave(self, job: Resizable, move: Regrouping) -> None:
         """End this process with exit code 0; nothing of the script runs afterwards."""
         membership, plan = self._membership, move.plan
         at_phase("leave", membership.rank)

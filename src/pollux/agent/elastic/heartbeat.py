@@ -1,4 +1,4 @@
-"""Signs of life of the training thread, told by another thread; who reads them, and what silence means, is not here."""
+"""Heartbeats of the training thread, which another thread sends; the supervisor judges what silence means."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def thread_clock() -> Callable[[], float]:
 def thread_is_held_up() -> Callable[[], bool]:
     """Whether the calling thread is in code that waits for other replicas, for other threads to ask.
 
-    The innermost Python code counts: a hook of the user's own that hangs inside a backward pass waits for nobody.
+    The innermost Python code counts: a user's hook that hangs inside a backward pass does not wait for a replica.
     """
     thread = threading.get_ident()
 
@@ -60,8 +60,8 @@ class HeartbeatSource:
 
     `step` counts up as steps end; `busy` is what the thread does that may take long and is no step. A thread that
     computes something of the user's own, an evaluation for example, is seen by `worked`, its processor time. A thread
-    that other replicas hold up, in a collective, is seen by `held_up`. A thread that is stuck elsewhere tells nothing:
-    of replicas that all stand still, the one that holds the others up is the silent one.
+    that other replicas hold up, in a collective, is seen by `held_up`. A thread that is stuck elsewhere sends nothing:
+    where all replicas stand still, the silent one is the one that holds the others up.
     """
 
     __slots__ = (
@@ -98,19 +98,19 @@ class HeartbeatSource:
         self._last_work = worked()
         self._reads_since = 0.0
 
-    def reads(self) -> None:
-        """The next batch is asked for, which may take long; `computes` once it came."""
+    def start_reading(self) -> None:
+        """The next batch is asked for, which may take long; `start_computing` ends that."""
         if self.busy in (Activity.TRAINING, Activity.PASS_END):
             self._reads_since = self._clock()
             self.busy = Activity.DATA
 
-    def computes(self) -> None:
+    def start_computing(self) -> None:
         """A batch is there, and the script has it next."""
         if self.busy in (Activity.DATA, Activity.PASS_END):
             self.busy = Activity.TRAINING
 
     def due(self) -> Heartbeat | None:
-        """A beat to tell now: at most one a second, and none where nothing happened and nothing was announced."""
+        """The heartbeat to send now: at most one a second, and none where nothing happened or was announced."""
         now = self._clock()
         if now - self._last_at < self._every:
             return None
@@ -127,5 +127,5 @@ class HeartbeatSource:
         return Heartbeat(self.step, self._wall(), busy, seconds, waits)
 
     def last(self) -> Heartbeat:
-        """The beat to tell now whatever was told before, since nobody may be there to tell another."""
+        """A heartbeat to send whenever the last one was sent: the process may end before the next one is due."""
         return self._beat(self._clock(), self.busy, False)

@@ -14,18 +14,18 @@ from pollux.agent.elastic.pause import ResizePause
 from pollux.core.errors import IllegalTransition
 from pollux.wire.live.plan import GenerationPlan
 
-__all__ = ["CutOff", "FirstStep", "Gone", "Joining", "MemberState", "Moving", "StateName", "StateTrack", "Training"]
+__all__ = ["CutOff", "FirstStep", "Gone", "Joining", "MemberState", "Regrouping", "StateName", "StateTrack", "Training"]
 
-StateName = Literal["joining", "training", "first step", "moving", "cut off", "gone"]
+StateName = Literal["joining", "training", "first step", "regrouping", "cut off", "gone"]
 """The states; each is described by its class."""
 
 _STORY_LINES = 30
 _NEXT: Mapping[StateName, frozenset[StateName]] = {
-    "joining": frozenset({"moving", "gone"}),
-    "training": frozenset({"moving", "cut off"}),
-    "first step": frozenset({"training", "moving", "cut off"}),
-    "moving": frozenset({"training", "first step", "cut off", "gone"}),
-    "cut off": frozenset({"moving", "cut off", "gone"}),
+    "joining": frozenset({"regrouping", "gone"}),
+    "training": frozenset({"regrouping", "cut off"}),
+    "first step": frozenset({"training", "regrouping", "cut off"}),
+    "regrouping": frozenset({"training", "first step", "cut off", "gone"}),
+    "cut off": frozenset({"regrouping", "cut off", "gone"}),
     "gone": frozenset(),
 }
 
@@ -67,13 +67,13 @@ class FirstStep(MemberState):
 
 
 @dataclass(slots=True)
-class Moving(MemberState):
+class Regrouping(MemberState):
     """The replica goes to the generation of a plan, from the state `before`.
 
     `began` is when the last step before ended, `num_before` the number of replicas that it was among.
     """
 
-    name = "moving"
+    name = "regrouping"
     plan: GenerationPlan
     before: MemberState
     began: float

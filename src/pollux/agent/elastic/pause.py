@@ -26,13 +26,13 @@ class ResizePause:
     last: float = 0.0
 
     def end_part(self, name: str) -> None:
-        """The time since the end of the part before this one was spent on this part."""
+        """Count the time since the end of the last part for this part."""
         now = time.perf_counter()
         self.parts[name] = self.parts.get(name, 0.0) + now - self.last
         self.last = now
 
     def count_from(self, met: float, paused_seconds: float) -> None:
-        """Count for a replica that joined only what the others had paused when it met them, not its wait for them."""
+        """Count, for a replica that joined, what the others had paused when it met them, not its own wait for them."""
         self.began, self.last = met - paused_seconds, met
         self.parts["regroup"] = paused_seconds
 

@@ -1,4 +1,4 @@
-"""The connections between the replicas of a generation, which are cut where one replica is lost and says nothing."""
+"""The connections between the replicas of a generation, which are cut where a lost replica leaves them open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pollux.agent.elastic.membership import Membership
 
 __all__ = ["PeerConnections"]
 
-# The others notice at once, through their connections, that a replica was killed. After this time none will.
+# The others notice through their connections, at once, that a replica was killed. After this time none will.
 _FREE_SECONDS = 1.0
 _NO_GENERATION = (-1, 0)
 _log = logging.getLogger("pollux")
@@ -33,20 +33,20 @@ class PeerConnections:
         self._freed = -1
 
     def publish(self, generation: int) -> None:
-        """Let others know which connections are ours, for when one of us falls silent."""
+        """Write to the store which connections are ours, so that others can cut them off if this replica is lost."""
         if self._replicas.num_replicas > 1:
             self._membership.tell_ends(generation, self._replicas.replica, own_ends())
         self._published = generation, self._replicas.num_replicas
 
     def forget(self) -> None:
-        """Nobody waits for the old generation any more: ports of it may be those of the next one's connections."""
+        """Cut nothing of the old generation any more: new connections may use the ports of its connections."""
         with self._cutting:
             self._published = _NO_GENERATION
 
     def free_from_lost(self) -> None:
-        """End the connections of a generation of which one replica is lost, a moment after that is known.
+        """Cut the connections of a generation a moment after it is known that one of its replicas is lost.
 
-        A replica that was killed has freed the others by then; a node that was cut off, or stands still, never would.
+        A replica that was killed has freed the others by then; a node that was cut off, or stands still, never does.
         """
         generation, num_replicas = self._published
         if num_replicas < 2 or self._freed == generation or not self._membership.lost(generation):

@@ -1,6 +1,6 @@
 """A job's state on its way from the memory of some replicas to that of others: a manifest as JSON, tensors as bytes.
 
-No pickle and no file. Who sends and who receives is decided in `member`; what the state is, in `training_state`.
+No pickle and no file. `generation_move` decides which replicas send and receive; the state is from `training_state`.
 """
 
 from __future__ import annotations

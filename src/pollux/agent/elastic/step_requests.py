@@ -1,7 +1,7 @@
 """Requests from outside the training loop (a signal, the clock) and the step at which all replicas serve them.
 
 No replica acts alone: a request is announced through the job's store, every replica arms itself, and replica 0
-then names a step that nobody has passed. Without a request a step costs one look at a flag.
+then names a step that no replica has passed. Without a request a step costs one read of a flag.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ResizeSource(Protocol):
     """Knows of generations of the job to come; see `pollux.agent.elastic.member.ElasticMember`."""
 
     def send_heartbeat(self) -> None:
-        """Tell whoever supervises this replica that it lives."""
+        """Tell the supervisor of this replica that it lives, where that is due."""
 
     def free_from_lost(self) -> None:
         """Stop the training thread from waiting for replicas that are known to be lost."""
@@ -88,7 +88,7 @@ class StepRequests:
     def _start(self) -> None:
         if self._thread is None and (self._replicas.num_replicas > 1 or self._mover is not None):
             if self._mover is not None:
-                # Before anything else happens: who has never been heard of could hang unnoticed.
+                # Before anything else: a replica that never sent a heartbeat could hang unnoticed.
                 with contextlib.suppress(dist.DistError, RuntimeError):
                     self._mover.send_heartbeat()
             self._thread = threading.Thread(target=self._poll, name="pollux-watch", daemon=True)
@@ -105,11 +105,11 @@ class StepRequests:
             # A data-loading worker forked from this process inherits the handler, not the job.
             os._exit(128 + number)
         if self._stopping:
-            # It saves, however long that takes; whoever asked ends it by force when its grace is over.
+            # It saves, however long that takes; the sender of the signal kills it when the grace period is over.
             return
         now = self._clock()
         if self._asked_at is not None and now - self._asked_at > _PATIENCE_SECONDS:
-            # Asked again after a while: the loop does not come to a step's end, so this is for the process itself.
+            # Asked again after a while: no step ends, so the signal does to the process what it did before.
             self.give_back_signals()
             os.kill(os.getpid(), number)
             return
@@ -117,7 +117,7 @@ class StepRequests:
         self.request(STOP)
 
     def save_ahead(self, every: float | None) -> None:
-        """Save every so many seconds, where that is more often than was asked for; None: as was asked for."""
+        """Save every so many seconds, where that is more often than the user asked for; None: as the user asked."""
         asked = self._asked_every
         if asked is not None:
             self._every = asked if every is None else min(asked, every)
@@ -129,15 +129,15 @@ class StepRequests:
         self.armed = True
 
     def wants(self, what: str) -> bool:
-        """Whether that was requested here and is not done yet; a stop that was begun is done when the process ends."""
+        """Whether a request was made here and is not done yet; a stop is not done before the process ends."""
         return what in self._wanted or (what == STOP and self._stopping)
 
     def mark_stopping(self) -> None:
-        """The job saves and ends from here on: to be asked again changes nothing."""
+        """The job saves and ends from here on; another request to stop changes nothing."""
         self._stopping = True
 
     def start_among_new_replicas(self) -> None:
-        """Go on among other replicas, with requests that were not served."""
+        """Forget what the old replicas agreed on, and a resize; other requests that were not served stay."""
         with self._lock:
             self._round = 0
             self._acknowledged = False
@@ -184,10 +184,10 @@ class StepRequests:
         try:
             return self._agree(step)
         except (dist.DistError, RuntimeError) as error:
-            # Whoever held the store is gone, and with it everybody that could agree: the training itself will tell.
+            # The process that held the store is gone, and the replicas cannot agree: training itself will notice.
             _log.debug("the job's store does not answer: %s", error)
             if self._mover is not None and STOP in self._wanted:
-                # Nobody can name a step for all to stop at. As after a loss, the first replica saves what it holds.
+                # No replica can name a step at which all stop. As after a loss, the first replica saves what it holds.
                 raise dist.DistError(f"asked to stop, and the job's store does not answer: {error}") from error
             return set()
 
@@ -200,7 +200,7 @@ class StepRequests:
             return served - {RESIZE}
 
     def _without_refused_resize(self, served: set[str]) -> set[str]:
-        """Without the resize, where there is a stop, where nothing is wanted any more, or where the job cannot move."""
+        """The requests to serve, without the resize where there is a stop, no plan, or a job that cannot move."""
         if RESIZE not in served or self._mover is None:
             return served
         target = self._mover.wanted_generation()
@@ -213,7 +213,7 @@ class StepRequests:
         """One boundary of an armed replica.
 
         A replica tells the others what it wants and that it looks at every boundary from now on. When all do,
-        replica 0 names the next boundary: the gradients of that step need replica 0, so nobody is past it.
+        replica 0 names the next boundary: the gradients of that step need replica 0, so no replica is past it.
         """
         store = self._replicas.store
         assert store is not None
@@ -264,14 +264,14 @@ class StepRequests:
             self._due = self._saved_at + self._every
 
     def give_back_signals(self) -> None:
-        """From here on signals mean what they meant before."""
+        """Restore the signal handlers that were there before."""
         for number, previous in self._previous.items():
             if previous is not None:
                 signal.signal(number, previous)  # type: ignore[arg-type]
         self._previous = {}
 
     def close(self) -> None:
-        """Stop watching and give the signals back to whoever had them."""
+        """Stop watching, and restore the signal handlers that were there before."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)

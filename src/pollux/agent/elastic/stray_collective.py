@@ -1,7 +1,7 @@
-"""A replica that joined and waits for the others where they will never come: in a collective of the script's own.
+"""Finds a replica that joined and waits for the others in a collective of the script's own, where they never come.
 
-Between `pollux.init` and its loop a script may have one (`dist.barrier()`, say), which all replicas of a start go
-through. Those that train already are past it, and meet the one that joined with something else: both wait for ever.
+A script may call a collective such as `dist.barrier()` between `pollux.init` and its loop, and all replicas of a start
+go through it. Replicas that train already are past it: they and the one that joins would wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def own_collective(thread: int) -> str:
 
 
 class StrayCollectiveCheck:
-    """Looks after the thread that joined, from another one, until it has come to its loop.
+    """Watches, from another thread, the thread that joined until it has come to its training loop.
 
-    `tell` is told why the job cannot change while it runs; the process then ends, which frees the others.
+    `tell` is called with the reason why the job cannot change while it runs; the process then ends, which frees the
+    others.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -82,16 +83,16 @@ class StrayCollectiveCheck:
         self._thread = threading.get_ident()
 
     def stop_watching(self) -> None:
-        """It has come to its loop, where all replicas are."""
+        """The thread has come to its training loop, where all replicas are."""
         self._thread = None
 
     def check(self) -> None:
-        """Notice that it waits elsewhere; does not return where it does."""
+        """End this process where the thread waits in a collective of the script's own."""
         name = "" if self._thread is None else own_collective(self._thread)
         if name:
             why = (
-                f"the script calls torch.distributed.{name} between pollux.init and its first batch, where replicas "
-                "that train already do not come to: leave it out, since pollux.init brings replicas to the same state; "
+                f"the script calls torch.distributed.{name} between pollux.init and its first batch, which "
+                "replicas that train already do not call: leave it out, since pollux.init makes replicas alike; "
                 "until then the job moves by a restart"
             )
             _log.error("%s", why)

@@ -17,6 +17,7 @@ from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import Adaptation
 from pollux.agent.adaptation.noise_scale import NoiseEstimate, NoiseTracker
 from pollux.agent.adaptation.progress import TrainingProgress
+from pollux.agent.adaptation.state_version import require_version
 from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.data.torch_reader import torch_loader
@@ -153,7 +154,7 @@ class FrameworkTraining:
 
     @property
     def micro(self) -> MicroBatch | None:
-        """The part of its step that the batch has which is run now; None for none."""
+        """The micro-batch that is run now; None for none."""
         return None if self._attached is None else self._attached.steps.micro
 
     @property
@@ -199,7 +200,7 @@ class FrameworkTraining:
         yield from self.batches.epoch(attached.adaptation)
 
     def begin(self) -> MicroBatch:
-        """The oldest batch that was issued is about to be run."""
+        """The oldest micro-batch that was issued, which is about to be run."""
         micro = self.batches.begin_oldest()
         attached = self._parts()
         first = micro.index == 0
@@ -216,7 +217,7 @@ class FrameworkTraining:
         attached.rounds.run_due()
 
     def pause(self) -> None:
-        """Something else comes in between, a validation for instance: the step under way is not timed."""
+        """Do not time the step under way: something else, such as a validation, comes in between."""
         if self._attached is not None:
             self._attached.steps.clock.cancel()
 
@@ -275,11 +276,7 @@ class FrameworkTraining:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from an earlier run, at any number of replicas."""
-        if state.get("version") != _VERSION:
-            raise CheckpointMismatch(
-                f"the state of Pollux has version {state.get('version')}, known is {_VERSION}: resume with the release "
-                "that wrote it"
-            )
+        require_version("the state of Pollux", state, _VERSION)
         if state["batch_size"] != self.options.batch_size:
             raise CheckpointMismatch(
                 f"the checkpoint was written with batch_size {state['batch_size']}, this run has "

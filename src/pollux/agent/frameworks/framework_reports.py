@@ -79,7 +79,7 @@ class FrameworkReports:
         _log.warning("%s: back to batch %d from %d; the weights stay", why, total, bad)
 
     def close(self, final: bool) -> None:
-        """Send the last report (`final`: the job is done), and give the signals back."""
+        """Send the last report (`final`: the job is done), and restore the signal handlers."""
         reports, self._reports = self._reports, None
         if reports is not None:
             reports.close(self._status, self._last.loss, self._last.throughput, final)

@@ -42,7 +42,7 @@ _log = logging.getLogger("pollux")
 
 
 class PolluxTrainerMixin(Trainer):
-    """Use as `class MyTrainer(PolluxTrainerMixin, Trainer)`; a `compute_loss` of one's own goes into a class after it.
+    """Use as `class MyTrainer(PolluxTrainerMixin, Trainer)`; your own `compute_loss` goes into a class after it.
 
     `batch_size` counts the samples of one optimiser step over all replicas, and stays at any number of them;
     `per_device_train_batch_size` is the most that one replica takes at once, and more is accumulated. Nothing is
@@ -103,7 +103,7 @@ class PolluxTrainerMixin(Trainer):
     # What the trainer calls
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in `Trainer`; `True` resumes from the newest whole checkpoint, and starts anew where there is none."""
+        """As in `Trainer`; `True` resumes from the newest whole checkpoint, or starts at the beginning without one."""
         found: Path | None = None
         if resume_from_checkpoint is True:
             found = newest_whole(Path(self.args.output_dir or "."))
@@ -176,8 +176,8 @@ class PolluxTrainerMixin(Trainer):
         training.steps.end_backward()
         if not self._pollux_weighed:
             raise MisusedJob(
-                f"{type(self).__name__}.compute_loss goes round Pollux's: define it in a class of its own, after the "
-                "mixin: class MyTrainer(PolluxTrainerMixin, TrainerWithMyLoss)"
+                f"{type(self).__name__}.compute_loss does not call Pollux's: define it in a class of its own, after "
+                "the mixin: class MyTrainer(PolluxTrainerMixin, TrainerWithMyLoss)"
             )
         training.steps.note_share(loss.detach() / self.args.world_size)
         if micro.is_last:

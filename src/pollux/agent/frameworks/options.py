@@ -42,7 +42,7 @@ class FrameworkOptions:
         lr_rules.create(self.lr_rule if self.lr_rule is not None else "none", warmup=self.warmup_epochs)
 
     def within(self, environment: Environment, may_grow: bool = True) -> FrameworkOptions:
-        """With the limits of whoever started this process, as `pollux.init` takes them; see `Environment.batches`."""
+        """With the limits of the launcher of this process, as `pollux.init` applies them; see `Environment.batches`."""
         _, most, local = environment.batches(self.batch_size, self.max_batch_size, self.max_local_batch)
         return replace(self, max_batch_size=most if may_grow else None, max_local_batch=local)
 

@@ -61,7 +61,7 @@ def assemble(
     engine = _step_runner(options, replicas)
     engine.counts_batchnorm = synchronised
     if member is not None and engine.is_sharded:
-        member.refusal = "the model is sharded by fully_shard, and such shards cannot be split anew in living processes"
+        member.refusal = "the model is sharded by fully_shard, and its shards cannot be split again while the job runs"
     checkpointer = _checkpointer(options, environment, replicas, member, engine.is_sharded)
     size = options.epoch_size or _whole_batches(loader, allowed.initial)
     freeze = float(size) if size else 100.0 * allowed.initial
@@ -146,7 +146,7 @@ def _whole_batches(loader: Loader, initial: int) -> int | None:
 
 
 def _facts(options: JobOptions, loader: Loader) -> dict[str, object]:
-    """What replicas must agree on, by the name under which a difference is told.
+    """What replicas must agree on, by the name that the error about a difference uses.
 
     With workers, shapes of steps are asked for ahead; and the average of the gradients of different models is nothing.
     """

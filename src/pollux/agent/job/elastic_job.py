@@ -1,6 +1,6 @@
-"""A job whose replicas change while it runs: what it lets go of, hands over and builds again.
+"""A job whose replicas change while it runs: what it releases, hands over and rebuilds.
 
-When and with whom is decided in `pollux.agent.elastic.member`.
+When that happens, and with which replicas, is decided in `pollux.agent.elastic.member`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ElasticJob:
         self.saved_alone = False
 
     def survive_loss(self, action: Callable[[], object]) -> bool:
-        """Do something that other replicas take part in; False where some were lost, and it is to be done again.
+        """Run an action that other replicas take part in; False where some were lost, so that it must be run again.
 
-        After False, the replicas that are left stand together at the last step that any of them finished.
+        The replicas that are left are then all at the last step that any of them finished.
         """
         member = self._parts.member
         if member is None:
@@ -66,7 +66,7 @@ class ElasticJob:
         self._run.rounds.forget()
 
     def position(self) -> tuple[int, ...]:
-        """Steps, epoch, pass and place in it: whoever is further in this order holds the newer state."""
+        """Steps, epoch, pass and place in it: a replica that is further in this order holds the newer state."""
         progress, loader = self._parts.progress, self._parts.loader
         return progress.steps, progress.epoch, loader.pass_index, loader.cursor
 
@@ -78,7 +78,7 @@ class ElasticJob:
         self._rng_texts = tuple(self._parts.state.rng_texts()) if same_size else ()
 
     def _hand_receipt_over(self) -> None:
-        """Replica 0's receipt for all: what a script logs there only, and what was saved, is in no other."""
+        """Give all replicas the receipt of replica 0, which alone has what the script logs there and what was saved."""
         parts, is_first = self._parts, self._parts.replicas.is_first
         if is_first and parts.checkpointer is not None and not parts.checkpointer.busy:
             self._run.persistence.confirm_save()
@@ -88,7 +88,7 @@ class ElasticJob:
             parts.receipt.load_state_dict(json.loads(first))
 
     def drop_unfinished_step(self) -> None:
-        """Forget the step under way. Samples that lost replicas had committed are known from the order of the pass."""
+        """Forget the step under way; the order of the pass tells which samples lost replicas had committed."""
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._parts.engine.abandon()
         self._parts.loader.rewind()
@@ -97,7 +97,7 @@ class ElasticJob:
         self._rng_texts = ()
 
     def disconnect(self) -> None:
-        """Let go of every process group, and of all that holds one: processes that were forked have its sockets too."""
+        """Release all process groups and what holds them: forked processes have their sockets too."""
         parts = self._parts
         self._forget_course()
         parts.loader.end_workers()
@@ -118,7 +118,7 @@ class ElasticJob:
         return state
 
     def state_to_send(self) -> State:
-        """What would have to travel to a replica that joins, to find out whether it can."""
+        """What would have to travel to a replica that joins; it is looked at to find out whether it can."""
         state = self._parts.state.own(())
         state.objects["data.dataset"] = self._parts.loader.dataset_state
         state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
@@ -129,14 +129,14 @@ class ElasticJob:
         return self._parts.state.model_tensors()
 
     def rebuild(self, state: State, receives: bool) -> None:
-        """Build everything again for the replicas there are now, from a state received or the own one."""
+        """Rebuild everything for the replicas there are now, from the state received or from this replica's own."""
         parts, values = self._parts, state.values
         self._forget_course()
         self._run.persistence.forget_resume()
         if receives:
             parts.state.set_buffers(state.objects.pop(_BUFFERS))  # type: ignore[arg-type]
             self._run.persistence.restore(state, in_place=False)
-            self._run.persistence.take_over_record(values)
+            self._run.persistence.restore_record(values)
         replicas = parts.replicas
         parts.loader.resize(replicas.replica, replicas.num_replicas)
         self._rebuild_engine()
@@ -159,18 +159,18 @@ class ElasticJob:
         engine.regroup()
 
     def _change_reports(self) -> None:
-        """Reports come from replica 0, whichever process that is now; the last checkpoint may be another's."""
+        """Reports come from the process that is replica 0 now; another one may have written the last checkpoint."""
         member, checkpointer = self._parts.member, self._parts.checkpointer
         if member is None:
             return
         asks_age = self._run.record.change_generation(max(member.membership.ranks))
         reports = self._run.record.reports
         if asks_age and reports is not None and checkpointer is not None:
-            # Whoever wrote it may be gone without a word.
-            checkpointer.ask_created(reports.heard_of_save)
+            # The process that wrote it may be gone without having told when.
+            checkpointer.find_created(reports.heard_of_save)
 
     def save_alone(self) -> None:
-        """A checkpoint of what this replica holds, when there is nobody left to agree with."""
+        """Save what this replica holds, when no other replica is there to agree with."""
         parts = self._parts
         parts.requests.mark_stopping()
         if parts.checkpointer is None:
@@ -185,11 +185,11 @@ class ElasticJob:
             _log.error("the last steps were not saved: %s", error)
 
     def prepare_to_leave(self) -> None:
-        """Write what is being written, let the folder go, and the groups."""
+        """Finish the save in flight, and release the checkpoint folder and the process groups."""
         parts = self._parts
         self._run.persistence.await_buffers()
         if parts.checkpointer is not None:
-            # Whoever is first from now on saves soon; one that takes long to leave is ended.
+            # The next replica 0 saves soon, and a replica that takes long to leave is killed.
             parts.checkpointer.close(_LEAVE_SECONDS)
         # Nothing else runs before the process ends.
         self._run.record.close_scalars()

@@ -41,11 +41,11 @@ class OomSurvival:
         local = micro.largest_local_batch
         fits = self._adaptation.trial_from(local) if micro.index == 0 else None
         if fits is not None and self._notes is not None:
-            self._notes.begin(local, self._adaptation.memory.held, writes=self._replicas.is_first)
+            self._notes.begin(local, self._adaptation.memory.largest_run, writes=self._replicas.is_first)
         self._engine.begin(micro, fits)
 
     def end_trial(self) -> None:
-        """The step is over, or will not be finished, and this process lives."""
+        """The step is over, or is given up, and did not end this process."""
         if self._notes is not None:
             self._notes.end(writes=self._replicas.is_first)
 
@@ -68,12 +68,12 @@ class OomSurvival:
         known = sorted((int(largest), int(local)) for local, largest in everyones.tolist() if largest > 0)
         if known and self._adaptation.limit(known[0][0]):
             largest, local = known[0]
-            text = f"a local batch of {local} ended an earlier start for want of memory: none above {largest} is tried"
+            text = f"a local batch of {local} ended an earlier start, out of memory: none above {largest} is tried"
             _log.warning("%s", text)
             self._record.event("out-of-memory", text, local_batch=local, smaller=largest)
 
     def note_end_of_process(self) -> None:
-        """Where the script ends for want of memory in a trial, the next start is to know; other ends blame nothing."""
+        """Note for the next start that the script ends because a trial ran out of memory, if it does."""
         error = sys.exception() or getattr(sys, "last_value", None)
         if self._notes is not None and error is not None and is_out_of_memory(error):
             self._notes.ran_out()

@@ -1,6 +1,6 @@
 """What `pollux.init` takes: the kind of each option, and what model, optimiser, schedule and batches must be.
 
-Everything here refuses with one clear error before anything is changed; putting a job together is in `init`.
+Everything here refuses with one clear error before anything is changed; `assembly` puts a job together.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise InvalidInput(
-            f"optimizer is a {type(optimizer).__name__}, whose step() computes the loss anew by a closure: use one "
+            f"optimizer is a {type(optimizer).__name__}, whose step() computes the loss again by a closure: use one "
             "that steps from the gradients that are there, such as SGD or AdamW"
         )
 

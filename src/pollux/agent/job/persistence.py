@@ -46,7 +46,7 @@ class JobPersistence:
         if checkpointer is None:
             raise MisusedJob("there is no checkpoint folder: pass checkpoint_dir= to pollux.init")
         if wait and parts.member is not None:
-            # Who held the folder before may let it go only when this replica goes on.
+            # The replica that held the folder before may release it only once this one has told that it goes on.
             parts.member.end_pause()
         with self._announced():
             self.await_buffers()
@@ -74,7 +74,7 @@ class JobPersistence:
 
     @contextlib.contextmanager
     def _announced(self) -> Iterator[None]:
-        """Say in the heartbeats that something is saved: that may take long, and uses no processor time."""
+        """Say in the heartbeats that a checkpoint is saved, which may take long and uses no processor time."""
         member = self._parts.member
         if member is None or member.beat.busy not in (Activity.TRAINING, Activity.PASS_END):
             yield
@@ -100,9 +100,9 @@ class JobPersistence:
                 self._record.reports.saved(time.time())
 
     def _save_took(self, seconds: float) -> None:
-        """A checkpoint took so long: where that is more than the notice of a node's end, the next ones come earlier.
+        """Save more often from now on where a checkpoint, as this one, takes longer than the notice of a node's end.
 
-        Only the clock of the first replica requests them, so that the others need not know.
+        Only replica 0 requests checkpoints by the clock, so the others need not know.
         """
         checkpointer, reports = self._parts.checkpointer, self._record.reports
         if reports is not None:
@@ -111,7 +111,7 @@ class JobPersistence:
         self._parts.requests.save_ahead(ahead_seconds(self._parts.environment.notice, seconds, pause))
 
     def prepare_buffers(self) -> None:
-        """After the first step, when the optimiser has its state: memory for checkpoints, off the training thread."""
+        """Allocate memory for checkpoints in a thread; called after a step, when the optimiser has its state."""
         checkpointer = self._parts.checkpointer
         if self._preparing is None and checkpointer is not None:
             tensors = self._parts.state.tensors()
@@ -121,7 +121,7 @@ class JobPersistence:
             self._preparing.start()
 
     def await_buffers(self) -> None:
-        """Return when the memory for checkpoints is there."""
+        """Wait until the memory for checkpoints is there."""
         if self._preparing is not None:
             self._preparing.join()
 
@@ -169,8 +169,8 @@ class JobPersistence:
         if parts.schedule is not None:
             parts.schedule.taken = int(state.values["schedule"])
 
-    def take_over_record(self, values: Mapping[str, Any]) -> None:
-        """Go on with the receipt and the training time of whoever wrote this state."""
+    def restore_record(self, values: Mapping[str, Any]) -> None:
+        """Go on with the receipt and the training time that are in this state."""
         self._parts.receipt.load_state_dict(values["receipt"])
         self._record.seconds_before = float(values["seconds"])
 
@@ -200,7 +200,7 @@ class JobPersistence:
         if parts.engine.meter is not None:
             parts.engine.meter.refresh()
         parts.state.restore_rng(values, self._progress.steps)
-        self.take_over_record(values)
+        self.restore_record(values)
         self._resumed_at = self._progress.steps, self._progress.epoch
         if record.reports is not None:
             record.reports.saved(created_at(saved.created))

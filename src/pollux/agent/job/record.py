@@ -117,7 +117,7 @@ class RunRecord:
     def change_generation(self, generation: int) -> bool:
         """Reports and scalars come from replica 0, whichever process that is in this generation of the job.
 
-        Returns whether somebody else may have written the last checkpoint, so that its age is to be looked up.
+        Returns whether another process may have written the last checkpoint, so that its age has to be looked up.
         """
         replicas = self._parts.replicas
         environment = replace(

@@ -105,7 +105,7 @@ class JobRounds:
         step = self._progress.steps
         self._feed.forget()
         if self._checkpointer is not None:
-            # First the one to go on from, then those that nobody is to go on from.
+            # The state to go on from is saved first, and only then are later checkpoints removed.
             try:
                 self._persistence.checkpoint(wait=True)
             except PolluxError as error:

@@ -106,7 +106,7 @@ class TrainingLoop:
             self._in_epoch, self._left_batches, self._left_epochs = True, False, True
             yield number
             self._left_epochs = False
-            # ReplicaGroup that were lost may leave this one behind in an epoch that others have closed.
+            # Replicas that were lost may have left this one behind, in an epoch that the others have closed.
             while self._progress.epoch == number and not self._elastic.survive_loss(self._close_epoch):
                 pass
             self._elastic.survive_loss(self._serve_requests)
@@ -147,10 +147,10 @@ class TrainingLoop:
     def _draw(self) -> None:
         beat = None if self._parts.member is None else self._parts.member.beat
         if beat is not None:
-            beat.reads()
+            beat.start_reading()
         self._drawn = self._run.feed.next()
         if beat is not None:
-            beat.computes()
+            beat.start_computing()
 
     def _drop_unfinished_step(self) -> None:
         if self._run.feed.mid_step or self._parts.engine.is_waiting:
@@ -162,7 +162,7 @@ class TrainingLoop:
         parts = self._parts
         self._drop_unfinished_step()
         if not parts.engine.counts_batchnorm:
-            # First what needs the others: where one is lost, nothing has changed yet.
+            # First what needs the others: if one is lost in it, nothing has changed yet.
             parts.replicas.broadcast_buffers(parts.engine.inner)
         self._run.feed.close_epoch(self._left_batches)
         self._progress.close_epoch()
@@ -245,7 +245,7 @@ class TrainingLoop:
                 self._run.persistence.checkpoint(wait=True)
             except PolluxError as error:
                 _log.error("stopped without saving the last steps: %s", error)
-        # Be here until replica 0 has saved: where one replica ends, launchers end the others.
+        # Wait until replica 0 has saved: when one replica ends, launchers end the others.
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._parts.replicas.gather([1.0])
         self._left_epochs = False
@@ -288,7 +288,7 @@ class TrainingLoop:
             self._release()
 
     def _leave(self) -> None:
-        """The loop over epochs was left by `break`, not by an error: what it did so far is kept."""
+        """Save what was done so far where the script left the loop over epochs by `break`, not by an error."""
         left = self._left_epochs and not self._elastic.saved_alone
         if not left or self.failed or getattr(sys, "last_value", None) is not None:
             return

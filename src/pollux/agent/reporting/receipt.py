@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pollux.agent.adaptation.state_version import require_version
 from pollux.agent.reporting.realised import realised_against, realised_at_changes
-from pollux.agent.reporting.receipt_row import ReceiptEvent, ReceiptRow
+from pollux.agent.reporting.receipt_row import ReceiptEvent, ReceiptRow, finite
 from pollux.agent.reporting.receipt_text import summary
-from pollux.core.errors import CheckpointMismatch, InvalidInput, UnknownName
+from pollux.core.errors import InvalidInput, UnknownName
 
 __all__ = ["EVENT_KINDS", "Receipt"]
 
@@ -257,11 +258,7 @@ class Receipt:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. What the job is now (mode, batch limits, rule) stays as it was given here."""
-        if state.get("version") != _VERSION:
-            raise CheckpointMismatch(
-                f"the receipt has version {state.get('version')}, known is {_VERSION}: "
-                "resume with the release of pollux that wrote it"
-            )
+        require_version("the receipt", state, _VERSION)
         rows = _rows_from(state["rows"])
         self._rows = list(zip(rows, map(bool, state["kept"]), strict=True))
         self._latest = None if state["latest"] is None else _row(state["latest"])
@@ -306,16 +303,12 @@ def _require_receipt(reference: Mapping[str, Any]) -> None:
         raise InvalidInput(f"the reference has {seen}: give the receipt.json of an exact run of the same job")
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _plain(value: Any) -> Any:
     """The value as JSON has it: null for what is not finite, lists for tuples, numpy's numbers as plain ones."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
-        return _finite(value)
+        return finite(value)
     if isinstance(value, Mapping):
         return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -330,7 +323,7 @@ def _row(values: Mapping[str, Any]) -> ReceiptRow:
 
 def _with_finite_values(row: ReceiptRow) -> ReceiptRow:
     """The row, with None for measurements that are not finite."""
-    known = {name: _finite(getattr(row, name)) for name in _MAYBE_UNKNOWN}
+    known = {name: finite(getattr(row, name)) for name in _MAYBE_UNKNOWN}
     if all(value == getattr(row, name) for name, value in known.items()):
         return row
     return _row({**asdict(row), **known})

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["ReceiptEvent", "ReceiptRow"]
+__all__ = ["ReceiptEvent", "ReceiptRow", "finite"]
+
+
+def finite(value: float | None) -> float | None:
+    """The value; None where it is not finite."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def _trusting(address: Address) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if address.ca or address.ca_file is not None:
         context.load_verify_locations(None if address.ca else address.ca_file, cadata=address.ca or None)
-        # What is named here is trusted itself, also where an authority that is not there has signed it.
+        # The certificate itself is trusted, even if the authority that signed it is not given.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
@@ -92,9 +92,9 @@ def _trusting(address: Address) -> ssl.SSLContext:
 class Reporter:
     """Keeps the newest report and sends it when it is time: as often as the service asks, and sooner where it has news.
 
-    A first model or another batch goes 2 seconds after the report before it; a rate that moved, after a quarter of the
-    time that the service asks for. `offer` is called by training and returns at once. What cannot be sent is replaced
-    by what is newer; training goes on without a scheduler for as long as it takes.
+    A first model or another batch is sent at the earliest 2 seconds after the last report; a rate that moved, after a
+    quarter of the time that the service asks for. `offer` is called by training and returns at once. A report that
+    cannot be sent is replaced by a newer one, and training goes on meanwhile.
     """
 
     def __init__(self, post: Post, clock: Callable[[], float] = time.monotonic) -> None:

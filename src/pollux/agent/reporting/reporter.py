@@ -12,6 +12,7 @@ from typing import Protocol
 
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.distributed.environment import Environment
+from pollux.agent.reporting.receipt_row import finite
 from pollux.agent.reporting.report_client import Address, Reporter
 from pollux.goodput import GoodputModel, PublishedThroughput
 from pollux.wire.report import ModelReport, NoiseReport, Report
@@ -114,11 +115,11 @@ class ReportBuilder:
         self._metrics.update(values)
 
     def saved(self, at: float | None) -> None:
-        """The last checkpoint there is was made then, in seconds since 1970; None where nobody knows."""
+        """When the last checkpoint was made, in seconds since 1970; None where that is not known."""
         self._saved_at = at
 
     def heard_of_save(self, at: float | None) -> None:
-        """Somebody's checkpoint was made then; the newest that is known of counts."""
+        """When a checkpoint of another process was made; the newest one that is known counts."""
         if at is not None:
             self._saved_at = at if self._saved_at is None else max(at, self._saved_at)
 
@@ -154,7 +155,7 @@ class ReportBuilder:
 
     def _report(self, job: Reported, loss: float | None, throughput: float | None, final: bool) -> Report:
         """A report of where the job stands; numbers that are not finite are left out."""
-        model, efficiency, rate = job.goodput_model, job.efficiency, _finite(throughput)
+        model, efficiency, rate = job.goodput_model, job.efficiency, finite(throughput)
         total_progress = None if self._epochs is None else job.expected_progress(self._epochs)
         metrics = self._metrics or job.last_metrics()
         return Report(
@@ -173,16 +174,16 @@ class ReportBuilder:
             throughput=rate,
             step_seconds=None if not rate else job.batch_size / rate,
             goodput=None if rate is None else rate * efficiency,
-            total_progress=_finite(total_progress),
+            total_progress=finite(total_progress),
             noise=_noise(job.noise),
             model=None if model is None else model_report(model, self._gpu_type),
-            loss=_finite(loss),
+            loss=finite(loss),
             metrics={name: float(value) for name, value in metrics.items() if math.isfinite(value)},
-            resize_seconds=_finite(self._pause),
+            resize_seconds=finite(self._pause),
             resize_kind=self._kind,
             live=self.live,
             checkpoint_age_seconds=None if self._saved_at is None else max(time.time() - self._saved_at, 0.0),
-            checkpoint_seconds=_finite(self.checkpoint_seconds),
+            checkpoint_seconds=finite(self.checkpoint_seconds),
             exact=job.is_exact,
             final=final,
         )
@@ -211,7 +212,3 @@ def _noise(estimate: NoiseEstimate) -> NoiseReport | None:
         return None
     high = estimate.high if math.isfinite(estimate.high) else None
     return NoiseReport(estimate.noise_scale, estimate.low, high, estimate.num_measured)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -23,10 +23,10 @@ class DeferredCopy(Generic[Beside]):
         self._on_its_way: tuple[Tensor, torch.cuda.Event, Beside] | None = None
 
     def exchange(self, values: Tensor, beside: Beside) -> tuple[Tensor, Beside] | None:
-        """Send these, take the ones before; None where there are none."""
+        """Send these to the host, and return those that the call before sent; None where there are none."""
         if not values.is_cuda:
             return values.detach().clone(), beside
-        arrived = self.take()
+        arrived = self.wait()
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values.detach(), non_blocking=True)
         event = torch.cuda.Event()
@@ -34,8 +34,8 @@ class DeferredCopy(Generic[Beside]):
         self._on_its_way = host, event, beside
         return arrived
 
-    def take(self) -> tuple[Tensor, Beside] | None:
-        """What is on its way, waited for; None where nothing is."""
+    def wait(self) -> tuple[Tensor, Beside] | None:
+        """Wait for what is on its way, and return it; None where nothing is."""
         if self._on_its_way is None:
             return None
         host, event, beside = self._on_its_way
@@ -44,5 +44,5 @@ class DeferredCopy(Generic[Beside]):
         return host, beside
 
     def forget(self) -> None:
-        """Whatever is on its way is not wanted any more."""
+        """Drop what is on its way."""
         self._on_its_way = None

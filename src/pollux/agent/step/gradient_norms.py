@@ -92,7 +92,7 @@ class GradientNormMeter:
         self._allocate()
 
     def refresh(self) -> None:
-        """Look at the optimiser's state anew, after it was restored; this waits for the device."""
+        """Read the optimiser's state again, after it was restored; this waits for the device."""
         self._preconditioner.refresh()
 
     def _allocate(self) -> None:
@@ -168,7 +168,7 @@ class GradientNormMeter:
         return self._set_aside
 
     def end(self) -> None:
-        """Take the lengths that still wait, before anything writes to the gradients again, and leave no trace."""
+        """Measure the gradients that still wait, before anything writes to them again, and remove the hooks."""
         self._remove_hooks()
         if self._aside is not None:
             self._add_back(self._aside)
@@ -256,9 +256,9 @@ class GradientNormMeter:
         return rows
 
     def collect(self) -> Rows:
-        """Forget the rows so far and give those that the `collect` before this one sent off; never waits long.
+        """Return the rows that the call before this one sent to the host, and send those since; never waits long.
 
-        Elsewhere than on a GPU it gives the rows so far. Now and then, ever more seldom, it looks at the optimiser's
+        Without a GPU it returns the rows so far. Now and then, ever less often, it reads the optimiser's
         state, which does wait.
         """
         arrived = self._late.exchange(self._ring, (self._num_rows, list(self._host_rows)))
@@ -282,7 +282,7 @@ class GradientNormMeter:
         self._num_rows = 0
 
     def regroup(self, set_aside: bool) -> None:
-        """Forget all rows, and be like a meter just made; the optimiser's state is looked at. `set_aside` as above."""
+        """Forget all rows and start as a new meter, which reads the optimiser's state. `set_aside` as above."""
         self.abandon()
         self.drain()
         self._set_aside = set_aside
@@ -345,7 +345,7 @@ class _Sums:
 
 
 def _lengths(tensors: list[Tensor]) -> list[Tensor]:
-    """Lengths in float32 at the least, of tensors of one dtype.
+    """Lengths in float32 or better, of tensors of one dtype.
 
     On a processor a long sum in float32 drifts (8e-5 over four million elements), so it is taken in blocks.
     """

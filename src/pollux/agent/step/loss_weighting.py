@@ -163,7 +163,7 @@ class LossWeighting:
         return weights
 
     def forget(self) -> None:
-        """Begin anew among other replicas: nothing is under way, and the reference is found again by all of them."""
+        """Start again with other replicas: no step is under way, and all of them find the reference again."""
         self._kind, self._sum, self._work, self._parts = None, None, None, 0
         self._reference = 0.0
 

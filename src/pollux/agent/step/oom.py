@@ -6,10 +6,9 @@ step did not happen. How large a batch may be tried at all is predicted from the
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,15 +57,6 @@ class OomTrial:
         self.failed = False
         self._model = model
         self._safe = max(safe_batch, 1)
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Catch in the model's forward pass until the end of the block."""
-        self.start()
-        try:
-            yield
-        finally:
-            self.stop()
 
     def start(self) -> None:
         """Put the guard in front of the model's forward pass."""

@@ -149,7 +149,7 @@ class StepRunner:
         """The backward pass of the micro-batch handed out last, weighted by its share in the average."""
         micro = self._require_micro()
         check_weighting(reduction, weight)
-        # The forward pass of a trial that has failed may have given anything: it is neither noted nor run backward.
+        # The loss of a failed trial has no graph, and nothing is learned from it.
         failed = self._trial is not None and self._trial.failed
         _check_loss(loss, needs_gradient=not failed)
         self._ran_backward = True
@@ -319,11 +319,11 @@ class StepRunner:
             before.follow(lambda: self.model)
 
     def disconnect(self) -> None:
-        """Wait for no collective any more: the step that one belongs to does not count."""
+        """Stop waiting for a collective, whose step does not count."""
         self._averager.forget()
 
     def regroup(self) -> None:
-        """Begin anew among other replicas, which know nothing of the losses, times and measurements here."""
+        """Start again with other replicas, which know nothing of the losses, times and measurements here."""
         alone = self._replicas.num_replicas == 1
         self.clock.regroup(hooks=not alone)
         if self.meter is not None:

@@ -1,4 +1,4 @@
-"""The batches of a loop that a framework owns: it may ask for them before it runs them, and epochs follow progress."""
+"""The batches of a loop that a framework owns, which may ask for them ahead of running them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EpochBatches:
 
     @property
     def last_issued(self) -> MicroBatch:
-        """The part that the batch yielded last has in its step."""
+        """The micro-batch that was yielded last."""
         if not self._issued:
             raise MisusedJob("no batch was taken from Pollux's loader")
         return self._issued[-1]
@@ -121,7 +121,7 @@ class EpochBatches:
         self._epoch_ended = False
 
     def begin_oldest(self) -> MicroBatch:
-        """The oldest batch that was issued is about to be run: its part in its step."""
+        """The oldest micro-batch that was issued, which is about to be run."""
         if not self._issued:
             raise MisusedJob("a batch came that is not from Pollux's loader: give the Trainer that loader alone")
         return self._issued.popleft()

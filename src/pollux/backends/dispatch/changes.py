@@ -65,7 +65,7 @@ class JobChanges:
         """
         # Who was to leave may still be there.
         leaving = tuple(place for place in now.places if now.target and place not in now.target)
-        target = self._table.slots.take(job_id, launch.placement, kept, (*kept, *leaving))
+        target = self._table.slots.allocate(job_id, launch.placement, kept, (*kept, *leaving))
         return self.vet(launch, target, kept) if target else self._table.slots.refused(job_id, launch.placement, kept)
 
     def vet(self, launch: Launch, target: _Slots, kept: _Slots) -> tuple[str, _Slots] | None:

@@ -222,7 +222,7 @@ class Dispatcher:
             self.table.finish(job, ended_from(ended))
             return
         job.now.places = read_slots(record.get("places", ()))
-        self.slots.hold(job.id, job.now.places)
+        self.slots.mark_held(job.id, job.now.places)
         if link is None:
             self.shims.lose(job)
 
@@ -280,7 +280,7 @@ class Dispatcher:
         held = job.next
         if held is None or held.launch is None:
             return
-        places = self.slots.take(job.id, held.launch.placement, (), ())
+        places = self.slots.allocate(job.id, held.launch.placement, (), ())
         why = "" if places else self.slots.refused(job.id, held.launch.placement, ())[0]
         if places or why:
             job.now, job.next = held, None

@@ -139,7 +139,7 @@ class JobTable:
     def keep_slots(self, job: DispatchedJob) -> None:
         """Have the job hold what it uses, and nothing else."""
         now = job.now
-        self.slots.keep(job.id, () if now is None or now.ended is not None else now.places)
+        self.slots.release_except(job.id, () if now is None or now.ended is not None else now.places)
 
     def finish(self, job: DispatchedJob, ended: ReplicasEnded) -> None:
         """Note and tell the end of the generation that runs; what is another's, or was told before, does not matter."""

@@ -158,7 +158,7 @@ class ShimEvents:
         job.newest = max(job.newest, generation)
         places, live = read_slots(record.get("places", ())), bool(record.get("live"))
         job.now = HeldGeneration(generation, started=True, sent=True, places=places, live=live)
-        self._table.slots.hold(job.id, places)
+        self._table.slots.mark_held(job.id, places)
 
     # The end of a shim
 

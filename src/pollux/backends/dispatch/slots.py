@@ -1,4 +1,4 @@
-"""Where the places of jobs are: on this machine, or on nodes that a lender has; who holds which, and what they need.
+"""Which slots each job holds, on this machine or on lent nodes, and what replicas in them are started with.
 
 Jobs and their processes are not known here.
 """
@@ -29,29 +29,32 @@ _Slots = tuple[Slot, ...]
 class SlotAllocator(Protocol):
     """The slots that a backend hands out."""
 
-    def take(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
-        """The places of that placement, the job's from now on; empty while there are too few.
+    def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
+        """Give the job slots for that placement and return them; give none while there are too few.
 
-        First those of `kept` that it goes on with, in their order, then others, none of which is `busy`.
+        First come those of `kept` that the placement has room for, in their order, then others that are not `busy`.
         """
 
-    def keep(self, job_id: str, places: Iterable[Slot]) -> None:
-        """The job needs these, and no others that it holds."""
+    def release_except(self, job_id: str, places: Iterable[Slot]) -> None:
+        """Free every slot that the job holds, except for these."""
 
-    def hold(self, job_id: str, places: Iterable[Slot]) -> None:
-        """These are in use by a job found running."""
+    def mark_held(self, job_id: str, places: Iterable[Slot]) -> None:
+        """Note that a job that was found running uses these."""
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
-        """Why what was taken for will not be had, empty where it may come; and names for it, of places that are not."""
+        """Why the slots that were asked for cannot be had, and the slots of the job then, those it lacks as gone ones.
+
+        Empty where they may still come.
+        """
 
     def placement(self, places: Iterable[Slot]) -> Placement:
-        """The places by node, in their order."""
+        """How many of these slots each node has, in the order in which the nodes come first."""
 
     def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
-        """What an order holds that depends on the places."""
+        """The fields of a `LaunchOrder` that depend on the slots."""
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
-        """Whether nothing can run any more of a generation whose shim is gone; what is left is ended."""
+        """End what is left of a generation whose shim is gone; whether nothing of it can run any more."""
 
 
 class LocalSlotAllocator:
@@ -63,33 +66,33 @@ class LocalSlotAllocator:
         self._table = SlotTable(devices.node.num_gpus)
         self._held: dict[str, set[Slot]] = {}
 
-    def take(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
-        """Neighbours, where there are some."""
+    def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
+        """See `SlotAllocator.allocate`; neighbours, where there are some."""
         wanted = placement.num_gpus
         staying = tuple(kept)[:wanted]
-        # Places of replicas that are gone are its own still: others may be held by nobody else.
+        # The job still holds the slots of replicas that are gone.
         spare = sorted(self._held.get(job_id, set()) - {*kept, *busy})[: wanted - len(staying)]
         missing = wanted - len(staying) - len(spare)
-        taken = self._table.take(missing) if missing else ()
+        taken = self._table.allocate(missing) if missing else ()
         if taken is None:
             return ()
         joining = (*spare, *(Slot("", index) for index in taken))
         self._held.setdefault(job_id, set()).update(joining)
         return (*staying, *joining)
 
-    def keep(self, job_id: str, places: Iterable[Slot]) -> None:
-        """Free the others."""
+    def release_except(self, job_id: str, places: Iterable[Slot]) -> None:
+        """See `SlotAllocator.release_except`."""
         held, kept = self._held.get(job_id, set()), set(places)
         self._table.release(slot.index for slot in held - kept)
         self._held[job_id] = held & kept
         if not self._held[job_id]:
             del self._held[job_id]
 
-    def hold(self, job_id: str, places: Iterable[Slot]) -> None:
-        """Free again once everyone who holds it has let go."""
+    def mark_held(self, job_id: str, places: Iterable[Slot]) -> None:
+        """See `SlotAllocator.mark_held`; a slot that several jobs hold is free once all of them have released it."""
         held = self._held.setdefault(job_id, set())
         new = set(places) - held
-        self._table.hold(slot.index for slot in new)
+        self._table.mark_held(slot.index for slot in new)
         held |= new
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
@@ -136,12 +139,12 @@ class LocalSlotAllocator:
 
 
 class FleetSlotAllocator:
-    """Nodes that a lender has. `remembered`: those of a time before, which count as there while it looks for them."""
+    """Nodes that a provider lends. `remembered`: those known from before, which count while it looks for them."""
 
     def __init__(
-        self, lender: NodeProvider, secret: bytes, head: str, lease_seconds: float, lost_seconds: float
+        self, provider: NodeProvider, secret: bytes, head: str, lease_seconds: float, lost_seconds: float
     ) -> None:
-        self._lender = lender
+        self._provider = provider
         self.secret = secret
         self.head = head
         self.remembered: dict[str, LentNode] = {}
@@ -156,7 +159,7 @@ class FleetSlotAllocator:
     @property
     def hosts(self) -> Mapping[str, LentNode]:
         """Nodes whose host is up, by name; the same object as long as nothing changed."""
-        listed = self._lender.hosts()
+        listed = self._provider.hosts()
         if listed is not self._listed or len(self.remembered) != self._merged:
             self._listed = listed
             there = {hosted.node.id: hosted for hosted in listed}
@@ -167,14 +170,14 @@ class FleetSlotAllocator:
         return self._by_id
 
     def nodes(self) -> tuple[Node, ...]:
-        """As the lender lists them."""
+        """As the provider lists them."""
         return tuple(hosted.node for hosted in self.hosts.values())
 
-    def take(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
-        """Ask the lender once, and look whether it has given everything."""
+    def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
+        """See `SlotAllocator.allocate`; the provider is asked once, and then looked at until it has given them all."""
         staying, lacking = _staying(placement, kept)
         self._ask(job_id, lacking, busy)
-        held = self._lender.held(job_id) if any(lacking.values()) else {}
+        held = self._provider.held(job_id) if any(lacking.values()) else {}
         joining: list[Slot] = []
         for node, count in lacking.items():
             free = [slot for index in held.get(node, ()) if (slot := Slot(node, index)) not in busy]
@@ -185,44 +188,44 @@ class FleetSlotAllocator:
         return (*staying, *joining)
 
     def _ask(self, job_id: str, lacking: Mapping[str, int], busy: Sequence[Slot]) -> None:
-        """So many slots by node are to come to the job, beside those that are busy."""
+        """Ask the provider for as many slots as the job lacks on each node, beside those that are busy."""
         used = Counter(slot.node for slot in busy)
         wanted = {node: used[node] + count for node, count in lacking.items() if count > 0}
         if wanted and self._asked.get(job_id) != wanted:
             self._asked[job_id] = wanted
-            self._lender.ask(job_id, wanted)
+            self._provider.ask(job_id, wanted)
         if not wanted and self._asked.pop(job_id, None) is not None:
             # An order before this one asked for more: others may need it, and here it would lie idle.
-            self._lender.ask(job_id, {})
+            self._provider.ask(job_id, {})
 
-    def keep(self, job_id: str, places: Iterable[Slot]) -> None:
-        """Drop the others."""
+    def release_except(self, job_id: str, places: Iterable[Slot]) -> None:
+        """See `SlotAllocator.release_except`."""
         kept = set(places)
         if self._asked.pop(job_id, None) is not None:
             # What has not come yet must not come to a job that needs it no more.
-            self._lender.ask(job_id, {})
+            self._provider.ask(job_id, {})
         rest = {
             node: tuple(index for index in held if Slot(node, index) not in kept)
-            for node, held in self._lender.held(job_id).items()
+            for node, held in self._provider.held(job_id).items()
         }
         if any(rest.values()):
-            self._lender.drop(job_id, {node: numbers for node, numbers in rest.items() if numbers})
+            self._provider.drop(job_id, {node: numbers for node, numbers in rest.items() if numbers})
 
-    def hold(self, job_id: str, places: Iterable[Slot]) -> None:
-        """Tell the lender, whose books may be empty after a restart."""
+    def mark_held(self, job_id: str, places: Iterable[Slot]) -> None:
+        """See `SlotAllocator.mark_held`; the provider is told, whose books may be empty after a restart."""
         by_node: dict[str, tuple[int, ...]] = {}
         for slot in places:
             if not slot.is_gone:
                 by_node[slot.node] = (*by_node.get(slot.node, ()), slot.index)
         if by_node:
-            self._lender.claim(job_id, by_node)
+            self._provider.claim(job_id, by_node)
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
-        """What the lender says, or that a node is gone."""
+        """What the provider says, or that a node is gone."""
         if any(node in self.remembered for node, _ in placement):
             return "", ()
         missing = [node for node, _ in placement if node not in self.hosts]
-        why = f"node '{missing[0]}' is gone" if missing else self._lender.refusal(job_id)
+        why = f"node '{missing[0]}' is gone" if missing else self._provider.refusal(job_id)
         if not why:
             return "", ()
         staying, lacking = _staying(placement, kept)

@@ -54,13 +54,13 @@ class NodeWatch(Site):
         self._slots, self._provider, self._shared = slots, provider, shared
         self.node_alarms = 0
         self._home = home
-        self._told: dict[str, LentNode] = {}
-        self._listed: Mapping[str, LentNode] = {}
+        self._announced: dict[str, LentNode] = {}
+        self._last_hosts: Mapping[str, LentNode] = {}
         # Until when jobs may say what they lost with a node that is gone.
-        self._ending: dict[str, float] = {}
+        self._losses_until: dict[str, float] = {}
         # Nodes that their engine takes back: no job is placed there, and jobs there save.
-        self._left: dict[str, LentNode] = {}
-        self._taken_back: Mapping[str, str] = {}
+        self._leaving: dict[str, LentNode] = {}
+        self._last_leaving: Mapping[str, str] = {}
         self._suspects: dict[str, str] = {}
         # At which address a node did not answer, and since when.
         self._silent_since: dict[str, tuple[tuple[str, int], float]] = {}
@@ -84,7 +84,7 @@ class NodeWatch(Site):
 
     def start(self) -> None:
         """Load the nodes that an earlier service noted, and have the provider look for its nodes."""
-        self._remember_from_before()
+        self._load_record()
         self._provider.start(self._slots.secret, self._slots.head, self._thread.wake)
 
     def close(self) -> None:
@@ -92,30 +92,30 @@ class NodeWatch(Site):
         self._provider.close()
 
     @property
-    def _memory(self) -> Path:
+    def _record_path(self) -> Path:
         return self._home / "run" / "fleet-nodes.json"
 
-    def _remember_from_before(self) -> None:
+    def _load_record(self) -> None:
         """Nodes that an earlier service noted count as there until the provider has had time to find them."""
-        noted = (read_record(self._memory) or {}).get("nodes", [])
+        noted = (read_record(self._record_path) or {}).get("nodes", [])
         rows = noted if isinstance(noted, list) else []
         found = [lent for lent in map(_lent_node, rows) if lent is not None]
         if len(found) < len(rows):
             _log.warning(
                 "%d of the nodes in %s cannot be understood, and are left out until the engine names them; was it "
-                "written by another version?", len(rows) - len(found), self._memory,
+                "written by another version?", len(rows) - len(found), self._record_path,
             )  # fmt: skip
         self._slots.remembered = {lent.node.id: lent for lent in found}
-        self._told = dict(self._slots.remembered)
+        self._announced = dict(self._slots.remembered)
         self._thread.after(_RETURN_SECONDS, self._slots.remembered.clear)
 
-    def _note_nodes(self) -> None:
+    def _write_record(self) -> None:
         nodes = [
             {"node": _plain(lent.node), "address": lent.address, "gpus": lent.gpus}
-            for lent in (self._told | self._left).values()
+            for lent in (self._announced | self._leaving).values()
         ]
         try:
-            write_record(self._memory, {"nodes": nodes})
+            write_record(self._record_path, {"nodes": nodes})
         except BackendFailed as error:
             _log.warning("the nodes there are could not be noted: %s", error)
 
@@ -128,28 +128,28 @@ class NodeWatch(Site):
     def step(self) -> None:
         """Tell of nodes that came or went since the last time; nothing to do where none did."""
         hosts, taken_back = self._slots.hosts, self._provider.leaving()
-        if hosts is not self._listed or taken_back.keys() != self._taken_back.keys():
-            self._listed, self._taken_back = hosts, taken_back
+        if hosts is not self._last_hosts or taken_back.keys() != self._last_leaving.keys():
+            self._last_hosts, self._last_leaving = hosts, taken_back
             self._suspects = {node: why for node, why in self._suspects.items() if node in hosts}
             self._notice_losses(hosts)
-            for node in [node for node in self._told if node in taken_back and node not in self._ending]:
-                self._left[node] = self._told.pop(node)
+            for node in [node for node in self._announced if node in taken_back and node not in self._losses_until]:
+                self._leaving[node] = self._announced.pop(node)
                 self._thread.tell(NodeDown(time.time(), node))
-            self._announce()
-        if self._ending:
-            self._let_end()
+            self._tell_new_nodes()
+        if self._losses_until:
+            self._tell_gone_nodes()
 
     def _notice_losses(self, hosts: Mapping[str, LentNode]) -> None:
         """Nodes that are gone, or have another host: jobs that run there hear of it once."""
-        for node, lent in (self._told | self._left).items():
+        for node, lent in (self._announced | self._leaving).items():
             # Told once: by the next time a job may be on the node's new host.
-            if node not in self._ending and (node not in hosts or hosts[node].address != lent.address):
-                self._gone(node)
+            if node not in self._losses_until and (node not in hosts or hosts[node].address != lent.address):
+                self._await_losses(node)
                 self._tell_shims(node, f"node '{node}' is gone")
 
-    def _gone(self, node: str) -> None:
-        if node not in self._ending:
-            self._ending[node] = time.monotonic() + _LOSS_SECONDS
+    def _await_losses(self, node: str) -> None:
+        if node not in self._losses_until:
+            self._losses_until[node] = time.monotonic() + _LOSS_SECONDS
             self._thread.wake_after(_LOSS_SECONDS)
 
     def _tell_shims(self, node: str, why: str) -> None:
@@ -164,27 +164,27 @@ class NodeWatch(Site):
             return False
         return any(slot.node == node for slot in now.remaining)
 
-    def _let_end(self) -> None:
-        for node, until in [*self._ending.items()]:
+    def _tell_gone_nodes(self) -> None:
+        for node, until in [*self._losses_until.items()]:
             waits = any(self._counts_on(job, node) for job in self._table.jobs.values())
             if not waits or time.monotonic() >= until:
-                del self._ending[node]
-                self._left.pop(node, None)
-                if self._told.pop(node, None) is not None:
+                del self._losses_until[node]
+                self._leaving.pop(node, None)
+                if self._announced.pop(node, None) is not None:
                     self._thread.tell(NodeDown(time.time(), node))
-                    self._note_nodes()
-        self._announce()
+                    self._write_record()
+        self._tell_new_nodes()
 
-    def _announce(self) -> None:
+    def _tell_new_nodes(self) -> None:
         changed = False
         for node, lent in self._usable().items():
-            if self._told.get(node) != lent and node not in self._ending:
-                self._told[node] = lent
-                self._left.pop(node, None)
+            if self._announced.get(node) != lent and node not in self._losses_until:
+                self._announced[node] = lent
+                self._leaving.pop(node, None)
                 self._thread.tell(NodeUp(time.time(), lent.node))
                 changed = True
         if changed:
-            self._note_nodes()
+            self._write_record()
 
     # Folders
 
@@ -223,9 +223,9 @@ class NodeWatch(Site):
             case NodeLeavingMessage(node, why):
                 _log.warning("%s (job '%s')", why, job.id)
                 self._provider.check_node(node)
-                if node in self._ending:
+                if node in self._losses_until:
                     # It answers, and the job saves: tell that it leaves now, and do not wait for losses.
-                    self._ending[node] = time.monotonic()
+                    self._losses_until[node] = time.monotonic()
                 return True
             case AlarmMessage(replica=None):
                 self.node_alarms += 1
@@ -238,7 +238,7 @@ class NodeWatch(Site):
         _log.warning("%s; it is not used until it answers", why)
         self._suspects[node] = why
         # Other jobs that run there find out for themselves, once their leases there are over.
-        self._gone(node)
+        self._await_losses(node)
         if self._prober is None or not self._prober.is_alive():
             self._prober = threading.Thread(target=self._probe, name="pollux-fleet-probe", daemon=True)
             self._prober.start()
@@ -258,12 +258,12 @@ class NodeWatch(Site):
                 except BackendFailed:
                     continue
                 with self._thread.lock:
-                    if self._suspects.pop(node, None) is not None and node not in self._ending:
-                        self._announce()
+                    if self._suspects.pop(node, None) is not None and node not in self._losses_until:
+                        self._tell_new_nodes()
                 self._thread.wake()
-            self._give_up(left)
+            self._release_silent(left)
 
-    def _give_up(self, asked: Mapping[str, LentNode]) -> None:
+    def _release_silent(self, asked: Mapping[str, LentNode]) -> None:
         """Tell the provider which of these have been silent for long: each time all that still are."""
         now, hosts = time.monotonic(), self._slots.hosts
         with self._thread.lock:

@@ -31,7 +31,7 @@ class LentNode:
 class NodeProvider(Protocol):
     """An engine that lends nodes. All methods may be called from any thread and return at once.
 
-    Whatever takes time is done in the lender's own thread. A place is a number from 0 to the node's GPUs less one.
+    Whatever takes time is done in the provider's own thread. A place is a number from 0 to the node's GPUs less one.
     """
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
@@ -137,7 +137,7 @@ class PooledNodeProvider:
             held = self._held.setdefault(job_id, {})
             for node, numbers in places.items():
                 new = tuple(number for number in numbers if number not in held.get(node, ()))
-                self._tables.setdefault(node, SlotTable(0)).hold(new)
+                self._tables.setdefault(node, SlotTable(0)).mark_held(new)
                 held[node] = (*held.get(node, ()), *new)
 
     def held(self, job_id: str) -> Mapping[str, tuple[int, ...]]:
@@ -214,7 +214,7 @@ class PooledNodeProvider:
         changed = False
         for node, number in self._wanted.get(job_id, {}).items():
             lacking = number - len(held.get(node, ()))
-            taken = self._tables[node].take(lacking) if lacking > 0 and node in there else None
+            taken = self._tables[node].allocate(lacking) if lacking > 0 and node in there else None
             if taken:
                 held[node], changed = (*held.get(node, ()), *taken), True
         if not held:

@@ -1,4 +1,4 @@
-"""Who holds which places (GPUs, or CPU slots) of this machine. No processes here."""
+"""Which slots (GPUs, or shares of CPU cores) of one node are held. No processes here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SlotTable:
         """Places that nobody holds, in order."""
         return [place for place in range(self.count) if not self._held[place]]
 
-    def take(self, number: int) -> tuple[int, ...] | None:
+    def allocate(self, number: int) -> tuple[int, ...] | None:
         """That many places, neighbours where there are some, now held; None where there are too few."""
         free = self.free
         if len(free) < number:
@@ -30,7 +30,7 @@ class SlotTable:
         self._held.update(chosen)
         return tuple(chosen)
 
-    def hold(self, places: Iterable[int]) -> None:
+    def mark_held(self, places: Iterable[int]) -> None:
         """Note what is held already: free again once everyone who holds it has let go."""
         self._held.update(places)
 

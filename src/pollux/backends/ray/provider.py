@@ -17,8 +17,8 @@ from typing import Any
 from pollux.backends.nodes.provider import LentNode
 from pollux.backends.ray.claim_file import ClaimFile
 from pollux.backends.ray.claims import ClaimBook
-from pollux.backends.ray.driver.order import DriverOrder
 from pollux.backends.ray.driver_client import DRIVER, DriverClient
+from pollux.backends.ray.driver_order import DriverOrder
 from pollux.backends.ray.grants import Grants
 from pollux.backends.ray.node_book import NEW_HEAD, RayNodeBook
 from pollux.backends.ray.options import RayOptions

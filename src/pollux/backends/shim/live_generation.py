@@ -60,11 +60,12 @@ def _limits(hang_seconds: float) -> Limits:
 
 
 class Readiness(enum.Enum):
-    """Whether the replicas can carry out an order, by what the agents in them have said.
+    """Whether the replicas can carry out an order to change, by what the agents in them have said.
 
-    `UNHEARD`: no agent has spoken; an order waits, for so long. `READY`: they can. `UNABLE`: an agent has said why they
-    cannot; an order is refused. `FINISHED`: the job is through and only its script goes on; an order waits in vain.
-    A loss of replicas is survived by those that are ready, and by no others.
+    `UNHEARD`: no agent has given a sign of life; an order waits for one, and is refused after a while. `READY`: they
+    can. `UNABLE`: an agent has said why they cannot; an order is refused. `FINISHED`: the job is through, and only its
+    script goes on; an order waits until the generation ends. Replicas that are ready survive the loss of others; in the
+    other cases the job ends with it.
     """
 
     UNHEARD = enum.auto()
@@ -259,8 +260,7 @@ class LiveGeneration:
 
     def _answer_to_end(self, number: int, code: int) -> list[Action] | None:
         """What the others are to do about it; None: nothing, the job ends with it, well or not."""
-        out_of_memory = code < 0 and self._generation.lacks_memory
-        if self.readiness is not Readiness.READY or out_of_memory:
+        if self.readiness is not Readiness.READY or (code < 0 and self._generation.lacks_memory):
             return None
         return self._transition.process_ended(number, code, self._clock(), self._hung.pop(number, ""))
 

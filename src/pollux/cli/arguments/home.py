@@ -1,4 +1,4 @@
-"""The service's folder as commands make it: there, and one that can be written to. What lies in it is `wire.places`."""
+"""The service's folder as commands make it: it exists and can be written to; see `wire.home_layout`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ PARTIAL = "pollux.partial"
 
 
 def complete_jobs(incomplete: str) -> list[str]:
-    """Ids of unfinished jobs that begin so, for the shell; nothing where no service answers."""
+    """Ids of unfinished jobs that begin with the text, for the shell; nothing where no service answers."""
     from pollux.cli.client.client import connect
 
     try:
@@ -41,7 +41,7 @@ def complete_jobs(incomplete: str) -> list[str]:
 
 
 def complete_queues(incomplete: str) -> list[str]:
-    """Names of queues that begin so; nothing where no service answers."""
+    """Names of queues that begin with the text; nothing where no service answers."""
     from pollux.cli.client.client import connect
 
     try:
@@ -67,7 +67,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on standard output, with JSON's own escapes where UTF-8 is not spoken or not enough."""
+    """Print one JSON document on standard output, with JSON's escapes where UTF-8 does not serve."""
     import codecs
     import json
     import sys

@@ -45,11 +45,11 @@ def job_path(job_id: str, *rest: str) -> str:
 
 def find_service(environ: Mapping[str, str], home: Path) -> str:
     """The address of the service: POLLUX_SERVER, or what the service wrote to its home; `Unreachable` if neither."""
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     if environ.get("POLLUX_SERVER"):
         return environ["POLLUX_SERVER"]
-    path = places.service_file(home)
+    path = home_layout.service_file(home)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["url"]
     except FileNotFoundError:
@@ -65,11 +65,11 @@ def find_service(environ: Mapping[str, str], home: Path) -> str:
 
 def read_token(environ: Mapping[str, str], home: Path) -> str | None:
     """The token to show: POLLUX_TOKEN, or the one in the service's home; None where there is none."""
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     if environ.get("POLLUX_TOKEN"):
         return environ["POLLUX_TOKEN"].strip()
-    path = places.token_file(home)
+    path = home_layout.token_file(home)
     try:
         return path.read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:
@@ -82,14 +82,14 @@ def read_token(environ: Mapping[str, str], home: Path) -> str | None:
 
 def connect(environ: Mapping[str, str] | None = None, timeout: float = _TIMEOUT_SECONDS) -> Client:
     """A client for the service that the environment names, or that runs in the usual place."""
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     environ = os.environ if environ is None else environ
-    home = places.home(environ)
+    home = home_layout.home(environ)
     return Client(
         find_service(environ, home),
         read_token(environ, home),
-        places.ca_file(home),
+        home_layout.ca_file(home),
         timeout,
         lambda: find_service(environ, home),
     )
@@ -98,7 +98,7 @@ def connect(environ: Mapping[str, str] | None = None, timeout: float = _TIMEOUT_
 class Client:
     """Requests to one service. `ca_file`, where it exists, is trusted beside the system's certificates.
 
-    `find` tells where the service is by now; it is asked when nobody answers at the known address.
+    `find` gives the present address of the service; it is called when the known one does not answer.
     """
 
     def __init__(
@@ -251,12 +251,12 @@ class Client:
             skew = parsedate_to_datetime(date).timestamp() - time.time()
         except ValueError:
             return
-        # The header counts whole seconds: less than a few is no difference between clocks.
+        # The header has whole seconds: a difference of a few says nothing about the clocks.
         self._skew = skew if abs(skew) > 3.0 else 0.0
 
 
 def _address(url: str) -> SplitResult:
-    """The parts of an address; refuses what is none."""
+    """The parts of an address; InvalidInput where it is not one."""
     parts = urlsplit(url)
     try:
         known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)

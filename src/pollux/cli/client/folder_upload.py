@@ -30,18 +30,18 @@ def ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tupl
     archive = _packed(request, is_asked_for)
     folder, was_there = _send(client, digest_of(archive), archive)
     done = f"sent before to {client.url}" if was_there else f"sent ({_size(archive)} packed) to {client.url}"
-    return _there(request, folder), f"{_named(request, is_asked_for)}: {done}, as {folder}"
+    return _with_folder_on_service(request, folder), f"{_named(request, is_asked_for)}: {done}, as {folder}"
 
 
 def would_ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tuple[JobRequest, str]:
-    """The job as it would be there, and nothing is sent; where its files were not sent before, as it is, and that."""
+    """The job as it would be there, without sending anything; unchanged where its files are not there, with a line."""
     from pollux.storage.archive import digest_of
 
     archive = _packed(request, is_asked_for)
     asked = {"digest": digest_of(archive), "size": len(archive), "offset": 0, "data": ""}
     folder = client.post("/v1/packages", asked)["folder"]
     if folder is not None:
-        return _there(request, str(folder)), ""
+        return _with_folder_on_service(request, str(folder)), ""
     return request, (
         f"{request.name}: would send {request.workdir} ({_size(archive)} packed), which the service does not have yet; "
         "the plan is known once it is there"
@@ -76,7 +76,7 @@ def _size(archive: bytes) -> str:
     return f"{len(archive) / 2**20:.1f} MiB" if len(archive) >= 2**20 else f"{len(archive) / 2**10:.1f} KiB"
 
 
-def _there(request: JobRequest, folder: str) -> JobRequest:
+def _with_folder_on_service(request: JobRequest, folder: str) -> JobRequest:
     local, checkpoint = Path(request.workdir), request.checkpoint
     if checkpoint.dir is not None and Path(checkpoint.dir).is_relative_to(local):
         checkpoint = replace(checkpoint, dir=None)
@@ -86,7 +86,7 @@ def _there(request: JobRequest, folder: str) -> JobRequest:
 def _send(client: Client, digest: str, archive: bytes) -> tuple[str, bool]:
     """The folder where it is unpacked, and whether it was there before."""
     size, have, piece = len(archive), 0, b""
-    # Twice as many requests as pieces: others may send the same package, and the service says where to go on.
+    # At most twice as many requests as pieces: others may send the same package at the same time.
     for turn in range(2 * (size // _PIECE_BYTES + 2)):
         data = base64.b64encode(piece).decode()
         answer = client.post("/v1/packages", {"digest": digest, "size": size, "offset": have, "data": data})

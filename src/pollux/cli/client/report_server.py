@@ -14,13 +14,13 @@ from pollux.core.errors import Forbidden, InvalidInput, PolluxError, TooLarge, U
 if TYPE_CHECKING:
     from pollux.service import Engine
 
-__all__ = ["ReportDesk", "open_desk"]
+__all__ = ["ReportServer", "open_report_server"]
 
 _REPORTS = re.compile(r"/v1/jobs/([^/?]+)/reports")
 _TIMEOUT_SECONDS = 30.0
 
 
-class ReportDesk:
+class ReportServer:
     """Takes reports on loopback and gives them to the engine, once there is one."""
 
     def __init__(self, server: ThreadingHTTPServer) -> None:
@@ -46,9 +46,9 @@ class ReportDesk:
 
 
 @contextmanager
-def open_desk() -> Iterator[ReportDesk]:
-    """A desk on a free port, open while the block runs."""
-    desk: ReportDesk
+def open_report_server() -> Iterator[ReportServer]:
+    """A server of reports on a free port, open while the block runs."""
+    reports: ReportServer
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -56,7 +56,7 @@ def open_desk() -> Iterator[ReportDesk]:
 
         def do_POST(self) -> None:
             try:
-                status, answer = 200, desk.answer(self.path, self.headers.get("Authorization"), self._body())
+                status, answer = 200, reports.answer(self.path, self.headers.get("Authorization"), self._body())
             except PolluxError as error:
                 status = error.http_status
                 said = {"code": type(error).__name__, "message": str(error), "retryable": error.retryable}
@@ -87,11 +87,11 @@ def open_desk() -> Iterator[ReportDesk]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    desk = ReportDesk(server)
+    reports = ReportServer(server)
     thread = threading.Thread(target=server.serve_forever, daemon=True, name="pollux-reports")
     thread.start()
     try:
-        yield desk
+        yield reports
     finally:
         server.shutdown()
         server.server_close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pollux.core.errors import PolluxError, Unreachable
-from pollux.wire import places
+from pollux.wire import home_layout
 
 if TYPE_CHECKING:
     from pollux.cli.client.client import Client
@@ -26,11 +26,11 @@ _HOLDING = ("starting", "running", "resizing")
 
 
 class Ending:
-    """The end of one service; made before it is told to end, since it then forgets its process id."""
+    """Waits for the end of one service. Made before the service is stopped, which removes its process id."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._home = places.home(os.environ)
+        self._home = home_layout.home(os.environ)
         self._pid = _pid_of(self._home, client.url)
 
     def wait(self, seconds: float, say: Callable[[str], None]) -> None:
@@ -77,14 +77,14 @@ class Ending:
 def _pid_of(home: Path, url: str) -> int | None:
     """The process of the service, where it is the one that runs in this home."""
     try:
-        found = json.loads(places.service_file(home).read_text(encoding="utf-8"))
+        found = json.loads(home_layout.service_file(home).read_text(encoding="utf-8"))
         return int(found["pid"]) if found["url"] == url else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has asked about does not."""
+    """Whether a process runs; one that has ended and was not waited for (a zombie) does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -18,7 +18,7 @@ __all__ = ["Screen"]
 
 
 class Screen:
-    """On a terminal a live line stays below the output; elsewhere output is passed on, and changes are told."""
+    """On a terminal a live line stays below the output; elsewhere output is passed on, with a line per change."""
 
     def __init__(self, to_stderr: bool = False) -> None:
         self._output = sys.stderr if to_stderr else sys.stdout

@@ -75,7 +75,7 @@ def _cells(job: Mapping[str, Any], now: float, wide: bool) -> list[Text]:
     cells.append(Text(compact(job.get("goodput")) if live else "–"))
     if wide:
         cells.append(Text(share(job.get("efficiency"))))
-    # What its present replicas have not told yet is as it was before they were started.
+    # What the present replicas have not reported yet is from before they were started.
     about = "~" if job.get("outdated") and job.get("progress") is not None else ""
     cells.append(Text("100%" if finished else about + share(job.get("progress"))))
     cells.append(Text("–" if job.get("ended_at") else about + eta_range(job, now)))

@@ -1,9 +1,9 @@
-"""One picture of the cluster for `pollux top`: fetched from the service, drawn for a terminal of any size."""
+"""The screen of `pollux top`: fetched from the service, drawn for a terminal of any size."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What was last known. `lost` says since when and why the service does not answer; empty while it does."""
+    """The last known state. `lost` says since when and why the service does not answer; empty while it does."""
 
     url: str
     status: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     from rich.console import Group
     from rich.text import Text
 
-    from pollux.cli.display.tables import jobs_table, nodes_table
+    from pollux.cli.display.tables import jobs_table
 
     parts: list[RenderableType] = [_headline(frame)]
     if frame.lost:
@@ -68,16 +68,13 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     warned = warning_lines(frame.status)[:_MOST_WARNINGS]
     parts += [Text(line, style="yellow") for line in warned]
     nodes = list(frame.status.get("nodes", ()))
-    if nodes:
-        parts += [Text(), nodes_table(nodes[:_MOST_NODES])]
-    if len(nodes) > _MOST_NODES:
-        parts.append(Text(f"and {len(nodes) - _MOST_NODES} more nodes", style="dim"))
+    parts += _nodes(nodes)
     lines = _lines(frame, heard)
     room = len(frame.jobs)
     if height is not None:
         above = 9 + min(len(nodes), _MOST_NODES) + bool(frame.lost)
         above += sum(len(textwrap.wrap(line, width)) for line in warned)
-        # What is degraded goes before what was decided.
+        # Warnings come before decisions where there is not room for both.
         lines = lines[: max(0, height - above - 3)] if warned else lines
         taken = above + (len(lines) + 2 if lines else 0)
         room = max(1, min(room, height - taken))
@@ -88,6 +85,18 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     if lines:
         parts += [Text(), Text("last decisions", style="bold"), *lines]
     return Group(*parts)
+
+
+def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    """The table of the first nodes, and how many more there are."""
+    from rich.text import Text
+
+    from pollux.cli.display.tables import nodes_table
+
+    parts: list[RenderableType] = [Text(), nodes_table(nodes[:_MOST_NODES])] if nodes else []
+    if len(nodes) > _MOST_NODES:
+        parts.append(Text(f"and {len(nodes) - _MOST_NODES} more nodes", style="dim"))
+    return parts
 
 
 def _headline(frame: Frame) -> RenderableType:

@@ -28,7 +28,7 @@ def warning_lines(status: Mapping[str, Any]) -> list[str]:
 
 
 def print_warnings(client: Client) -> None:
-    """Say on standard error what is degraded, if anything; a service that does not tell is another matter."""
+    """Say on standard error what is degraded, if anything; nothing where the service does not answer."""
     try:
         lines = warning_lines(client.get("/v1/status"))
     except PolluxError:

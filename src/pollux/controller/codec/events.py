@@ -21,7 +21,7 @@ from pollux.goodput import FabricThroughput, GoodputModel, PublishedThroughput, 
 from pollux.goodput.fabric import AllReduce
 from pollux.wire.dataclass_codec import (
     SCALAR_READERS,
-    Refusal,
+    Misfit,
     ValueReader,
     ValueWriter,
     as_it_is,
@@ -34,7 +34,6 @@ __all__ = [
     "UPCASTS",
     "Upcast",
     "decode",
-    "decode_model",
     "decode_value",
     "encode",
     "encode_model",
@@ -112,27 +111,22 @@ def encode_value(value: Any) -> Any:
     """Plain JSON values of what events are made of: specs, limits, nodes, queues, placements, reasons, models."""
     try:
         return _write(value)
-    except Refusal as refusal:
-        raise InvalidInput(refusal.message(type(value).__name__)) from None
+    except Misfit as misfit:
+        raise InvalidInput(misfit.message(type(value).__name__)) from None
 
 
 def decode_value(kind: type[_Value], value: Any, where: str = "") -> _Value:
     """A value of that type from what `encode_value` wrote; `where` names it in messages. Strict: no unknown field."""
     try:
         return typing.cast("_Value", _read(kind, value))
-    except Refusal as refusal:
-        raise InvalidInput(refusal.message(where or kind.__name__)) from None
+    except Misfit as misfit:
+        raise InvalidInput(misfit.message(where or kind.__name__)) from None
 
 
 def encode_model(model: GoodputFunction) -> dict[str, Any]:
     """A learned model as numbers: throughput (and by GPU type), efficiency, limits of the batch."""
     _check_model(model)
     return typing.cast("dict[str, Any]", encode_value(model))
-
-
-def decode_model(value: Any, where: str = "model") -> GoodputModel:
-    """The model that `encode_model` wrote."""
-    return decode_value(GoodputModel, value, where)
 
 
 def _check_model(model: GoodputFunction) -> None:
@@ -178,7 +172,7 @@ def _read_throughput(value: Any) -> ThroughputModel:
             return PublishedThroughput(*written.parameters)
         return FabricThroughput(*written.parameters, algorithm=written.algorithm)
     except PolluxError as error:
-        raise Refusal(f"does not fit: {error}") from None
+        raise Misfit(f"does not fit: {error}") from None
 
 
 def _write_number(value: Any, depth: int) -> int | float | str:
@@ -200,7 +194,7 @@ def _read_placement(value: Any) -> Placement:
     try:
         return Placement(_read(tuple[tuple[str, int], ...], value))
     except PolluxError as error:
-        raise Refusal(f"does not fit: {error}") from None
+        raise Misfit(f"does not fit: {error}") from None
 
 
 _write: ValueWriter = ValueWriter(

@@ -31,7 +31,7 @@ _NEWER = (
 )  # fmt: skip
 """Such fields that older states do not have."""
 
-_KEPT = ("spec", "goodput", "reason")
+_CACHED = ("spec", "goodput", "reason")
 """Fields that seldom change: their written form is kept with the record."""
 
 
@@ -49,12 +49,12 @@ def _encode_record(record: JobRecord) -> dict[str, Any]:
     encoded = {name: getattr(record, name) for name in (*_PLAIN, *_NEWER)}
     for name in ("costs", "last_pause", "state", "placement", "waiting_for"):
         encoded[name] = encode_value(getattr(record, name))
-    for name in _KEPT:
-        encoded[name] = _kept(record, name)
+    for name in _CACHED:
+        encoded[name] = _cached_form(record, name)
     return encoded
 
 
-def _kept(record: JobRecord, name: str) -> Any:
+def _cached_form(record: JobRecord, name: str) -> Any:
     """The written form of a field that seldom changes; the last one again while it is the same object."""
     value = getattr(record, name)
     if value is None:
@@ -93,7 +93,7 @@ def _decode_cluster(saved: Mapping[str, Any]) -> ClusterState:
 
 
 def _decode_record(job: Mapping[str, Any]) -> JobRecord:
-    fields = {name: job[name] for name in (*_PLAIN, "state", "placement", "waiting_for", *_KEPT)}
+    fields = {name: job[name] for name in (*_PLAIN, "state", "placement", "waiting_for", *_CACHED)}
     fields |= {name: job[name] for name in (*_NEWER, "costs", "last_pause") if name in job}
     record = decode_value(JobRecord, fields, "job")
     if "running_since" not in job and record.state is JobState.RUNNING:

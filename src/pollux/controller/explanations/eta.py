@@ -81,13 +81,13 @@ def eta(
     that its reason names, or for the last of those that it is to follow, for which all `jobs` must be given.
     """
     model, left = record.goodput, record.remaining
-    if record.state in ENDED or record.state is JobState.PAUSED or model is None or left is None:
+    if record.state in (*ENDED, JobState.PAUSED) or model is None or left is None:
         return None
     wait = _waiting_seconds(record, snapshot, jobs or {})
     best, worst = _rates(record, model, snapshot)
     if wait is None or best <= 0.0 or worst <= 0.0:
         return None
-    error = (uncertainty or Uncertainty()).after(record.held(snapshot.now))
+    error = (uncertainty or Uncertainty()).after(record.running_seconds(snapshot.now))
     low, high = (wait + left / best) * (1.0 - min(error, 1.0)), (wait + left / worst) * (1.0 + error)
     if not record.placement:
         return EtaSeconds(None, low, high + record.resize_cost_seconds)

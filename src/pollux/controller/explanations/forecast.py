@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pollux.controller.explanations.eta import EtaSeconds, eta, fair_gpus, most_gpus
-from pollux.controller.machine.controller import Controller
 from pollux.controller.messages.events import JobSpec
 from pollux.controller.state.records import JobRecord
-from pollux.core import NOWHERE, Decision, Policy, Reason, Snapshot
+from pollux.core import NOWHERE, Decision, Reason, Snapshot
 from pollux.policies.packing.empty_cluster import Whole
 
-__all__ = ["PlanNumbers", "lack_of", "plan_for", "plan_from"]
+__all__ = ["PlanNumbers", "lack_of", "plan_from"]
 
 
 # More names than that say no more to anybody.
@@ -41,14 +40,6 @@ class PlanNumbers:
     def starts_now(self) -> bool:
         """Whether it gets GPUs at once."""
         return self.gpus > 0
-
-
-def plan_for(controller: Controller, policy: Policy, spec: JobSpec, now: float) -> PlanNumbers:
-    """The policy asked on a snapshot with the new job in it; refuses what a submission would be refused for."""
-    record = controller.draft(spec, now)
-    snapshot = controller.snapshot(now, record)
-    decision = policy.allocate(snapshot) if record.is_ready else Decision({})
-    return plan_from(record, snapshot, decision, controller.jobs)
 
 
 def plan_from(

@@ -96,7 +96,7 @@ class Controller:
 
     @property
     def jobs(self) -> Mapping[str, JobRecord]:
-        """Every job that was submitted and not forgotten, in that order; to be read, not written."""
+        """Every job that was submitted and not forgotten, in order of submission. Do not change it."""
         return self._cluster_state.jobs
 
     @property
@@ -191,7 +191,7 @@ class Controller:
         controller = cls(cluster_state.cluster, settings)
         controller._cluster_state = cluster_state
         controller.revision = saved["revision"]
-        # States of before there was a bank have none.
+        # States that were saved before there was a model bank have none.
         controller.bank = snapshots.decoded(decode_bank, saved.get("bank", {}))
         controller._times.restore(saved)
         return controller
@@ -241,7 +241,7 @@ class Controller:
             return []
         current = event.generation == record.generation and bool(record.placement)
         if event.outcome == "succeeded":
-            # The job was finished before it noticed that it should stop, or be elsewhere.
+            # The job had finished before it noticed that it should stop or be resized.
             before = NOWHERE if current else record.placement
             self.bank = completed_work(self.bank, record)
             self._cluster_state.end(record, JobState.SUCCEEDED, event.at, event.detail, Reason("succeeded"))
@@ -249,7 +249,7 @@ class Controller:
         return self._ended_badly(record, event) if current else []
 
     def _generation_shrunk(self, event: GenerationShrunk) -> list[Command]:
-        """Some replicas are lost, others hold the state: the job goes on with those if they are enough."""
+        """Some replicas are lost. The job goes on with the others, which hold its state, if they are enough."""
         record = self._cluster_state.jobs.get(event.job_id)
         if record is None or record.state not in HOLDING or event.generation != record.generation:
             return []
@@ -278,7 +278,7 @@ class Controller:
         return [*_stop(record, before, ended.outcome), *commands] if stops and not event.refused else commands
 
     def _ended_badly(self, record: JobRecord, event: GenerationEnded, in_place: bool = True) -> list[Command]:
-        """The replicas that hold the job's GPUs are gone, and the job is not finished."""
+        """All replicas of the job have ended, and the job is not finished."""
         retry, before = decide_retry(record, event), record.placement
         record.crashes, record.streak, record.losses = retry.crashes, retry.streak, retry.losses
         moved = event.outcome == "lost" and record.resizes_live
@@ -297,7 +297,7 @@ class Controller:
         if moved and in_place:
             # A resize without a restart has failed: start from the checkpoint on the same GPUs.
             self._cluster_state.renew(record, event.at)
-            record.because(event.at, Reason("fell-back", _held(before)))
+            record.set_reason(event.at, Reason("fell-back", _gpus_before(before)))
             return [StartJob(event.job_id, record.generation, record.placement)]
         self._cluster_state.requeue(record, event.at, retry.reason)
         if event.outcome != "refused":
@@ -316,7 +316,7 @@ class Controller:
     def _cancelled(self, event: JobCancelled) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
         before = record.placement
-        self._cluster_state.end(record, JobState.CANCELLED, event.at, "", Reason("cancelled", _held(before)))
+        self._cluster_state.end(record, JobState.CANCELLED, event.at, "", Reason("cancelled", _gpus_before(before)))
         return [*_stop(record, before, "cancelled"), *self._changed(event.at)]
 
     def _paused(self, event: JobPaused) -> list[Command]:
@@ -324,7 +324,7 @@ class Controller:
         before = record.placement
         record.state = step(event.job_id, record.state, JobState.PAUSED, record.detail)
         self._cluster_state.place(record, NOWHERE, event.at)
-        record.because(event.at, Reason("paused", _held(before)))
+        record.set_reason(event.at, Reason("paused", _gpus_before(before)))
         return [*_stop(record, before, "paused"), *self._changed(event.at)]
 
     def _resumed(self, event: JobResumed) -> list[Command]:
@@ -333,7 +333,7 @@ class Controller:
             raise IllegalTransition(f"job '{event.job_id}' is {record.state}; only a paused job can be resumed")
         record.state = step(event.job_id, record.state, JobState.QUEUED)
         waits = Reason("waits-for-job", jobs=record.waiting_for) if record.waiting_for else Reason("resumed")
-        record.because(event.at, waits)
+        record.set_reason(event.at, waits)
         return self._changed(event.at)
 
     def _limits_changed(self, event: JobLimitsChanged) -> list[Command]:
@@ -366,7 +366,7 @@ class Controller:
                 detail = f"node '{event.node_id}' is leaving, or gone"
                 commands.append(_resize(record, before, after, Reason("left-node", numbers), detail, event.at))
                 continue
-            self._cluster_state.requeue(record, event.at, Reason("node-lost", _held(before)))
+            self._cluster_state.requeue(record, event.at, Reason("node-lost", _gpus_before(before)))
             commands += _stop(record, before, "node-lost")
         return commands + self._changed(event.at)
 
@@ -387,12 +387,12 @@ class Controller:
             if record.capped_until is not None and record.capped_until <= event.at:
                 record.capped_until = None
                 record.forget_view()
-            self._cluster_state.retime(record)
+            self._cluster_state.note_due_time(record)
         return [*commands, *self._changed(event.at)] if due else []
 
     def _time_is_up(self, record: JobRecord, at: float) -> list[Command]:
         before, limit = record.placement, record.spec.time_limit_seconds or 0.0
-        numbers = {"limit_seconds": limit, "held_seconds": record.held(at)}
+        numbers = {"limit_seconds": limit, "held_seconds": record.running_seconds(at)}
         detail = f"time limit of {limit:g} s reached"
         self._cluster_state.end(record, JobState.FAILED, at, detail, Reason("time-limit", numbers))
         return _stop(record, before, "time-limit")
@@ -415,7 +415,7 @@ class Controller:
         commands = [self._carry_out(change, decision, event.at) for change in plan(snapshot, decision)]
         for view in snapshot.jobs:
             if not self.jobs[view.id].placement and (reason := decision.reasons.get(view.id)) is not None:
-                self.jobs[view.id].because(event.at, reason)
+                self.jobs[view.id].set_reason(event.at, reason)
         if self.settings.trigger == "events":
             significance.remember_predictions(self.active.values(), self.cluster)
         return commands + self._times.schedule_next(event.at, event.revision)
@@ -424,7 +424,7 @@ class Controller:
         job_id, record = change.job_id, self.jobs[change.job_id]
         self._cluster_state.place(record, change.after, at)
         record.forgive_moves(at)
-        record.because(at, decision.reasons.get(job_id) or decisions.fallback_reason(change))
+        record.set_reason(at, decision.reasons.get(job_id) or decisions.fallback_reason(change))
         if change.kind == "stop":
             record.state = step(job_id, record.state, JobState.QUEUED)
             return StopJob(job_id, record.generation, change.before, "preempted")
@@ -435,7 +435,7 @@ class Controller:
         return ResizeJob(job_id, record.generation, change.before, change.after)
 
     def _changed(self, at: float) -> list[Command]:
-        """Something that can change the answer happened: under `events`, a decision is due."""
+        """Something happened that can change the policy's answer: under `events`, a decision is due."""
         return self._times.note_change(at, self.revision)
 
 
@@ -447,11 +447,11 @@ def _resize(record: JobRecord, before: Placement, after: Placement, reason: Reas
     """The command by which a job goes on, without a restart, on the GPUs on which it is placed now."""
     record.state = step(record.spec.id, record.state, JobState.RESIZING)
     record.detail = detail
-    record.because(at, reason)
+    record.set_reason(at, reason)
     return ResizeJob(record.spec.id, record.generation, before, after)
 
 
-def _held(placement: Placement) -> dict[str, float]:
+def _gpus_before(placement: Placement) -> dict[str, float]:
     return {"gpus_before": float(placement.num_gpus)}
 
 

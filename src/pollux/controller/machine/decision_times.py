@@ -33,7 +33,7 @@ class DecisionTimes:
         return []
 
     def note_change(self, at: float, revision: int) -> list[Command]:
-        """Something that can change the answer happened: under `events`, a decision is due."""
+        """Something happened that can change the policy's answer: under `events`, a decision is due."""
         if self._settings.trigger != "events":
             return []
         self._last_change = revision

@@ -1,4 +1,4 @@
-"""A policy's answer on its way into force: cut down to what it changes, and put together again with what stays.
+"""Between a policy's answer and its effect: the answer is cut down to what it changes, and completed by what stays.
 
 Pure; when a policy is asked is in `controller`.
 """
@@ -14,7 +14,7 @@ from pollux.core import NOWHERE, Allocation, Change, Decision, Reason, Snapshot
 
 __all__ = ["completed", "fallback_reason", "narrowed"]
 
-# Who waits is told anew when a number moved by more than this share; else the log would fill with repetitions.
+# A waiting job's reason is written again only when a number moved by more than this share: the log would fill up.
 _SAME = 0.05
 
 
@@ -37,13 +37,13 @@ def narrowed(active: Mapping[str, JobRecord], known: Mapping[str, JobRecord], de
 
 
 def _is_new_to(record: JobRecord, reason: Reason) -> bool:
-    """Whether a job that waits should be told."""
+    """Whether a waiting job's reason has changed enough to be written to the log."""
     before = record.reason
     if record.placement or not record.is_ready:
         return False
     if before is None or before.code != reason.code or before.numbers.keys() != reason.numbers.keys():
         return True
-    # Whoever is named is an example of those in the way; while one of them still is, the others need no telling.
+    # The jobs that a reason names are examples of those in the way; while one of them still is, it need not change.
     if (before.jobs or reason.jobs) and not set(before.jobs) & set(reason.jobs):
         return True
     return not all(math.isclose(reason.numbers[name], before.numbers[name], rel_tol=_SAME) for name in before.numbers)

@@ -25,8 +25,8 @@ def model_from(
 ) -> GoodputModel:
     """The reported model; one GPU takes at most `local_batch_max` samples at once where that is known.
 
-    Its throughput is that of the GPU type it was measured on; what `before` knew of other types stays. Types that were
-    never measured are taken for like the newest.
+    Its throughput is that of the GPU type it was measured on; what `before` knew of other types stays. A type
+    that was never measured is taken to be like the one measured last.
     """
     if len(report.parameters) != _NUM_PARAMETERS:
         raise InvalidInput(
@@ -52,7 +52,7 @@ def model_from(
 
 
 def _check_model(report: ModelReport) -> None:
-    """Refuse what is larger than that of any training job, and would be infinite once it is multiplied."""
+    """Refuse numbers larger than those of any training job: products of them would be infinite."""
     for name, value in zip(("αc", "βc", "αn", "βn", "αr", "βr"), report.parameters, strict=False):
         # `PublishedThroughput` refuses what is no number at all, or below zero.
         if value > LARGEST_SECONDS:
@@ -86,7 +86,7 @@ def learned(bank: ModelBank, record: JobRecord, cluster: Cluster, event: JobRepo
 
 
 def completed_work(bank: ModelBank, record: JobRecord) -> ModelBank:
-    """The bank with the whole work of a job that has succeeded, where it said how far it had got."""
+    """The bank with the total work of a job that has succeeded, where the job reported its progress."""
     if not record.kind or record.progress is None:
         return bank
     return bank.ended(record.kind, record.progress + (record.remaining or 0.0))

@@ -54,14 +54,14 @@ class RetryDecision:
 
 
 def decide_retry(record: JobRecord, event: GenerationEnded) -> RetryDecision:
-    """What follows for the job that holds GPUs for the generation that ended without success."""
+    """What happens to a job whose generation has ended without success."""
     if event.outcome in ("crashed", "out-of-memory"):
         return _after_crash(record, event)
     if event.outcome == "lost":
         return _after_loss(record, event)
     if event.outcome == "refused":
         return _after_refusal(record, event)
-    # Replicas that were stopped without a command, such as by a service that went down: start them again.
+    # Replicas that ended without a command, for instance because a service stopped: start them again.
     reason = Reason("stopped", {"gpus_before": float(record.placement.num_gpus)})
     return replace(_requeue(record, reason), detail=record.detail)
 

@@ -110,8 +110,8 @@ class JobReported(Event):
 class GenerationShrunk(Event):
     """Some replicas of this generation are gone, or never came; the others hold the state and wait at `placement`.
 
-    `refused`: nobody is lost; those that were to join have no places, and were never started. `withdrawn`: nobody that
-    ran is lost, or has paused; those that were to join did not come.
+    `refused`: no replica is lost; those that were to join got no GPUs, and were never started. `withdrawn`: no replica
+    that ran is lost, or has paused; those that were to join did not come.
     """
 
     job_id: str
@@ -139,7 +139,7 @@ class TimerFired(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobFinished(Event):
-    """A job ended by itself."""
+    """A job has ended by itself."""
 
     job_id: str
     outcome: Literal["succeeded", "failed"] = "succeeded"
@@ -148,14 +148,14 @@ class JobFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobCancelled(Event):
-    """Its user does not want it any more."""
+    """The user cancels the job."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobPaused(Event):
-    """Its user wants it to hold nothing for now."""
+    """The user pauses the job: it holds no GPUs until it is resumed."""
 
     job_id: str
 
@@ -169,7 +169,7 @@ class JobResumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobLimitsChanged(Event):
-    """Its user asks for other limits."""
+    """The user asks for other limits."""
 
     job_id: str
     limits: JobLimits
@@ -177,7 +177,7 @@ class JobLimitsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobsForgotten(Event):
-    """Jobs that ended before `ended_before` concern nobody any more: they leave the books, and their names are free."""
+    """Jobs that ended before `ended_before` are forgotten, and their names are free."""
 
     ended_before: float
 

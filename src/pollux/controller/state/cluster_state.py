@@ -38,14 +38,14 @@ class ClusterState:
         self._due: dict[str, float] = {}
 
     def record(self, job_id: str) -> JobRecord:
-        """A job that must be there."""
+        """The record of a job; UnknownName where there is none."""
         found = self.jobs.get(job_id)
         if found is None:
             raise self._unknown("job", job_id)
         return found
 
     def _unknown(self, what: str, job_id: str) -> UnknownName:
-        """With the names of the newest jobs: nobody reads a list of thousands, and comparing them takes long."""
+        """The error for an unknown job. It names the newest jobs only: there may be thousands."""
         return UnknownName(what, job_id, islice(reversed(self.jobs), _MOST_NAMES))
 
     def draft(self, spec: JobSpec, at: float) -> JobRecord:
@@ -60,17 +60,17 @@ class ClusterState:
         record.view(at)  # refuses what no snapshot could hold, while its user is still there
         hopeless = tuple(other for other in waiting_for if self.jobs[other].state in ENDED)
         if waiting_for:
-            record.because(
+            record.set_reason(
                 at, Reason("dependency-failed" if hopeless else "waits-for-job", jobs=hopeless or waiting_for)
             )
         return record
 
     def add(self, record: JobRecord) -> None:
-        """Take a new or a restored job in."""
+        """Add a new or a restored job."""
         self.jobs[record.spec.id] = record
         if record.state not in ENDED:
             self.active[record.spec.id] = record
-            self.retime(record)
+            self.note_due_time(record)
 
     def fail_if_orphaned(self, record: JobRecord, at: float) -> None:
         """End a new job at once if one that it waits for can no longer succeed."""
@@ -96,36 +96,36 @@ class ClusterState:
             if record.started_at is None:
                 record.started_at = at
         record.forget_view()
-        self.retime(record)
+        self.note_due_time(record)
 
     def run(self, record: JobRecord, at: float) -> None:
-        """The replicas of a job's generation are all there."""
+        """Note that all replicas of a job's generation run."""
         record.running_since = at
         if record.capped_until is None:
             record.refusals = 0
-        self.retime(record)
+        self.note_due_time(record)
 
     def _halt(self, record: JobRecord, at: float) -> None:
-        record.held_seconds, record.running_since = record.held(at), None
+        record.held_seconds, record.running_since = record.running_seconds(at), None
 
     def renew(self, record: JobRecord, at: float) -> None:
-        """A job keeps what it holds, for replicas that start anew."""
+        """Give a job a new generation on the GPUs that it holds."""
         self._halt(record, at)
-        self.retime(record)
+        self.note_due_time(record)
         record.generation += 1
         record.num_starts += 1
         record.forget_view()
 
     def requeue(self, record: JobRecord, at: float, reason: Reason) -> Placement:
-        """A job loses what it holds, which comes back, and waits again."""
+        """Take its GPUs from a job and let it wait again; the placement that it had."""
         before, after = record.placement, step(record.spec.id, record.state, JobState.QUEUED)
         self.place(record, NOWHERE, at)
         record.state = after
-        record.because(at, reason)
+        record.set_reason(at, reason)
         return before
 
     def end(self, record: JobRecord, state: JobState, at: float, detail: str, reason: Reason) -> None:
-        """A job's life is over; jobs that wait for it may go on, or are over as well."""
+        """End a job. Jobs that wait for it may go on, or end as well."""
         self._end(record, state, at, detail, reason)
         ended = [record]
         while ended:
@@ -134,7 +134,7 @@ class ClusterState:
                 if last.state is JobState.SUCCEEDED:
                     left = tuple(job_id for job_id in follower.waiting_for if job_id != last.spec.id)
                     follower.waiting_for = left
-                    follower.because(at, Reason("waits-for-job", jobs=left) if left else None)
+                    follower.set_reason(at, Reason("waits-for-job", jobs=left) if left else None)
                 else:
                     self._orphan(follower, last, at)
                     ended.append(follower)
@@ -148,7 +148,7 @@ class ClusterState:
         self.place(record, NOWHERE, at)
         record.state, record.ended_at, record.detail = after, at, detail
         record.eligible_at, record.capped_until, record.waiting_for = None, None, ()
-        record.because(at, reason)
+        record.set_reason(at, reason)
         del self.active[record.spec.id]
         self._due.pop(record.spec.id, None)
 
@@ -159,25 +159,25 @@ class ClusterState:
     # Nodes and queues
 
     def add_node(self, node: Node) -> None:
-        """A node arrived, or is another than it was."""
+        """Add a node, or replace one whose description has changed."""
         nodes = [node if other.id == node.id else other for other in self.cluster.nodes]
         if node.id not in self.cluster.by_id:
             nodes.append(node)
         self.cluster = Cluster(tuple(nodes))
 
     def remove_node(self, node_id: str) -> list[JobRecord]:
-        """A node is gone; the jobs that held GPUs there, which still do in these state."""
+        """Remove a node; the jobs that held GPUs there. Their placements still name it."""
         self.cluster = Cluster(tuple(node for node in self.cluster.nodes if node.id != node_id))
         return [record for record in self.active.values() if record.placement.on(node_id)]
 
     def set_queue(self, queue: Queue) -> None:
-        """A queue is new, or is another than it was."""
+        """Add a queue, or replace one whose weight or quota has changed."""
         # A new mapping: the last one may be in a snapshot.
         self.queues = {**self.queues, queue.name: queue}
 
     # What is due
 
-    def retime(self, record: JobRecord) -> None:
+    def note_due_time(self, record: JobRecord) -> None:
         """Note when the job's pause after a crash, its cap after a refusal, or its time limit, is over."""
         times = (record.eligible_at, record.capped_until, time_up(record))
         due = min((at for at in times if at is not None), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-__all__ = ["LIVE_KINDS", "RESTART", "Costs", "likely_seconds", "medians", "noted"]
+__all__ = ["LIVE_KINDS", "RESTART", "Costs", "likely_seconds", "medians", "with_pause"]
 
 LIVE_KINDS = ("grow", "shrink", "move", "recover")
 """Changes in living processes: more replicas, fewer, as many elsewhere, and fewer after a loss."""
@@ -19,18 +19,18 @@ Costs = Mapping[str, tuple[float, ...]]
 _KEPT = 5
 
 
-def noted(costs: Costs, kind: str, seconds: float) -> Costs:
-    """With one more pause; only the last five of a kind count."""
+def with_pause(costs: Costs, kind: str, seconds: float) -> Costs:
+    """The costs with one more pause; only the last five of each kind are kept."""
     return {**costs, kind: (*costs.get(kind, ()), seconds)[-_KEPT:]}
 
 
 def medians(costs: Costs) -> dict[str, float]:
-    """Of each kind that was measured."""
+    """The median pause of each kind that was measured."""
     return {kind: statistics.median(pauses) for kind, pauses in costs.items() if pauses}
 
 
 def likely_seconds(costs: Costs, live: bool, estimate: float, failed: float = 0.0) -> float:
-    """What the next change costs: the dearest planned kind in living processes, or a restart; else the estimate.
+    """What the next change costs: the dearest kind of live resize, or a restart; `estimate` where it was not measured.
 
     max over grow, shrink, move of the median of the last five; a recovery counts only where none of these is known.
     Where such changes have become restarts of late, x of the most that are tried: live + x (restart - live).

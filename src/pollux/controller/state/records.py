@@ -6,35 +6,39 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pollux.controller.messages.events import JobSpec
-from pollux.controller.state.costs import RESTART, Costs, likely_seconds, noted
+from pollux.controller.state.costs import RESTART, Costs, likely_seconds, with_pause
 from pollux.controller.state.lifecycle import JobState
 from pollux.core import NOWHERE, GoodputFunction, JobLimits, JobView, Placement, Prior, Reason
 
 __all__ = ["FORGIVEN_AFTER_SECONDS", "MOST_FAILED_MOVES", "JobRecord"]
 
 MOST_FAILED_MOVES = 3
-"""After so many changes in living processes that did not come about, a job is moved by restarts."""
+"""After this many failed live resizes, a job is resized by restarts."""
 
 FORGIVEN_AFTER_SECONDS = 3600.0
-"""So long after the last of them, a change in living processes is tried again."""
+"""This long after the last failure, a live resize is tried again."""
 
 
 @dataclass(slots=True)
 class JobRecord:
     """All the controller knows of one job.
 
-    Times are in seconds on the driver's clock, None for what has not happened. `held_since` is when it got, or lost,
-    its present placement; `attained_gpu_seconds` are what it held up to then. `running_since` is when the replicas of
-    its generation were all there, None while they are not; `held_seconds` how long they ran before. `crashes` count
-    against `spec.retries`; `streak` are those since it last ran well, and `losses` the times that its replicas vanished
-    without progress in between, by what was known at the last of them (`remaining_at_loss`, `progress_at_loss`). Until
-    `eligible_at`, or while jobs of `waiting_for` have not succeeded, no policy is shown it. `refusals` are the times in
-    a row that places given to it could not be had; until `capped_until`, policies are shown that it may hold no more
-    than it does. `local_batch` is the last one reported, `local_batch_max` what running out of memory has taught.
-    `live`: whether its agent can follow a change in living processes, None while nobody has said; `failed_moves` are
-    those that did not come about since the last that did, the newest at `failed_move_at`. `costs` are its pauses by
-    kind, `last_pause` the newest. `reason` says why it has what it has, since `reason_at`. `seen` and `written` are the
-    last view and parts of the last state.
+    Times are in seconds on the driver's clock; None for what has not happened.
+
+    - `held_since`: when it got, or lost, its present placement. `attained_gpu_seconds`: what it had held by then.
+    - `running_since`: since when all replicas of its generation run, None while they do not. `held_seconds`: how long
+      its replicas had run before that.
+    - `crashes` count against `spec.retries`; `streak` is the number of crashes since it last ran well. `losses` is how
+      often its replicas were lost without progress in between; `remaining_at_loss` and `progress_at_loss` are what was
+      known at the last loss.
+    - No policy is shown the job until `eligible_at`, and while jobs of `waiting_for` have not succeeded. `refusals` is
+      how often in a row the backend could not have the GPUs given to it. Until `capped_until`, policies are shown that
+      it may hold no more GPUs than now.
+    - `local_batch` is the last one reported, `local_batch_max` the limit found by running out of memory.
+    - `live`: whether its agent can follow a live resize, None while that is not known. `failed_moves`: how many live
+      resizes failed since the last that succeeded, the newest at `failed_move_at`.
+    - `costs` are its pauses by kind, `last_pause` the newest. `reason` says why it has its GPUs, since `reason_at`.
+    - `seen` and `written` are the last view, and parts of the last saved state.
     """
 
     spec: JobSpec
@@ -85,7 +89,7 @@ class JobRecord:
 
     @property
     def num_restarts(self) -> int:
-        """Times it was placed anew after its first start."""
+        """How often it got other GPUs, or was started again, after its first start."""
         return max(self.num_starts - 1, 0)
 
     def is_over(self, before: float) -> bool:
@@ -99,55 +103,55 @@ class JobRecord:
 
     @property
     def moves_live(self) -> bool:
-        """Whether its next change is tried in living processes: it may, it can, and that has not failed too often.
+        """Whether its next resize is tried live: the job allows it and can follow it, and it has not failed too often.
 
-        A job that has not said yet whether it can is assumed to: its supervisor finds out, and restarts it otherwise.
+        A job that has not said whether it can is assumed to; its shim finds out, and restarts it where it cannot.
         """
         return self._is_able_to_move and self.failed_moves < MOST_FAILED_MOVES
 
     @property
     def _is_able_to_move(self) -> bool:
-        """Whether the job allows changes in living processes, and no report says that it cannot follow them."""
+        """Whether the job allows live resizes, and no report says that it cannot follow them."""
         request = self.spec.request
         return bool(self.live) if request is None else request.is_live and self.live is not False
 
     @property
     def resizes_live(self) -> bool:
-        """Whether it is being resized now, and that was tried in living processes."""
+        """Whether a live resize of it is under way."""
         return self.state is JobState.RESIZING and self._is_able_to_move
 
     @property
     def likely_kind(self) -> str:
-        """How its next change will come about: `live` or `restart`."""
+        """How its next resize will be done: `live` or `restart`."""
         return "live" if self.moves_live else RESTART
 
     def is_beyond_loss(self, remaining: float | None, progress: float | None) -> bool:
-        """Whether these are those of a job that got further than what was known of it at its last loss."""
+        """Whether these numbers show progress beyond what was known at its last loss."""
         less = remaining is not None and self.remaining_at_loss is not None and remaining < self.remaining_at_loss
         more = progress is not None and self.progress_at_loss is not None and progress > self.progress_at_loss
         return less or more
 
     def note_loss(self, losses: int) -> None:
-        """Its replicas, or some of them, are lost; `losses` is what that makes."""
+        """Note that replicas were lost; `losses` is the number of losses from now on."""
         self.losses, self.remaining_at_loss = losses, self.remaining
         known = [progress for progress in (self.progress, self.progress_at_loss) if progress is not None]
-        # The farthest: the way from one checkpoint to the same place, again and again, leads nowhere.
+        # The farthest one: a job that reaches the same point again and again makes no progress.
         self.progress_at_loss = max(known, default=None)
 
     def note_pause(self, kind: str, seconds: float) -> None:
-        """Its last change cost it that; told again, the same one counts once."""
+        """Note what its last resize cost; the same pause reported again counts once."""
         if not kind:
             self.resize_cost_seconds = seconds
             return
         if self.last_pause != (kind, seconds):
             self.last_pause = kind, seconds
-            self.costs = noted(self.costs, kind, seconds)
+            self.costs = with_pause(self.costs, kind, seconds)
             if kind != RESTART:
                 self.live, self.failed_moves = True, 0
         self.estimate_cost()
 
     def note_failed_move(self, at: float) -> None:
-        """Where a change in living processes was tried, it failed. A job that never said it can follow one, cannot."""
+        """Note that a live resize, if one was under way, failed. A job that never said it can follow one cannot."""
         if not self.resizes_live:
             return
         self.failed_moves, self.failed_move_at = self.failed_moves + 1, at
@@ -155,14 +159,14 @@ class JobRecord:
         self.estimate_cost()
 
     def forgive_moves(self, at: float) -> None:
-        """Try changes in living processes again where the last that failed is long ago."""
+        """Try live resizes again once the last failure is long ago."""
         since = self.failed_move_at
         if self.failed_moves >= MOST_FAILED_MOVES and (since is None or at - since >= FORGIVEN_AFTER_SECONDS):
             self.failed_moves = 0
             self.estimate_cost()
 
     def estimate_cost(self) -> None:
-        """What the next change will cost, by what is known now."""
+        """Estimate what the next resize will cost, from what is known now."""
         failed = self.failed_moves / MOST_FAILED_MOVES
         self.resize_cost_seconds = likely_seconds(self.costs, self.moves_live, self.spec.resize_cost_seconds, failed)
         self.forget_view()
@@ -171,12 +175,12 @@ class JobRecord:
         """GPU-seconds held up to `now`."""
         return self.attained_gpu_seconds + self.placement.num_gpus * max(now - self.held_since, 0.0)
 
-    def held(self, now: float) -> float:
-        """Seconds up to `now` in which its replicas ran, not those in which they waited: what a time limit counts."""
+    def running_seconds(self, now: float) -> float:
+        """Seconds up to `now` in which its replicas ran; this is what a time limit counts, not the time it waited."""
         return self.held_seconds + (0.0 if self.running_since is None else max(now - self.running_since, 0.0))
 
-    def because(self, at: float, reason: Reason | None) -> None:
-        """From now on, this is why it has what it has."""
+    def set_reason(self, at: float, reason: Reason | None) -> None:
+        """Set why it has the GPUs it has, from `at` on."""
         self.reason = reason
         self.reason_at = None if reason is None else at
 
@@ -206,5 +210,5 @@ class JobRecord:
         return replace(limits, max_gpus=held)
 
     def forget_view(self) -> None:
-        """Something that a policy sees has changed."""
+        """Drop the last view: something that a policy sees has changed."""
         self.seen = None

@@ -70,7 +70,7 @@ class Sessions:
             _log.warning("the sessions that were kept cannot be read; browsers have to sign in again")
 
     def open(self, token: str) -> tuple[str, Session]:
-        """A new session for who knows a token, and the id for its cookie; Unauthorised where nobody has that token."""
+        """A new session for a token, and the id for its cookie; Unauthorised for an unknown token."""
         role = self._tokens.role_of(token)
         if role is None:
             raise Unauthorised(
@@ -83,7 +83,7 @@ class Sessions:
             newest = sorted(live.items(), key=lambda entry: entry[1].expires_at)[-(_MOST - 1) :]
             ended = self._kept.keys() - dict(newest).keys()
             self._kept = {**dict(newest), self._digest(session_id): kept}
-            self._keep()
+            self._save()
         self._tell(ended)
         return session_id, Session(role, self._csrf(session_id))
 
@@ -92,7 +92,7 @@ class Sessions:
         return cookie_of(header, self.cookie)
 
     def find(self, session_id: str) -> Session | None:
-        """The session of a cookie; None where there is none, or none any more."""
+        """The session of a cookie; None where there is none, or it has ended."""
         kept = self._kept.get(self._digest(session_id))
         if kept is None or not self._holds(kept):
             return None
@@ -103,7 +103,7 @@ class Sessions:
         digest = self._digest(session_id)
         with self._lock:
             if self._kept.pop(digest, None) is not None:
-                self._keep()
+                self._save()
         self._tell((digest,))
 
     def watch(self, session_id: str, tell: Callable[[], None]) -> Callable[[], None]:
@@ -124,11 +124,6 @@ class Sessions:
 
         return unwatch
 
-    @property
-    def num_watched(self) -> int:
-        """Sessions that somebody watches."""
-        return len(self._watchers)
-
     def _tell(self, digests: Iterable[str]) -> None:
         with self._lock:
             told = [tell for digest in digests for tell in self._watchers.pop(digest, {}).values()]
@@ -144,7 +139,7 @@ class Sessions:
     def _csrf(self, session_id: str) -> str:
         return self._tokens.sign("csrf", session_id)
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         kept = {digest: (entry.role, entry.token, entry.expires_at) for digest, entry in self._kept.items()}
         try:
             self._store.set_setting(_SETTING, json.dumps(kept))
@@ -166,9 +161,9 @@ def cookie_of(header: str | None, name: str) -> str | None:
 
 
 class WrongTokens:
-    """How long whoever shows a wrong token has to wait: nothing at first, a second once there were many.
+    """How long a caller with a wrong token has to wait: not at all at first, a second once there were many.
 
-    A bucket of five, filled again by one in three seconds. None: so many wait already that this one is sent away.
+    A token bucket of five, refilled by one in three seconds. None: refused, since too many wait already.
     """
 
     def __init__(self, now: Callable[[], float], burst: int = 5, refill_seconds: float = 3.0, most: int = 32) -> None:
@@ -177,8 +172,8 @@ class WrongTokens:
         self._left, self._at = float(burst), now()
         self._waiting = 0
 
-    def begin(self) -> float | None:
-        """Count a wrong token; seconds to wait, then `end` must be called. None: refuse it at once."""
+    def start_attempt(self) -> float | None:
+        """Count a wrong token; seconds to wait, then `end_attempt` must be called. None: refuse the caller at once."""
         now = self._now()
         self._left = min(self._left + max(now - self._at, 0.0) / self._refill, float(self._burst))
         self._at = now
@@ -191,6 +186,6 @@ class WrongTokens:
         self._waiting += 1
         return 1.0
 
-    def end(self) -> None:
-        """Whoever waited is answered."""
+    def end_attempt(self) -> None:
+        """Note that a caller that waited was answered."""
         self._waiting -= 1

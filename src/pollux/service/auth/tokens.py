@@ -22,7 +22,7 @@ Role = Literal["operator", "viewer"]
 class Caller:
     """Who asks: a person (`job_id` None) and what that person may do, or the agent of one job.
 
-    `session_id` is that of a person's browser; None for who showed a token.
+    `session_id` is that of a person's browser; None for a caller that showed a token.
     """
 
     job_id: str | None = None
@@ -33,7 +33,7 @@ class Caller:
 class Tokens:
     """Makes and checks tokens. A job's is an HMAC-SHA256 of its id under the service's secret.
 
-    Without a `viewer` token nobody can only look.
+    Without a `viewer` token there is no viewer.
     """
 
     def __init__(self, operator: str, secret: str, viewer: str | None = None) -> None:
@@ -43,7 +43,7 @@ class Tokens:
 
     @classmethod
     def random(cls) -> Tokens:
-        """Tokens that nobody knows yet."""
+        """New random tokens."""
         return cls(secrets.token_urlsafe(32), secrets.token_hex(32), secrets.token_urlsafe(32))
 
     @property
@@ -66,7 +66,7 @@ class Tokens:
         return None
 
     def mark_of(self, role: Role) -> str:
-        """Something that is another once the role's token is; it says nothing about the token."""
+        """A mark that changes with the role's token, and says nothing about the token."""
         return self.sign("token", self.operator if role == "operator" else self.viewer or "")
 
     def sign(self, purpose: str, text: str) -> str:
@@ -81,7 +81,7 @@ class Tokens:
         return f"{JOB_TOKEN_PREFIX}.{job_id}.{digest}"
 
     def caller(self, authorization: str | None) -> Caller:
-        """Who shows this `Authorization` header; raises Unauthorised. Compares in constant time."""
+        """The caller that showed this `Authorization` header; raises Unauthorised. Compares in constant time."""
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise Unauthorised(

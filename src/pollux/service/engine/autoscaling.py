@@ -12,10 +12,10 @@ __all__ = ["desired_num_nodes", "is_job_waiting"]
 
 
 def desired_num_nodes(jobs: Iterable[JobRecord], cluster: Cluster, desired: int | None = None) -> int:
-    """Nodes of the largest size there is that would hold every unfinished job at its most GPUs.
+    """How many nodes, as large as the largest now, would hold every unfinished job at its most GPUs.
 
-    Jobs that are paused, or wait for others, want none. While no node is known, one is enough to find out how large
-    they are; without jobs, none is wanted. `desired` is what a policy decided, where it decides that.
+    Jobs that are paused, or wait for others, count for none. While no node is known, one is enough to find out how
+    large nodes are; without jobs, none is needed. `desired` is what a policy decided, where it decides that.
     """
     if desired is not None:
         return max(desired, 0)

@@ -1,4 +1,4 @@
-"""The thread in which the policy runs: decisions before plans, and one answer for all plans that it covers.
+"""The thread in which the policy runs: decisions come before plans, and one answer serves all plans that it covers.
 
 What a decision changes is in `pipeline`, what a plan says in `forecast`.
 """
@@ -63,7 +63,7 @@ class DecisionThread:
         self._thread: threading.Thread | None = None
 
     def decide(self, snapshot: Snapshot, begins: Callable[[], None], done: Callable[[DecisionResult], None]) -> None:
-        """Decide on a snapshot before any plan that waits; `begins` and `done` are called in the thread."""
+        """Decide on a snapshot, before any plan that waits; `begins` and `done` are called in the thread."""
 
         def work() -> tuple[Snapshot, Decision | None]:
             begins()

@@ -1,4 +1,4 @@
-"""The service without HTTP: everything that can be asked of it.
+"""The service without HTTP: every operation that it has.
 
 All methods may be called from any thread. What changes something, or is read in the engine's thread, is a future.
 """
@@ -83,7 +83,7 @@ class Engine:
     # Start and end
 
     def start(self) -> None:
-        """Connect the backend, bring it to what the log says, and begin."""
+        """Connect the backend, reconcile it with the log, and start the thread."""
         self.loop.start()
 
     def stop(self, jobs: AtStop | None = None) -> None:
@@ -92,7 +92,7 @@ class Engine:
 
     @property
     def stopping(self) -> bool:
-        """Whether it is on its way down: it answers, but takes no new jobs and starts nothing."""
+        """Whether it is stopping: it answers requests, but takes no new jobs and starts nothing."""
         return self.loop.stopping
 
     def now(self) -> float:

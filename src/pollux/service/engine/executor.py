@@ -1,4 +1,4 @@
-"""Carries the controller's commands out on a backend, and says at a start what the two do not agree on."""
+"""Carries out the controller's commands on a backend, and compares the two after a start."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Executor:
         self._refused = refused
 
     def execute(self, commands: Iterable[Command], jobs: Mapping[str, JobRecord], now: float) -> bool:
-        """Do what was decided; leavers are all told before anybody starts, as the commands' order has it.
+        """Carry out commands. Jobs that leave GPUs are all told before any job starts, in the order of the commands.
 
-        False where the backend failed inside at one of them: the others were carried out all the same.
+        False where one of them failed in the backend; the others were carried out all the same.
         """
         commands = list(commands)
         live = {id(command) for command in commands if isinstance(command, ResizeJob) and _is_live(command, jobs)}
-        leaving = [self._carried(self._leave, command, jobs, id(command) in live) for command in commands]
-        coming = [self._carried(self._come, command, jobs, id(command) in live, now) for command in commands]
-        return all(leaving) and all(coming)
+        stopped = [self._carry_out(self._stop_leaving, command, jobs, id(command) in live) for command in commands]
+        started = [self._carry_out(self._start_or_resize, each, jobs, id(each) in live, now) for each in commands]
+        return all(stopped) and all(started)
 
-    def _carried(self, act: Callable[..., None], command: Command, *context: object) -> bool:
+    def _carry_out(self, act: Callable[..., None], command: Command, *context: object) -> bool:
         try:
             act(command, *context)
         except Exception:
@@ -54,13 +54,13 @@ class Executor:
             return False
         return True
 
-    def _leave(self, command: Command, jobs: Mapping[str, JobRecord], live: bool) -> None:
+    def _stop_leaving(self, command: Command, jobs: Mapping[str, JobRecord], live: bool) -> None:
         if isinstance(command, StopJob):
             self.stop(jobs[command.job_id], command.generation)
         elif isinstance(command, ResizeJob) and not live:
             self.stop(jobs[command.job_id], command.generation - 1)
 
-    def _come(self, command: Command, jobs: Mapping[str, JobRecord], live: bool, now: float) -> None:
+    def _start_or_resize(self, command: Command, jobs: Mapping[str, JobRecord], live: bool, now: float) -> None:
         if isinstance(command, StartJob):
             record = jobs[command.job_id]
             self.start(record, command.generation, command.placement, stopped_at=stopped_at(record, now))
@@ -76,7 +76,7 @@ class Executor:
         stopped_at: float | None = None,
         live: bool = False,
     ) -> None:
-        """Launch a generation, or (`live`) have what runs become it; a refusal is told, never raised."""
+        """Launch a generation, or (`live`) resize the running one to it; a refusal is not raised but reported."""
         job_id = record.spec.id
         try:
             url = self._settings.agents_url or self._settings.url
@@ -93,7 +93,7 @@ class Executor:
             self._refused(job_id, generation, str(error), self._is_there(placement))
 
     def _is_there(self, placement: Placement) -> bool:
-        """Whether the backend has these nodes; one may have gone since it was decided, which is no fault of a job's."""
+        """Whether the backend has these nodes. One may have gone since the decision, which is not the job's fault."""
         sizes = {node.id: node.num_gpus for node in self._backend.inventory()}
         return all(count <= sizes.get(node, 0) for node, count in placement)
 
@@ -110,7 +110,7 @@ def _is_live(command: ResizeJob, jobs: Mapping[str, JobRecord]) -> bool:
 def stopped_at(record: JobRecord, now: float) -> float | None:
     """From when on a start counts as a pause, whose length its agent reports; None for a job that never ran before.
 
-    What a job waited without GPUs is no part of it: from now on it would run if starting took no time.
+    The time that a job waited without GPUs is not part of it: the pause begins when the start is decided.
     """
     return now if record.held_seconds > 0 else None
 
@@ -148,8 +148,8 @@ def reconcile(jobs: Mapping[str, JobRecord], running: Iterable[Running]) -> Reco
     """Compare what the log says with what the backend has. Pure.
 
     A job that holds GPUs and whose generation the backend does not know starts again, under the same generation;
-    one that ended meanwhile is told; what the log does not hold is stopped, and forgotten once its job has ended.
-    An order to change living processes that the backend did not get any more is given again, and nothing is stopped.
+    one that ended meanwhile is reported; what the log does not hold is stopped, and forgotten once its job has ended.
+    An order for a live resize that did not reach the backend is given again, and nothing is stopped.
     """
     there = {entry.job_id: entry for entry in running}
     behind = [(record, there.get(job_id)) for job_id, record in jobs.items() if _is_behind(record, there.get(job_id))]
@@ -183,7 +183,7 @@ def _is_wanted(record: JobRecord | None, entry: Running) -> bool:
 
 
 def _is_to_change(record: JobRecord, entry: Running | None) -> bool:
-    """Whether what runs is an earlier generation that was to become the one that the log has, in living processes."""
+    """Whether an earlier generation runs that was to become the one in the log by a live resize."""
     if entry is None or entry.state not in ("running", "waiting") or entry.generation >= record.generation:
         return False
     return record.state is JobState.RESIZING and record.moves_live and record.spec.request is not None

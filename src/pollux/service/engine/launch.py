@@ -13,8 +13,8 @@ from pollux.controller import JobRecord
 from pollux.core import BatchMode, Placement
 from pollux.core.errors import InvalidInput
 from pollux.storage.address import is_address
+from pollux.wire.home_layout import ca_file, checkpoint_folder
 from pollux.wire.job import JobRequest
-from pollux.wire.places import ca_file
 
 __all__ = ["LaunchContext", "environment", "folders_of", "launch_for", "request_of", "run_id", "store_of"]
 
@@ -114,7 +114,7 @@ def environment(
         "POLLUX_JOB_TOKEN": token if context.url else None,
         **_certificate(context),
         "POLLUX_CHECKPOINT_DIR": store_of(request)
-        or _checkpoint_folder(request, context.home / "checkpoints" / job_id),
+        or _checkpoint_folder(request, checkpoint_folder(context.home, job_id)),
         "POLLUX_CHECKPOINT_EVERY": request.checkpoint.every_seconds,
         "POLLUX_NOTICE_SECONDS": context.notice_seconds,
         "POLLUX_CHECKPOINT_KEEP": request.checkpoint.keep,

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """Something that the loop does between two requests; the future is answered later, or refused at the end."""
+    """Something that the loop does between two requests. Its future is answered later, or refused at the end."""
 
     run: Callable[[], None]
     future: Future[None] = field(default_factory=Future)
@@ -76,11 +76,11 @@ class EngineLoop:
         self._writer = ThreadPoolExecutor(1, "pollux-snapshots")
         self._writing: Future[None] | None = None
         self._deciding_on: Snapshot | None = None
-        self._settling: list[Future[None]] = []
+        self._idle_waiters: list[Future[None]] = []
         self._stopping_for: Future[None] | None = None
         self._thread = threading.Thread(target=self._run, name="pollux-engine", daemon=True)
         self._stopped = threading.Event()
-        self._going_down = self._wound_down = False
+        self._refuses_jobs = self._wound_down = False
         self._num_failures = 0
         self._unwritten: list[Callable[[float], Effects]] = []
         self._reconcile_after = -math.inf
@@ -89,9 +89,9 @@ class EngineLoop:
         self._decisions = DecisionThread(policy, self.pipeline.views.board.records)
 
     def _begin_after_the_last_fact(self) -> None:
-        """Where the machine's clock was put back, time goes on from what the log has: it must not stand still."""
+        """Where the machine's clock was put back, go on from the time of the newest event."""
         if isinstance(self._clock, SystemClock):
-            behind = self._clock.begin_at(self.pipeline.newest_at)
+            behind = self._clock.advance_to(self.pipeline.newest_at)
             if behind > _WORTH_SAYING_SECONDS:
                 _log.warning(
                     "the log has facts of %.0f s from now: the machine's clock was put back, or was wrong then. "
@@ -102,8 +102,8 @@ class EngineLoop:
     # Start and end
 
     def start(self) -> None:
-        """Connect the backend, bring it to what the log says, and begin."""
-        self._backend.start(self._hear)
+        """Connect the backend, reconcile it with the log, and start the thread."""
+        self._backend.start(self._add_backend_event)
         self.pipeline.reconcile()
         self._thread.start()
 
@@ -114,7 +114,7 @@ class EngineLoop:
         if self._thread.is_alive():
             self.wind_down(jobs or self._settings.at_stop, timeout)
             done: Future[None] = Future()
-            self._queue.put(_Action(lambda: self._stop_after_turn(done), done))
+            self._queue.put(_Action(lambda: self._stop_after_run(done), done))
             done.result(timeout)
             self._thread.join(timeout)
         self._stopped.set()
@@ -130,7 +130,7 @@ class EngineLoop:
         """
         if self._wound_down:
             return
-        self._going_down = self._wound_down = True
+        self._refuses_jobs = self._wound_down = True
         seconds = self.stopping_seconds(jobs)
         self.read(lambda: self._begin_stopping(jobs)).result(_ANSWER_SECONDS)
         until = time.monotonic() + min(timeout, seconds)
@@ -138,7 +138,7 @@ class EngineLoop:
             time.sleep(0.05)
 
     def stopping_seconds(self, jobs: AtStop) -> float:
-        """How long an orderly end may take: the longest grace of jobs that hold GPUs, and a little more."""
+        """How long an orderly stop may take: the longest grace of jobs that hold GPUs, and a little more."""
         records = self.pipeline.views.board.records.values() if jobs == "stop" else ()
         held = (record.spec.request for record in records if record.state in HOLDING)
         longest = max((request.grace_seconds for request in held if request is not None), default=0.0)
@@ -165,23 +165,23 @@ class EngineLoop:
 
     @property
     def stopping(self) -> bool:
-        """Whether it is on its way down: it answers, but takes no new jobs and starts nothing."""
-        return self._going_down or self._stopped.is_set()
+        """Whether it is stopping: it answers requests, but takes no new jobs and starts nothing."""
+        return self._refuses_jobs or self._stopped.is_set()
 
-    def go_down(self) -> None:
-        """Take no new jobs from now on; `wind_down` or `stop` must follow."""
-        self._going_down = True
+    def refuse_new_jobs(self) -> None:
+        """Refuse new jobs from now on; `wind_down` or `stop` must follow."""
+        self._refuses_jobs = True
 
     # Requests
 
     def request(self, effects: Callable[[float], Effects], reply: Callable[[], T]) -> Future[T]:
-        """Have a change made: `effects` gives it or refuses, `reply` makes the answer once it is durable."""
+        """Make a change: `effects` returns or refuses it, `reply` makes the answer once the change is durable."""
         asked = EngineRequest(effects, reply)
         self._put(asked)
         return asked.future
 
     def read(self, reply: Callable[[], T]) -> Future[T]:
-        """An answer that is made in the engine's thread, from what is durable."""
+        """An answer that the engine's thread makes from what is durable."""
         return self.request(lambda at: Effects(), reply)
 
     def plan(self, forecast: Forecast) -> Future[Plan]:
@@ -191,11 +191,11 @@ class EngineLoop:
     def _put(self, item: EngineRequest | _Action) -> None:
         if not self._stopped.is_set():
             self._queue.put(item)
-        # Asked again: the loop may have emptied the queue for the last time just before.
+        # Checked again: the loop may have emptied the queue for the last time just before.
         if self._stopped.is_set():
             _refuse(item.future)
 
-    def _hear(self, event: BackendEvent) -> None:
+    def _add_backend_event(self, event: BackendEvent) -> None:
         self._record(lambda at: Effects(self.pipeline.event_of(event)))
 
     def _refused(self, job_id: str, generation: int, why: str, own_fault: bool) -> None:
@@ -210,7 +210,7 @@ class EngineLoop:
         self._record(effects)
 
     def _record(self, effects: Callable[[float], Effects]) -> None:
-        """Record what nobody will report a second time: where it cannot be written, it is tried again later."""
+        """Record something that nobody reports a second time. Where it cannot be written, it is tried again later."""
 
         def done(future: Future[Any]) -> None:
             if isinstance(future.exception(), StoreFailed):
@@ -236,10 +236,10 @@ class EngineLoop:
         self._put(_Action(run, done))
         done.result(_ANSWER_SECONDS)
 
-    def settle(self, timeout: float = 60.0) -> None:
+    def wait_until_idle(self, timeout: float = 60.0) -> None:
         """Wait until nothing is left to do at the present time: no request, no decision, no timer."""
         done: Future[None] = Future()
-        self._put(_Action(lambda: self._settling.append(done), done))
+        self._put(_Action(lambda: self._idle_waiters.append(done), done))
         done.result(timeout)
 
     def next_due(self) -> float | None:
@@ -251,22 +251,22 @@ class EngineLoop:
     def _run(self) -> None:
         while True:
             try:
-                self._turn()
+                self._run_once()
                 if self._stopping_for is not None:
                     self._finish(self._stopping_for)
                     return
                 self._reconcile_if_needed()
-                self._answer_settled()
+                self._answer_if_idle()
                 self._num_failures = 0
             except Exception:
-                _log.exception("a turn of the engine failed; it goes on with what the log has")
+                _log.exception("the engine failed; it goes on with what the log has")
                 self.pipeline.must_reconcile = True
                 self._num_failures += 1
-                # The first failure costs no time; a series of them must not take the processor from everybody else.
+                # The first failure is not waited for; a series of them must not use up the processor.
                 time.sleep(min(0.05 * 2.0 ** min(self._num_failures, 10) - 0.1, _LONGEST_PAUSE_SECONDS))
 
-    def _turn(self) -> None:
-        """Process what has come, and do what is due."""
+    def _run_once(self) -> None:
+        """Process the requests that have come, and do what is due."""
         requests: list[EngineRequest] = []
         for item in self._next_items():
             if isinstance(item, EngineRequest):
@@ -285,7 +285,7 @@ class EngineLoop:
             self.pipeline.save_if_due(self._write_elsewhere)
 
     def _next_items(self) -> list[EngineRequest | _Action]:
-        """Wait until something comes or is due; what has come."""
+        """Wait until a request comes or something is due; the requests that have come."""
         due = self._next_due(self._deciding_on is not None)
         wait = None if due is None else self._clock.seconds_until(due)
         items: list[EngineRequest | _Action] = []
@@ -309,7 +309,7 @@ class EngineLoop:
         return max(self._reconcile_after, self.pipeline.paused_until)
 
     def _process(self, requests: list[EngineRequest]) -> None:
-        """Process requests; a mistake of ours is told to their callers, and nothing else of this turn is lost by it."""
+        """Process requests. An error of ours goes to their callers; everything else that is due is still done."""
         try:
             if requests:
                 self.pipeline.process(requests)
@@ -359,21 +359,21 @@ class EngineLoop:
         try:
             self.pipeline.reconcile()
         except Exception:
-            _log.exception("the backend could not be brought to what the log says; that is tried again")
+            _log.exception("the backend could not be reconciled with the log; it is tried again")
             self.pipeline.must_reconcile = True
             self._reconcile_after = self._clock.now() + _LONGEST_PAUSE_SECONDS
 
-    def _answer_settled(self) -> None:
+    def _answer_if_idle(self) -> None:
         busy = self._deciding_on is not None or self._writing is not None or not self._queue.empty()
-        if busy or not self._settling:
+        if busy or not self._idle_waiters:
             return
         due = self._next_due(deciding=False)
         if due is None or due > self._clock.now():
-            for future in self._settling:
+            for future in self._idle_waiters:
                 future.set_result(None)
-            self._settling = []
+            self._idle_waiters = []
 
-    def _stop_after_turn(self, done: Future[None]) -> None:
+    def _stop_after_run(self, done: Future[None]) -> None:
         self._stopping_for = done
 
     def _finish(self, stop: Future[None]) -> None:
@@ -382,11 +382,11 @@ class EngineLoop:
         try:
             self.pipeline.close()
         except Exception:
-            _log.exception("the state could not be kept at the end; the log has all of it")
+            _log.exception("the state could not be saved at the end; the log has all of it")
         with suppress(queue.Empty):
             while True:
                 _refuse(self._queue.get_nowait().future)
-        for future in self._settling:
+        for future in self._idle_waiters:
             _refuse(future)
         stop.set_result(None)
 

@@ -91,12 +91,12 @@ class EventPipeline:
         self.views.replay(revision, event)
 
     def reconcile(self) -> None:
-        """Bring the backend to what the log says: at the start, and whenever the two may differ."""
+        """Make the backend run what the log says: at the start, and whenever the two may differ."""
         self.must_reconcile = False
         self._take_inventory()
         for ended in reconcile(self.controller.jobs, self.backend.running()).ended:
             self._record(self.event_of(ended))
-        # An end changes what else there is to do: a job that is done does not start again.
+        # The ends come first: a job that is done must not start again.
         todo = reconcile(self.controller.jobs, self.backend.running())
         for job_id, generation in todo.stop:
             record = self.controller.jobs.get(job_id)
@@ -124,7 +124,7 @@ class EventPipeline:
                 self._record(NodeAdded(self.now(), node))
 
     def _record(self, event: Event | None) -> None:
-        """Process an event of our own, which nobody waits for."""
+        """Process an event of our own; no caller waits for the answer."""
         if event is not None:
             self.process([EngineRequest(lambda at: Effects(event), lambda: None)])
 
@@ -141,9 +141,9 @@ class EventPipeline:
         return self._last_at
 
     def process(self, requests: Sequence[EngineRequest]) -> None:
-        """Apply what is asked, write all of it at once, answer, and execute the commands."""
+        """Apply what is requested, write all of it at once, answer, and execute the commands."""
         now = self.now()
-        # A request whose caller gave up is dropped; from here on nobody can give up.
+        # A request whose caller no longer waits is dropped; from here on none can be dropped.
         requests = [request for request in requests if request.future.set_running_or_notify_cancel()]
         try:
             self._reload_if_unsound()
@@ -174,7 +174,7 @@ class EventPipeline:
         self._execute(batch, now)
 
     def _write(self, events: Sequence[Event], rows: Sequence[TelemetryRow]) -> None:
-        predictions = self.views.etas.take_pending()
+        predictions = self.views.etas.pop_pending()
         if rows or predictions:
             try:
                 self._telemetry.record([*predictions, *rows])
@@ -187,12 +187,12 @@ class EventPipeline:
             self.paused_until, self._pause_seconds = -math.inf, 0.0
 
     def _pause(self) -> None:
-        """Begin nothing by itself for a while; requests are still tried, and show when writing is possible again."""
+        """Start nothing for a while. Requests are still tried: they show when writing is possible again."""
         self._pause_seconds = min(max(2.0 * self._pause_seconds, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
         self.paused_until = self.now() + self._pause_seconds
 
     def _reload_if_unsound(self) -> None:
-        """After a mistake of ours half a change may be left: only what the log has counts."""
+        """After an error of ours the state may hold half a change: go back to what the log has."""
         if not self._is_sound:
             self.controller = self._snapshots.load(self.now)
             self._is_sound = True
@@ -247,7 +247,7 @@ class EventPipeline:
                 self.must_reconcile = True
 
     def event_of(self, heard: BackendEvent) -> Event | None:
-        """The event for the controller in what a backend reports; None where it says nothing new."""
+        """The controller's event for what a backend reports; None where it says nothing new."""
         if is_late_end(heard, self.controller):
             self._forget_if_over(getattr(heard, "job_id", ""))
         return event_of(heard, self.now(), self.controller, self.views.reported_done)
@@ -285,7 +285,7 @@ class EventPipeline:
             if decision is not None:
                 self.controller.remember(decision.memory)
         elif not isinstance(failed, StoreFailed):
-            _log.error("policy '%s' gave a decision that cannot be: %s", self.policy.name, failed)
+            _log.error("policy '%s' gave a decision that is not valid: %s", self.policy.name, failed)
             self.process([self._decision(snapshot.revision, Decision({}))])
         desired = None if decision is None or failed is not None else decision.desired_nodes
         jobs = self.controller.active.values()
@@ -295,7 +295,7 @@ class EventPipeline:
         return EngineRequest(lambda at: Effects(DecisionMade(at, revision, decision, partial=True)), lambda: None)
 
     def next_due(self, deciding: bool) -> float | None:
-        """When something is to be done by itself; after a failed write, not before the pause is over."""
+        """When something is due without a request; after a failed write, not before the pause is over."""
         if self.stopping:
             return None
         times = [self.controller.next_timer_at, None if deciding else self.controller.next_decision_at]

@@ -90,7 +90,7 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
     remaining = None
     if report.total_progress is not None:
         remaining = max(report.total_progress - report.progress, 0.0)
-    # The backend has told of a pause in living processes, as its `ReplicasStarted`; that of a restart only a job knows.
+    # The backend reports the pause of a live resize, in `ReplicasStarted`; that of a restart only the job knows.
     is_told = report.resize_kind in LIVE_KINDS or report.resize_seconds is None
     return JobReported(
         at,

@@ -1,4 +1,4 @@
-"""What the engine's thread is asked to do, and what several such requests bring together."""
+"""Requests to the engine's thread, and the combined effects of several of them."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ class Batch:
 
 
 def our_fault(error: Exception) -> PolluxError:
-    """What a caller is told of a mistake of ours."""
+    """The error that a caller gets for a mistake of ours."""
     return PolluxError(f"the service failed inside: {error!r}; its log has the whole story")

@@ -16,7 +16,7 @@ __all__ = ["Snapshots"]
 
 _log = logging.getLogger("pollux.service")
 
-# After a snapshot could not be written, the next one is tried so much later.
+# After a snapshot could not be written, the next attempt is this much later.
 _RETRY_SECONDS = 30.0
 
 

@@ -28,7 +28,7 @@ def require_store(address: str, variables: Mapping[str, str], seconds: float = _
     """
     if not _can_try(address):
         return
-    # Not with what makes another Python of it: that is for the job's own.
+    # Without the variables that change Python itself: they are for the job's interpreter.
     environ = {name: value for name, value in {**os.environ, **variables}.items() if not name.startswith(_STARTERS)}
     command = [sys.executable, "-I", "-m", "pollux.storage.object_store", address]
     try:

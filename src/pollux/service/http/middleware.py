@@ -1,4 +1,4 @@
-"""What stands before every request: the host it was sent to, who sends it, how much; and what each token may do.
+"""What is checked before every request: the host it was sent to, the token, the length; and what each token may do.
 
 An ASGI wrapper, so that nothing behind it sees a request that was refused, and every answer has the same headers.
 """
@@ -48,7 +48,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def error_body(code: str, message: str, retryable: bool = False) -> bytes:
-    """The one shape of every error."""
+    """The body of every error."""
     return json.dumps({"error": {"code": code, "message": message, "retryable": retryable}}).encode()
 
 
@@ -143,7 +143,7 @@ def _arrived_at(scope: Scope) -> str | None:
 
 
 def _address(name: str) -> str | None:
-    """An address as all write it; None for a name."""
+    """An IP address in its usual spelling; None for a name."""
     try:
         found = ipaddress.ip_address(name.strip("[]").partition("%")[0])
     except ValueError:
@@ -157,7 +157,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _with_headers(send: Send, is_data: bool) -> Send:
-    """Every answer says what a browser may do with it; data is kept by nobody unless the answer says otherwise."""
+    """Every answer says what a browser may do with it; data is cached nowhere unless the answer says otherwise."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""The API described: an OpenAPI document made from the operations, and a page of it without foreign parts."""
+"""The API described: an OpenAPI document made from the operations, and a page that loads nothing from elsewhere."""
 
 from __future__ import annotations
 

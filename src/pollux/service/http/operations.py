@@ -30,11 +30,11 @@ __all__ = [
     "Operation",
     "Param",
     "answer",
+    "answer_response",
     "endpoint",
     "error_response",
     "json_response",
     "keys_of",
-    "told",
 ]
 
 _log = logging.getLogger("pollux.service")
@@ -84,7 +84,7 @@ class Param:
         return value
 
     def _parsed(self, text: str) -> float:
-        """The number that the text is; NaN where it is none. Python itself takes more spellings than people mean."""
+        """The number that the text is; NaN where it is none. Stricter than Python, which reads `1_000` too."""
         if not text.isascii() or "_" in text or text != text.strip() or len(text) >= 40:
             return math.nan
         try:
@@ -118,7 +118,7 @@ Handler = Callable[[Call], Awaitable[Response]]
 class Operation:
     """One method of one path: who answers, what it takes and what it gives, for routing and for the description.
 
-    `job_token`: a job's own token may do it; `viewer`: so may who only looks. `links` are names of operations that can
+    `job_token`: a job's own token may do it; `viewer`: the viewer's token may. `links` are names of operations that can
     follow with the job's id.
     """
 
@@ -146,7 +146,7 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def error_response(error: Exception) -> Response:
-    """Any error in the one shape; what we did not foresee is logged and told without its insides."""
+    """The answer for any error; one that we did not foresee is logged, and its details are not sent."""
     if isinstance(error, PolluxError):
         body = error_body(type(error).__name__, str(error), error.retryable)
         return Response(body, error.http_status, media_type="application/json")
@@ -168,7 +168,7 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
             query = _query(request, operation)
             body = None
             if operation.takes is not None:
-                body = _whole(decode_json(await request.body(), "the body"))
+                body = _whole_numbers(decode_json(await request.body(), "the body"))
             return await operation.handler(Call(engine, request, caller, path, query, body))
         except Exception as error:
             return error_response(error)
@@ -177,14 +177,14 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
 
 
 async def answer(future: Future[T]) -> T:
-    """Wait for the engine; other requests are served meanwhile."""
+    """The engine's answer; other requests are served while this one waits."""
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_SECONDS)
     except TimeoutError:
         raise Unreachable(f"no answer after {ANSWER_SECONDS:g} s; try again later") from None
 
 
-async def told(future: Future[Any], key: str | None = None) -> Response:
+async def answer_response(future: Future[Any], key: str | None = None) -> Response:
     """The engine's answer as the body, or under one key of it."""
     value = await answer(future)
     return json_response(value if key is None else {key: encode(value)})
@@ -200,14 +200,14 @@ def keys_of(body: object, known: Sequence[str], example: str) -> dict[str, Any]:
     return body
 
 
-def _whole(value: Any) -> Any:
-    """JSON has one kind of numbers: 4.0 is as good as 4. What becomes text for a job stays as it was written."""
+def _whole_numbers(value: Any) -> Any:
+    """JSON has one kind of number: 4.0 becomes 4. Numbers that become text for a job stay as they were written."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, list):
-        return [_whole(item) for item in value]
+        return [_whole_numbers(item) for item in value]
     if isinstance(value, dict):
-        return {key: item if key in ("env", "run") else _whole(item) for key, item in value.items()}
+        return {key: item if key in ("env", "run") else _whole_numbers(item) for key, item in value.items()}
     return value
 
 

@@ -1,4 +1,4 @@
-"""An answer that many ask for and that takes a while: made in another thread, once for all, kept for a moment."""
+"""Answers that many ask for and that take a while: each is made once, in another thread, and kept for a moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Entry:
 
 
 class SharedCache:
-    """Answers by key. To be used in one event loop; whoever asks while one is being made waits for that one."""
+    """Answers by key. To be used in one event loop; a caller that comes while one is being made waits for that one."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds

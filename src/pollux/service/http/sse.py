@@ -1,4 +1,4 @@
-"""Answers without an end: server-sent events for whoever watches, bounded for whoever is slow."""
+"""Server-sent events: answers without an end, with a bounded queue for each reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SignIn", "event_stream", "resume_point"]
 _KEEP_ALIVE_SECONDS = 15.0
 _MOST_WAITING = 1024
 _MOST_REREAD = 20_000
-# Every piece is sent to every listener by itself: with many, a little later and in fewer pieces.
+# Each piece costs a send for each listener: with many listeners, pieces come a little later and are fewer.
 _FEW_LISTENERS = 8
 _SECONDS_PER_LISTENER = 0.002
 _LONGEST_GATHERING_SECONDS = 0.5
@@ -32,11 +32,11 @@ class SignIn:
 
     @property
     def holds(self) -> bool:
-        """Whether nobody has signed out since, and it is not too old."""
+        """Whether the session is still valid: not signed out, not too old."""
         return self.sessions.find(self.session_id) is not None
 
     def watch(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Have `tell` called once it is ended; what is returned ends the watch."""
+        """Call `tell` once the session is ended; the function that is returned ends the watch."""
         return self.sessions.watch(self.session_id, tell)
 
 

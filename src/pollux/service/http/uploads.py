@@ -30,8 +30,8 @@ _KEPT_SECONDS = 7 * 24 * 3600.0
 class Packages:
     """Everything at `home/packages`: a folder for each digest, and pieces that are not whole yet beside them.
 
-    `needed` gives the folders of jobs, and until when each was used, as seconds since 1970. A package goes a week after
-    it was last asked for or used, when the next one comes.
+    `needed` gives the folders of jobs, and until when each was used, as seconds since 1970. A package that was
+    not used for a week is removed when the next one comes.
     """
 
     def __init__(self, home: Path, needed: Callable[[], Iterable[tuple[str, float]]] = tuple) -> None:
@@ -79,7 +79,7 @@ class Packages:
         return (have, None) if have < size else (have, self._finish(digest, whole, part))
 
     def _sweep(self) -> None:
-        """Remove what nobody has needed for long, and what an earlier removal or unpacking has left."""
+        """Remove packages not used for long, and remains of an earlier removal or unpacking."""
         long_ago = time.time() - _KEPT_SECONDS
         used: dict[Path, float] = {}
         for folder, at in self._needed():
@@ -95,7 +95,7 @@ class Packages:
                     # Renamed first: half of it must not be taken for the whole.
                     shutil.rmtree(whole.rename(whole.with_name(f"old-{whole.name}")), ignore_errors=True)
                 elif whole in used:
-                    # A service that comes later may not know of all jobs any more.
+                    # A service that starts later may have forgotten some jobs.
                     os.utime(whole, (used[whole], max(whole.stat().st_mtime, used[whole])))
 
     def _forget_oldest(self) -> None:

@@ -58,7 +58,7 @@ class WebFiles:
         file = self._files.get(name)
         if file is None:
             raise HTTPException(404)
-        # Asked again each time: after an upgrade nobody sees half of the old page.
+        # Revalidated each time: after an upgrade no browser mixes old and new files.
         headers = {"etag": file.etag, "cache-control": "no-cache"}
         known = request.headers.get("if-none-match", "")
         if file.etag in (part.strip().removeprefix("W/") for part in known.split(",")):

@@ -1,4 +1,4 @@
-"""Why jobs have what they have, in the words of `pollux explain`; the same for one job and for every row of a list.
+"""Why jobs have their GPUs, in the words of `pollux explain`; the same for one job and for every row of a list.
 
 What depends on the job alone is kept with its entry; what depends on other jobs is put in for every answer.
 """
@@ -19,12 +19,12 @@ from pollux.service.views.job_board import JobEntry
 __all__ = ["Explainer", "Explanation", "explanation_of"]
 
 _QUOTED = re.compile(r"'([a-z0-9._-]+)'")
-# Only these were given GPUs and may have to wait for who leaves them.
+# Only jobs in these states were given GPUs, and may wait for others to leave them.
 _COMING = (JobState.STARTING, JobState.RESIZING)
 
 
 class _Pages(Protocol):
-    """Tells which jobs have a page: the board, for one."""
+    """Says which jobs have a page; the board does."""
 
     def __contains__(self, job_id: str, /) -> bool: ...
 
@@ -40,7 +40,7 @@ class Explanation:
 
 def explanation_of(entry: JobEntry, leaving: str, known: _Pages) -> Explanation:
     """The reason, for whom the job waits to leave (`leaving`, may be empty), and what a change of its GPUs costs."""
-    said = entry.said()
+    said = entry.explained()
     text = said.cause
     named = list(said.jobs)
     if leaving:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from pollux.core.errors import TooLarge
-from pollux.wire.places import receipt_folder
+from pollux.wire.home_layout import receipt_folder
 
 __all__ = ["LARGEST_RECEIPT", "receipt_of"]
 
@@ -16,7 +16,7 @@ LARGEST_RECEIPT = 8 * 2**20
 
 
 def _finite(text: str) -> float | None:
-    """None for what is too large, such as 1e999: JSON has no word for it."""
+    """None for a number that is too large, such as 1e999: JSON cannot hold infinity."""
     number = float(text)
     return number if math.isfinite(number) else None
 

@@ -160,6 +160,6 @@ def _reallocations(changes: Changes, shown: set[str], since: float, until: float
 
 
 def _short(value: float) -> float:
-    """Without digits that nobody reads; whole numbers as such."""
+    """A number with few digits; whole numbers as such."""
     rounded = round(float(value), 2)
     return int(rounded) if rounded == int(rounded) else rounded

@@ -1,6 +1,6 @@
 """The cluster's own history replayed under other policies and sizes: `pollux whatif` in a process of its own.
 
-One at a time, bounded in time and memory, ended with the service. What it comes to is kept until newer ones replace it.
+One at a time, bounded in time and memory, ended with the service. Its result is kept until newer ones replace it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ sys.argv = ["pollux", *sys.argv[4:]]
 from pollux.cli.main import main
 main()
 """
-# Reading what a large replay came to would hold the service up: that is done outside as well.
+# Reading the result of a large replay would hold the service up: another process does it.
 _SHORTEN = f"""{_BOUNDED}
 from pollux.service.replay.result import shorten
 shorten(*sys.argv[4:])
@@ -76,7 +76,7 @@ class Progress:
         self._share = 0.0
 
     def take(self, output: bytes) -> None:
-        """Read on in what the bar has written."""
+        """Read what the progress bar has written since."""
         for done, total in _DONE_OF.findall(output):
             share = min(int(done) / max(int(total), 1), 1.0)
             if share < self._share:
@@ -101,21 +101,21 @@ class Replay:
     nodes: tuple[str, ...] = ()
     result: bytes | None = None
 
-    def brief(self) -> dict[str, Any]:
-        """As plain values, without what it came to."""
+    def summary(self) -> dict[str, Any]:
+        """As plain values, without the result."""
         return {
             "id": self.id, "state": self.state, "progress": round(self.progress, 4), "detail": self.detail,
             "policies": list(self.policies), "nodes": list(self.nodes),
         }  # fmt: skip
 
-    def shown(self) -> bytes:
-        """As JSON, with what it came to."""
-        head = json.dumps(self.brief(), separators=(",", ":"))
+    def to_json(self) -> bytes:
+        """As JSON, with the result."""
+        head = json.dumps(self.summary(), separators=(",", ":"))
         return head[:-1].encode() + b',"result":' + (self.result or b"null") + b"}"
 
 
 class Replays:
-    """Begins replays, and knows the last few. May be used from any thread."""
+    """Starts replays, and keeps the last few. May be used from any thread."""
 
     def __init__(self, history: Callable[[], Iterable[bytes]], child: Sequence[str] = (sys.executable, "-c", _CHILD)):
         self._history = history
@@ -127,8 +127,8 @@ class Replays:
         self._cancelled = threading.Event()
         self._closed = False
 
-    def begin(self, policies: Sequence[str], nodes: Sequence[str]) -> Replay:
-        """Begin one; Conflict while another is under way."""
+    def start(self, policies: Sequence[str], nodes: Sequence[str]) -> Replay:
+        """Start a replay; Conflict while another runs."""
         with self._lock:
             if self._closed:
                 raise Conflict("the service is stopping: nothing is replayed any more")
@@ -168,7 +168,7 @@ class Replays:
         return replay
 
     def close(self) -> None:
-        """End what is under way, and begin nothing any more."""
+        """End a replay that runs, and start no more."""
         with self._lock:
             self._closed = True
         self._cancelled.set()
@@ -226,7 +226,7 @@ class Replays:
 
     def _watched(self, replay: Replay, words: Sequence[str], out: Any, err: Any, num_sizes: int) -> int:
         limits = (str(os.getpid()), str(_LONGEST_SECONDS), str(_MOST_BYTES))
-        # A bar that nobody looks at is written all the same: it says how far the replay is.
+        # The progress bar is written although nobody sees it: it says how far the replay is.
         environ = {
             name: value for name, value in os.environ.items() if not name.startswith(("POLLUX_", "NO_COLOR", "TTY_"))
         }

@@ -31,7 +31,7 @@ from pollux.service.server.app import create_app
 from pollux.service.server.certificates import host_for_nodes, host_to_announce, names_of, trusted_text
 from pollux.service.settings import ANY_ADDRESS, AtStop, ServiceSettings
 from pollux.store import Store, open_store, open_telemetry
-from pollux.wire.places import ca_file, service_file, store_file, telemetry_file, token_file
+from pollux.wire.home_layout import ca_file, service_file, store_file, telemetry_file, token_file
 
 if TYPE_CHECKING:
     import uvicorn
@@ -157,7 +157,7 @@ def operator_token(path: Path) -> str:
 
 
 def _name(new: Path, path: Path) -> None:
-    """Give a file its name; FileExistsError where another has it, as far as the file system can tell."""
+    """Give a file its name; FileExistsError where another file has it, as far as the file system can tell."""
     try:
         os.link(new, path)
     except FileExistsError:
@@ -183,7 +183,7 @@ def _known_token(path: Path) -> str:
 
 
 def _secret(store: Store) -> str:
-    """What job tokens are made with; kept beside the log."""
+    """The secret that job tokens are made with; it is in the store."""
     known = store.setting("secret")
     if known is None:
         known = secrets.token_hex(32)
@@ -192,7 +192,7 @@ def _secret(store: Store) -> str:
 
 
 def earlier_port(settings: ServiceSettings) -> int | None:
-    """Where the last service of this home listened at this address; None where that is not known.
+    """The port of the last service of this home at this address; None where that is not known.
 
     Conflict, with its address and process, while one still runs here.
     """
@@ -222,7 +222,7 @@ def _announced(place: Path) -> tuple[str, int] | None:
 
 
 def _keep_port(store: Store, host: str, listener: socket.socket) -> None:
-    """Jobs that run on know the service by its address: the next one takes the same if it may choose."""
+    """Take the port of the last service where any will do: jobs that run on report there."""
     place = f"{host} {listener.getsockname()[1]}"
     if store.setting(_PLACE) != place:
         store.set_setting(_PLACE, place)
@@ -329,7 +329,7 @@ def _answer(
     def stop(jobs: AtStop) -> None:
         if engine.stopping:
             return
-        engine.loop.go_down()
+        engine.loop.refuse_new_jobs()
         threading.Thread(target=wind_down, args=(jobs,), name="pollux-stopping", daemon=True).start()
 
     def wind_down(jobs: AtStop) -> None:
@@ -342,7 +342,7 @@ def _answer(
     signals: list[bool] = []
 
     def signalled() -> None:
-        # Twice: whoever sends them does not want to wait for anybody.
+        # A second signal: stop without waiting for jobs.
         server.should_exit = bool(signals)
         signals.append(True)
         stop(settings.at_stop)
@@ -392,7 +392,7 @@ def _config(app: Guard, settings: ServiceSettings) -> uvicorn.Config:
 
 @contextlib.contextmanager
 def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the service; only the main thread can be told."""
+    """Have SIGTERM and SIGINT stop the service; only the main thread can receive signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -417,7 +417,7 @@ def announce(place: Path, url: str) -> None:
 
 
 def retract(place: Path) -> None:
-    """Take that back, unless another service has announced itself since."""
+    """Remove the announcement, unless another service has made one since."""
     with contextlib.suppress(OSError, ValueError):
         if json.loads(place.read_text(encoding="utf-8")).get("pid") == os.getpid():
             place.unlink()

@@ -9,12 +9,12 @@ from typing import Protocol
 __all__ = ["Clock", "SystemClock"]
 
 
-# So often at least, whoever waits looks at the wall clock again: it may have been put forward.
+# A waiting thread looks at the wall clock at least this often: it may have been put forward.
 _LONGEST_WAIT_SECONDS = 3600.0
 
 
 class Clock(Protocol):
-    """Tells the time, and how long to wait for another."""
+    """Gives the time, and how long to wait for a later one."""
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -33,8 +33,8 @@ class SystemClock:
         self._wall, self._steady = wall, steady
         self._ahead = wall() - steady()
 
-    def begin_at(self, at: float) -> float:
-        """Go on from that time where it is still to come; by how many seconds the machine's clock is behind."""
+    def advance_to(self, at: float) -> float:
+        """Go on from that time where it is in the future; the seconds by which the machine's clock is behind it."""
         behind = at - self.now()
         self._ahead = max(self._ahead, at - self._steady())
         return max(behind, 0.0)
@@ -42,10 +42,10 @@ class SystemClock:
     def now(self) -> float:
         """Seconds since 1970."""
         steady = self._steady()
-        # Never less than before, whichever thread looks.
+        # Never less than before, in any thread.
         self._ahead = max(self._ahead, self._wall() - steady)
         return self._ahead + steady
 
     def seconds_until(self, at: float) -> float:
-        """How long to wait for a time; after an hour one looks again."""
+        """How long to wait for a time, an hour at most."""
         return min(max(at - self.now(), 0.0), _LONGEST_WAIT_SECONDS)

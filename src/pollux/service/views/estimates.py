@@ -1,4 +1,4 @@
-"""The controller's numbers as people are told them: times of day instead of seconds to go, sentences for reasons."""
+"""The controller's numbers in the form for people: times of day instead of seconds left, sentences for reasons."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["estimate", "explained", "times_of"]
 
 
 def estimate(record: JobRecord, snapshot: Snapshot, jobs: Mapping[str, JobRecord] | None = None) -> Eta | None:
-    """When the job is expected to end; None where nothing is known. Of who follows others, all `jobs` tell when."""
+    """When the job is expected to end; None where that is not known. `jobs` must hold those that it follows."""
     return times_of(eta(record, snapshot, jobs), snapshot.now)
 
 
 def times_of(seconds: EtaSeconds | None, now: float) -> Eta | None:
-    """Seconds to go as times since 1970."""
+    """Seconds left as times since 1970."""
     if seconds is None:
         return None
     current = None if seconds.current is None else now + seconds.current

@@ -17,7 +17,7 @@ _MARKS = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Shares of a job's progress at which its interval is written down."""
 
 
-# So many past predictions tell how far to widen the next: enough for a quantile, few enough to follow changes.
+# How many past predictions decide how far to widen the next: enough for a quantile, few enough to follow changes.
 _REMEMBERED = 60
 
 _NONE = {"predictions": 0, "covered": None, "relative_width": None, "median_error": None}
@@ -57,7 +57,7 @@ class EtaBook:
             if issued and record.state is JobState.SUCCEEDED and record.ended_at is not None:
                 self._scores[job_id] = _score(issued, record.ended_at)
                 self._learn(self._scores[job_id])
-                self._keep(job_id, now, {"score": self._scores[job_id]})
+                self._add_row(job_id, now, {"score": self._scores[job_id]})
             return
         share = _share(report)
         issued = self._issued.get(job_id, [])
@@ -68,12 +68,12 @@ class EtaBook:
             eta = self.widened(job_id, raw, now)
             noted = {"at": now, "progress": share, "low": eta.low, "high": eta.high, "current": eta.current}
             self._issued[job_id] = [*issued, {**noted, "raw_low": raw.low, "raw_high": raw.high}]
-            self._keep(job_id, now, {"issued": list(self._issued[job_id])})
+            self._add_row(job_id, now, {"issued": list(self._issued[job_id])})
 
     def widened(self, job_id: str, eta: Eta, now: float) -> Eta:
         """The interval as it is shown at `now`. May be called from any thread."""
         expected = eta.current if eta.current is not None else (eta.low + eta.high) / 2
-        own = [_raw(each).miss(expected) for each in self._issued.get(job_id, [])]
+        own = [_before_widening(each).miss(expected) for each in self._issued.get(job_id, [])]
         factor = max(widening(self._misses), widening(own))
         found = Interval(now, eta.low, eta.high).widened(factor)
         return Eta(found.low, found.high, eta.current)
@@ -81,11 +81,11 @@ class EtaBook:
     def _learn(self, score: Mapping[str, Any]) -> None:
         self._misses = (*self._misses, *score.get("misses", ()))[-_REMEMBERED:]
 
-    def _keep(self, job_id: str, now: float, values: Mapping[str, Any]) -> None:
+    def _add_row(self, job_id: str, now: float, values: Mapping[str, Any]) -> None:
         self._pending.append(TelemetryRow(job_id, now, "eta", values))
 
-    def take_pending(self) -> list[TelemetryRow]:
-        """What is to be kept with the next measurements; it is handed out once."""
+    def pop_pending(self) -> list[TelemetryRow]:
+        """Rows to be written with the next measurements; each is returned once."""
         pending, self._pending = self._pending, []
         return pending
 
@@ -95,7 +95,7 @@ class EtaBook:
         self._scores.pop(job_id, None)
 
     def quality(self, job_id: str) -> dict[str, Any]:
-        """One job's intervals: how many, the share that held the end, the middle relative error; nothing before."""
+        """One job's intervals: how many, the share that held its end, the median relative error; None before."""
         score = self._scores.get(job_id, _NONE)
         return {name: score.get(name) for name in _NONE}
 
@@ -126,7 +126,7 @@ def _share(report: TelemetryRow | None) -> float | None:
     return done / total if total and done is not None else None
 
 
-def _raw(issued: Mapping[str, Any]) -> Interval:
+def _before_widening(issued: Mapping[str, Any]) -> Interval:
     """An interval before it was widened; those of earlier versions never were."""
     return Interval(issued["at"], issued.get("raw_low", issued["low"]), issued.get("raw_high", issued["high"]))
 
@@ -143,5 +143,5 @@ def _score(issued: list[dict[str, Any]], ended_at: float) -> dict[str, Any]:
         "covered": score.coverage if score else None,
         "relative_width": score.relative_width if score else None,
         "median_error": statistics.median(errors) if errors else None,
-        "misses": [_raw(each).miss(ended_at) for each in issued],
+        "misses": [_before_widening(each).miss(ended_at) for each in issued],
     }

@@ -25,7 +25,7 @@ def _known(model: GoodputFunction, num_nodes: int, num_gpus: int, gpu_type: str)
 
 
 def goodput(model: GoodputFunction, num_nodes: int, num_gpus: int, gpu_type: str = "") -> float:
-    """Useful samples per second, remembered: pages ask far more often than models change."""
+    """Useful samples per second, cached: pages ask far more often than models change."""
     try:
         return _known(model, num_nodes, num_gpus, gpu_type)  # type: ignore[arg-type]
     except TypeError:
@@ -59,7 +59,7 @@ def _largest_of(cluster: Cluster) -> Mapping[str, int]:
 
 
 def suitable(largest: Mapping[str, int], limits: JobLimits) -> Mapping[str, int]:
-    """Those of a type that a job takes."""
+    """The largest nodes whose type the job accepts."""
     if not limits.gpu_types:
         return largest
     return {kind: gpus for kind, gpus in largest.items() if limits.takes_type(kind)}

@@ -1,6 +1,6 @@
 """What people see of jobs, kept ready: one entry per job, written by the engine's thread and read by any other.
 
-Cards hold copies, so that a reader never meets a record in the middle of a change.
+Entries hold copies, so that a reader never sees a record in the middle of a change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger("pollux.service")
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What the job's record alone says about why it has what it has; `explanations` makes the whole text of it."""
+    """What the job's record alone says about why it has its GPUs; `explanations` makes the whole text."""
 
     cause: str
     next_step: str
@@ -53,10 +53,10 @@ class JobEntry:
     widened: Callable[[str, Eta, float], Eta] | None = None
     rendered: bytes = b""
     fault: str = ""
-    _said: Explained | None = None
+    _explained: Explained | None = None
 
     def work_out(self, figure: str, work: Callable[[], _T]) -> _T | None:
-        """A figure of this job, or None where its numbers allow none; that is said on this job, and fails no other."""
+        """The result of `work`, or None where this job's numbers make it fail: the fault is noted on this job alone."""
         try:
             return work()
         except (ArithmeticError, ValueError) as error:
@@ -67,7 +67,7 @@ class JobEntry:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the job has ended."""
         return self.record.state in ENDED
 
     def eta(self) -> Eta | None:
@@ -78,7 +78,7 @@ class JobEntry:
         return self.widened(self.record.spec.id, eta, self.around.now)
 
     def raw_eta(self) -> Eta | None:
-        """The same by the job's model alone; worked out when somebody asks, since that takes a while."""
+        """The same by the job's model alone; computed on demand, since that takes a while."""
         known = self.record.goodput is not None and self.record.remaining is not None
         if self.around is None or self.ended or not known:
             return None
@@ -116,15 +116,15 @@ class JobEntry:
             fairness=fairness,
         )  # fmt: skip
 
-    def said(self) -> Explained:
+    def explained(self) -> Explained:
         """The reason and the cost of a change in words: made once, since nothing but a new entry changes them."""
-        if self._said is None:
+        if self._explained is None:
             reason, cost = explained(self.record), explain_cost(self.record)
             if reason is None:
-                self._said = Explained(self.record.detail or "no decision was made about it yet", "", (), cost)
+                self._explained = Explained(self.record.detail or "no decision was made about it yet", "", (), cost)
             else:
-                self._said = Explained(reason.text, reason.next_step, reason.jobs, cost)
-        return self._said
+                self._explained = Explained(reason.text, reason.next_step, reason.jobs, cost)
+        return self._explained
 
     @property
     def outdated(self) -> bool:
@@ -133,7 +133,7 @@ class JobEntry:
         return self.record.state in _STARTED and at is not None and at < self.record.held_since
 
     def json(self, now: float, fairness: float | None = None) -> bytes:
-        """The encoded status: made once, with what moves by itself put in: GPU-seconds and fairness of the moment."""
+        """The encoded status. Made once; GPU-seconds and fairness, which change with time, are put in each time."""
         if not self.rendered:
             values = codec.encode(self.status(now))
             del values["gpu_seconds"], values["fairness"]
@@ -143,7 +143,7 @@ class JobEntry:
 
 
 class _Records(Mapping[str, JobRecord]):
-    """Cards seen as their records."""
+    """The entries, seen as a mapping of their records."""
 
     def __init__(self, entries: Mapping[str, JobEntry]) -> None:
         self._entries = entries
@@ -152,7 +152,7 @@ class _Records(Mapping[str, JobRecord]):
         return self._entries[job_id].record
 
     def __iter__(self) -> Iterator[str]:
-        # A copy, made in one go: the engine's thread may add a entry meanwhile.
+        # A copy, made in one operation: the engine's thread may add an entry meanwhile.
         return iter(list(self._entries))
 
     def __len__(self) -> int:
@@ -167,13 +167,13 @@ class JobBoard:
         self._order: list[str] = []
         self._position: dict[str, int] = {}
         self.forgotten_gpu_seconds = 0.0
-        # Who asks for the few that wait must not walk past all that have ended.
+        # A reader of the few jobs that wait must not iterate over all that have ended.
         self._groups: dict[str, set[str]] = {group: set() for group in (*JobState, _ACTIVE)}
         self._changes = 0
         self._sorted: dict[str, tuple[int, tuple[str, ...]]] = {}
 
     def put(self, entry: JobEntry) -> None:
-        """Show a job, or show it anew."""
+        """Add a job, or replace its entry."""
         job_id, state = entry.record.spec.id, entry.record.state
         before = self._entries.get(job_id)
         self._entries[job_id] = entry
@@ -188,7 +188,7 @@ class JobBoard:
             self._changes += 1
 
     def remove(self, job_ids: Set[str]) -> None:
-        """Show these jobs no more; who is half-way through the list goes on with those that are left."""
+        """Remove these jobs; a reader in the middle of the list goes on with those that are left."""
         order = [job_id for job_id in self._order if job_id not in job_ids]
         self._order, self._position = order, {job_id: index for index, job_id in enumerate(order)}
         for job_id in job_ids:
@@ -220,14 +220,14 @@ class JobBoard:
         return _Records(self._entries)
 
     def check(self, after: str | None) -> None:
-        """Refuse a job to go on behind that is not there."""
+        """Refuse a page that is to start after a job that is not there."""
         if after is not None:
             self.get(after)
 
     def entries(
         self, after: str | None = None, state: str | None = None, active: bool | None = None
     ) -> Iterator[JobEntry]:
-        """Cards in order of submission: those behind `after`, in one state, not ended or ended only."""
+        """Entries in order of submission: those after the job `after`, in one state, not ended or ended only."""
         self.check(after)
         order: Sequence[str] = self._order
         begin = 0 if after is None else self._position.get(after, -1) + 1
@@ -263,7 +263,7 @@ class JobBoard:
 
 
 def frozen(record: JobRecord) -> JobRecord:
-    """A copy that later changes of the record do not reach."""
+    """A copy of the record, which later changes do not affect."""
     return copy.copy(record)
 
 

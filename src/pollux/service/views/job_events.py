@@ -154,7 +154,7 @@ class JobEvents:
         self._closed: set[str] = set()
 
     def add(self, event: Event) -> None:
-        """Take an event in."""
+        """Add an event."""
         if isinstance(event, JobReported | TimerFired):
             return
         for line in lines_of(event):
@@ -162,7 +162,7 @@ class JobEvents:
                 self._lines.setdefault(line.job_id, deque(maxlen=_KEPT_LINES)).append(line)
 
     def close(self, record: JobRecord) -> None:
-        """Say how a job ended, where no fact of its own did: a time limit, or a job that it was to run after."""
+        """Add how a job ended where no fact says so: by a time limit, or the failure of a job that it follows."""
         job_id, at = record.spec.id, record.ended_at
         if at is None or job_id in self._closed:
             return
@@ -200,7 +200,7 @@ def message(revision: int, event: Event) -> bytes:
 
 
 class Feed:
-    """The newest messages, and whoever wants to hear of more. Thread-safe; listeners must return at once."""
+    """The newest messages, and the listeners for further ones. Thread-safe; listeners must return at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -209,7 +209,7 @@ class Feed:
         self._next = 0
 
     def publish(self, entries: Iterable[tuple[int, Event]]) -> None:
-        """Tell everybody; called by the engine's thread once the facts are durable."""
+        """Send messages to all listeners; called by the engine's thread once the facts are durable."""
         messages = [(revision, message(revision, event)) for revision, event in entries]
         with self._lock:
             self._recent.extend(messages)
@@ -219,9 +219,9 @@ class Feed:
                 listener(text)
 
     def subscribe(self, listener: Callable[[bytes], None], after: int | None) -> tuple[int, list[bytes] | None]:
-        """A number to unsubscribe with, and what was missed since `after`: None if that is not held any more.
+        """A number to unsubscribe with, and what was missed since `after`: None if those messages are no longer kept.
 
-        Nothing is lost or told twice between what is returned and what the listener hears.
+        No message is missing or repeated between what is returned and what the listener gets.
         """
         with self._lock:
             number, self._next = self._next, self._next + 1
@@ -235,15 +235,15 @@ class Feed:
 
     @property
     def num_listeners(self) -> int:
-        """How many hear of new messages now."""
+        """How many listeners there are."""
         return len(self._listeners)
 
     def start_at(self, revision: int, event: Event) -> None:
-        """Take in what was in the log before the service started, so that streams can resume over a restart."""
+        """Add an event that was in the log before the service started, so that streams can resume after a restart."""
         with self._lock:
             self._recent.append((revision, message(revision, event)))
 
     def unsubscribe(self, number: int) -> None:
-        """Hear no more."""
+        """Remove a listener."""
         with self._lock:
             self._listeners.pop(number, None)

@@ -34,7 +34,7 @@ _SURROUNDINGS_SECONDS = 5.0
 
 
 class Projector:
-    """Everything shown about jobs."""
+    """Everything that people see of jobs."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.board = JobBoard()
@@ -48,7 +48,7 @@ class Projector:
     def project(
         self, events: Sequence[Event], rows: Sequence[TelemetryRow], controller: Controller, now: float, revision: int
     ) -> None:
-        """Show what events and measurements changed that are durable now; `revision` is that of the last event."""
+        """Update what people see once events and rows are durable; `revision` is that of the last event."""
         for row in rows:
             if row.kind == "report":
                 self._newest[row.job_id] = row
@@ -64,7 +64,7 @@ class Projector:
         self.feed.publish(zip(range(revision - len(events) + 1, revision + 1), events, strict=True))
 
     def replay(self, revision: int, event: Event) -> None:
-        """Take in an event that was in the log before the service started."""
+        """Add an event that was in the log before the service started."""
         self._add(event)
         self.feed.start_at(revision, event)
 

@@ -1,6 +1,6 @@
 """Who held how many GPUs when, and what changing that has cost; made of the logged facts, in memory, bounded.
 
-Written by the engine's thread, read by any other. What a reader is shown of it is in `timeline`.
+Written by the engine's thread, read by any other. What a page shows of it is in `presenters.timeline`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Timeline:
         }
 
     def add(self, event: Event) -> None:
-        """Take a fact in."""
+        """Add a fact."""
         handler = self._handlers.get(type(event))
         if handler is not None:
             with self._lock:
@@ -156,7 +156,7 @@ class Timeline:
                 self._note_capacity(at)
 
     def forget(self, job_id: str) -> None:
-        """A job concerns nobody any more; what it held stays in the sums."""
+        """Drop a job; what it held stays in the sums."""
         with self._lock:
             self._names.pop(job_id, None)
             self._jobs.pop(job_id, None)
@@ -258,7 +258,7 @@ class Timeline:
         self._place(job, NOWHERE, at)
 
     def _mark(self, at: float, job_id: str, job: _Job, why: str) -> None:
-        """Its GPUs are gone without a decision about it: told with the changes, but none of them."""
+        """Note that a job lost its GPUs without a decision: it is listed with the re-allocations, but not counted."""
         if job.gpus:
             self._told(job, Reallocation(at, job_id, job.gpus, 0, why))
 
@@ -298,14 +298,14 @@ class Timeline:
         if placement.num_gpus == job.gpus:
             return
         job.gpus = placement.num_gpus
-        # Facts are in order of time; what the controller corrects afterwards counts from the last of them.
+        # Facts are in order of time; a correction by the controller gets the time of the last one.
         at = max(at, self._columns.at[-1]) if self._columns.at else at
         self._columns.add(at, job.number, job.gpus)
         if len(self._columns.at) > _MOST_CHANGES:
             self._halve()
 
     def _halve(self) -> None:
-        """Drop the older half; who holds something goes on doing so from the cut."""
+        """Drop the older half. What jobs held at the cut is the first entry of what is left."""
         old = self._columns
         half = len(old.at) // 2
         cut = old.at[half]

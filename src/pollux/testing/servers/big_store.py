@@ -30,8 +30,8 @@ from pollux.controller.messages.job_spec import spec_from
 from pollux.core import Cluster, Decision, Node, Placement, Reason
 from pollux.store import SavedState, TelemetryRow, open_store, open_telemetry
 from pollux.wire.codec import encode
+from pollux.wire.home_layout import store_file, telemetry_file
 from pollux.wire.job import JobRequest
-from pollux.wire.places import store_file, telemetry_file
 from pollux.wire.report import ModelReport, NoiseReport, Report
 
 __all__ = ["BigStore", "build_big_store"]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pollux.wire._entry import MAX_INTEGER
 from pollux.wire.dataclass_codec import (
     SCALAR_READERS,
-    Refusal,
+    Misfit,
     ValueReader,
     ValueWriter,
     as_it_is,
@@ -57,8 +57,8 @@ def to_plain(value: object) -> Any:
     """A dataclass, or a plain value, as dicts, lists and scalars; bytes as base64."""
     try:
         return _write(value)
-    except Refusal as refusal:
-        raise TypeError(refusal.message("")) from None
+    except Misfit as misfit:
+        raise TypeError(misfit.message("")) from None
 
 
 def classes_by_name(union: Any) -> Mapping[str, type]:
@@ -98,8 +98,8 @@ def from_plain(kind: type[_T], value: object) -> _T:
     """The value of that type from plain values; `MalformedValue` where they do not fit."""
     try:
         return typing.cast("_T", _read(kind, value))
-    except Refusal as refusal:
-        raise MalformedValue(refusal.message(kind.__name__)) from None
+    except Misfit as misfit:
+        raise MalformedValue(misfit.message(kind.__name__)) from None
 
 
 def _read_number(value: Any) -> float:

@@ -81,7 +81,7 @@ def made():
 def ready(adaptation: Adaptation) -> Adaptation:
     """All that a change needs is known."""
     adaptation.model = FLAT
-    adaptation._rounds_since_change = 100
+    adaptation.pace.rounds_since_change = 100
     adaptation.memory.ran(16)
     adaptation.estimate = known  # type: ignore[method-assign]
     return adaptation
@@ -156,7 +156,7 @@ def test_and_only_there(made, case):
     elif case == "watching":
         one.guard.changed()
     elif case == "too soon":
-        one._rounds_since_change = 2
+        one.pace.rounds_since_change = 2
     else:
         del one.estimate
     assert one.next_change(10.0) is None
@@ -357,30 +357,6 @@ def test_a_state_without_second_moments_is_taken(made):
     first, *_, last = optimiser_steps(one, 4000, 64)
     assert first == pytest.approx(short(2.0)), "taken to be those of the initial batch"
     assert last > 0.9
-
-
-def test_measuring_goes_on_longer_where_the_noise_is_not_clear(made):
-    one = made(BatchRange(16, 64))
-    one._rounds_since_change = 100
-    rows = 1.0 + np.random.default_rng(0).normal(size=(2, 150, 2)), np.full(150, 2), np.full(150, 16)
-    one.tracker.add(rows[0][0] + 9.0, rows[0][1], *rows[1:])
-    assert not one.estimate().is_known
-    one._set_measuring(0.1, 0.02)
-    assert one._every == 2
-    one.estimate = known
-    one._set_measuring(0.1, 0.02)
-    assert one._every == 4
-    one._set_measuring(0.1, 0.31)
-    assert 0.31 / one._every <= 0.005, "the budget holds where a measured step costs a third more than others"
-    one._set_measuring(0.1, 5.0)
-    assert one._every == 64
-    one._set_measuring(0.001, 5.0)
-    assert one._every == 8, "short steps are measured more often than they should for what it costs"
-    exact = made(BatchRange(16))
-    exact._rounds_since_change = 100
-    exact.tracker.add(rows[0][0] + 9.0, rows[0][1], *rows[1:])
-    exact._set_measuring(0.1, 0.02)
-    assert exact._every == 4, "nothing waits for it"
 
 
 def test_parts_are_counted_over_all_replicas(made, monkeypatch):

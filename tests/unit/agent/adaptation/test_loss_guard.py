@@ -153,7 +153,7 @@ class TestFreezing:
             assert guard.is_frozen(start + length - 1.0)
             assert not guard.is_frozen(start + length)
             assert guard.frozen_until == start + length
-        assert guard.times_frozen == 3
+        assert guard.state_dict()["times_frozen"] == 3
 
     def test_undone_rounds_are_forgotten(self):
         guard = LossGuard(100.0)

@@ -5,16 +5,16 @@ from pollux.agent.adaptation.memory_limits import MemoryLimits
 
 def test_nothing_is_known_at_first():
     limits = MemoryLimits("A")
-    assert (limits.held, limits.largest) == (0, None)
+    assert (limits.largest_run, limits.largest) == (0, None)
 
 
 def test_back_to_the_largest_that_ran():
     limits = MemoryLimits("A")
     limits.ran(8)
     limits.ran(6)
-    assert limits.held == 8
+    assert limits.largest_run == 8
     assert limits.ran_out(16) == 8
-    assert (limits.held, limits.largest) == (8, 15)
+    assert (limits.largest_run, limits.largest) == (8, 15)
 
 
 def test_half_where_nothing_ran_yet():
@@ -30,7 +30,7 @@ def test_what_ran_once_may_run_out_later():
     limits = MemoryLimits("A")
     limits.ran(8)
     assert limits.ran_out(8) == 4
-    assert (limits.held, limits.largest) == (0, 7)
+    assert (limits.largest_run, limits.largest) == (0, 7)
 
 
 def test_limits_are_kept_by_gpu_type():
@@ -39,7 +39,7 @@ def test_limits_are_kept_by_gpu_type():
     limits.ran_out(20)
     other = MemoryLimits("B")
     other.load_state_dict(limits.state_dict())
-    assert (other.held, other.largest) == (0, None)
+    assert (other.largest_run, other.largest) == (0, None)
     same = MemoryLimits("A")
     same.load_state_dict(limits.state_dict())
-    assert (same.held, same.largest) == (8, 19)
+    assert (same.largest_run, same.largest) == (8, 19)

@@ -64,7 +64,7 @@ def test_groups_follow_at_their_own_pace():
         fast, slow = one.step(4.0)
     assert fast == pytest.approx(0.25, abs=0.01)
     assert slow == pytest.approx(1 - 0.75 * (1 - 0.99**10), rel=1e-4)
-    assert one.settled(4.0) == (0.25, 0.25)
+    assert one.final_ratios(4.0) == (0.25, 0.25)
 
 
 def test_a_start_at_a_larger_batch_is_there_at_once():
@@ -77,7 +77,7 @@ def test_amsgrad_never_shrinks():
     for _ in range(100):
         (ratio,) = one.step(8.0)
     assert ratio == pytest.approx(1.0)
-    assert one.settled(8.0) == pytest.approx((1.0,))
+    assert one.final_ratios(8.0) == pytest.approx((1.0,))
 
 
 def test_adagrad_is_set_against_a_sum_at_the_same_progress():
@@ -90,7 +90,7 @@ def test_adagrad_is_set_against_a_sum_at_the_same_progress():
         one.step(4.0)
         one.credit(4.0)
     assert one.ratios[0] == pytest.approx(1 / 16, rel=0.02)
-    assert one.settled(2.0) == one.ratios, "it does not let go"
+    assert one.final_ratios(2.0) == one.ratios, "it does not let go"
 
 
 def test_what_has_no_second_moments_has_no_model():

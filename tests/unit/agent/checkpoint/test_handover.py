@@ -29,9 +29,9 @@ def test_the_next_one_takes_hold_as_soon_as_the_first_lets_go(hold):
     first.open()
     with pytest.raises(MisusedJob, match="in use"):
         second.open()
-    taking = threading.Thread(target=second.take)
+    taking = threading.Thread(target=second.acquire)
     taking.start()
-    first.let_go()
+    first.release()
     taking.join(PATIENCE_SECONDS)
     assert first.folder is None
     assert second.folder is not None
@@ -44,7 +44,7 @@ def test_who_is_not_wanted_takes_nothing(hold, end):
         one.close()
         one.wanted = True
     assert not one.wanted
-    one.take()
+    one.acquire()
     assert one.folder is None
 
 
@@ -59,10 +59,10 @@ def test_a_hold_that_comes_too_late_is_let_go(hold, monkeypatch):
         real()
 
     monkeypatch.setattr(one, "open", late)
-    one.take_in_background()
+    one.acquire_in_background()
     assert opened.wait(PATIENCE_SECONDS)
     one.wanted = False
     go_on.set()
-    one._taking.join(PATIENCE_SECONDS)
+    one._acquiring.join(PATIENCE_SECONDS)
     assert one.folder is None
     hold().open()

@@ -1,4 +1,4 @@
-"""Sizes that ended an earlier start for want of memory are not tried again, and others are not blamed."""
+"""Sizes that ended an earlier start because memory ran out are not tried again, and others are not blamed."""
 
 import json
 import logging

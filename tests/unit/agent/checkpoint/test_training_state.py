@@ -71,7 +71,7 @@ def test_what_is_restored_goes_on_as_before(kind):
     model, optimizer, state = made(kind, objects={"counter": counter})
     steps(model, optimizer)
     optimizer.param_groups[1]["lr"] = 0.005
-    kept = state.copied(state.capture())
+    kept = state.copied(state.own(state.rng_texts()))
     expected = steps(model, optimizer, seed=10)
     counter.count = 5
     state.restore(kept)
@@ -82,7 +82,7 @@ def test_what_is_restored_goes_on_as_before(kind):
     model2, optimizer2, state2 = made(kind, objects={"counter": counter})
     steps(model2, optimizer2)
     optimizer2.param_groups[1]["lr"] = 0.005
-    fresh.restore(state2.copied(state2.capture()))
+    fresh.restore(state2.copied(state2.own(state2.rng_texts())))
     assert fresh_counter.count == 4
     assert [group["lr"] for group in fresh_optimizer.param_groups] == [0.1, 0.005]
     assert steps(fresh_model, fresh_optimizer, seed=10) == expected
@@ -91,7 +91,7 @@ def test_what_is_restored_goes_on_as_before(kind):
 def test_a_copy_does_not_follow_the_model():
     model, optimizer, state = made()
     steps(model, optimizer)
-    kept = state.copied(state.capture())
+    kept = state.copied(state.own(state.rng_texts()))
     before = {name: tensor.clone() for name, tensor in kept.tensors.items()}
     steps(model, optimizer)
     assert all(torch.equal(before[name], tensor) for name, tensor in kept.tensors.items())
@@ -100,7 +100,7 @@ def test_a_copy_does_not_follow_the_model():
 def test_names_say_what_they_are():
     model, optimizer, state = made()
     steps(model, optimizer)
-    names = set(state.capture().tensors)
+    names = set(state.own(state.rng_texts()).tensors)
     assert {"model.0.weight", "model.1.running_mean", "optimizer.state.0.weight.exp_avg_sq"} <= names
     assert state.signature()["optimizer"] == "Adam"
     assert state.signature()["parameter"]["0.weight"] == "[3, 2] float32"
@@ -109,7 +109,7 @@ def test_names_say_what_they_are():
 def test_an_optimiser_with_other_groups_is_refused():
     model, optimizer, state = made()
     steps(model, optimizer)
-    kept = state.copied(state.capture())
+    kept = state.copied(state.own(state.rng_texts()))
     plain = torch.optim.Adam(model.parameters())
     other = TrainingState(model, plain, {}, ReplicaGroup(Environment(), CPU), 5)
     with pytest.raises(CheckpointMismatch, match="2 parameter groups, this one has 1"):
@@ -118,7 +118,7 @@ def test_an_optimiser_with_other_groups_is_refused():
 
 def test_an_object_that_was_not_saved_is_refused_by_name():
     _, _, state = made()
-    kept = state.copied(state.capture())
+    kept = state.copied(state.own(state.rng_texts()))
     _, _, other = made(objects={"counter": Counter()})
     with pytest.raises(CheckpointMismatch, match="no state for 'counter'"):
         other.restore(kept)
@@ -126,7 +126,7 @@ def test_an_object_that_was_not_saved_is_refused_by_name():
 
 def test_an_object_that_is_not_given_any_more_is_named(caplog):
     _, _, state = made(objects={"counter": Counter()})
-    kept = state.copied(state.capture())
+    kept = state.copied(state.own(state.rng_texts()))
     _, _, other = made()
     other.restore(kept)
     assert "holds the state of 'counter', which is not given now" in caplog.text
@@ -190,7 +190,7 @@ def remembering(note, amax=0.0, wrap=nn.Sequential):
 @pytest.mark.parametrize("wrap", [nn.Sequential, lambda inner: Compiled(nn.Sequential(inner))])
 def test_what_modules_keep_beside_tensors_goes_on_too(tmp_path, wrap):
     inner, _, state = remembering(["a"], 2.5, wrap)
-    captured = state.capture()
+    captured = state.own(state.rng_texts())
     assert {name: value for name, value in captured.objects.items() if name.startswith("model.")} == {
         "model.0._extra_state": {"note": ["a"]},
         "model.0.amax._extra_state": torch.tensor([2.5]),
@@ -202,7 +202,7 @@ def test_what_modules_keep_beside_tensors_goes_on_too(tmp_path, wrap):
     state.restore(kept)
     assert (inner.note, inner.amax.value) == (["a"], 2.5)
 
-    captured = state.capture()
+    captured = state.own(state.rng_texts())
     checkpointer = Checkpointer(tmp_path / "c")
     checkpointer.save(1, captured.tensors, captured.objects, captured.values, state.signature(), wait=True)
     assert isinstance(checkpointer.last_error, NonFiniteValue), "the mask, unless parameters alone are looked at"
@@ -221,7 +221,7 @@ def test_what_modules_keep_beside_tensors_goes_on_too(tmp_path, wrap):
 
 
 def test_plain_pytorch_finds_extra_state_under_its_own_name(tmp_path):
-    captured = remembering(["a"], 2.5)[2].capture()
+    captured = remembering(["a"], 2.5)[2].own(())
     checkpointer = Checkpointer(tmp_path / "c")
     checkpointer.save(1, captured.tensors, captured.objects, captured.values, {}, wait=True, finite=())
     checkpointer.close()
@@ -249,7 +249,7 @@ def test_what_a_models_own_hooks_add_is_given_back_to_them():
     model.register_state_dict_post_hook(lambda module, state, prefix, metadata: state.update({"version": 3}))
     model.register_load_state_dict_pre_hook(lambda module, state, prefix, *rest: seen.append(state.get("version")))
     state = TrainingState(model, torch.optim.SGD(model.parameters(), 0.1), {}, ReplicaGroup(Environment(), CPU), 0)
-    kept = state.copied(state.capture())
+    kept = state.copied(state.own(state.rng_texts()))
     kept.objects["model.version"] = 2
     before = model.weight.detach().clone()
     state.restore(kept)
@@ -282,7 +282,7 @@ def test_random_states_travel_as_text():
 
 def test_at_another_number_of_replicas_random_states_are_drawn_anew():
     _, _, state = made()
-    values = state.capture().values
+    values = state.own(state.rng_texts()).values
     state.restore_rng({"rng": values["rng"] * 2}, 17)
     first = draws()
     state.restore_rng({"rng": values["rng"] * 3}, 17)

@@ -49,15 +49,15 @@ def test_a_thread_that_is_stuck_says_nothing_and_one_that_waits_for_others_does(
 def test_who_waits_for_data_says_so_and_for_how_long():
     wall: Any = Wall()
     beat: Any = HeartbeatSource(wall=wall, clock=wall)
-    beat.reads()
+    beat.start_reading()
     assert beat.busy == Activity.FIRST_STEP, "that says more"
     for before in (Activity.TRAINING, Activity.PASS_END):
         beat.busy = before
-        beat.reads()
+        beat.start_reading()
         wall.now += 40.0
         told = beat.due()
         assert (told.activity, told.busy_seconds) == (Activity.DATA, 40.0)
-        beat.computes()
+        beat.start_computing()
         assert beat.busy == Activity.TRAINING
 
 

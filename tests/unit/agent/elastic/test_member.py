@@ -16,7 +16,7 @@ from pollux.agent.elastic import generation_move as module
 from pollux.agent.elastic import peer_connections
 from pollux.agent.elastic.generation_move import JobLost, NotNeeded
 from pollux.agent.elastic.member import ElasticMember, refuse_all
-from pollux.agent.elastic.member_states import Joining, Moving
+from pollux.agent.elastic.member_states import Joining, Regrouping
 from pollux.agent.elastic.membership import Membership
 from pollux.agent.elastic.pause import ResizePause
 from pollux.agent.elastic.step_requests import CHECKPOINT, RESIZE, STOP, StepRequests
@@ -240,7 +240,7 @@ def test_who_joins_counts_the_pause_of_those_that_trained(live, monkeypatch):
     began = module.time.perf_counter() - 100.0
     pause = ResizePause(plan, "grow", began, last=began)
     pause.end_part("regroup")
-    assert live.move._transfer(Job(), Moving(plan, Joining(), began, 1), pause) == (True, state)
+    assert live.move._transfer(Job(), Regrouping(plan, Joining(), began, 1), pause) == (True, state)
     pause.end_part("transfer")
     assert pause.parts["regroup"] == pytest.approx(0.25)
     assert sum(pause.parts.values()) == pytest.approx(pause.last - pause.began)

@@ -8,7 +8,7 @@ from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.generation_move import JobLost
 from pollux.agent.elastic.member import ElasticMember
-from pollux.agent.elastic.member_states import _NEXT, CutOff, FirstStep, Gone, Joining, Moving, StateTrack, Training
+from pollux.agent.elastic.member_states import _NEXT, CutOff, FirstStep, Gone, Joining, Regrouping, StateTrack, Training
 from pollux.agent.elastic.membership import Membership
 from pollux.agent.elastic.pause import ResizePause
 from pollux.core.errors import IllegalTransition
@@ -19,7 +19,7 @@ PAUSE = ResizePause(PLAN, "move", 0.0)
 
 
 def test_every_pair_of_states_is_either_in_the_table_or_refused():
-    made = [Joining(), Training(), FirstStep(PAUSE), Moving(PLAN, Training(), 0.0, 1), CutOff(), Gone()]
+    made = [Joining(), Training(), FirstStep(PAUSE), Regrouping(PLAN, Training(), 0.0, 1), CutOff(), Gone()]
     assert {state.name for state in made} == set(_NEXT)
     for first in made:
         for second in made:
@@ -42,12 +42,12 @@ def test_an_illegal_transition_tells_the_story():
 
 
 def test_a_move_keeps_what_the_replica_holds_and_whether_it_joins():
-    from_joining = Moving(PLAN, Joining(), 0.0, 1)
+    from_joining = Regrouping(PLAN, Joining(), 0.0, 1)
     assert (from_joining.joins, from_joining.has_state, from_joining.can_stay) == (True, False, False)
-    from_training = Moving(PLAN, Training(), 0.0, 1)
+    from_training = Regrouping(PLAN, Training(), 0.0, 1)
     assert (from_training.joins, from_training.has_state, from_training.can_stay) == (False, True, True)
-    assert Moving(PLAN, FirstStep(PAUSE), 0.0, 1).can_stay
-    cut_off = Moving(PLAN, CutOff(joins=True, has_state=True), 0.0, 1)
+    assert Regrouping(PLAN, FirstStep(PAUSE), 0.0, 1).can_stay
+    cut_off = Regrouping(PLAN, CutOff(joins=True, has_state=True), 0.0, 1)
     assert (cut_off.joins, cut_off.has_state, cut_off.can_stay) == (True, True, False)
 
 

@@ -14,7 +14,7 @@ def test_on_the_host_values_come_at_once_and_are_a_copy():
     assert arrived is not None
     assert arrived[0].tolist() == [1.0, 1.0, 1.0]
     assert arrived[1] == 7
-    assert late.take() is None
+    assert late.wait() is None
 
 
 @pytest.mark.gpu
@@ -26,9 +26,9 @@ def test_on_a_gpu_values_come_one_exchange_later():
     first = late.exchange(values, 2)
     assert first is not None
     assert (first[0].tolist(), first[1]) == ([1.0, 1.0, 1.0], 1)
-    second = late.take()
+    second = late.wait()
     assert second is not None
     assert second[0].tolist() == [5.0, 5.0, 5.0]
     late.exchange(values, 3)
     late.forget()
-    assert late.take() is None
+    assert late.wait() is None

@@ -1,5 +1,6 @@
 """Which errors mean memory, and the guard in front of a forward pass."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -43,11 +44,20 @@ class Hungry(nn.Module):
         return {"scores": self.layer(x) * scale, "extra": extra, "mean": x.mean()}
 
 
+@contextlib.contextmanager
+def watching(trial):
+    trial.start()
+    try:
+        yield
+    finally:
+        trial.stop()
+
+
 def test_a_forward_pass_that_fails_still_gives_values():
     model = Hungry(4)
     trial = OomTrial(model, 3)
     x = torch.randn(10, 2)
-    with trial.watching():
+    with watching(trial):
         out = model(x, scale=2.0, extra=torch.arange(10))
     assert trial.failed
     assert model.calls == [10, 3, 3, 3, 1]
@@ -60,7 +70,7 @@ def test_a_forward_pass_that_fails_still_gives_values():
 def test_one_that_fits_is_left_alone():
     model = Hungry(10)
     trial = OomTrial(model, 3)
-    with trial.watching():
+    with watching(trial):
         out = model(torch.randn(10, 2))
     assert not trial.failed
     assert out["scores"].grad_fn is not None
@@ -71,7 +81,7 @@ def test_a_forward_of_the_instances_own_comes_back():
     model: Any = Hungry(10)
     own = lambda x: x  # noqa: E731
     model.forward = own
-    with OomTrial(model, 3).watching():
+    with watching(OomTrial(model, 3)):
         assert model.forward is not own
     assert model.forward is own
 
@@ -79,7 +89,7 @@ def test_a_forward_of_the_instances_own_comes_back():
 def test_other_errors_and_evaluation_pass_through():
     model = Hungry(4)
     trial = OomTrial(model, 3)
-    with trial.watching():
+    with watching(trial):
         with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
             model(torch.randn(10, 2))
         with pytest.raises(RuntimeError, match="shapes"):
@@ -89,5 +99,5 @@ def test_other_errors_and_evaluation_pass_through():
 
 def test_what_does_not_fit_in_pieces_either_is_refused():
     model = Hungry(0)
-    with OomTrial(model, 1).watching(), pytest.raises(InvalidInput, match="memory does not hold 1 sample even without"):
+    with watching(OomTrial(model, 1)), pytest.raises(InvalidInput, match="memory does not hold 1 sample even without"):
         model(torch.randn(4, 2))

@@ -14,7 +14,7 @@ PAUSE = PauseReport(0.4, "grow")
 
 
 class Slots:
-    def keep(self, job_id, places):
+    def release_except(self, job_id, places):
         """Nothing is freed here."""
 
 

@@ -222,23 +222,23 @@ def ground(lender):
 
 
 def test_places_that_stay_come_first(ground, lender):
-    first = ground.take("job", Placement.of({"a": 2}), (), ())
+    first = ground.allocate("job", Placement.of({"a": 2}), (), ())
     assert first == slots("a/0", "a/1")
-    second = ground.take("job", Placement.of({"b": 1, "a": 1}), slots("a/1", "a/0"), slots("a/1", "a/0"))
+    second = ground.allocate("job", Placement.of({"b": 1, "a": 1}), slots("a/1", "a/0"), slots("a/1", "a/0"))
     assert second == slots("a/1", "b/0")
-    ground.keep("job", second)
+    ground.release_except("job", second)
     assert lender.held("job") == {"a": (1,), "b": (0,)}
     assert ground.placement(second) == Placement.of({"a": 1, "b": 1})
 
 
 def test_places_of_the_dead_are_used_again(ground):
-    ground.take("job", Placement.of({"a": 2}), (), ())
-    assert ground.take("job", Placement.of({"a": 2}), slots("a/1"), slots("a/1")) == slots("a/1", "a/0")
+    ground.allocate("job", Placement.of({"a": 2}), (), ())
+    assert ground.allocate("job", Placement.of({"a": 2}), slots("a/1"), slots("a/1")) == slots("a/1", "a/0")
 
 
 def test_what_is_held_by_others_is_waited_for_and_what_is_gone_is_not(ground, lender):
-    ground.take("other", Placement.of({"b": 2}), (), ())
-    assert ground.take("job", Placement.of({"b": 1}), (), ()) == ()
+    ground.allocate("other", Placement.of({"b": 2}), (), ())
+    assert ground.allocate("job", Placement.of({"b": 1}), (), ()) == ()
     assert ground.refused("job", Placement.of({"b": 1}), ()) == ("", ())
     lender.offer([node("a")])
     why, names = ground.refused("job", Placement.of({"a": 1, "b": 1}), slots("a/0"))
@@ -288,12 +288,12 @@ def test_what_an_overtaken_order_asked_for_is_left_to_others(lender):
     """Growth that waits for another job's place is called off: that place must not come to it all the same."""
     lender.offer([node("a", 1), node("b", 1)])
     ground = FleetSlotAllocator(lender, b"secret", "127.0.0.1", 10.0, 12.0)
-    assert ground.take("leaving", Placement.of({"b": 1}), (), ()) == slots("b/0")
-    assert ground.take("grows", Placement.of({"a": 1}), (), ()) == slots("a/0")
-    assert ground.take("grows", Placement.of({"a": 1, "b": 1}), slots("a/0"), slots("a/0")) == ()
-    assert ground.take("grows", Placement.of({"a": 1}), slots("a/0"), slots("a/0")) == slots("a/0")
-    ground.keep("grows", slots("a/0"))
-    assert ground.take("next", Placement.of({"b": 1}), (), ()) == ()
-    ground.keep("leaving", ())
+    assert ground.allocate("leaving", Placement.of({"b": 1}), (), ()) == slots("b/0")
+    assert ground.allocate("grows", Placement.of({"a": 1}), (), ()) == slots("a/0")
+    assert ground.allocate("grows", Placement.of({"a": 1, "b": 1}), slots("a/0"), slots("a/0")) == ()
+    assert ground.allocate("grows", Placement.of({"a": 1}), slots("a/0"), slots("a/0")) == slots("a/0")
+    ground.release_except("grows", slots("a/0"))
+    assert ground.allocate("next", Placement.of({"b": 1}), (), ()) == ()
+    ground.release_except("leaving", ())
     assert lender.held("grows") == {"a": (0,)}
-    assert ground.take("next", Placement.of({"b": 1}), (), ()) == slots("b/0")
+    assert ground.allocate("next", Placement.of({"b": 1}), (), ()) == slots("b/0")

@@ -68,13 +68,13 @@ def test_a_node_with_less_than_is_asked_for_is_not_offered(tmp_path, slurm, monk
 
 def test_who_looks_while_places_are_given_sees_all_nodes(bench, monkeypatch):
     seen: list[list[str]] = []
-    take = SlotTable.take
+    take = SlotTable.allocate
 
     def looked_at(table, number):
         seen.append(bench.nodes)
         return take(table, number)
 
-    monkeypatch.setattr(SlotTable, "take", looked_at)
+    monkeypatch.setattr(SlotTable, "allocate", looked_at)
     bench.lender.ask("train", {"node1": 1})
     bench.turn()
     bench.grant("1_0", "node1", ["node1"], "train@node1")

@@ -29,7 +29,7 @@ from pollux.controller import (
     QueueChanged,
 )
 from pollux.controller.codec import events as event_codec
-from pollux.controller.codec.events import decode, decode_model, decode_value, encode, encode_model, encode_value
+from pollux.controller.codec.events import decode, decode_value, encode, encode_model, encode_value
 from pollux.controller.messages.events import GenerationEnded, TimerFired
 from pollux.core import Decision, InvalidInput, JobLimits, Node, Placement, PolluxError, Queue, Reason
 from pollux.core.errors import StoreFailed
@@ -189,7 +189,7 @@ def test_a_node_keeps_its_infinities():
 
 @given(models(), st.integers(1, 4), st.integers(0, 12))
 def test_a_model_predicts_the_same(model, num_nodes, more):
-    again = decode_model(json.loads(json.dumps(encode_model(model))))
+    again = decode_value(GoodputModel, json.loads(json.dumps(encode_model(model))))
     for gpu_type in ("", "a100", "t4"):
         assert again.goodput(num_nodes, num_nodes + more, gpu_type) == model.goodput(
             num_nodes, num_nodes + more, gpu_type
@@ -253,7 +253,7 @@ def test_what_is_from_the_future_says_so():
     model = encode_model(goodput_model())
     model["throughput"] = {"kind": "quantum"}
     with pytest.raises(StoreFailed, match=r"throughput model is of the kind 'quantum'.* upgrade"):
-        decode_model(model)
+        decode_value(GoodputModel, model)
 
 
 def test_an_older_version_is_brought_up_to_date(monkeypatch):

@@ -46,7 +46,7 @@ def test_little_history_makes_it_wider(running):
 
 def test_who_waits_first_waits_for_those_in_the_way(running):
     assert expected(running, "b") == (None, 5.0, 40.0), "10 seconds of work and 30 to start, if nobody is named"
-    running.jobs["b"].because(10.0, Reason("waits-for-gpus", jobs=("a",)))
+    running.jobs["b"].set_reason(10.0, Reason("waits-for-gpus", jobs=("a",)))
     assert expected(running, "b") == (None, 65.0, 100.0)
     assert eta(running.jobs["b"], running.snapshot(10.0), uncertainty=CERTAIN) == (None, 65.0, 100.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from pollux.controller import JobCancelled, JobReported, JobSpec, spec_from
 from pollux.controller.explanations.explain import explain_plan
-from pollux.controller.explanations.forecast import plan_for, plan_from
+from pollux.controller.explanations.forecast import plan_from
 from pollux.core import Cluster, Decision, JobLimits, Queue, Reason, UnknownName
 from pollux.core.errors import Conflict
 from pollux.policies import create
@@ -17,6 +17,14 @@ from pollux.wire.job import JobRequest
 def new(job_id="new", **fields):
     limits = {name: fields.pop(name) for name in list(fields) if name in JobLimits.__dataclass_fields__}
     return JobSpec(job_id, JobLimits(**limits), **fields)
+
+
+def plan_for(controller, policy, spec, now):
+    """The policy asked on a snapshot with the new job in it."""
+    record = controller.draft(spec, now)
+    snapshot = controller.snapshot(now, record)
+    decision = policy.allocate(snapshot) if record.is_ready else Decision({})
+    return plan_from(record, snapshot, decision, controller.jobs)
 
 
 def test_a_job_that_starts_at_once(desk):

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pollux.controller import model_from
-from pollux.controller.codec.events import decode_model, encode_model
+from pollux.controller.codec.events import decode_value, encode_model
 from pollux.controller.machine.reports import limited
 from pollux.core import InvalidInput
-from pollux.goodput import BatchLimits, Efficiency, PublishedThroughput, goodput_tables
+from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput, goodput_tables
 from pollux.testing import SaturatingGoodput, goodput_model
 from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, ModelReport
 
@@ -36,7 +36,7 @@ def test_each_gpu_type_keeps_what_was_measured_on_it():
     assert both.throughput_on("t4") == both.throughput_on("Tesla T4")
     assert both.throughput_on("H100") == both.throughput_on("A100") == PublishedThroughput(*fast)
     assert both.goodput(1, 4, "T4") < both.goodput(1, 4, "H100")
-    assert decode_model(encode_model(both)) == both
+    assert decode_value(GoodputModel, encode_model(both)) == both
 
 
 def test_not_every_name_is_kept_for_ever():

@@ -251,7 +251,7 @@ def test_a_time_limit_counts_while_replicas_run(desk):
     assert stops(desk(TimerFired(540))) == [StopJob("a", 5, place("n0:1"), "time-limit")]
     record = desk.controller.jobs["a"]
     assert (record.state, record.ended_at, record.detail) == ("failed", 540, "time limit of 100 s reached")
-    assert record.held(1000) == record.held_seconds == 100
+    assert record.running_seconds(1000) == record.held_seconds == 100
     assert desk.controller.next_timer_at is None
 
 

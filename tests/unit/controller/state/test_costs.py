@@ -2,7 +2,7 @@
 
 from pollux.controller import JobReported, JobRunning
 from pollux.controller.explanations.explain import explain, explain_cost
-from pollux.controller.state.costs import Costs, likely_seconds, medians, noted
+from pollux.controller.state.costs import Costs, likely_seconds, medians, with_pause
 from pollux.controller.state.records import MOST_FAILED_MOVES
 from pollux.core import Reason
 
@@ -20,7 +20,7 @@ def started(desk):
 def test_the_last_five_of_a_kind_count():
     costs: Costs = {}
     for seconds in (100.0, 1.0, 2.0, 3.0, 4.0, 5.0):
-        costs = noted(costs, "grow", seconds)
+        costs = with_pause(costs, "grow", seconds)
     assert costs == {"grow": (1.0, 2.0, 3.0, 4.0, 5.0)}
     assert medians({**costs, "move": ()}) == {"grow": 3.0}
 

@@ -138,11 +138,11 @@ def test_a_browser_with_odd_cookies_signs_in(world):
 
 def test_wrong_tokens_wait_once_there_are_many(clock):
     wrong = WrongTokens(clock.now, most=8)
-    assert [wrong.begin() for _ in range(9)] == [0.0] * 5 + [1.0] * 3 + [None]
+    assert [wrong.start_attempt() for _ in range(9)] == [0.0] * 5 + [1.0] * 3 + [None]
     for _ in range(8):
-        wrong.end()
+        wrong.end_attempt()
     clock.set(clock.time + 3.0)
-    assert [wrong.begin(), wrong.begin()] == [0.0, 1.0]
+    assert [wrong.start_attempt(), wrong.start_attempt()] == [0.0, 1.0]
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_the_backend_hears_what_is_wanted_after_each_decision(tmp_path, monkeypa
 
     def decide():
         clock.set(clock.time + 1000.0, engine)
-        engine.loop.settle()
+        engine.loop.wait_until_idle()
         return wishes[-1]
 
     try:

@@ -60,7 +60,7 @@ def engine(policy, clock, tmp_path):
     backend = FakeBackend([Node("n", 4)], clock)
     engine = Engine(policy, backend, MemoryStore(), MemoryTelemetry(), ServiceSettings(home=tmp_path), clock)
     engine.start()
-    engine.loop.settle()
+    engine.loop.wait_until_idle()
     yield engine
     for _ in range(1000):
         policy.gate.release()
@@ -105,7 +105,7 @@ def test_a_decision_overtakes_plans_that_wait(engine, policy, clock):
 def test_plans_of_submitted_jobs_share_one_answer(engine, policy, clock):
     clock.set(200.0, engine)
     result_of(engine.submit(request("seed")))
-    engine.loop.settle()
+    engine.loop.wait_until_idle()
     first = busy_with_a_plan(engine, policy)
     before = len(policy.shown)
     # No decision is due for two seconds: the plans are worked out by themselves.
@@ -123,7 +123,7 @@ def test_plans_of_submitted_jobs_share_one_answer(engine, policy, clock):
 def test_a_job_that_is_gone_meanwhile_still_gets_a_plan(engine, policy, clock):
     clock.set(200.0, engine)
     result_of(engine.submit(request("seed")))
-    engine.loop.settle()
+    engine.loop.wait_until_idle()
     first = busy_with_a_plan(engine, policy)
     gone = engine.submit(request("gone"))
     engine.cancel("gone").result(PATIENCE_SECONDS)
@@ -178,7 +178,7 @@ def test_nobody_is_promised_what_an_earlier_job_may_get(tmp_path):
     backend = FakeBackend([Node("n", 1)], clock)
     engine = Engine(Random(), backend, MemoryStore(), MemoryTelemetry(), ServiceSettings(home=tmp_path), clock)
     engine.start()
-    engine.loop.settle()
+    engine.loop.wait_until_idle()
     # The first decision, on no job at all, was just made: the next is due in two seconds.
     assert result_of(engine.submit(request("a")))[1].starts_now
     _, plan = result_of(engine.submit(request("b")))

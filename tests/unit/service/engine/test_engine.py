@@ -30,7 +30,7 @@ def test_a_submitted_job_is_placed_and_launched(world):
     assert (launch.job_id, launch.generation, launch.argv) == ("job", 1, ("sleep", "1"))
     assert world.engine.job("job").state == "starting"
     world.backend.started("job")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state == "running"
 
 
@@ -50,7 +50,7 @@ def test_a_job_that_ends_well_has_succeeded_and_is_forgotten(world):
     world.submit()
     world.backend.started("job")
     world.backend.ended("job", "succeeded")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     status = world.engine.job("job")
     assert (status.state, status.progress, status.gpus) == ("succeeded", 1.0, 0)
     assert world.backend.forgotten == ["job"]
@@ -59,14 +59,14 @@ def test_a_job_that_ends_well_has_succeeded_and_is_forgotten(world):
 def test_a_crash_is_retried_after_a_pause_and_then_fails(world):
     world.submit(retries=1)
     world.backend.ended("job", "crashed", "exit code 3")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state == "queued"
     world.after(1.0)
     assert len(world.backend.launches) == 1
     world.after(5.0)
     assert [launch.generation for launch in world.backend.launches] == [1, 3]
     world.backend.ended("job", "crashed", "exit code 3")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     status = world.engine.job("job")
     assert (status.state, status.crashes) == ("failed", 2)
     assert "exit code 3" in status.detail
@@ -75,7 +75,7 @@ def test_a_crash_is_retried_after_a_pause_and_then_fails(world):
 def test_a_launch_that_the_backend_refuses_counts_as_a_crash(world):
     world.backend.refuse = "no such interpreter"
     world.submit(retries=0)
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state == "failed"
     assert "no such interpreter" in world.engine.job("job").detail
 
@@ -85,7 +85,7 @@ def test_out_of_memory_limits_the_next_local_batch(world):
     world.backend.started("job")
     result_of(world.engine.report("job", sample_report(1, local_batch=64)))
     world.backend.ended("job", "out-of-memory")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     world.after(10.0)
     assert world.backend.launches[-1].env["POLLUX_MAX_LOCAL_BATCH"] == "32"
 
@@ -213,7 +213,7 @@ def test_reports_that_are_no_news_are_measurements_only(world):
     world.after(10.0)
     before = world.store.revision
     reply = result_of(world.engine.report("job", sample_report(generation, progress=201.0, model=SAMPLE_MODEL)))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.store.revision == before
     assert reply.report_every_seconds == 30.0
     assert len(world.telemetry.series("job", "report")) == 3
@@ -244,7 +244,7 @@ def test_intervals_are_scored_when_the_job_ends(world):
         result_of(world.engine.report("job", sample_report(1, progress=share * 1000, model=SAMPLE_MODEL)))
         world.after(30.0)
     world.backend.ended("job", "succeeded")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert world.engine.views.etas.quality("job")["predictions"] == 3
     assert world.engine.views.etas.overall()["jobs"] == 1
 
@@ -312,18 +312,18 @@ def test_a_policy_that_fails_holds_nobody_up(tmp_path, caplog):
     backend = FakeBackend([Node("n", 2)], clock)
     engine = Engine(policy, backend, MemoryStore(), MemoryTelemetry(), ServiceSettings(home=tmp_path), clock)  # type: ignore[arg-type]
     engine.start()
-    engine.loop.settle()
+    engine.loop.wait_until_idle()
     assert "failed" in caplog.text
     policy.broken = False
     clock.set(10.0, engine)
     result_of(engine.submit(JobRequest("a", ("x",), workdir="/")))
-    engine.loop.settle()
+    engine.loop.wait_until_idle()
     assert engine.job("a").state == "starting"
     policy.broken = True
     clock.set(20.0, engine)
     caplog.clear()
     engine.set_queue(Queue("q")).result(PATIENCE_SECONDS)
-    engine.loop.settle()
+    engine.loop.wait_until_idle()
     assert "failed" in caplog.text
     assert engine.job("a").state == "starting"
     engine.stop("keep")
@@ -400,7 +400,7 @@ def test_an_engine_that_has_stopped_says_so(world):
 def test_a_story_tells_what_happened(world):
     world.submit()
     world.backend.started("job")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     kinds = [line.kind for line in world.engine.events_of("job")]
     assert kinds == ["submitted", "placed", "running"]
 

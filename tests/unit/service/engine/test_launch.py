@@ -12,7 +12,7 @@ def test_a_run_keeps_its_id_through_all_generations(world):
     assert first["WANDB_RESUME"] == "allow"
     result_of(world.engine.pause("a"))
     world.backend.ended("a", "stopped")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     result_of(world.engine.resume("a"))
     world.after(3.0)
     again = world.backend.launches[-1]

@@ -28,7 +28,7 @@ def both(client, job_id):
 def runs(world, name, **fields):
     world.submit(name, **fields)
     world.backend.started(name)
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
 
 
 def in_state(world, job_id, state):

@@ -78,7 +78,7 @@ def test_every_number_is_documented_with_its_kind_and_labels(world):
 def test_what_a_job_reported_is_told(world):
     world.submit("a", max_gpus=1, queue="vision")
     world.backend.started("a")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     result_of(world.engine.report("a", sample_report(1, 250.0, model=SAMPLE_MODEL, loss=0.5)))
     found = samples(world.engine)
     labels = {"job_id": "a", "queue": "vision"}
@@ -110,7 +110,7 @@ def test_a_job_of_a_queue_without_a_label_has_none_either(make_world, monkeypatc
     for number in range(4):
         job_id = world.submit(f"j{number}", min_gpus=1, max_gpus=1, queue=f"q{number}")
         world.backend.started(job_id)
-        world.engine.loop.settle()
+        world.engine.loop.wait_until_idle()
         result_of(world.engine.report(job_id, sample_report(world.engine.job(job_id).generation, loss=0.5)))
     found = samples(world.engine)
     for name in ("pollux_queue_gpus", "pollux_job_gpus", "pollux_job_loss"):
@@ -131,7 +131,7 @@ def test_what_forgotten_jobs_held_stays_in_the_counter(world):
     world.after(100.0)
     result_of(world.engine.cancel(job_id))
     world.backend.ended(job_id, "stopped")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
 
     def held():
         ((_, value),) = samples(world.engine)["pollux_gpu_seconds_total"]
@@ -146,7 +146,7 @@ def test_what_forgotten_jobs_held_stays_in_the_counter(world):
 def test_rates_from_before_its_present_gpus_are_left_out(world):
     job_id = world.submit("a", max_gpus=1)
     world.backend.started(job_id)
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     result_of(world.engine.report(job_id, sample_report(1, goodput=80.0, throughput=100.0)))
     assert [value for _, value in samples(world.engine)["pollux_job_goodput"]] == [80.0]
     world.after(50.0)

@@ -48,16 +48,16 @@ def document(num_jobs=3):
 def test_a_replay_from_begin_to_end():
     code = f"import json; print(json.dumps({document()!r}))"
     replays = Replays(lambda: [b"line\n"], child(code))
-    replay = ended(replays, replays.begin(["fifo"], ["+1"]))
+    replay = ended(replays, replays.start(["fifo"], ["+1"]))
     assert (replay.state, replay.progress, replay.detail) == ("done", 1.0, "")
     (run,) = json.loads(replay.result)["runs"]
     assert (run["nodes"], run["config"]) == (2, {"gpus_per_node": 4})
     assert run["results"][0]["num_jobs"] == 3
     assert replays.get(replay.id) is replay
-    assert json.loads(replay.shown())["result"]["runs"] == [run]
+    assert json.loads(replay.to_json())["result"]["runs"] == [run]
     replays.close()
     with pytest.raises(Conflict):
-        replays.begin(["fifo"], [])
+        replays.start(["fifo"], [])
 
 
 def test_what_the_child_is_told(tmp_path):
@@ -80,7 +80,7 @@ with progress_bar("fifo") as update:
     time.sleep(600)
 """
     replays = Replays(list, child(code))
-    replay = replays.begin(["fifo"], [])
+    replay = replays.start(["fifo"], [])
     wait_for(lambda: replay.progress > 0)
     replays.close()
 
@@ -88,33 +88,33 @@ with progress_bar("fifo") as update:
 def test_a_failure_is_told_in_its_own_words():
     code = "import sys; print('\\x1b[31merror: no job can be replayed\\x1b[0m', file=sys.stderr); sys.exit(2)"
     replays = Replays(list, child(code))
-    replay = ended(replays, replays.begin(["fifo"], []))
+    replay = ended(replays, replays.start(["fifo"], []))
     assert (replay.state, replay.detail) == ("failed", "no job can be replayed")
-    replay = ended(replays, Replays(list, child("print('{')")).begin(["fifo"], []))
+    replay = ended(replays, Replays(list, child("print('{')")).start(["fifo"], []))
     assert replay.state == "failed"
 
     killed = Replays(list, child("import os; os.kill(os.getpid(), 9)"))
-    assert "more than 30 min" in ended(killed, killed.begin(["fifo"], [])).detail
+    assert "more than 30 min" in ended(killed, killed.start(["fifo"], [])).detail
     large = Replays(list, child("raise MemoryError"))
-    assert "8 GiB" in ended(large, large.begin(["fifo"], [])).detail
+    assert "8 GiB" in ended(large, large.start(["fifo"], [])).detail
 
     def broken():
         raise RuntimeError("no history")
 
     failing = Replays(broken, child(""))
-    assert "no history" in ended(failing, failing.begin(["fifo"], [])).detail
+    assert "no history" in ended(failing, failing.start(["fifo"], [])).detail
 
 
 def test_one_at_a_time_and_cancelled_when_asked():
     replays = Replays(list, child("import time; time.sleep(600)"))
-    first = replays.begin(["fifo"], [])
+    first = replays.start(["fifo"], [])
     with pytest.raises(Conflict, match="under way"):
-        replays.begin(["fifo"], [])
+        replays.start(["fifo"], [])
     wait_for(lambda: replays._process is not None)
     process = replays._process
     assert replays.cancel(first.id).state == "cancelled"
     assert process.returncode is not None
-    second = replays.begin(["fifo"], [])
+    second = replays.start(["fifo"], [])
     wait_for(lambda: replays._process is not None)
     process = replays._process
     replays.close()
@@ -134,7 +134,7 @@ def test_a_child_ends_with_its_service(tmp_path):
 import os, sys, time
 from pollux.service.replay import replays as children
 replays = children.Replays(list, (sys.executable, "-c", children._CHILD.partition("from pollux")[0] + {spin!r}))
-replays.begin(["fifo"], [])
+replays.start(["fifo"], [])
 deadline = time.monotonic() + 60
 while not (os.path.exists({str(place)!r}) and open({str(place)!r}).read()) and time.monotonic() < deadline:
     time.sleep(0.02)
@@ -171,12 +171,12 @@ def test_the_bar_is_read():
 
 def test_only_the_last_few_are_kept():
     replays = Replays(list, child("print('{\"runs\": []}')"))
-    first = ended(replays, replays.begin(["fifo"], []))
+    first = ended(replays, replays.start(["fifo"], []))
     for _ in range(8):
         replays._thread.join(PATIENCE_SECONDS)
         replays._kept[str(len(replays._kept))] = first
     replays._thread.join(PATIENCE_SECONDS)
-    ended(replays, replays.begin(["fifo"], []))
+    ended(replays, replays.start(["fifo"], []))
     assert len(replays._kept) == 8
     with pytest.raises(UnknownName):
         replays.get(first.id)
@@ -188,10 +188,10 @@ def test_what_it_came_to_is_read_outside_of_the_service(monkeypatch):
     replays = Replays(list, child(code))
     monkeypatch.setattr("pollux.service.replay.result.shortened", lambda document: pytest.fail("parsed here"))
     monkeypatch.setattr(json, "loads", lambda text: pytest.fail("parsed here"))
-    replay = ended(replays, replays.begin(["fifo"], []))
+    replay = ended(replays, replays.start(["fifo"], []))
     assert replay.state == "done", replay.detail
     monkeypatch.setattr("pollux.service.replay.replays._LARGEST_RESULT", 10)
-    replay = ended(replays, replays.begin(["fifo"], []))
+    replay = ended(replays, replays.start(["fifo"], []))
     assert (replay.state, "too large" in replay.detail) == ("failed", True)
 
 
@@ -271,14 +271,14 @@ def _replay(world, client, go):
     for name in ("a", "b"):
         world.submit(name, max_gpus=2)
         world.backend.started(name)
-        world.engine.loop.settle()
+        world.engine.loop.wait_until_idle()
         generation = world.engine.job(name).generation
         world.after(30.0)
         result_of(world.engine.report(name, sample_report(generation, 50.0, model=SAMPLE_MODEL)))
         world.after(60.0)
         result_of(world.engine.report(name, sample_report(generation, 1000.0, model=SAMPLE_MODEL, final=True)))
         world.backend.ended(name, "succeeded")
-        world.engine.loop.settle()
+        world.engine.loop.wait_until_idle()
     begun = client.post("/v1/whatif", json={"policies": ["pollux", "fifo"], "nodes": ["+1"]})
     assert begun.status_code == 202, begun.text
     path = f"/v1/whatif/{begun.json()['id']}"

@@ -38,7 +38,7 @@ def test_a_job_from_submit_to_end(world, client):
     assert answer.json()["plan"]["starts_now"] is True
     world.after(3.0)
     world.backend.started("a")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert client.get("/v1/jobs/a").json()["job"]["state"] == "running"
     shown = client.get("/v1/jobs/a").json()
     assert shown["request"]["gpus"] == "1..4"
@@ -257,7 +257,7 @@ def test_a_rigid_job_that_runs_is_said_not_to_move(world, client):
     client.post("/v1/jobs", json=job_file(world, gpus=2))
     world.after(3.0)
     world.backend.started("a")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     told = client.post("/v1/jobs/a/resize", json={"gpus": "1..4"}).json()
     assert (told["job"]["gpus"], told["job"]["max_gpus"]) == (2, 4)
     assert told["note"] == (
@@ -268,7 +268,7 @@ def test_a_rigid_job_that_runs_is_said_not_to_move(world, client):
     client.post("/v1/jobs/a/resize", json={"gpus": 3})
     client.post("/v1/jobs/a/pause")
     world.backend.ended("a", "stopped", "")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert client.post("/v1/jobs/a/resize", json={"gpus": 3}).json()["note"] == ""
     client.post("/v1/jobs/a/resume")
     world.after(30.0)
@@ -278,13 +278,13 @@ def test_a_rigid_job_that_runs_is_said_not_to_move(world, client):
 def test_figures_from_before_the_last_start_are_marked(world, client):
     world.submit("a")
     world.backend.started("a")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     result_of(world.engine.report("a", sample_report(generation=1)))
     shown = client.get("/v1/jobs/a").json()["job"]
     assert (shown["outdated"], shown["progress"] is None) == (False, False)
     world.after(5.0)
     world.backend.ended("a", "lost", "the machine restarted")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     world.after(30.0)
     shown = client.get("/v1/jobs/a").json()
     assert (shown["job"]["gpus"] > 0, shown["job"]["generation"] > 1, shown["job"]["outdated"]) == (True, True, True)

@@ -54,10 +54,10 @@ def test_where_the_wall_steps_back_it_goes_on():
 def test_it_can_begin_at_a_time_that_is_still_to_come():
     machine = Machine()
     clock = machine.clock()
-    assert clock.begin_at(4600.0) == 3600.0
+    assert clock.advance_to(4600.0) == 3600.0
     machine.pass_by(1.0)
     assert clock.now() == 4601.0
-    assert clock.begin_at(10.0) == 0.0
+    assert clock.advance_to(10.0) == 0.0
     assert clock.now() == 4601.0
 
 

@@ -154,7 +154,7 @@ def test_what_was_learned_survives_a_restart():
     book.note(record_of("succeeded", ended_at=110.0), lambda: None, None, 110.0)
     assert book.quality("a")["covered"] == 0.0
     assert set(book.quality("a")) == {"predictions", "covered", "relative_width", "median_error"}
-    telemetry.record(book.take_pending())
+    telemetry.record(book.pop_pending())
     for known in (book, EtaBook(telemetry)):
         assert known.overall()["widened_by"] == pytest.approx(5.0)
         shown = known.widened("b", Eta(1010.0, 1020.0, 1015.0), 1000.0)

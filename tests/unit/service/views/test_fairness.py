@@ -26,7 +26,7 @@ def trained(world, name, **fields):
     """A job with a model, and reports about it."""
     job_id = world.submit(name, **fields)
     world.backend.started(job_id)
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     report = sample_report(world.engine.job(job_id).generation, model=SAMPLE_MODEL, total_progress=1e6, progress=2e5)
     result_of(world.engine.report(job_id, report))
     world.after(3.0)

@@ -15,17 +15,17 @@ def restart(world):
     world.engine.stop("keep")
     world.engine = world.new_engine()
     world.engine.start()
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
 
 
 def test_a_time_limit_is_the_end_of_the_story(world):
     world.submit("slow", time_limit_seconds=60.0)
     world.backend.started("slow")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     world.after(61.0)
     assert lines(world, "slow")[-1] == ("finished", "failed: time limit of 60 s reached")
     world.backend.ended("slow", "stopped")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     before = lines(world, "slow")
     assert [kind for kind, _ in before].count("finished") == 1
     restart(world)
@@ -47,12 +47,12 @@ def test_a_dependency_that_failed_is_the_end_of_the_story(world):
 def test_an_end_that_was_told_is_told_once(world, outcome):
     world.submit("a", retries=0)
     world.backend.started("a")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     if outcome == "cancelled":
         result_of(world.engine.cancel("a"))
     else:
         world.backend.ended("a", "succeeded" if outcome == "succeeded" else "crashed", "code 3")
-        world.engine.loop.settle()
+        world.engine.loop.wait_until_idle()
     assert world.engine.job("a").state == outcome
     assert [kind for kind, _ in lines(world, "a")] == [
         "submitted", "placed", "running", "cancelled" if outcome == "cancelled" else "ended",

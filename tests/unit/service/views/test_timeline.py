@@ -133,7 +133,7 @@ def test_what_a_change_cost(timeline):
 def test_the_controller_has_the_last_word(world):
     world.submit("a", min_gpus=2, max_gpus=2, time_limit_seconds=50.0)
     world.backend.started("a")
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     world.after(100.0)
     assert world.engine.job("a").state == "failed"
     desk = world.engine.views

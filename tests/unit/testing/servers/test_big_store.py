@@ -5,7 +5,7 @@ import pytest
 from pollux.controller import HOLDING, Controller
 from pollux.store import open_store, open_telemetry
 from pollux.testing.servers.big_store import build_big_store
-from pollux.wire.places import store_file, telemetry_file
+from pollux.wire.home_layout import store_file, telemetry_file
 
 NOW = 1_800_000_000.0
 

@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from pollux.backends.ray.driver.loop import Driver
-from pollux.backends.ray.driver.order import DriverOrder
 from pollux.backends.ray.driver.ray_errors import connection_error
+from pollux.backends.ray.driver_order import DriverOrder
 
 __all__ = ["listen", "main"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pollux.backends.ray.driver.connection import RayConnection
 from pollux.backends.ray.driver.host_actors import HostActors
-from pollux.backends.ray.driver.order import DriverOrder
+from pollux.backends.ray.driver_order import DriverOrder
 from pollux.backends.ray.nodes import RayNode
 
 __all__ = ["Autoscaling"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pollux.backends.ray.driver.connection import RayConnection
-from pollux.backends.ray.driver.order import DriverOrder
 from pollux.backends.ray.driver.ray_errors import SAME_VERSION, one_line
+from pollux.backends.ray.driver_order import DriverOrder
 from pollux.backends.ray.node_actor import NodeHost, found_gpus, secret_digest
 from pollux.backends.ray.nodes import RayNode
 

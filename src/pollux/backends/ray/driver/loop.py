@@ -10,8 +10,8 @@ from typing import Any
 from pollux.backends.ray.driver.autoscaling import Autoscaling
 from pollux.backends.ray.driver.connection import RayConnection
 from pollux.backends.ray.driver.host_actors import HostActors
-from pollux.backends.ray.driver.order import DriverOrder
 from pollux.backends.ray.driver.placement_groups import PlacementGroups
+from pollux.backends.ray.driver_order import DriverOrder
 from pollux.backends.ray.nodes import RayNode, lending_nodes
 
 __all__ = ["Driver"]

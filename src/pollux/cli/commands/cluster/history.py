@@ -75,9 +75,9 @@ def import_(
     """
     from pollux.store import open_store, open_telemetry
     from pollux.store.history import import_into
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
-    home = places.home(os.environ)
+    home = home_layout.home(os.environ)
     try:
         stream = file.open("rb")
     except OSError as error:
@@ -86,11 +86,11 @@ def import_(
         ) from None
     with stream:
         make_home(home)
-        store = open_store(places.store_file(home))
+        store = open_store(home_layout.store_file(home))
         try:
             if store.revision:
                 raise Conflict(f"{home} has a history already; set POLLUX_HOME to an empty folder")
-            telemetry = open_telemetry(places.telemetry_file(home))
+            telemetry = open_telemetry(home_layout.telemetry_file(home))
             try:
                 import_into(stream, store, telemetry)
             finally:
@@ -107,14 +107,14 @@ def import_(
 def history_lines() -> Iterable[bytes]:
     """The lines of the history: from the service, or where none runs, from the store in the home folder."""
     from pollux.cli.client.client import connect
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
-    home = places.home(os.environ)
+    home = home_layout.home(os.environ)
     try:
         client = connect()
         client.get("/readyz")
     except Unreachable:
-        if os.environ.get("POLLUX_SERVER") or not places.store_file(home).exists():
+        if os.environ.get("POLLUX_SERVER") or not home_layout.store_file(home).exists():
             raise
         return _stored(home)
     return client.lines("/v1/history")
@@ -123,11 +123,11 @@ def history_lines() -> Iterable[bytes]:
 def _stored(home: Path) -> Iterable[bytes]:
     from pollux.store import open_store, open_telemetry
     from pollux.store.history import export as export_store
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
-    store: Any = open_store(places.store_file(home))
+    store: Any = open_store(home_layout.store_file(home))
     try:
-        telemetry: Any = open_telemetry(places.telemetry_file(home))
+        telemetry: Any = open_telemetry(home_layout.telemetry_file(home))
         try:
             yield from export_store(store, telemetry)
         finally:

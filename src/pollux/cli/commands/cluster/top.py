@@ -58,7 +58,7 @@ def top(
 
 
 class Listener:
-    """Hears the service's events in a thread of its own: keeps the last as lines, and says when there are new ones."""
+    """Receives the service's events in a thread: keeps the last ones as lines, and signals when there are new ones."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -70,19 +70,19 @@ class Listener:
         self._thread = threading.Thread(target=self._listen, daemon=True, name="pollux-top-events")
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Listen no more; the thread ends with the next event, or with the program."""
+        """Stop listening; the thread ends with the next event, or with the program."""
         self._ended.set()
 
-    def heard(self) -> tuple[Happening, ...]:
+    def last_lines(self) -> tuple[Happening, ...]:
         """The last lines, oldest first."""
         return tuple(self._heard)
 
-    def quiet(self) -> None:
-        """Take note that news was seen."""
+    def clear_news(self) -> None:
+        """Note that the new events were seen."""
         with suppress(BlockingIOError):
             os.read(self.wakeup, 4096)
 
@@ -112,7 +112,7 @@ class Listener:
 
 
 def refreshed(client: Client, before: Frame, rows: int) -> Frame:
-    """A new picture, or the last one with the word that the service is away."""
+    """A new frame, or the last one with a note that the service does not answer."""
     from pollux.cli.display.top_view import fetch
 
     try:
@@ -133,7 +133,7 @@ def _live(client: Client, console: SafeConsole, frame: Frame) -> None:
     try:
         with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(draw(frame, listener.heard(), console.width, console.height), refresh=True)
+                live.update(draw(frame, listener.last_lines(), console.width, console.height), refresh=True)
                 if _quit_pressed(listener):
                     return
                 frame = refreshed(client, frame, console.height)
@@ -144,11 +144,11 @@ def _live(client: Client, console: SafeConsole, frame: Frame) -> None:
 
 
 def _quit_pressed(listener: Listener) -> bool:
-    """Wait for a key, for news, or for a second; whether the key was q."""
+    """Wait for a key, for a new event, or for a second; whether the key was q."""
     time.sleep(_LEAST_SECONDS)
     ready, _, _ = select.select([sys.stdin, listener.wakeup], [], [], _REFRESH_SECONDS - _LEAST_SECONDS)
     if listener.wakeup in ready:
-        listener.quiet()
+        listener.clear_news()
     return sys.stdin in ready and os.read(sys.stdin.fileno(), 16)[:1] in (b"q", b"Q", b"")
 
 

@@ -74,7 +74,7 @@ def _span(low: int, high: int) -> str:
 
 
 def _each(ctx: typer.Context, jobs: Sequence[str], verb: str, as_json: bool) -> None:
-    """Tell all of them; an error of one does not keep the others from it, and is raised at the end.
+    """Send the request for each job; an error of one does not stop the others, and is raised at the end.
 
     Without a service there is nobody to tell the others: that ends it, and what was done until then is told all the
     same.

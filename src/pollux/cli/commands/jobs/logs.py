@@ -104,9 +104,9 @@ def end_of(client: Client, job: str, replica: int) -> int:
 
 
 def read_log(client: Client, job: str, replica: int, offset: int, end: int | None = None) -> Iterator[tuple[str, int]]:
-    """Pieces of a log, each with the offset after it: up to `end`, or until no more is there.
+    """Pieces of a log, each with the offset after it: up to `end`, or until there is no more.
 
-    A job that floods its log may never let the latter come.
+    Where a job writes fast, the latter may never happen.
     """
     from pollux.cli.client.client import job_path
 
@@ -122,13 +122,13 @@ def read_log(client: Client, job: str, replica: int, offset: int, end: int | Non
 def follow_log(
     client: Client, job: str, replica: int, offset: int, write: Callable[[str], None], patience: float = 60.0
 ) -> str:
-    """Write what comes until the job has ended; its last state. A service that is away for a while is waited for."""
+    """Write new output until the job has ended; its last state. Waits where the service does not answer for a while."""
     from pollux.cli.client.client import job_path
 
     lost_at: float | None = None
     while True:
         try:
-            # Asked before reading: what an ended job wrote is complete, so nothing is missed.
+            # The state is read before the log: the log of an ended job is complete, so nothing is missed.
             state = str(client.get(job_path(job))["job"]["state"])
             for text, end in read_log(client, job, replica, offset):
                 write(text)

@@ -1,4 +1,4 @@
-"""`pollux run`: one job on this machine, scheduled by the same engine as a service's, which keeps nothing."""
+"""`pollux run`: one job on this machine, under the engine of the service with a store in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["app", "run"]
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30
-# After a `kill -9` of this command nobody looks after its job.
+# After a `kill -9` of this command the job has no service: its shim ends it.
 _ORPHAN_SECONDS = 5.0
 # What asks a command to end: Ctrl-C, `timeout` or a machine that goes down, and a terminal that is closed.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -131,7 +131,7 @@ class _Folder:
 
 @contextmanager
 def _home(named: Path | None) -> Iterator[_Folder]:
-    """The folder for checkpoints and logs: the named one, or a new one that goes away unless it is to be kept."""
+    """The folder for checkpoints and logs: the named one, or a new one that is removed unless it is to be kept."""
     if named is not None:
         path = named.expanduser().absolute()
         make_home(path, "--home")
@@ -147,37 +147,37 @@ def _home(named: Path | None) -> Iterator[_Folder]:
 
 
 def _refuse_service_home(path: Path) -> None:
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     # Also one that does not run now: its jobs may go on, and would be taken for nobody's and ended.
-    if places.service_file(path).exists() or places.store_file(path).exists():
+    if home_layout.service_file(path).exists() or home_layout.store_file(path).exists():
         raise Conflict(f"--home is '{path}', the folder of a service: use 'pollux submit', or give another folder")
 
 
 @contextmanager
 def _engine(home: Path, slots: int | None, policy: str) -> Iterator[Engine]:
-    """An engine with the local backend that remembers nothing, and a desk for the agent's reports."""
+    """An engine with the local backend that remembers nothing, and a server for the agent's reports."""
     import pollux.backends as backends
     import pollux.policies as policies
-    from pollux.cli.client.report_server import open_desk
+    from pollux.cli.client.report_server import open_report_server
     from pollux.service import Engine
     from pollux.service.settings import ServiceSettings
     from pollux.store import open_store, open_telemetry
 
     options = {} if slots is None else {"slots": slots}
-    with open_desk() as desk:
+    with open_report_server() as reports:
         settings = ServiceSettings(
             home=home,
             policy=policy,
             backend_options=options,
             store="memory",
-            url=desk.url,
+            url=reports.url,
             min_gap_seconds=0.2,
             report_every_seconds=5.0,
         )
         backend = backends.create("local", home=home, orphan_seconds=_ORPHAN_SECONDS, **options)
         engine = Engine(policies.create(policy), backend, open_store(None), open_telemetry(None), settings)
-        desk.engine = engine
+        reports.engine = engine
         engine.start()
         try:
             yield engine
@@ -186,7 +186,7 @@ def _engine(home: Path, slots: int | None, policy: str) -> Iterator[Engine]:
 
 
 def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[str, Any], int | None]:
-    """Submit, show what it writes and how it stands until it has ended; and the signal that made it end, if any."""
+    """Submit the job, show its output and state until it has ended; the signal that ended it, if any."""
     from pollux.wire.codec import encode
 
     total = sum(node.gpus for node in engine.status().result().nodes)
@@ -198,7 +198,7 @@ def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[s
     with _noted_signals() as signals:
         while True:
             status: dict[str, Any] = encode(engine.job(job))
-            # Asked before reading: what has ended writes no more.
+            # Checked before reading: a job that has ended writes no more.
             over = status["ended_at"] is not None and not _has_processes(engine, job)
             offset, more = _show_log(engine, job, offset, screen)
             screen.status(status, time.time())
@@ -215,7 +215,7 @@ def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[s
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Ctrl-C and the like are added to the list, and interrupt nothing: output would be lost or shown twice."""
+    """Signals are added to a list instead of interrupting: output would be lost or shown twice."""
     noted: list[int] = []
     with _handled(_ENDING, lambda number, _: noted.append(number)):
         yield noted
@@ -252,7 +252,7 @@ def _has_processes(engine: Engine, job: str) -> bool:
 
 
 def _interrupt(engine: Engine, job: str, number: int, first: bool, screen: Screen) -> None:
-    """Let it save and end; a further Ctrl-C kills it. Others often come twice and mean it once."""
+    """Let the job save and end; a second Ctrl-C kills it. Other signals often come twice and count once."""
     from pollux.controller import ENDED
 
     status = engine.job(job)

@@ -1,4 +1,4 @@
-"""`pollux show` and `pollux explain`: all about one job, and why it has what it has."""
+"""`pollux show` and `pollux explain`: all about one job, and why it has its GPUs."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ def config(as_json: Json = False) -> None:
 
 def settings_in_force(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Every setting: name, value (a token's is not shown), source and meaning."""
-    from pollux.wire import places
+    from pollux.wire import home_layout
     from pollux.wire.environment import USER_VARIABLES
 
-    home = places.home(environ)
+    home = home_layout.home(environ)
     server, server_source = _server(environ, home)
-    token = places.token_file(home)
+    token = home_layout.token_file(home)
     values = {
         "POLLUX_HOME": (str(home), "environment" if environ.get("POLLUX_HOME") else "default"),
         "POLLUX_SERVER": (server, server_source),
@@ -53,7 +53,7 @@ def settings_in_force(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def _told(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that the running service has, by name; nothing where it does not answer."""
+    """The settings of the running service, by name; empty where it does not answer."""
     from urllib.parse import urlsplit
 
     from pollux.cli.client.client import connect
@@ -73,18 +73,18 @@ def _told(environ: Mapping[str, str]) -> dict[str, Any]:
 def _server(environ: Mapping[str, str], home: Any) -> tuple[str, str]:
     from pollux.cli.client.client import find_service
     from pollux.core.errors import Unreachable
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     if environ.get("POLLUX_SERVER"):
         return environ["POLLUX_SERVER"], "environment"
     try:
-        return find_service(environ, home), str(places.service_file(home))
+        return find_service(environ, home), str(home_layout.service_file(home))
     except Unreachable:
         return "none", "no service runs here"
 
 
 def _up_defaults() -> Iterator[tuple[str, Any, str]]:
-    """What `pollux up` does where its options say nothing."""
+    """The defaults of `pollux up`."""
     from dataclasses import fields
 
     from pollux.service.settings import ServiceSettings

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 
 from pollux.cli.arguments.options import Json, print_json
 from pollux.cli.printing.visible import say
-from pollux.core.errors import PolluxError
+from pollux.core.errors import PolluxError, StoreFailed
 
 __all__ = ["Finding", "doctor", "findings"]
 
@@ -43,12 +43,15 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(as_json: Json = False) -> None:
+Store = Annotated[bool, typer.Option("--store", help="Read the whole store of this home and say what of it is whole.")]
+
+
+def doctor(as_json: Json = False, store: Store = False) -> None:
     """Check what works on this machine and what is missing; ends with 1 if something needed is missing.
 
     Example: pollux doctor
     """
-    found = list(findings())
+    found = list(_store_findings() if store else findings())
     usable = all(finding.level != "missing" for finding in found)
     if as_json:
         print_json({"usable": usable, "findings": [asdict(finding) for finding in found]})
@@ -82,6 +85,26 @@ def findings() -> Iterator[Finding]:
     yield from _memory()
     yield from _home()
     yield _service()
+
+
+def _store_findings() -> Iterator[Finding]:
+    """Whether the store can be read; a service may run meanwhile."""
+    from pollux.store.inspection import inspect_store
+    from pollux.wire import home_layout
+
+    path = home_layout.store_file(home_layout.home(os.environ))
+    try:
+        state = inspect_store(path)
+    except StoreFailed as error:
+        what, _, remedy = str(error).partition(": ")
+        yield Finding("store", "missing", what, remedy)
+        return
+    facts = f"{state.num_facts} facts, {state.first} to {state.last}" if state.num_facts else "no facts"
+    yield Finding("store", "ok", f"{path}: {facts}")
+    whole = ", ".join(f"after fact {revision}" for revision in state.snapshots) or "none yet"
+    yield Finding("snapshots", "ok", whole)
+    for fault in state.faults:
+        yield Finding("store", "missing", fault, f"restore a backup of {path.name}, with its -wal file if there is one")
 
 
 def _python() -> Finding:
@@ -143,9 +166,9 @@ def _memory() -> Iterator[Finding]:
 
 
 def _home() -> Iterator[Finding]:
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
-    home = places.home(os.environ)
+    home = home_layout.home(os.environ)
     existing = next(folder for folder in (home, *home.parents) if folder.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         yield Finding("home", "missing", f"{home} cannot be written", "set POLLUX_HOME to a folder of yours")
@@ -154,7 +177,7 @@ def _home() -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free
     low = free < _LOW_DISK_BYTES
     yield Finding("disk", "note" if low else "ok", f"{free / 2**30:.1f} GiB free", "free some" if low else "")
-    token = places.token_file(home)
+    token = home_layout.token_file(home)
     if token.exists():
         mode = stat.S_IMODE(token.stat().st_mode)
         if mode & 0o077:

@@ -94,9 +94,9 @@ def up(
 
     It runs until Ctrl-C or 'pollux down'. Example: pollux up --slots 4 --detach
     """
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
-    folder = places.home(os.environ if home is None else {"POLLUX_HOME": str(home)})
+    folder = home_layout.home(os.environ if home is None else {"POLLUX_HOME": str(home)})
     _need_service_packages()
     _check_backend(backend)
     options = _backend_options(backend, slots, address, option or [])
@@ -142,7 +142,7 @@ def _backend_options(backend: str, slots: int | None, address: str | None, words
 
 
 def _host(backend: str, options: dict[str, Any], host: str | None, may_be_seen: bool) -> str:
-    """Where to listen: as was said, or where the backend's nodes reach this machine, as their jobs report here."""
+    """Where to listen: the address that was given, or the one at which the backend's nodes reach this machine."""
     import pollux.backends as backends
     from pollux.backends.process.network import is_loopback
 
@@ -190,7 +190,7 @@ def down(
 
 def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> list[str]:
     """What a started service says: address, token, what it found, how to submit."""
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     found = []
     warned = status["backend"] == "local" and status.get("warnings")
@@ -203,7 +203,7 @@ def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> lis
             found.append(f"{node['gpus']} × {node['gpu_type']} on {node['id']}")
     return [
         f"pollux {status['version']} at {url}",
-        f"  token     {places.token_file(settings.home)}",
+        f"  token     {home_layout.token_file(settings.home)}",
         f"  found     {', '.join(found) or 'no nodes yet'}",
         f"  policy    {status['policy']}, decides by {status['trigger']}; backend {status['backend']}",
         "  next      pollux submit job.yaml   or   pollux submit --gpus 1..2 -- python train.py",
@@ -255,7 +255,7 @@ def _need_service_packages() -> None:
 
 
 def _greet_later(settings: ServiceSettings, as_json: bool, said: threading.Lock) -> None:
-    """Greet from a thread of its own: the caller is the thread that has to answer the questions."""
+    """Print the greeting from another thread: this one has to answer the requests that it needs."""
     threading.Thread(target=_greet, args=(settings, as_json, said), daemon=True, name="pollux-greeting").start()
 
 
@@ -267,7 +267,7 @@ def _greet(settings: ServiceSettings, as_json: bool, said: threading.Lock) -> No
         say(f"started, but does not answer: {error}", err=True)
         return
     if said.acquire(blocking=False):
-        _say(client.url, settings, status, as_json)
+        _print_started(client.url, settings, status, as_json)
 
 
 def _first_status(client: Client) -> dict[str, Any]:
@@ -280,11 +280,11 @@ def _first_status(client: Client) -> dict[str, Any]:
     return status
 
 
-def _say(url: str, settings: ServiceSettings, status: dict[str, Any], as_json: bool) -> None:
-    from pollux.wire import places
+def _print_started(url: str, settings: ServiceSettings, status: dict[str, Any], as_json: bool) -> None:
+    from pollux.wire import home_layout
 
     if as_json:
-        print_json({"url": url, "token_file": str(places.token_file(settings.home)), "status": status})
+        print_json({"url": url, "token_file": str(home_layout.token_file(settings.home)), "status": status})
     else:
         say("\n".join(greeting(url, settings, status)))
     sys.stdout.flush()
@@ -307,10 +307,10 @@ def _answers(client: Client) -> bool:
 
 def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
     """Start the same command in the background, and wait until it is ready or has failed."""
-    from pollux.wire import places
+    from pollux.wire import home_layout
 
     log = settings.home / "service.log"
-    before = _pid_of(places.service_file(settings.home))
+    before = _pid_of(home_layout.service_file(settings.home))
     with _opened(log) as output:
         start = output.tell()
         pid = _spawn([sys.executable, "-m", "pollux", "up", *_words(settings)], output.fileno())
@@ -319,10 +319,10 @@ def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
         ended, how = os.waitpid(pid, os.WNOHANG)
         if ended:
             raise _failed(os.waitstatus_to_exitcode(how), _last_line(log, start), log)
-        if _pid_of(places.service_file(settings.home)) not in (None, before):
+        if _pid_of(home_layout.service_file(settings.home)) not in (None, before):
             client = _own_client(settings.home)
             if _answers(client):
-                _say(client.url, settings, _first_status(client), as_json)
+                _print_started(client.url, settings, _first_status(client), as_json)
                 return
         time.sleep(_POLL_SECONDS)
     os.kill(pid, signal.SIGTERM)
@@ -331,7 +331,7 @@ def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
 
 def _opened(log: Path) -> BinaryIO:
     try:
-        # What jobs and people are called is nobody else's business.
+        # The log names jobs and people: only its owner may read it.
         return open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600))
     except OSError as error:
         raise InvalidInput(f"{log} cannot be written ({error.strerror}): remove it, or set POLLUX_HOME") from None
@@ -351,7 +351,7 @@ def _spawn(words: list[str], output: int) -> int:
         (os.POSIX_SPAWN_DUP2, output, 1),
         (os.POSIX_SPAWN_DUP2, output, 2),
     ]
-    # What this process was told to leave blocked is not for the service, which is stopped by a signal.
+    # Signals that are blocked in this process must not be blocked in the service: signals stop it.
     return os.posix_spawn(words[0], words, os.environ, file_actions=actions, setsid=True, setsigmask=())
 
 

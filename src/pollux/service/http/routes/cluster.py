@@ -19,9 +19,9 @@ from pollux.service.http.operations import (
     Operation,
     Param,
     answer,
+    answer_response,
     json_response,
     keys_of,
-    told,
 )
 from pollux.service.http.routes.pages import Views
 from pollux.service.http.schemas import listed, only, ref
@@ -78,7 +78,7 @@ async def _cluster(call: Call) -> Response:
 
 
 async def _queues(call: Call) -> Response:
-    return await told(call.engine.queues(), "queues")
+    return await answer_response(call.engine.queues(), "queues")
 
 
 async def _set_queue(call: Call) -> Response:
@@ -91,7 +91,7 @@ async def _set_queue(call: Call) -> Response:
     now = next((queue for queue in await answer(call.engine.queues()) if queue.name == name), QueueStatus(name))
     weight, quota = body.get("weight", now.weight), body.get("gpu_quota", now.gpu_quota)
     _check_share(weight, quota)
-    return await told(call.engine.set_queue(Queue(name, float(weight), quota)))
+    return await answer_response(call.engine.set_queue(Queue(name, float(weight), quota)))
 
 
 def _check_share(weight: object, quota: object) -> None:

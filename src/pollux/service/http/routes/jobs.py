@@ -13,7 +13,7 @@ from pollux.controller import JobRecord, JobState
 from pollux.controller.explanations.explain import explain_lack
 from pollux.controller.explanations.forecast import lack_of
 from pollux.core.errors import InvalidInput, choices
-from pollux.service.http.operations import Call, Operation, Param, answer, json_response, keys_of, told
+from pollux.service.http.operations import Call, Operation, Param, answer, answer_response, json_response, keys_of
 from pollux.service.http.routes.pages import Views
 from pollux.service.http.schemas import ID_PATTERN, NAME_PATTERN, listed, only, ref
 from pollux.service.presenters.explanations import Explainer, explanation_of
@@ -136,15 +136,15 @@ async def _show(call: Call) -> Response:
 
 
 async def _cancel(call: Call) -> Response:
-    return await told(call.engine.cancel(call.job_id), "job")
+    return await answer_response(call.engine.cancel(call.job_id), "job")
 
 
 async def _pause(call: Call) -> Response:
-    return await told(call.engine.pause(call.job_id), "job")
+    return await answer_response(call.engine.pause(call.job_id), "job")
 
 
 async def _resume(call: Call) -> Response:
-    return await told(call.engine.resume(call.job_id), "job")
+    return await answer_response(call.engine.resume(call.job_id), "job")
 
 
 async def _resize(call: Call) -> Response:
@@ -195,7 +195,7 @@ async def _series(call: Call) -> Response:
 
 async def _report(call: Call) -> Response:
     report = decode(Report, call.body, "report")
-    return await told(call.engine.report(call.job_id, report))
+    return await answer_response(call.engine.report(call.job_id, report))
 
 
 _JOB = only({"job": ref("JobStatus")})

@@ -33,7 +33,7 @@ async def _begin(call: Call) -> Response:
     for word in nodes:
         if re.fullmatch(_NODES, word) is None:
             raise InvalidInput(f"nodes has '{word[:80]}'; give sizes such as +2, -1 or 6")
-    return json_response({"id": _replays(call).begin(chosen, nodes).id}, 202)
+    return json_response({"id": _replays(call).start(chosen, nodes).id}, 202)
 
 
 def _words(value: Any, name: str, what: str) -> list[str]:
@@ -43,7 +43,7 @@ def _words(value: Any, name: str, what: str) -> list[str]:
 
 
 async def _list(call: Call) -> Response:
-    return json_response({"replays": [replay.brief() for replay in _replays(call).all()]})
+    return json_response({"replays": [replay.summary() for replay in _replays(call).all()]})
 
 
 async def _show(call: Call) -> Response:
@@ -55,7 +55,7 @@ async def _cancel(call: Call) -> Response:
 
 
 def _shown(replay: Replay) -> Response:
-    return Response(replay.shown(), media_type="application/json")
+    return Response(replay.to_json(), media_type="application/json")
 
 
 def _replays(call: Call) -> Replays:

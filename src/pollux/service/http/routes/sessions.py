@@ -28,7 +28,7 @@ async def _sign_in(call: Call) -> Response:
     try:
         session_id, session = await asyncio.to_thread(_sessions(call).open, body["token"].strip())
     except Unauthorised:
-        await _hold_up(call.request.app.state.wrong_tokens)
+        await _delay_wrong_token(call.request.app.state.wrong_tokens)
         raise
     answer = json_response(_shown(session))
     is_secure = call.request.url.scheme == "https"
@@ -44,14 +44,14 @@ async def _sign_in(call: Call) -> Response:
     return answer
 
 
-async def _hold_up(wrong: WrongTokens) -> None:
-    seconds = wrong.begin()
+async def _delay_wrong_token(wrong: WrongTokens) -> None:
+    seconds = wrong.start_attempt()
     if seconds is None:
         raise Unreachable("too many wrong tokens were shown; wait a minute and try again")
     try:
         await asyncio.sleep(seconds)
     finally:
-        wrong.end()
+        wrong.end_attempt()
 
 
 async def _who(call: Call) -> Response:

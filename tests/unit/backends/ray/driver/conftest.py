@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pollux.backends.ray.driver.loop import Driver
-from pollux.backends.ray.driver.order import DriverOrder
+from pollux.backends.ray.driver_order import DriverOrder
 from pollux.backends.ray.node_actor import NodeHost, found_gpus, secret_digest
 
 SECRET = "ab" * 16

@@ -93,6 +93,6 @@ def test_the_listener_keeps_what_happened_to_jobs(service):
     listener.start()
     assert select.select([listener.wakeup], [], [], 30)[0]
     listener.stop()
-    listener.quiet()
-    assert listener.heard()[0] == Happening(5.0, "a", "given 2 GPUs")
-    assert all(line.job == "a" and line.text == "given 2 GPUs" for line in listener.heard())
+    listener.clear_news()
+    assert listener.last_lines()[0] == Happening(5.0, "a", "given 2 GPUs")
+    assert all(line.job == "a" and line.text == "given 2 GPUs" for line in listener.last_lines())

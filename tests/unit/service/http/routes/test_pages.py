@@ -30,7 +30,7 @@ def trained(world, name, **fields):
     """A job that runs and whose agent has told what it has learned."""
     job_id = world.submit(name, **fields)
     world.backend.started(job_id)
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     report = sample_report(world.engine.job(job_id).generation, model=SAMPLE_MODEL, total_progress=1e6, progress=2e5)
     result_of(world.engine.report(job_id, report))
     world.after(3.0)
@@ -265,7 +265,7 @@ def test_an_explanation_names_jobs_that_have_ended(world, client):
     assert (waits["text"], waits["jobs"]) == ("runs after first", ["first"])
     assert client.get("/v1/jobs/second").json()["job"]["reason"]["jobs"] == ["first"]
     result_of(world.engine.cancel("first"))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     failed = client.get("/v1/jobs/second/explain").json()
     assert failed["text"].startswith("failed: it was to run after first")
     assert failed["jobs"] == ["first"]
@@ -289,7 +289,7 @@ def test_lists_tell_each_jobs_fairness(world, client):
     assert listed["a"]["fairness"] == pytest.approx(client.get("/v1/jobs/a").json()["fairness"], rel=0.05)
     assert listed["new"]["fairness"] is None
     result_of(world.engine.cancel("a"))
-    world.engine.loop.settle()
+    world.engine.loop.wait_until_idle()
     assert client.get("/v1/jobs").json()["jobs"][0]["fairness"] is None
 
 

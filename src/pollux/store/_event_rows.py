@@ -25,7 +25,7 @@ def event_to_text(event: Event) -> str:
 
 
 def event_from_text(text: str, where: str) -> Event:
-    """The fact again; one that cannot be read is StoreFailed, since nothing after it can be trusted."""
+    """The fact of a line; StoreFailed where it cannot be read, since nothing after it can be trusted."""
     try:
         return decode(json.loads(text))
     except (ValueError, InvalidInput) as error:

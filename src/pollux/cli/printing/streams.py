@@ -1,4 +1,4 @@
-"""Standard streams that are there and take every text, whatever characters the terminal, pipe or file knows."""
+"""Standard streams that exist and accept every text, whatever the encoding of the terminal, pipe or file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["take_every_text", "whole_output"]
+__all__ = ["replace_unencodable", "whole_output"]
 
 _ERRORS = "pollux-plain"
 # One for one, so that columns stay in line.
 _PLAIN = str.maketrans("–—−×→←·•…✓✗█░─│━╸╺≤≥“”‘’", "---x><.*~+x#.-|---<>\"\"''")
 
 
-def take_every_text() -> None:
+def replace_unencodable() -> None:
     """Write plain signs for those that an encoding does not have (LC_ALL=C, Latin-1), and others as `\\xfc`.
 
     File names that are no text in that encoding are written as the bytes that they are. Streams that were closed by who
@@ -52,7 +52,7 @@ def whole_output() -> Iterator[None]:
 
 
 def _is_lost() -> bool:
-    """Whether standard output takes nothing more; where it is not buffered, only a write shows that."""
+    """Whether standard output can no longer be written; where it is not buffered, only a write shows that."""
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"\n")
@@ -62,7 +62,7 @@ def _is_lost() -> bool:
 
 
 def _drop_output() -> None:
-    """Have the interpreter's own end find nothing left to write."""
+    """Leave nothing for the interpreter to write when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

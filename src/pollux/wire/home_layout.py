@@ -11,10 +11,7 @@ __all__ = [
     "ca_file",
     "checkpoint_folder",
     "home",
-    "log_file",
-    "log_folder",
     "receipt_folder",
-    "run_folder",
     "service_file",
     "store_file",
     "telemetry_file",
@@ -54,21 +51,6 @@ def store_file(home: Path) -> Path:
 def telemetry_file(home: Path) -> Path:
     """Series of reports, apart from the facts."""
     return home / "telemetry.sqlite"
-
-
-def run_folder(home: Path, job_id: str) -> Path:
-    """What the shim of a job keeps."""
-    return home / "run" / _part(job_id)
-
-
-def log_folder(home: Path, job_id: str) -> Path:
-    """The logs of a job."""
-    return home / "logs" / _part(job_id)
-
-
-def log_file(home: Path, job_id: str, replica: int) -> Path:
-    """The log of one replica, over all generations."""
-    return log_folder(home, job_id) / f"{replica:d}.log"
 
 
 def checkpoint_folder(home: Path, job_id: str) -> Path:

@@ -68,7 +68,7 @@ def private_file(path: Path) -> None:
 
 
 class WriterLock:
-    """Held by the one process that may write; ends with it, however it ends."""
+    """The lock of the one process that may write; the kernel releases it when that process ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.store import _place
+from pollux.store import _database_file
 
 MOUNTS = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -34,7 +34,7 @@ broken line
     ],
 )
 def test_the_longest_and_latest_mount_counts(path, kind):
-    assert _place.file_system(Path(path), MOUNTS) == kind
+    assert _database_file.file_system(Path(path), MOUNTS) == kind
 
 
 @pytest.mark.parametrize(("path", "fine"), [("/srv", True), ("/net/me", False), ("/mnt/my disk", False),
@@ -43,14 +43,14 @@ def test_the_longest_and_latest_mount_counts(path, kind):
 def test_network_file_systems_are_refused(path, fine, tmp_path, monkeypatch):
     mounts = tmp_path / "mountinfo"
     mounts.write_bytes(os.fsencode(MOUNTS))
-    monkeypatch.setattr(_place, "_MOUNTS", mounts)
+    monkeypatch.setattr(_database_file, "_MOUNTS", mounts)
     if fine:
-        _place.refuse_network(Path(path))
+        _database_file.refuse_network(Path(path))
     else:
-        with pytest.raises(_place.InvalidInput, match="network file system"):
-            _place.refuse_network(Path(path))
+        with pytest.raises(_database_file.InvalidInput, match="network file system"):
+            _database_file.refuse_network(Path(path))
 
 
 def test_where_the_system_does_not_tell_it_is_taken_to_be_local(tmp_path, monkeypatch):
-    monkeypatch.setattr(_place, "_MOUNTS", tmp_path / "none")
-    _place.refuse_network(tmp_path)
+    monkeypatch.setattr(_database_file, "_MOUNTS", tmp_path / "none")
+    _database_file.refuse_network(tmp_path)

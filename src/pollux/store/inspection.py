@@ -1,0 +1,101 @@
+"""What of a store is whole, read without changing it and beside a service that writes."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pollux.core.errors import StoreFailed
+from pollux.store._event_rows import event_from_text
+from pollux.store.sqlite import fact_digest, whole_snapshot
+
+__all__ = ["StoreState", "inspect_store"]
+
+_MOST_FAULTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """The facts that are there (`first` 0: none), the snapshots that are whole, and what is wrong in plain words."""
+
+    first: int
+    last: int
+    num_facts: int
+    snapshots: tuple[int, ...]
+    faults: tuple[str, ...]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a service can start from it: the whole log from fact 1 on, or a snapshot and what follows it."""
+        return not self.faults
+
+
+def inspect_store(path: Path) -> StoreState:
+    """Read every fact and every snapshot of the log in that file; StoreFailed where it cannot be read at all."""
+    if not path.exists():
+        raise StoreFailed(f"{path} is not there: start a service with 'pollux up', or restore a backup")
+    faults: list[str] = []
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            faults += [
+                f"the file is damaged: {line}"
+                for (line,) in connection.execute(f"PRAGMA integrity_check({_MOST_FAULTS})")
+                if line != "ok"
+            ]
+            numbers: list[int] = []
+            for revision, fault in _facts(connection):
+                numbers.append(revision)
+                faults += [fault] if fault else []
+            snapshots, broken = _snapshots(connection)
+            head = connection.execute("SELECT value FROM settings WHERE name = 'head'").fetchone()
+    except sqlite3.Error as error:
+        raise StoreFailed(f"{path} cannot be read: {error}; restore a backup, or move it away to begin anew") from error
+    faults += [f"the snapshot of fact {revision} is damaged" for revision in broken]
+    faults += _gaps(numbers, snapshots, int(head[0]) if head and head[0].isdecimal() else 0)
+    few = faults[:_MOST_FAULTS] + ([f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else [])
+    return StoreState(numbers[0] if numbers else 0, numbers[-1] if numbers else 0, len(numbers), snapshots, tuple(few))
+
+
+def _facts(connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
+    """Each fact's number, and what is wrong with it."""
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(events)")}
+    digest = "digest" if "digest" in columns else "NULL"
+    rows = connection.execute(f"SELECT revision, at, CAST(body AS BLOB), {digest} FROM events ORDER BY revision")
+    for revision, at, body, known in rows:
+        try:
+            text = body.decode()
+            event_from_text(text, f"fact {revision}")
+        except UnicodeDecodeError as error:
+            yield revision, f"fact {revision} is no text: {error}"
+        except StoreFailed as error:
+            yield revision, str(error)
+        else:
+            whole = known is None or known == fact_digest(revision, at, text)
+            yield revision, "" if whole else f"fact {revision} is not as it was written"
+
+
+def _snapshots(connection: sqlite3.Connection) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those that are whole, and those that are not."""
+    found = connection.execute(
+        "SELECT revision, digest, CAST(state AS BLOB) FROM snapshots ORDER BY revision"
+    ).fetchall()
+    whole = tuple(row[0] for row in found if whole_snapshot(*row) is not None)
+    return whole, tuple(row[0] for row in found if row[0] not in whole)
+
+
+def _gaps(numbers: list[int], snapshots: tuple[int, ...], head: int) -> list[str]:
+    """Facts that must have been there, and are not."""
+    begin = max((revision for revision in snapshots if not numbers or revision + 1 >= numbers[0]), default=0)
+    expected = min(numbers[0], begin + 1) if numbers else begin + 1
+    missing = []
+    for number in [*numbers, max(head, begin) + 1]:
+        if number > expected:
+            last = number - 1
+            missing.append(
+                f"fact {last} is missing" if expected == last else f"the facts {expected} to {last} are missing"
+            )
+        expected = max(expected, number + 1)
+    return missing
