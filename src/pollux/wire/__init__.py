@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pollux.wire.codec import decode, decode_json, encode, encode_json
     from pollux.wire.job import BatchSizes, CheckpointRequest, JobRequest, Resources
     from pollux.wire.jobfile import check_paths, job_to_mapping, parse_job, read_job_file
-    from pollux.wire.quantities import parse_duration, parse_gpus, parse_size, show_gpus
+    from pollux.wire.quantities import parse_duration, parse_gpus, parse_size
     from pollux.wire.report import ModelReport, NoiseReport, Report, ReportReply
     from pollux.wire.status import Eta, JobStatus, NodeStatus, Plan, QueueStatus, ReasonStatus, ServiceStatus
 
@@ -42,14 +42,13 @@ __all__ = [
     "parse_job",
     "parse_size",
     "read_job_file",
-    "show_gpus",
 ]
 
 _MODULES = {
     "codec": ("decode", "decode_json", "encode", "encode_json"),
     "job": ("BatchSizes", "CheckpointRequest", "JobRequest", "Resources"),
     "jobfile": ("check_paths", "job_to_mapping", "parse_job", "read_job_file"),
-    "quantities": ("parse_duration", "parse_gpus", "parse_size", "show_gpus"),
+    "quantities": ("parse_duration", "parse_gpus", "parse_size"),
     "report": ("ModelReport", "NoiseReport", "Report", "ReportReply"),
     "status": ("Eta", "JobStatus", "NodeStatus", "Plan", "QueueStatus", "ReasonStatus", "ServiceStatus"),
 }

@@ -1,4 +1,4 @@
-"""How people write durations, sizes and GPU ranges, read into seconds, bytes and bounds, and written back."""
+"""How people write durations, sizes and GPU ranges, read into seconds, bytes and bounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NoReturn
 from pollux.core.errors import InvalidInput
 from pollux.wire._entry import shown
 
-__all__ = ["MAX_GPUS", "parse_duration", "parse_gpus", "parse_size", "show_gpus"]
+__all__ = ["MAX_GPUS", "parse_duration", "parse_gpus", "parse_size"]
 
 MAX_GPUS = 100_000
 """The most GPUs one job may ask for."""
@@ -90,11 +90,6 @@ def parse_gpus(value: object, what: str = "gpus") -> tuple[int, int]:
     if low > high:
         _refuse(seen, what, f"the range ends below its start; did you mean {high}..{low}?")
     return low, high
-
-
-def show_gpus(low: int, high: int) -> str:
-    """A range as people write it: `4` or `1..16`."""
-    return str(low) if low == high else f"{low}..{high}"
 
 
 def _bounds(value: object) -> tuple[int, int] | None:

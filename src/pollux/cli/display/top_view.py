@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     from rich.console import Group
     from rich.text import Text
 
-    from pollux.cli.display.tables import jobs_table, nodes_table
+    from pollux.cli.display.tables import jobs_table
 
     parts: list[RenderableType] = [_headline(frame)]
     if frame.lost:
@@ -68,10 +68,7 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     warned = warning_lines(frame.status)[:_MOST_WARNINGS]
     parts += [Text(line, style="yellow") for line in warned]
     nodes = list(frame.status.get("nodes", ()))
-    if nodes:
-        parts += [Text(), nodes_table(nodes[:_MOST_NODES])]
-    if len(nodes) > _MOST_NODES:
-        parts.append(Text(f"and {len(nodes) - _MOST_NODES} more nodes", style="dim"))
+    parts += _nodes(nodes)
     lines = _lines(frame, heard)
     room = len(frame.jobs)
     if height is not None:
@@ -88,6 +85,18 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     if lines:
         parts += [Text(), Text("last decisions", style="bold"), *lines]
     return Group(*parts)
+
+
+def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    """The table of the first nodes, and how many more there are."""
+    from rich.text import Text
+
+    from pollux.cli.display.tables import nodes_table
+
+    parts: list[RenderableType] = [Text(), nodes_table(nodes[:_MOST_NODES])] if nodes else []
+    if len(nodes) > _MOST_NODES:
+        parts.append(Text(f"and {len(nodes) - _MOST_NODES} more nodes", style="dim"))
+    return parts
 
 
 def _headline(frame: Frame) -> RenderableType:

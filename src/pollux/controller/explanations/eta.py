@@ -81,7 +81,7 @@ def eta(
     that its reason names, or for the last of those that it is to follow, for which all `jobs` must be given.
     """
     model, left = record.goodput, record.remaining
-    if record.state in ENDED or record.state is JobState.PAUSED or model is None or left is None:
+    if record.state in (*ENDED, JobState.PAUSED) or model is None or left is None:
         return None
     wait = _waiting_seconds(record, snapshot, jobs or {})
     best, worst = _rates(record, model, snapshot)

@@ -12,18 +12,21 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pollux.core import Allocation, Snapshot
+from pollux.core import Allocation, JobView, Snapshot
 
 __all__ = ["Turns", "turn_weights"]
 
-# A turn lasts so many times what a job's resize costs: of the time, at most a tenth goes into changing.
+# A turn lasts at least so many times what a job's resize costs: of the time, at most a tenth goes into changing.
 _COSTS_PER_TURN = 10.0
 _LEAST_TURN_SECONDS = 10.0
-# A job that waits counts for at most so many times more.
-_MOST_HUNGER = 2.0
+# And at least this share of the GPU-seconds that a job has had: who has run for long need not change often.
+_SHARE_PER_TURN = 0.05
+# A job that begins counts for so many times more until it has had so many of its shortest turns; one whose turn it is
+# for less, and so does one that has waited for as long as its turn lasts.
+_BEGINS, _FIRST_TURNS = 5.0, 2.0
+_IN_TURN = 3.0
 # One that holds GPUs counts for less by this share for every doubling of what it has had, and at most by that.
-_YIELD = 0.02
-_MOST_YIELD = 0.3
+_YIELD, _MOST_YIELD = 0.02, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +48,26 @@ class Turns:
 def turn_weights(snapshot: Snapshot, turns: Turns) -> npt.NDArray[np.float64] | None:
     """What each job's weight is to be multiplied by; `None` where nobody has to wait.
 
-    With Q = 10 d, d a job's resize cost: 1 + (waited - Q) / Q, up to 3, for a job that waits longer than Q; 3 for one
-    that has never held any GPU; and for one that holds some, and A GPU-seconds so far,
-    1 - min(0.02 · log2(1 + A / Q), 0.3) · min(held / Q, 1): who has had most makes room first.
+    With A the GPU-seconds that a job has had, d its resize cost, L = max(10 d, 10 s) and Q = max(L, 0.05 A) its turn:
+    5 for one that never held any GPU, or holds some and has A < 2 L; 3 for others within Q of getting theirs; then 1;
+    and 1 + 2 · min(waited / Q, 1) for one that waits. Whoever holds GPUs yields a share of that,
+    min(0.02 · log2(1 + A / L), 0.3): among equals, who has had most makes room first.
     """
     if sum(job.limits.min_gpus for job in snapshot.jobs) <= snapshot.cluster.num_gpus:
         return None
-    weights = np.ones(len(snapshot.jobs))
-    for i, job in enumerate(snapshot.jobs):
-        turn = max(_COSTS_PER_TURN * job.resize_cost_seconds, _LEAST_TURN_SECONDS)
-        holds = bool(snapshot.placement(job.id))
-        held, since = turns.since.get(job.id, (holds, snapshot.now))
-        seconds = max(snapshot.now - since, 0.0) if held == holds else 0.0
-        if holds:
-            had = math.log2(1.0 + job.attained_gpu_seconds / turn)
-            weights[i] -= min(_YIELD * had, _MOST_YIELD) * min(seconds / turn, 1.0)
-        elif not job.attained_gpu_seconds:
-            weights[i] += _MOST_HUNGER
-        elif seconds > turn:
-            weights[i] += min((seconds - turn) / turn, _MOST_HUNGER)
-    return weights
+    return np.array([_turn_weight(snapshot, job, turns) for job in snapshot.jobs])
+
+
+def _turn_weight(snapshot: Snapshot, job: JobView, turns: Turns) -> float:
+    had, holds = job.attained_gpu_seconds, bool(snapshot.placement(job.id))
+    least = max(_COSTS_PER_TURN * job.resize_cost_seconds, _LEAST_TURN_SECONDS)
+    turn = max(least, _SHARE_PER_TURN * had)
+    held, since = turns.since.get(job.id, (holds, snapshot.now))
+    seconds = max(snapshot.now - since, 0.0) if held == holds else 0.0
+    if not holds:
+        return 1.0 + (_IN_TURN - 1.0) * min(seconds / turn, 1.0) if had else _BEGINS
+    if had < _FIRST_TURNS * least:
+        weight = _BEGINS
+    else:
+        weight = _IN_TURN if seconds < turn else 1.0
+    return weight * (1.0 - min(_YIELD * math.log2(1.0 + had / least), _MOST_YIELD))

@@ -83,17 +83,21 @@ def test_options_out_of_range_are_refused(options):
 
 def test_more_jobs_than_gpus_take_turns():
     policy = create("pollux")
-    jobs = tuple(job(f"j{i}", None) for i in range(3))
-    at = 0.0
+    had = dict.fromkeys(("j0", "j1", "j2"), 0.0)
     memory: object = None
     running: Allocation = {}
     held: set[str] = set()
-    for step in range(40):
-        decision = policy.allocate(Snapshot(step, at, Cluster.uniform(1, 2), jobs, running, memory=memory))
-        at, running, memory = at + 10.0, decision.allocation, decision.memory
-        if step >= 20:
+    for step in range(60):
+        jobs = tuple(replace(job(name, None), attained_gpu_seconds=seconds) for name, seconds in had.items())
+        world = Snapshot(step, 10.0 * step, Cluster.uniform(1, 2), jobs, running, memory=memory)
+        decision = policy.allocate(world)
+        running, memory = decision.allocation, decision.memory
+        for name, placement in running.items():
+            had[name] += 10.0 * placement.num_gpus
+        if step >= 30:
             held |= set(running)
     assert held == {"j0", "j1", "j2"}
+    assert max(had.values()) < 1.5 * min(had.values())
 
 
 def test_turns_weigh_nothing_while_there_is_room():
@@ -122,6 +126,16 @@ def test_nobody_waits_for_long_at_any_load_and_resize_cost(cost):
         decision = policy.allocate(at)
         memory, running = decision.memory, decision.allocation
     assert "new" in running
+
+
+def test_in_turns_who_has_run_for_long_keeps_what_it_has_for_longer_and_waits_for_longer():
+    world = contended((9e4, 1e5), (9e4, 2e3), (90.0, 0.0))
+    jobs = (*world.jobs, replace(world.jobs[0], id="old"), replace(world.jobs[1], id="young"))
+    turns = Turns({"j0": (True, 0.0), "j1": (True, 0.0), "old": (False, 0.0), "young": (False, 0.0)})
+    weights = turn_weights(replace(world, jobs=jobs), turns)
+    assert weights is not None
+    assert weights[0] > 2.0 > 1.0 > weights[1]
+    assert weights[3] < weights[4] == 3.0
 
 
 def late(age: float, received: float, **more) -> float:
@@ -185,8 +199,8 @@ def test_in_turns_who_never_ran_goes_first_and_who_had_most_makes_room():
     turns = Turns({"j0": (True, 0.0), "j1": (True, 20.0)})
     weights = turn_weights(world, turns)
     assert weights is not None
-    assert weights[2] == 3.0
-    assert weights[0] < weights[1] < 1.0
+    assert weights[2] == 5.0
+    assert weights[0] < 3.0 < weights[1]
     decision = create("pollux").allocate(replace(world, memory=turns))
     assert set(decision.allocation) == {"j1", "j2"}
 
