@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from pollux.testing.jobs.hosted_store import HostedStore
 from pollux.testing.jobs.replica_server import ReplicaServer
 from pollux.testing.surroundings import settle
 from pollux.testing.waiting import OutOfTime
@@ -163,6 +164,14 @@ def replica_server() -> Iterator[ReplicaServer]:
     """Starts training replicas in milliseconds; one for all tests of a process."""
     with ReplicaServer() as server:
         yield server
+
+
+@pytest.fixture
+def hosted_store(tmp_path: Path) -> Iterator[HostedStore]:
+    """The host of a job's store, which tells whom it refused in `store.log`."""
+    store = HostedStore(tmp_path / "store.log")
+    yield store
+    store.close()
 
 
 def _forbidden_skips(config: pytest.Config) -> Sequence[pytest.TestReport | pytest.CollectReport]:

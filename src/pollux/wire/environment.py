@@ -27,6 +27,7 @@ JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_MAX_LOCAL_BATCH": "the largest batch for one GPU: of the job file, or learned from running out of memory",
     "POLLUX_STOPPED_AT": "when the replicas before these took their last step, seconds since 1970: for the pause",
     "POLLUX_STORE": "host:port of the job's store, where its replicas agree on changes of their number; unset: none",
+    "POLLUX_STORE_SECRET": "host:port of the store where replicas meet, and the secret by which it knows them",
     "POLLUX_JOIN": "'1': this replica joins a job that runs, and gets its state from the others",
 }
 """Set by the launcher for the processes of a job, and by people who run a script alone."""

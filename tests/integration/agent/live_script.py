@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import pollux
 from pollux.agent.checkpoint import checkpointer
 from pollux.agent.data.permutation import pass_order
+from pollux.agent.distributed.authenticated_store import AuthenticatedStore
 from pollux.agent.elastic import generation_move
 from pollux.testing.jobs.live_supervisor import LiveSupervisor
 
@@ -265,3 +266,24 @@ def profiled(folder: str) -> dict[str, int]:
                         names[event.key] = event.count
     job.close()
     return names
+
+
+def asking(folder: str) -> int:
+    """How often the training thread asks the job's store for something in six ordinary steps."""
+    asked, ask = [], AuthenticatedStore._ask
+
+    def noted(*arguments: Any) -> list[bytes]:
+        if threading.current_thread() is threading.main_thread():
+            asked.append(arguments[1])
+        return ask(*arguments)
+
+    model, optimizer, data = task()
+    job = pollux.init(model, optimizer, data, BATCH)
+    at: dict[int, int] = {}
+    for _ in job.epochs(2):
+        for x, y in job.batches():
+            if job.step == 2:
+                AuthenticatedStore._ask = noted  # type: ignore[assignment,method-assign]
+            job.backward(F.cross_entropy(job.model(x), y))
+            at[job.step] = len(asked)
+    return at[8]

@@ -202,3 +202,10 @@ def test_ordinary_steps_have_no_collective_for_being_resizable(replica_server, t
     without = replica_server.run(f"{SCRIPT}:profiled", 2, {"folder": str(tmp_path)})
     assert with_store == without
     assert sum(without[0].values()) > 0
+
+
+def test_ordinary_steps_ask_the_jobs_store_nothing(replica_server, tmp_path):
+    supervisor = LiveSupervisor(replica_server, f"{SCRIPT}:asking", {"folder": str(tmp_path)})
+    supervisor.start(2)
+    assert [result.value for result in supervisor.wait()] == [0, 0]
+    supervisor.close()

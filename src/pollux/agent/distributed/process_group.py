@@ -21,12 +21,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pollux.agent.distributed import abort
+from pollux.agent.distributed import abort, rendezvous
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_batchnorm
 from pollux.core.errors import InvalidInput
 
 __all__ = ["ReplicaGroup", "WrappedModel", "is_loss"]
+
+# Whoever trains with Pollux meets in the job's store, also by a group of its own.
+rendezvous.install()
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _UNFINISHED = "Expected to have finished reduction"

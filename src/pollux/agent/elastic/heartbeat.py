@@ -12,21 +12,26 @@ import torch.autograd
 import torch.distributed
 import torch.nn.parallel
 
+from pollux.agent.distributed import authenticated_store
 from pollux.wire.live.heartbeat import Activity, Heartbeat
 
 __all__ = ["HeartbeatSource", "thread_clock", "thread_is_held_up"]
 
 _EVERY_SECONDS = 1.0
 # Code that waits for other replicas: PyTorch's collectives, its backward pass (whose hooks wait), and our own.
-_WAITING_CODE = tuple(
-    os.path.dirname(os.path.abspath(file)) + os.sep
-    for file in (
-        torch.distributed.__file__,
-        torch.autograd.__file__,
-        torch.nn.parallel.__file__,
-        # This package's folder is `elastic`; the one above it is the whole agent.
-        os.path.dirname(__file__),
-    )
+_WAITING_CODE = (
+    *(
+        os.path.dirname(os.path.abspath(file)) + os.sep
+        for file in (
+            torch.distributed.__file__,
+            torch.autograd.__file__,
+            torch.nn.parallel.__file__,
+            # This package's folder is `elastic`; the one above it is the whole agent.
+            os.path.dirname(__file__),
+        )
+    ),
+    # PyTorch waits for others by it where it makes a group.
+    authenticated_store.__file__,
 )
 # A thread that waits for something that never comes uses nothing at all.
 _LEAST_WORK_SECONDS = 0.0005

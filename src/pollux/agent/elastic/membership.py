@@ -6,7 +6,6 @@ The store is hosted by whoever supervises the replicas, which writes the plans. 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import logging
 import os
 import time
@@ -15,10 +14,13 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from pollux.agent.distributed.authenticated_store import AuthenticatedStore
+from pollux.agent.distributed.rendezvous import store_access
 from pollux.core.errors import InvalidInput, Unreachable
 from pollux.wire.live import keys
 from pollux.wire.live.codec import MAX_VALUE_BYTES, MalformedValue, decode, encode
 from pollux.wire.live.plan import GenerationPlan
+from pollux.wire.live.store_channel import SECRET_VARIABLE
 
 __all__ = ["OPEN", "SHUT", "STORE_SECONDS", "Membership", "connect"]
 
@@ -43,12 +45,14 @@ def connect(address: str, timeout: float) -> dist.Store:
     client = _clients.get((os.getpid(), address))
     if client is not None:
         return client
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidInput(f"POLLUX_STORE is '{address}': give host:port, or unset it")
-    limit = datetime.timedelta(seconds=timeout)
+    access = store_access()
+    if access is None or access.address != address:
+        raise InvalidInput(
+            f"POLLUX_STORE is '{address}', but {SECRET_VARIABLE} has no secret for it: unset both, as only the "
+            "launcher of a job sets them"
+        )
     try:
-        client = dist.TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
+        client = AuthenticatedStore(access, timeout)
     except (dist.DistError, RuntimeError) as error:
         raise Unreachable(f"the job's store at {address} does not answer: {error}; start the job anew") from error
     _clients[os.getpid(), address] = client
@@ -148,11 +152,21 @@ class Membership:
         """
         floor = self.generation if above is None else above
         committed = self.committed()
+        if committed > floor and not self._is_known(committed):
+            return None
         for generation in range(committed, max(floor, committed - _MOST_GENERATIONS), -1):
             plan = self.plan(generation)
             if plan is not None and plan.before in self.ranks and self.withdrawn(generation) is None:
                 return plan
         return None
+
+    def _is_known(self, committed: int) -> bool:
+        """Whether there is a plan for that generation, as is written before it is committed; one line where not."""
+        is_there = bool(self._live.check([keys.plan(committed)]))
+        if not is_there and (keys.COMMITTED, str(committed)) != self._malformed:
+            self._malformed = keys.COMMITTED, str(committed)
+            _log.warning("the job's store says that generation %d is committed, which has no plan: ignored", committed)
+        return is_there
 
     # What this replica says
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torch.distributed import distributed_c10d
 
+from pollux.agent.distributed import authenticated_store
 from pollux.wire.live import exit_codes
 
 __all__ = ["StrayCollectiveCheck", "own_collective"]
@@ -59,7 +60,8 @@ def own_collective(thread: int) -> str:
     frame, name = sys._current_frames().get(thread), ""
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith(_OURS):
+        # PyTorch calls the store as well, for a collective of the script's.
+        if code.co_filename.startswith(_OURS) and code.co_filename != authenticated_store.__file__:
             return ""
         if code.co_filename == _THEIRS and code.co_name in _COLLECTIVES:
             name = code.co_name

@@ -197,7 +197,7 @@ class NodeDaemon:
         ours.close()
         signal.set_wakeup_fd(-1)
         self._close_in_fork()
-        NodeJobRunner(lease, theirs, self._warm_variables, inherited(os.environ), self.boot).run(host)
+        NodeJobRunner(lease, theirs, self._warm_variables, inherited(os.environ), self.boot, self._secret).run(host)
         os._exit(0)
 
     def _close_in_fork(self) -> None:

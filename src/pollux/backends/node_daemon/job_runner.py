@@ -42,6 +42,7 @@ from pollux.wire.live.node_messages import (
     TerminateRequest,
     decode_runner_request,
 )
+from pollux.wire.live.store_channel import with_derived_secret
 
 __all__ = ["NodeJobRunner"]
 
@@ -57,7 +58,7 @@ _MOMENT = "POLLUX_STOPPED_AT"
 
 
 class NodeJobRunner:
-    """The loop. `environ` is what replicas inherit, `control` where the node daemon hands over connections."""
+    """The loop. `environ` is what replicas inherit, `secret` the fleet's; connections come over `control`."""
 
     def __init__(
         self,
@@ -66,11 +67,13 @@ class NodeJobRunner:
         warm_variables: Mapping[str, str] | None,
         environ: Mapping[str, str],
         boot: str,
+        secret: bytes,
     ) -> None:
         self._lease_seconds = lease_seconds
         self._control = control
         self._environ = environ
         self._boot = boot
+        self._secret = secret
         self._channel = Channel(decode_runner_request)
         self._launcher = LocalLauncher(warm_variables, self._close_in_fork)
         self._loop = SelectLoop()
@@ -221,7 +224,8 @@ class NodeJobRunner:
 
     def _start(self, request: StartReplicaRequest) -> None:
         key, self._memory_bytes = request.key, request.memory_bytes
-        environ = {**self._environ, **_by_own_clock(request.environ, request.sent_at)}
+        own = with_derived_secret(request.environ, self._secret)
+        environ = {**self._environ, **_by_own_clock(own, request.sent_at)}
         start = ReplicaStart(request.argv, request.workdir, environ, request.cores, request.path_was_set)
         try:
             process = self._launcher.start(start, "", self._memory_bytes, _nothing)

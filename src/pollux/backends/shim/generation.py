@@ -30,6 +30,7 @@ from pollux.backends.shim.actions import ReplicaChange, Seat
 from pollux.backends.shim.output import RankLogs, ReplicaLog
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
+from pollux.wire.live.store_channel import SECRET_VARIABLE
 
 __all__ = ["Generation", "RunningReplica"]
 
@@ -78,7 +79,6 @@ class Generation:
     order: LaunchOrder
     folder: Path
     launcher: ReplicaLauncher
-    is_warm: bool
     close_in_fork: Callable[[], None]
     store: store_server.StoreHost | None = None
     members: list[RunningReplica] = field(default_factory=list)
@@ -96,6 +96,7 @@ class Generation:
     _doubted: dict[int, str] = field(default_factory=dict)
     logs: RankLogs = field(init=False)
     _port: int = 0
+    _variable: str = ""
     _look_at: float | None = None
     _note_at: float | None = None
     _memory_at: float = 0.0
@@ -115,6 +116,8 @@ class Generation:
         environ = {**self.order.environ, **self.order.replicas[rank], "MASTER_PORT": str(self._port)}
         if hosted:
             environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        if self._variable:
+            environ[SECRET_VARIABLE] = self._variable
         if self.store is not None:
             environ["POLLUX_STORE"] = self.store.address
         return environ
@@ -122,19 +125,17 @@ class Generation:
     def _meeting_point(self) -> tuple[int, bool]:
         """A port, and whether a process of ours listens there: for more than one replica and with PyTorch."""
         if self.store is not None:
+            self._variable = self.store.variable
             return self.store.port, True
-        listener, port = store_server.listen(self._head)
+        listening = store_server.ListeningStore(self.order.fleet)
         hosted = len(self.order.replicas) > 1 and store_server.is_possible()
         try:
             if hosted:
-                self.store_host = store_server.start(listener, port, self.is_warm, self.close_in_fork, head=self._head)
+                self.store_host = listening.fork_host(self.close_in_fork)
+                self._variable = listening.variable
         finally:
-            os.close(listener)
-        return port, hosted
-
-    @property
-    def _head(self) -> str:
-        return "127.0.0.1" if self.order.fleet is None else self.order.fleet.head
+            listening.close()
+        return listening.port, hosted
 
     def _fork(self, rank: int, number: int, environ: Mapping[str, str]) -> None:
         order = self.order

@@ -193,8 +193,7 @@ class Shim:
         known = self._generation.order.generation if self._generation is not None else 0
         if self._is_busy() or self._leaving or order.generation <= max(newest or 0, known):
             return
-        warm = self._warm_variables is not None
-        generation = Generation(order, self._folder, self._launcher(order), warm, self._close_in_fork)
+        generation = Generation(order, self._folder, self._launcher(order), self._close_in_fork)
         self._generation, self._live = generation, None
         try:
             if order.live and store_server.is_possible():
@@ -283,8 +282,7 @@ class Shim:
         that are gone.
         """
         self._close_store()
-        head = "127.0.0.1" if order.fleet is None else order.fleet.head
-        self._store = store_server.StoreHost(self._warm_variables is not None, self._close_in_fork, head)
+        self._store = store_server.StoreHost(self._close_in_fork, order.fleet)
         self._loop.watch(self._store.control, self._hear_store)
         return self._store
 

@@ -1,86 +1,102 @@
 """The process that hosts the key-value store where replicas meet, so that no replica has to; and the shim's line to it.
 
-The store of a live job serves all its generations: the shim, which must not load PyTorch's threads, has the host set
-keys and look for others.
+The store of a live job serves all its generations: the shim has the host set keys and look for others. Who may speak to
+the host is in `store_peers`; it needs no PyTorch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
-import select
+import resource
+import secrets
 import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.backends.process import proc
+from pollux.backends.shim.key_values import StoreRefusal
+from pollux.backends.shim.store_peers import StorePeers
 from pollux.backends.transport.json_lines import LineReader, line_of
 from pollux.wire.live import keys
 from pollux.wire.live.codec import MAX_VALUE_BYTES
+from pollux.wire.live.messages import FleetAccess
+from pollux.wire.live.store_channel import StoreAccess, derived_secret, new_secret
 
-__all__ = ["StoreHost", "is_possible", "listen", "start"]
+__all__ = ["ListeningStore", "StoreHost", "is_possible"]
 
 _SEND_SECONDS = 5.0
 _MAX_LINE_BYTES = 16 << 20
+_BACKLOG = 1024
 
 
 def is_possible() -> bool:
-    """Whether PyTorch, whose store it is, is installed."""
+    """Whether PyTorch, by which replicas would meet there, is installed."""
     return importlib.util.find_spec("torch") is not None
 
 
-def listen(head: str = "127.0.0.1") -> tuple[int, int]:
-    """A socket at that address that takes connections from now on, as a file number, and its port."""
-    listener = socket.create_server((head, 0), backlog=1024)
-    port = int(listener.getsockname()[1])
-    return listener.detach(), port
+class ListeningStore:
+    """A socket that takes connections from now on; they are answered once a host is forked.
 
-
-def start(
-    listener: int, port: int, warm: bool, close_in_fork: Callable[[], None], control: int = -1, head: str = "127.0.0.1"
-) -> int:
-    """Fork the host; replicas may connect at once and are answered when it is up. It ends with its parent.
-
-    `control` is its end of the line to the shim, -1 for none.
+    It listens on this machine alone, or, for a `fleet`, where its nodes reach this machine. `variable` is what its
+    replicas get: where it listens, and its secret. To nodes that crosses the network, so they are told a salt, from
+    which only who knows the fleet's secret can derive it.
     """
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        os.setsid()
-        proc.die_with_parent(parent)
-        close_in_fork()
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        os.environ["OMP_NUM_THREADS"] = "1"
-        if warm:
-            _host(listener, port, control, head)
-        else:
-            kept = [fd for fd in (listener, control) if fd >= 0]
-            for fd in kept:
-                os.set_inheritable(fd, True)
-            words = [*(str(number) for number in (listener, port, control)), head]
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "pollux.backends.shim.store_server", *words])
-    finally:
-        os._exit(1)
+
+    def __init__(self, fleet: FleetAccess | None = None) -> None:
+        head = "127.0.0.1" if fleet is None else fleet.head
+        self._listener = socket.create_server((head, 0), backlog=_BACKLOG)
+        self.port = int(self._listener.getsockname()[1])
+        salt = "" if fleet is None else secrets.token_hex(16)
+        secret = new_secret() if fleet is None else derived_secret(bytes.fromhex(fleet.secret), salt)
+        self.access = StoreAccess(head, self.port, secret)
+        self.variable = self.access.encode(salt)
+
+    def fork_host(self, close_in_fork: Callable[[], None], control: socket.socket | None = None) -> int:
+        """Fork the host, which ends with its parent; its process. `control` is its end of the line to the shim."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.setsid()
+            proc.die_with_parent(parent)
+            proc.name_this("pollux-store")
+            close_in_fork()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            # What it has of its parent is looked at no more, and so goes on to be shared with it.
+            gc.freeze()
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            _serve(StorePeers(self._listener, self.access.secret), control)
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(1)
+
+    def close(self) -> None:
+        """Let go of the socket, here and not in the host."""
+        self._listener.close()
 
 
 class StoreHost:
     """The host of one job's store, as its shim sees it. `pid` None: it has ended, and nothing is set or found."""
 
-    def __init__(self, warm: bool, close_in_fork: Callable[[], None], head: str = "127.0.0.1") -> None:
-        listener, self.port = listen(head)
-        self.head = head
+    def __init__(self, close_in_fork: Callable[[], None], fleet: FleetAccess | None = None) -> None:
+        listening = ListeningStore(fleet)
+        self.port, self.address, self.variable = listening.port, listening.access.address, listening.variable
         with contextlib.ExitStack() as stack:
-            stack.callback(os.close, listener)
+            stack.callback(listening.close)
             ours, theirs = socket.socketpair()
             stack.callback(theirs.close)
 
@@ -89,18 +105,13 @@ class StoreHost:
                 ours.close()
 
             try:
-                self.pid: int | None = start(listener, self.port, warm, alone, theirs.fileno(), head)
+                self.pid: int | None = listening.fork_host(alone, theirs)
             except OSError:
                 ours.close()
                 raise
         ours.settimeout(_SEND_SECONDS)
         self.control = ours
         self._reader = LineReader(ours, _MAX_LINE_BYTES)
-
-    @property
-    def address(self) -> str:
-        """Where replicas find it."""
-        return f"{self.head}:{self.port}"
 
     def set(self, key: str, text: str) -> None:
         """Write a key of `pollux.wire.live.keys`."""
@@ -138,46 +149,50 @@ class _Watch:
 
 
 class _Watcher:
-    """The host's side of the line: sets keys, and polls the store only while something is watched for."""
+    """The host's side of the line: sets keys, and looks at some of them while they are watched for."""
 
-    def __init__(self, store: Any, control: socket.socket) -> None:
-        self._store = store
+    def __init__(self, peers: StorePeers, control: socket.socket) -> None:
+        self._values = peers.values
         self._control = control
         self._watches: dict[str, _Watch] = {}
+        self._reader = LineReader(control, _MAX_LINE_BYTES)
+        self.is_over = False
+        peers.watch(control, self._hear)
 
-    def run(self) -> None:
-        reader = LineReader(self._control, _MAX_LINE_BYTES)
-        while True:
-            due = min((watch.at for watch in self._watches.values()), default=None)
-            wait = None if due is None else max(0.0, due - time.monotonic())
-            if select.select([self._control], [], [], wait)[0]:
-                lines = reader.lines()
-                if lines is None:
-                    return
-                for line in lines:
-                    self._obey(json.loads(line))
-            now = time.monotonic()
-            for name, watch in [*self._watches.items()]:
-                if watch.at <= now:
-                    watch.at = now + watch.seconds
-                    self._look(watch)
-                    if not watch.keys:
-                        del self._watches[name]
+    def look(self) -> float | None:
+        """Tell what is new among the watched keys that are due; in how many seconds some are due again."""
+        now = time.monotonic()
+        for name, watch in [*self._watches.items()]:
+            if watch.at <= now:
+                watch.at = now + watch.seconds
+                self._look_for(watch)
+                if not watch.keys:
+                    del self._watches[name]
+        return min((max(0.0, watch.at - now) for watch in self._watches.values()), default=None)
+
+    def _hear(self) -> None:
+        lines = self._reader.lines()
+        if lines is None:
+            self.is_over = True
+            return
+        for line in lines:
+            self._obey(json.loads(line))
 
     def _obey(self, message: dict[str, Any]) -> None:
         if message["op"] == "set":
-            self._store.set(_below(message["key"]), message["value"])
+            try:
+                self._values.set(_below(message["key"]), message["value"].encode())
+            except StoreRefusal as error:
+                print(f"'{message['key']}' was not set: {error}", file=sys.stderr, flush=True)
         elif message["op"] == "watch":
             self._watches.pop(message["name"], None)
             if message["keys"]:
                 self._watches[message["name"]] = _Watch(message["keys"], message["seconds"], message["repeat"])
 
-    def _look(self, watch: _Watch) -> None:
+    def _look_for(self, watch: _Watch) -> None:
         for key in [*watch.keys]:
-            if not self._store.check([_below(key)]):
-                continue
-            value = self._store.get(_below(key))
-            if watch.last.get(key) == value:
+            value = self._values.get(_below(key))
+            if value is None or watch.last.get(key) == value:
                 continue
             watch.last[key] = value
             if len(value) > MAX_VALUE_BYTES:
@@ -188,19 +203,11 @@ class _Watcher:
                 watch.keys.remove(key)
 
 
-def _below(key: str) -> str:
-    return f"{keys.PREFIX}/{key}"
+def _below(key: str) -> bytes:
+    return f"{keys.PREFIX}/{key}".encode()
 
 
-def _host(listener: int, port: int, control: int, head: str) -> None:
-    import torch.distributed as dist
-
-    store = dist.TCPStore(head, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
-    if control >= 0:
-        _Watcher(store, socket.socket(fileno=control)).run()
-    while control < 0 and store is not None:
-        signal.pause()
-
-
-if __name__ == "__main__":
-    _host(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+def _serve(peers: StorePeers, control: socket.socket | None) -> None:
+    watcher = None if control is None else _Watcher(peers, control)
+    while watcher is None or not watcher.is_over:
+        peers.turn(None if watcher is None else watcher.look())

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pollux.testing.jobs.hosted_store import HostedStore
 from pollux.testing.jobs.replica_server import ReplicaResult, ReplicaServer, RunningReplicas
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 from pollux.wire.live import keys
 from pollux.wire.live.plan import LOST, RESIZE, GenerationPlan, PlanDeadlines, PlanMember
+from pollux.wire.live.store_channel import SECRET_VARIABLE
 
 __all__ = ["LiveReplica", "LiveSupervisor"]
 
@@ -64,7 +66,7 @@ class LiveSupervisor:
     """The generations of one job: `members` are the replicas of the one that is `running`, by rank.
 
     `generation` is the number given out last. With `recovers`, replicas that end by themselves other than
-    well are followed by a plan without them; with `hang_seconds`, silent ones are ended.
+    well are followed by a plan without them; with `hang_seconds`, silent ones are ended. `log`: see `HostedStore`.
     """
 
     def __init__(
@@ -75,18 +77,21 @@ class LiveSupervisor:
         environment: Mapping[str, str] | None = None,
         recovers: bool = True,
         hang_seconds: float | None = None,
+        log: Path | None = None,
     ) -> None:
         import torch.distributed as dist
 
-        host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        from pollux.agent.distributed.authenticated_store import AuthenticatedStore
+
+        self.host = HostedStore(log)
         self.generation = -1
         self.running = -1
         self.members: list[LiveReplica] = []
         self.everybody: list[LiveReplica] = []
         self.events: list[str] = []
         self.pauses: list[dict[str, Any]] = []
-        self._host = host
-        self._store = dist.PrefixStore(keys.PREFIX, host)
+        self._client = AuthenticatedStore(self.host.access, PATIENCE_SECONDS)
+        self._store = dist.PrefixStore(keys.PREFIX, self._client)
         self._server = server
         self._function = function
         self._arguments = dict(arguments or {})
@@ -120,7 +125,8 @@ class LiveSupervisor:
             "WORLD_SIZE": num_replicas,
             "LOCAL_WORLD_SIZE": num_replicas,
             "POLLUX_GENERATION": generation,
-            "POLLUX_STORE": f"127.0.0.1:{self._host.port}",
+            "POLLUX_STORE": self.host.access.address,
+            SECRET_VARIABLE: self.host.access.encode(),
         }
         variables = {name: str(value) for name, value in place.items()}
         variables |= {"POLLUX_JOIN": "1"} if joins else {}
@@ -277,6 +283,8 @@ class LiveSupervisor:
         for replica in self.everybody:
             if Path(f"/proc/{replica.process}").exists():
                 codes.append(replica.run.wait(0.0)[0].exit_code)
+        self._client.close()
+        self.host.close()
         return codes
 
     def _until(self, look: Callable[[], Any], what: str, timeout: float = PATIENCE_SECONDS) -> Any:

@@ -10,6 +10,7 @@ from pollux.agent.elastic.membership import Membership, connect
 from pollux.core.errors import InvalidInput, Unreachable
 from pollux.wire.live import keys
 from pollux.wire.live.plan import GenerationPlan, PlanMember
+from pollux.wire.live.store_channel import SECRET_VARIABLE
 
 
 def plan(generation, before, *was, why="resize"):
@@ -160,20 +161,46 @@ def test_waiting_ends_with_what_is_seen_or_at_the_deadline():
     assert Membership.wait(lambda: None, 2.0, clock=lambda: next(now)) is None
 
 
-def test_a_process_has_one_client():
-    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    address = f"127.0.0.1:{host.port}"
-    assert connect(address, 5.0) is connect(address, 5.0)
+def test_a_generation_that_has_no_plan_is_never_committed(store, caplog):
+    """However far it seems to be: nobody looks for the plans in between."""
+    mine: Any = Membership(store, 0, 1)
+    live = committed(store, plan(1, 0, 0, 1))
+    asked: list[int] = []
+    mine.plan = asked.append
+    for _ in range(2):
+        live.set(keys.COMMITTED, "99999999999")
+        assert mine.newest() is None
+    assert asked == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "the job's store says that generation 99999999999 is committed, which has no plan: ignored"
+    ]
+
+
+def test_a_process_has_one_client(hosted_store, monkeypatch):
+    monkeypatch.setenv(SECRET_VARIABLE, hosted_store.access.encode())
+    client = connect(hosted_store.access.address, 5.0)
+    assert connect(hosted_store.access.address, 5.0) is client
+    client.close()
     module._clients.clear()
 
 
-@pytest.mark.parametrize("address", ["", "7000", "host:", "host:x"])
-def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(InvalidInput, match="POLLUX_STORE"):
-        connect(address, 1.0)
+@pytest.mark.parametrize("address", ["", "7000", "host:", "host:x", "127.0.0.1:7000"])
+def test_an_address_that_has_no_secret_is_refused(address, monkeypatch):
+    for variable in ("", f"127.0.0.1:7001 {'00' * 32}"):
+        monkeypatch.setenv(SECRET_VARIABLE, variable)
+        with pytest.raises(InvalidInput, match="POLLUX_STORE"):
+            connect(address, 1.0)
 
 
-def test_a_store_that_is_not_there_is_told(free_port):
+@pytest.mark.parametrize("variable", ["here", "host:x 00", "h:1 00", f"h:0 {'00' * 32}", "h:1 zz"])
+def test_a_secret_that_is_none_is_refused(variable, monkeypatch):
+    monkeypatch.setenv(SECRET_VARIABLE, variable)
+    with pytest.raises(InvalidInput, match="POLLUX_STORE_SECRET"):
+        connect("h:1", 1.0)
+
+
+def test_a_store_that_is_not_there_is_told(free_port, monkeypatch):
+    monkeypatch.setenv(SECRET_VARIABLE, f"127.0.0.1:{free_port} {'00' * 32}")
     with pytest.raises(Unreachable, match=f"127.0.0.1:{free_port}"):
         connect(f"127.0.0.1:{free_port}", 0.5)
 

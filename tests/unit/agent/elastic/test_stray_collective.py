@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from pollux.agent.distributed import authenticated_store
 from pollux.agent.elastic import stray_collective
 from pollux.agent.elastic.stray_collective import StrayCollectiveCheck, own_collective
 from pollux.testing.waiting import PATIENCE_SECONDS
@@ -96,3 +97,14 @@ def test_it_is_the_thread_that_began():
     one.stop_watching()
     assert one._thread is None
     one.check()
+
+
+def test_the_store_that_a_collective_of_the_scripts_asks_is_no_code_of_ours(waits, monkeypatch):
+    """PyTorch makes a group by asking the store, which is this package's, from inside of its own function."""
+
+    def barrier(hold: Any) -> None:
+        exec(compile("hold()", authenticated_store.__file__, "exec"), {"hold": hold})
+
+    held = dist.distributed_c10d._get_default_group
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda: barrier(held))
+    assert own_collective(waits(dist.barrier)) == "barrier"

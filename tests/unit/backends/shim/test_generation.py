@@ -19,7 +19,7 @@ def generation():
         job_id="job", generation=2, memory_bytes=0.0, grace_seconds=5.0, argv=("python",), logs="", log_cap_bytes=1
     )
     launcher: Any = SimpleNamespace(is_clear=lambda kill: True, lacks_memory=False, sweep_seconds=0.1)
-    made = Generation(order, Path("nowhere"), launcher, False, lambda: None)
+    made = Generation(order, Path("nowhere"), launcher, lambda: None)
     for number in (0, 1):
         process = ReplicaProcess()
         log: Any = SimpleNamespace(tail=b"", close=lambda: None)
@@ -37,7 +37,7 @@ def places(tmp_path):
 
     started: list[str] = []
     launcher: Any = SimpleNamespace(start=start, session="", is_clear=lambda kill: True, lacks_memory=False)
-    made: Any = Generation(order(tmp_path, 1, "0", "1"), tmp_path, launcher, False, lambda: None)
+    made: Any = Generation(order(tmp_path, 1, "0", "1"), tmp_path, launcher, lambda: None)
     made.start()
     return made
 

@@ -106,7 +106,7 @@ def test_every_launch_has_a_store_of_its_own(shim, monkeypatch):
     closed = []
 
     class NodeDaemon:
-        def __init__(self, warm, close_in_fork, head):
+        def __init__(self, close_in_fork, fleet):
             self.pid = 1
             self.control, self.other = socket.socketpair()
 
@@ -231,7 +231,7 @@ def test_the_meeting_place_of_a_job_that_is_not_live_leaves_no_file_where_nobody
         raise OSError(errno.EAGAIN, "no processes")
 
     monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: True)
-    monkeypatch.setattr("pollux.backends.shim.store_server.start", fails)
+    monkeypatch.setattr("pollux.backends.shim.store_server.ListeningStore.fork_host", fails)
     before = open_files()
     *_, ended = tell_launch(shim, replace(order, live=False))
     assert ended.ended["outcome"] == "refused"
@@ -249,7 +249,7 @@ def test_a_store_that_nobody_came_to_ends_with_the_launch(shim, order, monkeypat
     def fails(*arguments):
         raise OSError(errno.EAGAIN, "no processes")
 
-    host = SimpleNamespace(pid=None, control=control, address="h:1", port=1, close=close)
+    host = SimpleNamespace(pid=None, control=control, address="h:1", port=1, variable="h:1 00", close=close)
     monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: True)
     monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", lambda *arguments: host)
     monkeypatch.setattr("pollux.backends.process.launcher.start_replica", fails)

@@ -1,0 +1,219 @@
+"""The job's store as PyTorch knows stores: every request goes over a connection on which both sides proved themselves.
+
+What is said on a connection, and how it is guarded, is in `pollux.wire.live.store_channel`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import datetime
+import hmac
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from pollux.wire.live import store_channel
+from pollux.wire.live.store_channel import BrokenFrame, Operation, StoreAccess
+
+__all__ = ["AuthenticatedStore"]
+
+_READ_BYTES = 1 << 18
+_CONNECT_SECONDS = 20.0
+# The store says itself when keys did not come in time; who hears nothing so long after that has lost it.
+_GRACE_SECONDS = 10.0
+_MOST_SECONDS = 1e6
+# PyTorch's groups keep the store behind this object without keeping the object, and call it as long as they live.
+_kept: list[AuthenticatedStore] = []
+
+
+class _Connection:
+    """One authenticated connection, for one request at a time."""
+
+    def __init__(self, access: StoreAccess, seconds: float) -> None:
+        self._line = socket.create_connection((access.host, access.port), timeout=min(seconds, _CONNECT_SECONDS))
+        try:
+            self._line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._reader, self._writer = self._prove(access.secret)
+        except BaseException:
+            self._line.close()
+            raise
+
+    def _prove(self, secret: bytes) -> tuple[store_channel.FrameReader, store_channel.FrameWriter]:
+        asked = store_channel.nonce()
+        self._line.sendall(store_channel.GREETING + asked)
+        said = b""
+        while len(said) < store_channel.NONCE_BYTES + store_channel.CODE_BYTES:
+            said += self._hear(store_channel.NONCE_BYTES + store_channel.CODE_BYTES - len(said))
+        answered, theirs = said[: store_channel.NONCE_BYTES], said[store_channel.NONCE_BYTES :]
+        if not hmac.compare_digest(theirs, store_channel.proof(secret, b"store", asked, answered)):
+            raise ConnectionError("whoever answers there does not know the job's secret")
+        self._line.sendall(store_channel.proof(secret, b"replica", asked, answered))
+        return store_channel.frames(secret, b"replica", asked, answered)
+
+    def _hear(self, size: int = _READ_BYTES) -> bytes:
+        piece = self._line.recv(size)
+        if not piece:
+            raise ConnectionError("the store has ended the connection")
+        return piece
+
+    def ask(self, operation: Operation, parts: Sequence[bytes], seconds: float) -> tuple[Operation, list[bytes]]:
+        self._line.settimeout(min(seconds + _GRACE_SECONDS, _MOST_SECONDS))
+        self._line.sendall(self._writer.frame(store_channel.pack(operation, parts)))
+        while True:
+            bodies = self._reader.feed(self._hear())
+            if bodies:
+                return store_channel.unpack(bodies[0])
+
+    def close(self) -> None:
+        self._line.close()
+
+
+class AuthenticatedStore(dist.Store):
+    """A store for any number of threads: each request has a connection of its own, which the next one then takes.
+
+    So one that waits for a key holds up no other. Errors are PyTorch's: `DistStoreError` where keys did not come in
+    time, `DistNetworkError` where the store is gone.
+    """
+
+    def __init__(self, access: StoreAccess, timeout: float) -> None:
+        super().__init__()
+        self.set_timeout(datetime.timedelta(seconds=timeout))
+        self._access = access
+        self._process = os.getpid()
+        self._free: collections.deque[_Connection] = collections.deque()
+        self._give_back(self._connect())
+        _kept.append(self)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that keys are waited for. PyTorch's own code may change them, and changes them in its base class."""
+        limit: datetime.timedelta = self.timeout  # type: ignore[attr-defined]
+        return limit.total_seconds()
+
+    # What PyTorch asks, from Python and from its own threads
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a key."""
+        self._ask(Operation.SET, [key.encode(), _bytes(value)])
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, which is waited for."""
+        return self._await(Operation.GET, [key], None)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Count a key up; the new number."""
+        return int(self._ask(Operation.ADD, [key.encode(), b"%d" % amount])[0])
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these are there."""
+        return self._ask(Operation.CHECK, [key.encode() for key in keys])[0] == b"1"
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        """Return once all of these are there."""
+        self._await(Operation.WAIT, keys, timeout)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Write a key that has the expected value; the value that holds now."""
+        return self._ask(Operation.COMPARE_SET, [key.encode(), _bytes(expected), _bytes(desired)])[0]
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key; whether it was there."""
+        return self._ask(Operation.DELETE, [key.encode()])[0] == b"1"
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return int(self._ask(Operation.COUNT, [])[0])
+
+    # By these names PyTorch's own code calls the two.
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Write on at the end of a value."""
+        self._ask(Operation.APPEND, [key.encode(), _bytes(value)])
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values of keys, which are waited for."""
+        return self._await(Operation.MULTI_GET, keys, None)
+
+    def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
+        """Write keys."""
+        pairs = zip(keys, values, strict=True)
+        self._ask(Operation.MULTI_SET, [part for key, value in pairs for part in (key.encode(), _bytes(value))])
+
+    def has_extended_api(self) -> bool:
+        """That `append`, `multi_get` and `multi_set` are there."""
+        return True
+
+    def clone(self) -> AuthenticatedStore:
+        """A store for another thread, which this one is."""
+        return self
+
+    # Requests
+
+    def _await(self, operation: Operation, keys: Sequence[str], timeout: datetime.timedelta | None) -> list[bytes]:
+        seconds = self._patience if timeout is None else timeout.total_seconds()
+        parts = [b"%d" % round(seconds * 1000), *(key.encode() for key in keys)]
+        return self._ask(operation, parts, seconds, keys)
+
+    def _ask(
+        self, operation: Operation, parts: list[bytes], seconds: float | None = None, keys: Sequence[str] = ()
+    ) -> list[bytes]:
+        connection = self._take()
+        try:
+            patience = self._patience if seconds is None else seconds
+            outcome, answer = connection.ask(operation, parts, patience)
+        except (OSError, BrokenFrame) as error:
+            connection.close()
+            raise dist.DistNetworkError(f"the job's store at {self._access.address} is gone: {error}") from error
+        except BaseException:
+            # A signal: whatever the answer is, it is not the next one's.
+            connection.close()
+            raise
+        self._give_back(connection)
+        if outcome is Operation.LATE:
+            few = ", ".join([*keys[:3], *(["..."] if len(keys) > 3 else [])])
+            raise dist.DistStoreError(f"waited {seconds:g} s in vain for {few} in the job's store")
+        if outcome is Operation.REFUSED:
+            raise dist.DistStoreError(f"the job's store refused a request: {b''.join(answer).decode(errors='replace')}")
+        return answer
+
+    def _take(self) -> _Connection:
+        if self._process != os.getpid():
+            # A worker forked from the replica: what its parent says there is none of its own.
+            self._free, self._process = collections.deque(), os.getpid()
+        with contextlib.suppress(IndexError):
+            return self._free.pop()
+        return self._connect()
+
+    def _give_back(self, connection: _Connection) -> None:
+        self._free.append(connection)
+
+    def close(self) -> None:
+        """Let go of its connections; no group may use it any more."""
+        while self._free:
+            self._free.pop().close()
+        if self in _kept:
+            _kept.remove(self)
+
+    def _connect(self) -> _Connection:
+        try:
+            return _Connection(self._access, self._patience)
+        except OSError as error:
+            raise dist.DistNetworkError(f"the job's store at {self._access.address} cannot be used: {error}") from error
+
+
+@atexit.register
+def _close_all() -> None:
+    for store in [*_kept]:
+        store.close()
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

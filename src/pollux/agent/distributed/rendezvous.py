@@ -1,0 +1,63 @@
+"""Groups that meet by `env://`, a script's own and those of Lightning and others, meet in the job's store.
+
+PyTorch's own client would be turned away there where it comes from another machine, since it proves nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from pollux.agent.distributed.authenticated_store import AuthenticatedStore
+from pollux.core.errors import InvalidInput
+from pollux.wire.live.store_channel import SECRET_VARIABLE, StoreAccess
+
+__all__ = ["install", "store_access"]
+
+_Meeting = tuple[dist.Store, int, int]
+
+
+def store_access() -> StoreAccess | None:
+    """Where the launcher of this process hosts its job's store; None where none does."""
+    try:
+        return StoreAccess.read(os.environ)
+    except ValueError:
+        raise InvalidInput(
+            f"{SECRET_VARIABLE} is not as the launcher sets it, host:port and a secret: unset it, or leave it alone"
+        ) from None
+
+
+def _meets_there(access: StoreAccess | None) -> bool:
+    """Whether `env://` names the job's store; torchrun inside a job, say, has a store of its own."""
+    return access is not None and access.address == f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _through_the_store(usual: Callable[..., Iterator[_Meeting]]) -> Callable[..., Iterator[_Meeting]]:
+    def meet(url: str, **options: Any) -> Iterator[_Meeting]:
+        access = store_access()
+        asked = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))
+        rank, size = (asked.get(name.lower(), os.environ.get(name)) for name in ("RANK", "WORLD_SIZE"))
+        if access is None or not _meets_there(access) or rank is None or size is None:
+            yield from usual(url, **options)
+            return
+        timeout = options.get("timeout", default_pg_timeout)
+        yield AuthenticatedStore(access, timeout.total_seconds()), int(rank), int(size)
+        raise RuntimeError("replicas cannot meet a second time by env://")
+
+    vars(meet)["of_pollux"] = True
+    return meet
+
+
+def install() -> None:
+    """Have it so from now on, in this process; a second call changes nothing."""
+    # As an attribute of its package the module is hidden by the function of the same name.
+    handlers = getattr(importlib.import_module("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
+    usual = handlers.get("env")
+    if usual is not None and not hasattr(usual, "of_pollux"):
+        handlers["env"] = _through_the_store(usual)

@@ -1,0 +1,111 @@
+"""What a `torch.distributed.TCPStore` says to its server, and how it is answered: byte for byte, without a proof.
+
+Scripts that make their process groups themselves meet by it. Who may do so is decided in `store_peers`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pollux.wire.live.store_channel import MAX_FRAME_BYTES, MAX_PARTS, BrokenFrame, Operation
+
+__all__ = ["CANCEL", "OPENING", "PING", "PlainQuestion", "answer_of", "read_question"]
+
+OPENING = b"\0" + struct.pack("=I", 0x3C85F7CE)
+"""The first bytes of such a connection."""
+
+CANCEL = b"\x01"
+"""The answer to a client that waits no longer."""
+
+PING = -1
+_CANCEL_NUMBER, _PING_NUMBER = 12, 13
+_SIZE, _INTEGER, _PING = struct.Struct("=Q"), struct.Struct("=q"), struct.Struct("=I")
+# Strings of each question; None: a count, and then so many of them.
+_STRINGS = {1: 2, 2: 3, 3: 1, 4: 1, 5: None, 6: None, 7: 0, 8: 1, 9: 2, 10: None, 11: None, 12: 0, 13: 0}
+_OPERATIONS = {
+    1: Operation.SET,
+    2: Operation.COMPARE_SET,
+    3: Operation.GET,
+    4: Operation.ADD,
+    5: Operation.CHECK,
+    6: Operation.WAIT,
+    7: Operation.COUNT,
+    8: Operation.DELETE,
+    9: Operation.APPEND,
+    10: Operation.MULTI_GET,
+    11: Operation.MULTI_SET,
+}
+_SILENT = frozenset({Operation.SET, Operation.APPEND, Operation.MULTI_SET})
+_VECTORS = frozenset({Operation.GET, Operation.COMPARE_SET, Operation.MULTI_GET})
+# Operations whose strings are keys and values in turn; in all others but these each string is a key.
+_IN_TURN = frozenset({Operation.SET, Operation.APPEND, Operation.MULTI_SET})
+
+
+@dataclass(frozen=True, slots=True)
+class PlainQuestion:
+    """A question: what it asks (None: to wait no longer, or `ping`), its parts, and how many bytes it took."""
+
+    operation: Operation | None
+    parts: list[bytes]
+    size: int
+    ping: bytes = b""
+
+
+def read_question(rest: bytes | bytearray) -> PlainQuestion | None:
+    """The first question in these bytes; None until it is whole, `BrokenFrame` where it is none."""
+    if not rest:
+        return None
+    number = rest[0]
+    if number not in _STRINGS:
+        raise BrokenFrame(f"question {number} of PyTorch's store, which has no answer here")
+    if number == _PING_NUMBER:
+        return PlainQuestion(None, [], 5, bytes(rest[1:5])) if len(rest) >= 5 else None
+    if number == _CANCEL_NUMBER:
+        return PlainQuestion(None, [], 1)
+    try:
+        operation, at, count = _OPERATIONS[number], 1, _STRINGS[number]
+        if count is None:
+            (count,) = _SIZE.unpack_from(rest, at)
+            at += _SIZE.size
+            if count > MAX_PARTS // 2:
+                raise BrokenFrame(f"a question about {count} keys")
+            count *= 2 if operation is Operation.MULTI_SET else 1
+        parts = []
+        for _ in range(count):
+            (size,) = _SIZE.unpack_from(rest, at)
+            if size > MAX_FRAME_BYTES or at > MAX_FRAME_BYTES:
+                raise BrokenFrame(f"a string of {size} bytes")
+            at += _SIZE.size
+            if at + size > len(rest):
+                return None
+            parts.append(bytes(rest[at : at + size]))
+            at += size
+        if operation is Operation.ADD:
+            (amount,) = _INTEGER.unpack_from(rest, at)
+            parts.append(b"%d" % amount)
+            at += _INTEGER.size
+    except struct.error:
+        return None
+    return PlainQuestion(operation, _own_keys(operation, parts), at)
+
+
+def _own_keys(operation: Operation, parts: list[bytes]) -> list[bytes]:
+    """The parts with their keys as everybody else has them: such a client puts a stroke before each."""
+    if operation in (Operation.ADD, Operation.COMPARE_SET):
+        return [parts[0].removeprefix(b"/"), *parts[1:]]
+    step = 2 if operation in _IN_TURN else 1
+    return [part.removeprefix(b"/") if number % step == 0 else part for number, part in enumerate(parts)]
+
+
+def answer_of(operation: Operation, parts: Sequence[bytes]) -> bytes:
+    """The answer as such a client reads it; empty where it reads none."""
+    if operation in _SILENT:
+        return b""
+    if operation in _VECTORS:
+        return b"".join(_SIZE.pack(len(part)) + part for part in parts)
+    if operation is Operation.WAIT:
+        return b"\0"
+    number = int(parts[0])
+    return bytes([0 if number else 1]) if operation is Operation.CHECK else _INTEGER.pack(number)

@@ -1,0 +1,47 @@
+"""Whose process is at the other end of a TCP connection, where that is a process of this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+import sys
+
+__all__ = ["owner_of"]
+
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_ESTABLISHED = "01"
+_MAPPED = ipaddress.IPv6Address("::ffff:0:0")
+
+
+def owner_of(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
+    """The user whose socket is bound to `theirs` and connected to `ours`; None where this machine has no such socket.
+
+    The kernel notes the user who made the socket. One that is closed already has no user any more.
+    """
+    for table, written in zip(_TABLES, (_as_ipv4, _as_ipv6), strict=True):
+        wanted = [written(theirs), written(ours), _ESTABLISHED]
+        try:
+            with open(table) as rows:
+                for row in rows:
+                    fields = row.split()
+                    if fields[1:4] == wanted and fields[9] != "0":
+                        return int(fields[7])
+        except (OSError, ValueError, IndexError):
+            continue
+    return None
+
+
+def _as_ipv4(address: tuple[str, int]) -> str:
+    return _text(ipaddress.IPv4Address(address[0]).packed, address[1])
+
+
+def _as_ipv6(address: tuple[str, int]) -> str:
+    """An IPv4 address as a socket of IPv6 has it."""
+    return _text((_MAPPED + int(ipaddress.IPv4Address(address[0]))).packed, address[1])
+
+
+def _text(packed: bytes, port: int) -> str:
+    # The kernel prints each word as this machine's processor reads it.
+    order = "<" if sys.byteorder == "little" else ">"
+    words = struct.unpack(f"{order}{len(packed) // 4}I", packed)
+    return f"{''.join(f'{word:08X}' for word in words)}:{port:04X}"

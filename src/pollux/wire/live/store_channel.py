@@ -1,0 +1,219 @@
+"""How a replica and the job's store prove to each other that they know the job's secret, and guard what they say then.
+
+Each side sends 32 random bytes and proves to know the secret by a code of both sides' bytes. From then on every frame
+carries a code under a key of that connection and direction, and of its number: nothing can be added, changed, left out
+or sent twice. Nothing is encrypted. Sockets are the business of whoever uses this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = [
+    "CODE_BYTES",
+    "GREETING",
+    "MAX_FRAME_BYTES",
+    "MAX_KEY_BYTES",
+    "MAX_PARTS",
+    "NONCE_BYTES",
+    "SECRET_VARIABLE",
+    "BrokenFrame",
+    "FrameReader",
+    "FrameWriter",
+    "Operation",
+    "StoreAccess",
+    "derived_secret",
+    "frames",
+    "new_secret",
+    "nonce",
+    "pack",
+    "proof",
+    "unpack",
+    "with_derived_secret",
+]
+
+SECRET_VARIABLE = "POLLUX_STORE_SECRET"
+GREETING = b"pollux/1"
+"""The first bytes of a connection; no other protocol of a store begins so."""
+
+NONCE_BYTES = 32
+CODE_BYTES = 32
+MAX_KEY_BYTES = 4 << 10
+MAX_FRAME_BYTES = 64 << 20
+MAX_PARTS = 200_000
+_HEADER = struct.Struct("!I")
+_NUMBER = struct.Struct("!Q")
+_START = struct.Struct("!BI")
+_SALTED = "salt:"
+
+
+class BrokenFrame(ValueError):
+    """What came is no frame of the other side's: changed, repeated, too long, or nothing that has a meaning."""
+
+
+class Operation(IntEnum):
+    """What is asked of the store, and how it answers. Parts of a question are keys, values and decimal numbers."""
+
+    SET = 1
+    GET = 2
+    ADD = 3
+    CHECK = 4
+    WAIT = 5
+    COMPARE_SET = 6
+    DELETE = 7
+    COUNT = 8
+    APPEND = 9
+    MULTI_GET = 10
+    MULTI_SET = 11
+    DONE = 100
+    LATE = 101
+    REFUSED = 102
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """Where a job's store listens, and the secret by which it knows the job's replicas."""
+
+    host: str
+    port: int
+    secret: bytes
+
+    @property
+    def address(self) -> str:
+        """As "host:port"."""
+        return f"{self.host}:{self.port}"
+
+    def encode(self, salt: str = "") -> str:
+        """As the variable of a replica has it; with a salt, from which the node of the replica derives the secret."""
+        return f"{self.address} {_SALTED + salt if salt else self.secret.hex()}"
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> StoreAccess | None:
+        """What the variables of this process say; None where there is none, ValueError where it has no meaning."""
+        text = variables.get(SECRET_VARIABLE, "")
+        if not text:
+            return None
+        address, _, secret = text.partition(" ")
+        host, _, port = address.rpartition(":")
+        if not host or len(bytes.fromhex(secret)) < CODE_BYTES or not 0 < int(port) < 1 << 16:
+            raise ValueError("it is no address with a secret")
+        return cls(host, int(port), bytes.fromhex(secret))
+
+
+def new_secret() -> bytes:
+    """A secret for one store."""
+    return secrets.token_bytes(CODE_BYTES)
+
+
+def derived_secret(secret: bytes, salt: str) -> bytes:
+    """The secret of the store with that salt, for those who know that of its fleet."""
+    return _code(secret, b"store", salt.encode())
+
+
+def with_derived_secret(variables: Mapping[str, str], secret: bytes) -> dict[str, str]:
+    """Variables that crossed the network with a salt, as the replica gets them on its node."""
+    own = dict(variables)
+    address, _, salt = own.get(SECRET_VARIABLE, "").partition(f" {_SALTED}")
+    if salt:
+        own[SECRET_VARIABLE] = f"{address} {derived_secret(secret, salt).hex()}"
+    return own
+
+
+def nonce() -> bytes:
+    """Bytes that nobody has used before."""
+    return os.urandom(NONCE_BYTES)
+
+
+def _code(key: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(key, b"\0".join(parts), hashlib.sha256)
+
+
+def proof(secret: bytes, side: bytes, asked: bytes, answered: bytes) -> bytes:
+    """What only a holder of the secret can say; `side` is b"replica" or b"store", then the bytes of both in turn."""
+    return _code(secret, b"proof of the " + side, asked + answered)
+
+
+def frames(secret: bytes, side: bytes, asked: bytes, answered: bytes) -> tuple[FrameReader, FrameWriter]:
+    """The reading and the writing end of that side, once both have proved themselves."""
+    theirs = b"store" if side == b"replica" else b"replica"
+    keys = [_code(secret, b"frames of the " + each, asked + answered) for each in (theirs, side)]
+    return FrameReader(keys[0]), FrameWriter(keys[1])
+
+
+class FrameWriter:
+    """Puts the code of its number before each body."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def frame(self, body: bytes) -> bytes:
+        """The next frame, with that body."""
+        if len(body) > MAX_FRAME_BYTES:
+            raise BrokenFrame(f"{len(body)} bytes are more than the {MAX_FRAME_BYTES} of a message to the store")
+        code = hmac.digest(self._key, _NUMBER.pack(self._count) + body, hashlib.sha256)
+        self._count += 1
+        return _HEADER.pack(len(body)) + code + body
+
+
+class FrameReader:
+    """Cuts what comes into bodies, each with the code that belongs to it; `BrokenFrame` ends the connection."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+        self._rest = bytearray()
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The bodies that are whole now."""
+        rest, bodies, at = self._rest, [], 0
+        rest += piece
+        while len(rest) - at >= _HEADER.size + CODE_BYTES:
+            (size,) = _HEADER.unpack_from(rest, at)
+            if size > MAX_FRAME_BYTES:
+                raise BrokenFrame(f"a frame of {size} bytes")
+            begin = at + _HEADER.size + CODE_BYTES
+            if len(rest) < begin + size:
+                break
+            body = bytes(rest[begin : begin + size])
+            code = hmac.digest(self._key, _NUMBER.pack(self._count) + body, hashlib.sha256)
+            if not hmac.compare_digest(code, bytes(rest[at + _HEADER.size : begin])):
+                raise BrokenFrame("a frame with a wrong code")
+            self._count += 1
+            bodies.append(body)
+            at = begin + size
+        del rest[:at]
+        return bodies
+
+
+def pack(operation: Operation, parts: Sequence[bytes]) -> bytes:
+    """A question or an answer as the body of a frame."""
+    sizes = struct.pack(f"!{len(parts)}I", *map(len, parts))
+    return b"".join((_START.pack(operation, len(parts)), sizes, *parts))
+
+
+def unpack(body: bytes) -> tuple[Operation, list[bytes]]:
+    """What `pack` was given; `BrokenFrame` for any other body."""
+    try:
+        number, count = _START.unpack_from(body)
+        operation = Operation(number)
+        if count > MAX_PARTS:
+            raise BrokenFrame(f"a message of {count} parts")
+        sizes = struct.unpack_from(f"!{count}I", body, _START.size)
+    except (struct.error, ValueError) as error:
+        raise BrokenFrame(f"a message without a meaning: {error}") from None
+    at = _START.size + 4 * count
+    if at + sum(sizes) != len(body):
+        raise BrokenFrame("a message with parts of another length")
+    parts = []
+    for size in sizes:
+        parts.append(body[at : at + size])
+        at += size
+    return operation, parts
