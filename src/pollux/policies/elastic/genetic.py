@@ -129,15 +129,16 @@ def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool
     needs = np.array([(job.limits.cpus_per_gpu, job.limits.memory_bytes_per_gpu) for job in jobs])
     stock = np.array([(node.num_cpus, node.memory_bytes) for node in nodes]).reshape(-1, 2)
     scarce = needs.any(axis=0) & np.isfinite(stock).any(axis=0)
-    types = list(dict.fromkeys(node.gpu_type for node in nodes))
+    types = [node.gpu_type for node in nodes]
+    numbers = list(dict.fromkeys(types))
     return Space(
         current=current,
         lost=_whole(held) - current.sum(axis=1, dtype=np.int32),
         most=_most(snapshot, jobs, current, needs, stock),
         gpus=_whole(node.num_gpus for node in nodes),
-        node_type=_whole(types.index(node.gpu_type) for node in nodes),
+        node_type=_whole(map(numbers.index, types)),
         shared=np.array([avoid_interference and not node.isolated_network for node in nodes], dtype=bool),
-        **_bounds([job.limits for job in jobs], len(types)),
+        **_bounds([job.limits for job in jobs], len(numbers)),
         max_gpus=_whole(map(_cap, jobs, held)),
         needs=needs[:, scarce],
         stock=stock[:, scarce],

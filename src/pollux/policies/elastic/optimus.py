@@ -26,11 +26,7 @@ class OptimusOracle:
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Counts by marginal gain, then placement."""
         room = Room(snapshot)
-        allocation: dict[str, Placement] = {}
-        for job in snapshot.jobs:
-            if job.limits.pinned and (current := snapshot.placement(job.id)):
-                allocation[job.id] = current
-                room.take(job, current)
+        allocation = _pinned(snapshot, room)
         free_jobs = [job for job in snapshot.jobs if job.id not in allocation]
         counts = _count(snapshot, room, free_jobs)
         _keep(snapshot, room, free_jobs, counts, allocation)
@@ -47,6 +43,16 @@ class OptimusOracle:
             if job.id not in allocation
         }
         return Decision(allocation, reasons=reasons)
+
+
+def _pinned(snapshot: Snapshot, room: Room) -> dict[str, Placement]:
+    """Pinned jobs where they are, taken from the room."""
+    allocation: dict[str, Placement] = {}
+    for job in snapshot.jobs:
+        if job.limits.pinned and (current := snapshot.placement(job.id)):
+            allocation[job.id] = current
+            room.take(job, current)
+    return allocation
 
 
 def _must_keep(snapshot: Snapshot, job: JobView) -> bool:

@@ -39,6 +39,11 @@ def _by_size(nodes: Sequence[Node]) -> dict[str, list[list[int]]]:
     return found
 
 
+def _count_idle(levels: list[list[int]]) -> int:
+    """Free GPUs of nodes that are kept by how many of them they have."""
+    return sum(k * len(level) for k, level in enumerate(levels))
+
+
 class PlacementBoard:
     """The state of all nodes while placements are being made.
 
@@ -64,10 +69,7 @@ class PlacementBoard:
         self._cpus = [node.num_cpus for node in nodes]
         self._memory = [node.memory_bytes for node in nodes]
         self._by_free = _by_size(nodes)
-        self._idle = {
-            gpu_type: sum(k * len(level) for k, level in enumerate(levels))
-            for gpu_type, levels in self._by_free.items()
-        }
+        self._idle = {gpu_type: _count_idle(levels) for gpu_type, levels in self._by_free.items()}
         self._quotas = dict(quotas or {})
         self._journal: list[tuple[int, Shares]] = []
 
@@ -269,10 +271,7 @@ class PlacementBoard:
     ) -> float | None:
         """Whole nodes, and a rest on one more node; its own nodes and those that cost least to empty come first."""
         offers = self._whole_nodes(count, gpu_type, prefer, depth if budget > 0.0 else 0)
-        taken = self._cheapest(offers, count)
-        shares = [(n, self.nodes[n].num_gpus) for _, _, _, n, _ in taken]
-        leavers = [j for offer in taken for j in offer[4]]
-        cost = sum(offer[0] for offer in taken)
+        shares, leavers, cost = self._cheapest(offers, count)
         if cost > 0.0 and cost >= budget:
             return None
         left = count - sum(size for _, size in shares)
@@ -296,17 +295,21 @@ class PlacementBoard:
             self._offer_occupied(offers, count + _CANDIDATES, gpu_type, own)
         return offers
 
-    def _cheapest(self, offers: list[_WholeNode], count: int) -> list[_WholeNode]:
-        """Those to be taken for `count` GPUs, or for as many of them as whole nodes make up."""
-        taken, left = [], count
-        for offer in sorted(offers, key=lambda offer: offer[:4]):
-            size = self.nodes[offer[3]].num_gpus
+    def _cheapest(self, offers: list[_WholeNode], count: int) -> tuple[list[tuple[int, int]], list[int], float]:
+        """Shares of whole nodes for `count` GPUs, or as many of them as they make up; who leaves, at what cost."""
+        shares: list[tuple[int, int]] = []
+        leavers: list[int] = []
+        cost, left = 0.0, count
+        for each, _, _, n, some in sorted(offers, key=lambda offer: offer[:4]):
+            size = self.nodes[n].num_gpus
             if size <= left:
-                taken.append(offer)
+                shares.append((n, size))
+                leavers += some
+                cost += each
                 left -= size
             if not left:
                 break
-        return taken
+        return shares, leavers, cost
 
     def _empty_nodes(self, count: int, gpu_type: str, own: set[int]) -> list[int]:
         """Nodes that are empty, the job's own first, then the largest, as many as could be needed."""
