@@ -99,7 +99,7 @@ def test_what_others_use_is_not_offered_and_not_waited_for_while_there_is_more(b
 def offered_again(bench, node):
     """It was given back, and can be asked for."""
     lender = bench.backend._slurm
-    bench.wait("its rest", lambda: lender.queue.clock() > lender.resting.get(node, math.inf))
+    bench.wait("its rest", lambda: lender.queue.clock() > lender._offers._resting.get(node, math.inf))
     bench.wait("node offered", lambda: node in [each.id for each in bench.backend.inventory()])
 
 
