@@ -27,7 +27,7 @@ SESSION_SECONDS = 7 * 86400.0
 """How long a browser stays signed in."""
 
 _SETTING = "sessions"
-_MOST = 256
+_MOST_PER_ROLE = 128
 _LONGEST_ID = 256
 
 _log = logging.getLogger("pollux.service")
@@ -51,7 +51,7 @@ class _Kept:
 class Sessions:
     """Opens, finds and closes sessions; they survive a restart, and end when the token they were opened with changes.
 
-    May be used from any thread. The newest 256 are kept.
+    May be used from any thread. The newest 128 of each role are kept: viewers cannot sign operators out.
     """
 
     def __init__(self, store: Store, tokens: Tokens, now: Callable[[], float]) -> None:
@@ -80,9 +80,13 @@ class Sessions:
         kept = _Kept(role, self._tokens.mark_of(role), self._now() + SESSION_SECONDS)
         with self._lock:
             live = {digest: old for digest, old in self._kept.items() if self._holds(old)}
-            newest = sorted(live.items(), key=lambda entry: entry[1].expires_at)[-(_MOST - 1) :]
-            ended = self._kept.keys() - dict(newest).keys()
-            self._kept = {**dict(newest), self._digest(session_id): kept}
+            same = sorted(
+                (digest for digest in live if live[digest].role == role), key=lambda each: live[each].expires_at
+            )
+            for digest in same[: -(_MOST_PER_ROLE - 1)]:
+                del live[digest]
+            ended = self._kept.keys() - live.keys()
+            self._kept = {**live, self._digest(session_id): kept}
             self._save()
         self._tell(ended)
         return session_id, Session(role, self._csrf(session_id))

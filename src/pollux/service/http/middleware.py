@@ -6,15 +6,14 @@ An ASGI wrapper, so that nothing behind it sees a request that was refused, and 
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
-from pollux.backends.process.network import is_loopback
 from pollux.core.errors import Forbidden, PolluxError, TooLarge, Unauthorised
 from pollux.service.auth.sessions import CSRF_HEADER, Sessions
 from pollux.service.auth.tokens import Caller, Tokens
+from pollux.service.http.request_checks import KnownHosts, check_content_type, check_origin, check_page, headers_of
 from pollux.service.http.web_files import is_page
 from pollux.wire.codec import MAX_BODY_BYTES
 
@@ -39,6 +38,8 @@ SECURITY_HEADERS = {
 _ADDED = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _READING = ("GET", "HEAD", "OPTIONS")
 _SESSION_PATH = "/v1/session"
+# Anybody may try to sign in: what that takes is one token.
+_MAX_SIGN_IN_BYTES = 8192
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -70,35 +71,28 @@ class Guard:
         self._tokens = tokens
         self._sessions = sessions
         self.close = close
-        self._hosts = {host.lower() for host in allowed_hosts}
+        self._hosts = KnownHosts(allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name.lower(): value for name, value in scope["headers"]}
         send = _with_headers(send, scope["path"].startswith("/v1/"))
+        signs_in = scope["path"] == _SESSION_PATH and scope["method"] == "POST"
+        most = _MAX_SIGN_IN_BYTES if signs_in else MAX_BODY_BYTES
         try:
-            self._check_host(headers.get(b"host", b"").decode("latin-1"), _arrived_at(scope))
+            headers = headers_of(scope)
+            self._hosts.check(_text(headers.get(b"host")) or "", _arrived_at(scope))
+            if signs_in:
+                check_origin(headers)
+                check_content_type(headers)
             scope["pollux.caller"] = self._caller(scope["method"], scope["path"], headers)
-            self._check_length(headers.get(b"content-length"))
+            _check_length(headers.get(b"content-length"), most)
         except PolluxError as error:
             await _refuse(send, error)
             return
-        await self._app(scope, _limited(receive), send)
-
-    def _check_host(self, host: str, arrived_at: str | None) -> None:
-        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        if is_loopback(name) or name.lower() in self._hosts:
-            return
-        # No foreign page can make a browser name the very address that it connects to.
-        if arrived_at is not None and _address(name) == arrived_at:
-            return
-        raise Forbidden(
-            f"the request was sent to host '{name[:80]}', which this service does not answer for; "
-            "use its address, or start it with 'pollux up --allow-host NAME'"
-        )
+        await self._app(scope, _limited(receive, most), send)
 
     def _caller(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Caller | None:
         if _is_open(method, path):
@@ -119,16 +113,11 @@ class Guard:
         session = None if session_id is None else self._sessions.find(session_id)
         if session is None:
             return None
-        if headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
-            raise Forbidden("the request comes from a page of another address; use the service's own page")
+        check_page(headers)
         word = _text(headers.get(CSRF_HEADER.encode())) or ""
         if method not in _READING and not hmac.compare_digest(word.encode(), session.csrf.encode()):
             raise Forbidden("the header X-Pollux-CSRF is missing or wrong; reload the page, or sign in again")
         return Caller(role=session.role, session_id=session_id)
-
-    def _check_length(self, length: bytes | None) -> None:
-        if length is not None and length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
-            raise _too_large()
 
 
 def _is_open(method: str, path: str) -> bool:
@@ -139,17 +128,12 @@ def _is_open(method: str, path: str) -> bool:
 def _arrived_at(scope: Scope) -> str | None:
     """The address of this machine that the request came to; None where that is not known."""
     server = scope.get("server")
-    return None if server is None else _address(str(server[0]))
+    return None if server is None else str(server[0])
 
 
-def _address(name: str) -> str | None:
-    """An IP address in its usual spelling; None for a name."""
-    try:
-        found = ipaddress.ip_address(name.strip("[]").partition("%")[0])
-    except ValueError:
-        return None
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return str(mapped or found)
+def _check_length(length: bytes | None, most: int) -> None:
+    if length is not None and length.isdigit() and int(length[:20]) > most:
+        raise _too_large(most)
 
 
 def _text(value: bytes | None) -> str | None:
@@ -170,11 +154,11 @@ def _with_headers(send: Send, is_data: bool) -> Send:
     return sending
 
 
-def _too_large() -> TooLarge:
-    return TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes; send less")
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body has more than {most} bytes; send less")
 
 
-def _limited(receive: Receive) -> Receive:
+def _limited(receive: Receive, most: int) -> Receive:
     """Bodies without a length, or with a wrong one, are counted as they come."""
     seen = 0
 
@@ -182,8 +166,8 @@ def _limited(receive: Receive) -> Receive:
         nonlocal seen
         message = await receive()
         seen += len(message.get("body", b""))
-        if seen > MAX_BODY_BYTES:
-            raise _too_large()
+        if seen > most:
+            raise _too_large(most)
         return message
 
     return counted

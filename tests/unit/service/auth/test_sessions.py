@@ -74,13 +74,21 @@ def test_the_oldest_of_many_sessions_go(tokens, clock):
     store = MemoryStore()
     sessions = Sessions(store, tokens, clock.now)
     ids = []
-    for _ in range(300):
+    for _ in range(200):
         clock.set(clock.time + 1.0)
         ids.append(sessions.open(tokens.viewer)[0])
-    assert sum(sessions.find(each) is not None for each in ids) == 256
-    assert sessions.find(ids[0]) is None
-    assert sessions.find(ids[-1]) is not None
-    assert len(json.loads(store.setting("sessions"))) == 256
+    assert [sessions.find(each) is not None for each in ids] == [False] * 72 + [True] * 128
+    assert len(json.loads(store.setting("sessions"))) == 128
+
+
+@pytest.mark.parametrize("many", ["viewer", "operator"])
+def test_many_of_one_role_sign_nobody_of_the_other_out(tokens, clock, many):
+    sessions = Sessions(MemoryStore(), tokens, clock.now)
+    first = {role: sessions.open(getattr(tokens, role))[0] for role in ("operator", "viewer")}
+    for _ in range(200):
+        clock.set(clock.time + 1.0)
+        sessions.open(getattr(tokens, many))
+    assert {role for role in first if sessions.find(first[role])} == set(first) - {many}
 
 
 def test_a_damaged_list_and_a_full_disk_keep_nobody_out(tokens, clock):
@@ -227,6 +235,60 @@ def test_a_wrong_token_signs_nobody_in(world, browser):
         assert browser.post("/v1/session", json=body).status_code == 422
     browser.cookies.set(browser.app._sessions.cookie, "made-up")
     assert browser.get("/v1/session").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "http://evil.example"},
+        {"origin": "http://127.0.0.1:1"},
+        {"origin": "null"},
+        {"origin": "http://["},
+        {"origin": ""},
+    ],
+)
+def test_no_page_of_another_address_signs_a_browser_in(world, browser, headers):
+    """Else it could show somebody its own session as theirs, or see who has which token."""
+    refused = browser.post("/v1/session", json={"token": world.tokens.viewer}, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "Forbidden")
+    assert "set-cookie" not in refused.headers
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "text/json"]
+)
+def test_a_form_signs_nobody_in(world, browser, kind):
+    body = json.dumps({"token": world.tokens.viewer})
+    refused = browser.post("/v1/session", content=body, headers={"content-type": kind})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "InvalidInput")
+    assert "Content-Type: application/json" in refused.json()["error"]["message"]
+
+
+def test_our_own_page_signs_in(world, browser):
+    ours: list[dict[str, str]] = [
+        {"origin": BASE},
+        {"origin": BASE.replace("127.0.0.1", "LOCALHOST."), "host": "localhost:7341"},
+        {"origin": "https://localhost", "host": "localhost:443"},
+        {"origin": "https://proxy.example", "sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none"},
+        {"content-type": "Application/JSON; charset=utf-8"},
+    ]
+    for headers in ours:
+        answer = browser.post(
+            "/v1/session",
+            content=json.dumps({"token": world.tokens.viewer}),
+            headers={"content-type": "application/json", **headers},
+        )
+        assert answer.status_code == 200, (headers, answer.text)
+
+
+def test_nobody_makes_the_service_read_a_long_token(browser):
+    kind = {"content-type": "application/json"}
+    for body in (b"x" * 8193, iter([b"x" * 5000] * 2)):
+        refused = browser.post("/v1/session", content=body, headers=kind)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "TooLarge")
 
 
 def test_both_tokens_are_made_at_the_first_start(tmp_path):
