@@ -31,7 +31,8 @@ def test_names_of_this_service(host):
     "host",
     [
         "", "evil.example", "evil.example:7341", "127.0.0.1.evil.example", "localhost.evil", "localhost..",
-        "localhost:", "localhost:7341:1", "localhost:x", "127.0.0.1@evil", "127.1", "0x7f.1", "[::1]evil", "[::1", ":7341",
+        "localhost:",
+        "localhost:7341:1", "localhost:x", "127.0.0.1@evil", "127.1", "0x7f.1", "[::1]evil", "[::1", ":7341",
         "localhost:٣", "192.0.2.8", "pollux.example, evil.example", "local\xadhost", "http://localhost",
     ],
 )  # fmt: skip
