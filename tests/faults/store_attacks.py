@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pollux.agent.distributed.authenticated_store import AuthenticatedStore
-from pollux.backends.shim.plain_protocol import OPENING
+from pollux.backends.shim.store.plain_protocol import OPENING
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.live import keys
 from pollux.wire.live.store_channel import GREETING, StoreAccess

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pollux.wire.live import store_channel
-from pollux.wire.live.store_channel import BrokenFrame, Operation, StoreAccess
+from pollux.wire.live.store_channel import BrokenFrame, StoreAccess, StoreOperation
 
 __all__ = ["AuthenticatedStore"]
 
@@ -62,7 +62,9 @@ class _Connection:
             raise ConnectionError("the store has ended the connection")
         return piece
 
-    def ask(self, operation: Operation, parts: Sequence[bytes], seconds: float) -> tuple[Operation, list[bytes]]:
+    def ask(
+        self, operation: StoreOperation, parts: Sequence[bytes], seconds: float
+    ) -> tuple[StoreOperation, list[bytes]]:
         self._line.settimeout(min(seconds + _GRACE_SECONDS, _MOST_SECONDS))
         self._line.sendall(self._writer.frame(store_channel.pack(operation, parts)))
         while True:
@@ -100,35 +102,35 @@ class AuthenticatedStore(dist.Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write a key."""
-        self._ask(Operation.SET, [key.encode(), _bytes(value)])
+        self._ask(StoreOperation.SET, [key.encode(), _bytes(value)])
 
     def get(self, key: str) -> bytes:
         """The value of a key, which is waited for."""
-        return self._await(Operation.GET, [key], None)[0]
+        return self._await(StoreOperation.GET, [key], None)[0]
 
     def add(self, key: str, amount: int) -> int:
         """Count a key up; the new number."""
-        return int(self._ask(Operation.ADD, [key.encode(), b"%d" % amount])[0])
+        return int(self._ask(StoreOperation.ADD, [key.encode(), b"%d" % amount])[0])
 
     def check(self, keys: list[str]) -> bool:
         """Whether all of these are there."""
-        return self._ask(Operation.CHECK, [key.encode() for key in keys])[0] == b"1"
+        return self._ask(StoreOperation.CHECK, [key.encode() for key in keys])[0] == b"1"
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
         """Return once all of these are there."""
-        self._await(Operation.WAIT, keys, timeout)
+        self._await(StoreOperation.WAIT, keys, timeout)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write a key that has the expected value; the value that holds now."""
-        return self._ask(Operation.COMPARE_SET, [key.encode(), _bytes(expected), _bytes(desired)])[0]
+        return self._ask(StoreOperation.COMPARE_SET, [key.encode(), _bytes(expected), _bytes(desired)])[0]
 
     def delete_key(self, key: str) -> bool:
         """Forget a key; whether it was there."""
-        return self._ask(Operation.DELETE, [key.encode()])[0] == b"1"
+        return self._ask(StoreOperation.DELETE, [key.encode()])[0] == b"1"
 
     def num_keys(self) -> int:
         """How many keys there are."""
-        return int(self._ask(Operation.COUNT, [])[0])
+        return int(self._ask(StoreOperation.COUNT, [])[0])
 
     # By these names PyTorch's own code calls the two.
     deleteKey = delete_key  # noqa: N815
@@ -136,16 +138,16 @@ class AuthenticatedStore(dist.Store):
 
     def append(self, key: str, value: str | bytes) -> None:
         """Write on at the end of a value."""
-        self._ask(Operation.APPEND, [key.encode(), _bytes(value)])
+        self._ask(StoreOperation.APPEND, [key.encode(), _bytes(value)])
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """The values of keys, which are waited for."""
-        return self._await(Operation.MULTI_GET, keys, None)
+        return self._await(StoreOperation.MULTI_GET, keys, None)
 
     def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
         """Write keys."""
         pairs = zip(keys, values, strict=True)
-        self._ask(Operation.MULTI_SET, [part for key, value in pairs for part in (key.encode(), _bytes(value))])
+        self._ask(StoreOperation.MULTI_SET, [part for key, value in pairs for part in (key.encode(), _bytes(value))])
 
     def has_extended_api(self) -> bool:
         """That `append`, `multi_get` and `multi_set` are there."""
@@ -157,13 +159,13 @@ class AuthenticatedStore(dist.Store):
 
     # Requests
 
-    def _await(self, operation: Operation, keys: Sequence[str], timeout: datetime.timedelta | None) -> list[bytes]:
+    def _await(self, operation: StoreOperation, keys: Sequence[str], timeout: datetime.timedelta | None) -> list[bytes]:
         seconds = self._patience if timeout is None else timeout.total_seconds()
         parts = [b"%d" % round(seconds * 1000), *(key.encode() for key in keys)]
         return self._ask(operation, parts, seconds, keys)
 
     def _ask(
-        self, operation: Operation, parts: list[bytes], seconds: float | None = None, keys: Sequence[str] = ()
+        self, operation: StoreOperation, parts: list[bytes], seconds: float | None = None, keys: Sequence[str] = ()
     ) -> list[bytes]:
         connection = self._take()
         try:
@@ -177,10 +179,10 @@ class AuthenticatedStore(dist.Store):
             connection.close()
             raise
         self._give_back(connection)
-        if outcome is Operation.LATE:
+        if outcome is StoreOperation.LATE:
             few = ", ".join([*keys[:3], *(["..."] if len(keys) > 3 else [])])
             raise dist.DistStoreError(f"waited {seconds:g} s in vain for {few} in the job's store")
-        if outcome is Operation.REFUSED:
+        if outcome is StoreOperation.REFUSED:
             raise dist.DistStoreError(f"the job's store refused a request: {b''.join(answer).decode(errors='replace')}")
         return answer
 

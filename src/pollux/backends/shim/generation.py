@@ -25,9 +25,9 @@ from pollux.backends.process.outcome import judge
 from pollux.backends.process.records import record_path, write_record
 from pollux.backends.process.replica_env import rank_variables
 from pollux.backends.protocol import Exit, Outcome, ReplicasEnded
-from pollux.backends.shim import store_server
 from pollux.backends.shim.actions import ReplicaChange, Seat
 from pollux.backends.shim.output import RankLogs, ReplicaLog
+from pollux.backends.shim.store import server as store_server
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
 from pollux.wire.live.store_channel import SECRET_VARIABLE

@@ -25,7 +25,7 @@ from pollux.backends.shim.actions import (
 from pollux.backends.shim.generation import Generation, RunningReplica
 from pollux.backends.shim.liveness import CommitWatch, ListeningClock, LivenessTracker
 from pollux.backends.shim.phases import Limits
-from pollux.backends.shim.store_server import StoreHost
+from pollux.backends.shim.store.server import StoreHost
 from pollux.backends.shim.transition import settled_at
 from pollux.core.errors import BackendFailed
 from pollux.wire.live import exit_codes, keys

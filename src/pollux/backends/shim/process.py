@@ -29,11 +29,11 @@ from pollux.backends.process.records import (
 )
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.protocol import ReplicasEnded
-from pollux.backends.shim import store_server
 from pollux.backends.shim.generation import Generation, RunningReplica
 from pollux.backends.shim.live_generation import LiveGeneration
 from pollux.backends.shim.remote_launcher import NodeAnswer, NodeLoss, NodeNotice, RemoteExit, RemoteLauncher
 from pollux.backends.shim.service_connections import ServiceConnections
+from pollux.backends.shim.store import server as store_server
 from pollux.core.errors import BackendFailed, PolluxError
 from pollux.wire.live.messages import (
     AlarmMessage,

@@ -8,7 +8,7 @@ import signal
 import warnings
 from pathlib import Path
 
-from pollux.backends.shim.store_server import ListeningStore
+from pollux.backends.shim.store.server import ListeningStore
 from pollux.wire.live.store_channel import StoreAccess
 
 __all__ = ["HostedStore"]

@@ -27,8 +27,8 @@ __all__ = [
     "BrokenFrame",
     "FrameReader",
     "FrameWriter",
-    "Operation",
     "StoreAccess",
+    "StoreOperation",
     "derived_secret",
     "frames",
     "new_secret",
@@ -58,7 +58,7 @@ class BrokenFrame(ValueError):
     """What came is no frame of the other side's: changed, repeated, too long, or nothing that has a meaning."""
 
 
-class Operation(IntEnum):
+class StoreOperation(IntEnum):
     """What is asked of the store, and how it answers. Parts of a question are keys, values and decimal numbers."""
 
     SET = 1
@@ -193,17 +193,17 @@ class FrameReader:
         return bodies
 
 
-def pack(operation: Operation, parts: Sequence[bytes]) -> bytes:
+def pack(operation: StoreOperation, parts: Sequence[bytes]) -> bytes:
     """A question or an answer as the body of a frame."""
     sizes = struct.pack(f"!{len(parts)}I", *map(len, parts))
     return b"".join((_START.pack(operation, len(parts)), sizes, *parts))
 
 
-def unpack(body: bytes) -> tuple[Operation, list[bytes]]:
+def unpack(body: bytes) -> tuple[StoreOperation, list[bytes]]:
     """What `pack` was given; `BrokenFrame` for any other body."""
     try:
         number, count = _START.unpack_from(body)
-        operation = Operation(number)
+        operation = StoreOperation(number)
         if count > MAX_PARTS:
             raise BrokenFrame(f"a message of {count} parts")
         sizes = struct.unpack_from(f"!{count}I", body, _START.size)

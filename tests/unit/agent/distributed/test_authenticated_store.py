@@ -12,7 +12,7 @@ from pollux.agent.distributed import rendezvous
 from pollux.agent.distributed.authenticated_store import AuthenticatedStore
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.live import store_channel
-from pollux.wire.live.store_channel import SECRET_VARIABLE, Operation, StoreAccess, pack
+from pollux.wire.live.store_channel import SECRET_VARIABLE, StoreAccess, StoreOperation, pack
 
 MOMENT = datetime.timedelta(milliseconds=20)
 
@@ -78,12 +78,12 @@ def test_a_first_request_may_be_large_and_come_with_the_proof(hosted_store, stor
             answered = line.recv(64, socket.MSG_WAITALL)[:32]
             secret = hosted_store.access.secret
             reader, writer = store_channel.frames(secret, b"replica", asked, answered)
-            request = writer.frame(pack(Operation.SET, [b"large", bytes(size)]))
+            request = writer.frame(pack(StoreOperation.SET, [b"large", bytes(size)]))
             line.sendall(store_channel.proof(secret, b"replica", asked, answered) + request)
             bodies: list[bytes] = []
             while not bodies:
                 bodies = reader.feed(line.recv(1000))
-        assert store_channel.unpack(bodies[0]) == (Operation.DONE, [])
+        assert store_channel.unpack(bodies[0]) == (StoreOperation.DONE, [])
         assert store.get("large") == bytes(size)
 
 
@@ -142,9 +142,9 @@ def test_a_replica_that_says_nonsense_is_left_and_the_others_are_not(hosted_stor
     """Two thousand messages with the right codes and a random meaning; whoever breaks the protocol comes anew."""
     chance = random.Random(3)
     for number in range(2000):
-        operation = chance.choice([*Operation, *range(20)])
+        operation = chance.choice([*StoreOperation, *range(20)])
         parts = [chance.choice([b"", b"n", b"9" * 30, b"-1", b"5", b"[" * 5000]) for _ in range(chance.randrange(4))]
-        body = bytearray(pack(Operation.SET, parts))
+        body = bytearray(pack(StoreOperation.SET, parts))
         body[0] = operation
         if chance.random() < 0.2:
             body[chance.randrange(len(body))] = chance.randrange(256)

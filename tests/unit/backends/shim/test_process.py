@@ -115,7 +115,7 @@ def test_every_launch_has_a_store_of_its_own(shim, monkeypatch):
             self.control.close()
             self.other.close()
 
-    monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", NodeDaemon)
+    monkeypatch.setattr("pollux.backends.shim.store.server.StoreHost", NodeDaemon)
     order = SimpleNamespace(fleet=None)
     first = shim._open_store(order)
     second = shim._open_store(order)
@@ -169,8 +169,8 @@ def test_a_machine_without_room_is_no_fault_of_the_job(shim, order, monkeypatch,
     def fails(*arguments):
         raise error
 
-    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: live)
-    monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", fails)
+    monkeypatch.setattr("pollux.backends.shim.store.server.is_possible", lambda: live)
+    monkeypatch.setattr("pollux.backends.shim.store.server.StoreHost", fails)
     monkeypatch.setattr("pollux.backends.process.launcher.start_replica", fails)
     *_, ended = tell_launch(shim, order)
     assert isinstance(ended, EndedMessage)
@@ -198,7 +198,7 @@ def test_replicas_that_were_started_end_where_others_cannot_be(shim, order, monk
     def no_files():
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: False)
+    monkeypatch.setattr("pollux.backends.shim.store.server.is_possible", lambda: False)
     monkeypatch.setattr("pollux.backends.process.launcher.start_replica", start)
     with monkeypatch.context() as patch:
         patch.setattr("pollux.backends.process.proc.process_table", no_files)
@@ -216,7 +216,7 @@ def test_a_machine_without_processes_costs_the_shim_no_files_and_no_signals(shim
     def fails():
         raise OSError(errno.EAGAIN, "no processes")
 
-    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: live)
+    monkeypatch.setattr("pollux.backends.shim.store.server.is_possible", lambda: live)
     monkeypatch.setattr("os.fork", fails)
     before, masked = open_files(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     for generation in range(3, 8):
@@ -230,8 +230,8 @@ def test_the_meeting_place_of_a_job_that_is_not_live_leaves_no_file_where_nobody
     def fails(*arguments, **options):
         raise OSError(errno.EAGAIN, "no processes")
 
-    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: True)
-    monkeypatch.setattr("pollux.backends.shim.store_server.ListeningStore.fork_host", fails)
+    monkeypatch.setattr("pollux.backends.shim.store.server.is_possible", lambda: True)
+    monkeypatch.setattr("pollux.backends.shim.store.server.ListeningStore.fork_host", fails)
     before = open_files()
     *_, ended = tell_launch(shim, replace(order, live=False))
     assert ended.ended["outcome"] == "refused"
@@ -250,8 +250,8 @@ def test_a_store_that_nobody_came_to_ends_with_the_launch(shim, order, monkeypat
         raise OSError(errno.EAGAIN, "no processes")
 
     host = SimpleNamespace(pid=None, control=control, address="h:1", port=1, variable="h:1 00", close=close)
-    monkeypatch.setattr("pollux.backends.shim.store_server.is_possible", lambda: True)
-    monkeypatch.setattr("pollux.backends.shim.store_server.StoreHost", lambda *arguments: host)
+    monkeypatch.setattr("pollux.backends.shim.store.server.is_possible", lambda: True)
+    monkeypatch.setattr("pollux.backends.shim.store.server.StoreHost", lambda *arguments: host)
     monkeypatch.setattr("pollux.backends.process.launcher.start_replica", fails)
     with other:
         *_, ended = tell_launch(shim, order)

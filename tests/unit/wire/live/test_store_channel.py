@@ -8,8 +8,8 @@ from pollux.wire.live.store_channel import (
     BrokenFrame,
     FrameReader,
     FrameWriter,
-    Operation,
     StoreAccess,
+    StoreOperation,
     derived_secret,
     frames,
     pack,
@@ -72,7 +72,7 @@ def test_both_sides_prove_the_secret_and_neither_can_repeat_what_the_other_said(
 
 def test_messages_are_read_as_they_were_packed():
     for parts in ([], [b""], [b"key", b"value" * 1000], [b"%d" % number for number in range(300)]):
-        assert unpack(pack(Operation.MULTI_SET, parts)) == (Operation.MULTI_SET, parts)
+        assert unpack(pack(StoreOperation.MULTI_SET, parts)) == (StoreOperation.MULTI_SET, parts)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
-from pollux.backends.shim import key_values
-from pollux.backends.shim.key_values import KeyValues, StoreRefusal
+from pollux.backends.shim.store import key_values
+from pollux.backends.shim.store.key_values import KeyValues, StoreRefusal
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The process that hosts the key-value store where replicas meet, so that no replica has to; and the shim's line to it.
 
 The store of a live job serves all its generations: the shim has the host set keys and look for others. Who may speak to
-the host is in `store_peers`; it needs no PyTorch.
+the host is in `peers`; it needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.backends.process import proc
-from pollux.backends.shim.key_values import StoreRefusal
-from pollux.backends.shim.store_peers import StorePeers
+from pollux.backends.shim.store.key_values import StoreRefusal
+from pollux.backends.shim.store.peers import StorePeers
 from pollux.backends.transport.json_lines import LineReader, line_of
 from pollux.wire.live import keys
 from pollux.wire.live.codec import MAX_VALUE_BYTES

@@ -1,4 +1,4 @@
-"""The keys and values of a job's store, and who waits for which of them. Pure: connections are `store_peers`."""
+"""The keys and values of a job's store, and the waiters for keys. Pure: `peers` has the connections."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a `torch.distributed.TCPStore` says to its server, and how it is answered: byte for byte, without a proof.
 
-Scripts that make their process groups themselves meet by it. Who may do so is decided in `store_peers`.
+Scripts that make their process groups themselves meet by it. Who may do so is decided in `peers`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pollux.wire.live.store_channel import MAX_FRAME_BYTES, MAX_PARTS, BrokenFrame, Operation
+from pollux.wire.live.store_channel import MAX_FRAME_BYTES, MAX_PARTS, BrokenFrame, StoreOperation
 
 __all__ = ["CANCEL", "OPENING", "PING", "PlainQuestion", "answer_of", "read_question"]
 
@@ -25,29 +25,29 @@ _SIZE, _INTEGER, _PING = struct.Struct("=Q"), struct.Struct("=q"), struct.Struct
 # Strings of each question; None: a count, and then so many of them.
 _STRINGS = {1: 2, 2: 3, 3: 1, 4: 1, 5: None, 6: None, 7: 0, 8: 1, 9: 2, 10: None, 11: None, 12: 0, 13: 0}
 _OPERATIONS = {
-    1: Operation.SET,
-    2: Operation.COMPARE_SET,
-    3: Operation.GET,
-    4: Operation.ADD,
-    5: Operation.CHECK,
-    6: Operation.WAIT,
-    7: Operation.COUNT,
-    8: Operation.DELETE,
-    9: Operation.APPEND,
-    10: Operation.MULTI_GET,
-    11: Operation.MULTI_SET,
+    1: StoreOperation.SET,
+    2: StoreOperation.COMPARE_SET,
+    3: StoreOperation.GET,
+    4: StoreOperation.ADD,
+    5: StoreOperation.CHECK,
+    6: StoreOperation.WAIT,
+    7: StoreOperation.COUNT,
+    8: StoreOperation.DELETE,
+    9: StoreOperation.APPEND,
+    10: StoreOperation.MULTI_GET,
+    11: StoreOperation.MULTI_SET,
 }
-_SILENT = frozenset({Operation.SET, Operation.APPEND, Operation.MULTI_SET})
-_VECTORS = frozenset({Operation.GET, Operation.COMPARE_SET, Operation.MULTI_GET})
+_SILENT = frozenset({StoreOperation.SET, StoreOperation.APPEND, StoreOperation.MULTI_SET})
+_VECTORS = frozenset({StoreOperation.GET, StoreOperation.COMPARE_SET, StoreOperation.MULTI_GET})
 # Operations whose strings are keys and values in turn; in all others but these each string is a key.
-_IN_TURN = frozenset({Operation.SET, Operation.APPEND, Operation.MULTI_SET})
+_IN_TURN = frozenset({StoreOperation.SET, StoreOperation.APPEND, StoreOperation.MULTI_SET})
 
 
 @dataclass(frozen=True, slots=True)
 class PlainQuestion:
     """A question: what it asks (None: to wait no longer, or `ping`), its parts, and how many bytes it took."""
 
-    operation: Operation | None
+    operation: StoreOperation | None
     parts: list[bytes]
     size: int
     ping: bytes = b""
@@ -71,7 +71,7 @@ def read_question(rest: bytes | bytearray) -> PlainQuestion | None:
             at += _SIZE.size
             if count > MAX_PARTS // 2:
                 raise BrokenFrame(f"a question about {count} keys")
-            count *= 2 if operation is Operation.MULTI_SET else 1
+            count *= 2 if operation is StoreOperation.MULTI_SET else 1
         parts = []
         for _ in range(count):
             (size,) = _SIZE.unpack_from(rest, at)
@@ -82,7 +82,7 @@ def read_question(rest: bytes | bytearray) -> PlainQuestion | None:
                 return None
             parts.append(bytes(rest[at : at + size]))
             at += size
-        if operation is Operation.ADD:
+        if operation is StoreOperation.ADD:
             (amount,) = _INTEGER.unpack_from(rest, at)
             parts.append(b"%d" % amount)
             at += _INTEGER.size
@@ -91,21 +91,21 @@ def read_question(rest: bytes | bytearray) -> PlainQuestion | None:
     return PlainQuestion(operation, _own_keys(operation, parts), at)
 
 
-def _own_keys(operation: Operation, parts: list[bytes]) -> list[bytes]:
+def _own_keys(operation: StoreOperation, parts: list[bytes]) -> list[bytes]:
     """The parts with their keys as everybody else has them: such a client puts a stroke before each."""
-    if operation in (Operation.ADD, Operation.COMPARE_SET):
+    if operation in (StoreOperation.ADD, StoreOperation.COMPARE_SET):
         return [parts[0].removeprefix(b"/"), *parts[1:]]
     step = 2 if operation in _IN_TURN else 1
     return [part.removeprefix(b"/") if number % step == 0 else part for number, part in enumerate(parts)]
 
 
-def answer_of(operation: Operation, parts: Sequence[bytes]) -> bytes:
+def answer_of(operation: StoreOperation, parts: Sequence[bytes]) -> bytes:
     """The answer as such a client reads it; empty where it reads none."""
     if operation in _SILENT:
         return b""
     if operation in _VECTORS:
         return b"".join(_SIZE.pack(len(part)) + part for part in parts)
-    if operation is Operation.WAIT:
+    if operation is StoreOperation.WAIT:
         return b"\0"
     number = int(parts[0])
-    return bytes([0 if number else 1]) if operation is Operation.CHECK else _INTEGER.pack(number)
+    return bytes([0 if number else 1]) if operation is StoreOperation.CHECK else _INTEGER.pack(number)

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pollux.backends.shim import plain_protocol
-from pollux.backends.shim.key_values import KeyValues, StoreRefusal, Waiter
 from pollux.backends.shim.socket_owner import owner_of
+from pollux.backends.shim.store import plain_protocol
+from pollux.backends.shim.store.key_values import KeyValues, StoreRefusal, Waiter
 from pollux.wire.live import store_channel
-from pollux.wire.live.store_channel import BrokenFrame, FrameReader, FrameWriter, Operation
+from pollux.wire.live.store_channel import BrokenFrame, FrameReader, FrameWriter, StoreOperation
 
 __all__ = ["StorePeers"]
 
@@ -139,7 +139,7 @@ class StorePeers:
         """Act on what is due."""
         for peer in [each for each in self._waiting if each.late_at is not None and each.late_at <= now]:
             self._stop_waiting(peer)
-            self._reply(peer, Operation.LATE, ())
+            self._reply(peer, StoreOperation.LATE, ())
         while self._strangers and next(iter(self._strangers)).until <= now:
             peer = next(iter(self._strangers))
             self._refuse(peer, "slow", f"it had not proved itself after {_STRANGER_SECONDS:g} s")
@@ -287,7 +287,7 @@ class StorePeers:
             if peer.waiter is not None:
                 raise BrokenFrame("a question before the last one was answered")
             seconds: float | None = None
-            if operation in (Operation.GET, Operation.MULTI_GET, Operation.WAIT):
+            if operation in (StoreOperation.GET, StoreOperation.MULTI_GET, StoreOperation.WAIT):
                 seconds = _seconds(parts)
             self._answer(peer, operation, parts, seconds)
 
@@ -308,9 +308,9 @@ class StorePeers:
                 self._stop_waiting(peer)
                 self._send(peer, plain_protocol.CANCEL)
 
-    def _answer(self, peer: _Peer, operation: Operation, parts: list[bytes], seconds: float | None) -> None:
+    def _answer(self, peer: _Peer, operation: StoreOperation, parts: list[bytes], seconds: float | None) -> None:
         """Do what was asked; whoever asks for keys that are not there waits for them, so long at most."""
-        waits = operation in (Operation.GET, Operation.MULTI_GET, Operation.WAIT)
+        waits = operation in (StoreOperation.GET, StoreOperation.MULTI_GET, StoreOperation.WAIT)
         try:
             if waits and not self.values.has(parts):
                 peer.waiter = self.values.wait(parts, lambda: self._found(peer, operation, parts))
@@ -321,33 +321,33 @@ class StorePeers:
         except StoreRefusal as error:
             if peer.writer is None:
                 raise BrokenFrame(str(error)) from None
-            self._send(peer, peer.writer.frame(store_channel.pack(Operation.REFUSED, [str(error).encode()])))
+            self._send(peer, peer.writer.frame(store_channel.pack(StoreOperation.REFUSED, [str(error).encode()])))
         except (ValueError, IndexError) as error:
             raise BrokenFrame(f"a question without a meaning: {error}"[:200]) from None
 
-    def _do(self, operation: Operation, parts: Sequence[bytes]) -> list[bytes]:
+    def _do(self, operation: StoreOperation, parts: Sequence[bytes]) -> list[bytes]:
         values = self.values
         match operation:
-            case Operation.SET | Operation.MULTI_SET:
+            case StoreOperation.SET | StoreOperation.MULTI_SET:
                 for key, value in zip(parts[::2], parts[1::2], strict=True):
                     values.set(key, value)
-            case Operation.GET | Operation.MULTI_GET:
+            case StoreOperation.GET | StoreOperation.MULTI_GET:
                 return [values.get(key) or b"" for key in parts]
-            case Operation.ADD:
+            case StoreOperation.ADD:
                 return [b"%d" % values.add(parts[0], int(parts[1]))]
-            case Operation.CHECK:
+            case StoreOperation.CHECK:
                 return [b"%d" % values.has(parts)]
-            case Operation.COMPARE_SET:
+            case StoreOperation.COMPARE_SET:
                 return [values.compare_set(parts[0], parts[1], parts[2])]
-            case Operation.DELETE:
+            case StoreOperation.DELETE:
                 return [b"%d" % values.delete(parts[0])]
-            case Operation.COUNT:
+            case StoreOperation.COUNT:
                 return [b"%d" % len(values)]
-            case Operation.APPEND:
+            case StoreOperation.APPEND:
                 values.append(parts[0], parts[1])
         return []
 
-    def _found(self, peer: _Peer, operation: Operation, parts: list[bytes]) -> None:
+    def _found(self, peer: _Peer, operation: StoreOperation, parts: list[bytes]) -> None:
         self._stop_waiting(peer)
         self._reply(peer, operation, self._do(operation, parts))
 
@@ -357,11 +357,11 @@ class StorePeers:
             self.values.forget(peer.waiter)
             peer.waiter = peer.late_at = None
 
-    def _reply(self, peer: _Peer, operation: Operation, parts: Sequence[bytes]) -> None:
+    def _reply(self, peer: _Peer, operation: StoreOperation, parts: Sequence[bytes]) -> None:
         if peer.writer is None:
             self._send(peer, plain_protocol.answer_of(operation, parts))
             return
-        done = operation if operation is Operation.LATE else Operation.DONE
+        done = operation if operation is StoreOperation.LATE else StoreOperation.DONE
         try:
             self._send(peer, peer.writer.frame(store_channel.pack(done, parts)))
         except BrokenFrame as error:
