@@ -1,4 +1,4 @@
-"""What a backend must do: start and stop the replicas of a job's generation, and say what happened to them."""
+"""What a backend must do: start and stop the replicas of a job's generation, and report what happened to them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 Outcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost", "refused"]
-"""How a generation ended: by itself, well or not; for lack of memory; because it was told to; with its node or shim.
+"""How a generation ended. `succeeded` and `crashed`: by itself. `stopped`: on an order. `lost`: with its node or shim.
 
-`refused`: it never began, since its places cannot be had: an engine lends them to others, or a node has just gone."""
+`refused`: it never started, because its GPUs are not available: the engine lent them to others, or a node has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Launch:
     """Replicas of one job and generation: one process per GPU of the placement, all with the same command.
 
     `env` is added to the service's own environment; the backend adds torchrun's variables. Memory and CPUs are per
-    GPU, 0 for not counted. `grace_seconds` lie between SIGTERM and SIGKILL. `live`: its replicas may change while they
-    run, and get what they need for it.
+    GPU; 0 means no limit. `grace_seconds` pass between SIGTERM and SIGKILL. `live`: replicas can join and leave while
+    the job runs.
     """
 
     job_id: str
@@ -64,17 +64,18 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class BackendEvent:
-    """Root of what backends tell; `at` in seconds since 1970."""
+    """Base class of the events that a backend reports; `at` in seconds since 1970."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicasStarted(BackendEvent):
-    """All replicas of a generation are processes now; after a `resize`, all have taken their first step in it.
+    """All replicas of a generation are processes now; after a live resize, all have taken their first step in it.
 
-    `pause_seconds` is then how long training paused for it, and `kind` what it was ("grow", "shrink", "move",
-    "recover"); None and empty for a start, or where nobody said. The scheduler hears of such a pause in no other way.
+    For a live resize `pause_seconds` says how long training paused, and `kind` is "grow", "shrink", "move" or
+    "recover". Both are None and empty for a start, and where the replicas did not report the pause. The scheduler
+    learns the pause from this event only.
     """
 
     job_id: str
@@ -85,11 +86,11 @@ class ReplicasStarted(BackendEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReplicasLost(BackendEvent):
-    """These replicas of a generation are gone, or never came; the others wait to go on at `remaining` without them.
+    """These replicas of a generation have ended, or never started; the others wait, and can go on at `remaining`.
 
-    Answered by a `resize` to that placement or by a `stop`; without an answer within seconds the generation ends.
-    `refused`: nobody is gone, the others train on and wait for nobody; those that were to join have no places.
-    `withdrawn`: the same, where they had places and did not come; it is answered as a loss is.
+    The answer is a `resize` to that placement or a `stop`; without an answer within seconds the generation ends.
+    `refused`: no replica has ended and none waits, but there are no GPUs for the replicas that were to join.
+    `withdrawn`: the replicas that were to join had GPUs and did not start; the answer is the same as to a loss.
     """
 
     job_id: str
@@ -103,7 +104,7 @@ class ReplicasLost(BackendEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReplicasEnded(BackendEvent):
-    """No process of this generation is left; `detail` is one line for people, with the log's end where it helps."""
+    """No process of this generation is left; `detail` is one line for people, with the end of the log if it helps."""
 
     job_id: str
     generation: int
@@ -121,21 +122,21 @@ class NodeUp(BackendEvent):
 
 @dataclass(frozen=True, slots=True)
 class NodeDown(BackendEvent):
-    """A node is gone, with whatever ran there."""
+    """A node is gone, and everything that ran there has ended."""
 
     node_id: str
 
 
 Listener = Callable[[BackendEvent], None]
-"""Called from any thread, returns at once."""
+"""Takes an event. It is called from any thread, and returns at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a backend has of one job: the newest generation it was given.
+    """The newest generation of one job that a backend was given.
 
-    `waiting`: accepted, its GPUs are not free yet; `running`: has processes; `stopping`: told to end;
-    `ended`: no process left, `ended` tells how, kept until `forget`.
+    `waiting`: accepted, but its GPUs are not free yet; `running`: has processes; `stopping`: was told to end;
+    `ended`: no process is left. The field `ended` says how it ended; it is kept until `forget`.
     """
 
     job_id: str
@@ -146,7 +147,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """A piece of one replica's log and the offset after it; `at_end`: there is no more now."""
+    """A piece of one replica's log and the offset after it; `at_end`: nothing more has been written yet."""
 
     text: str
     offset: int
@@ -157,7 +158,7 @@ class BackendCapabilities(Protocol):
     """What a backend may declare beyond starting and stopping replicas. Backends inherit the defaults from here."""
 
     options_class: ClassVar[type | None] = None
-    """The frozen dataclass whose fields the constructor takes as keywords beside those that it names; None for none."""
+    """The frozen dataclass whose fields the constructor takes as further keywords; None where there are no further."""
 
     @property
     def head(self) -> str | None:
@@ -166,36 +167,36 @@ class BackendCapabilities(Protocol):
 
     @property
     def false_alarms(self) -> int | None:
-        """How often a node or replica that was given up gave a sign of life later; None where that is not counted."""
+        """How many nodes or replicas answered after they had been given up; None where that is not counted."""
         return None
 
     @property
     def notice_seconds(self) -> float | None:
-        """How long before its end a node is left, so that jobs save; None where nodes have no known end."""
+        """How long before its end jobs leave a node, to have time to save; None where nodes have no known end."""
         return None
 
     @property
     def taken_back_seconds(self) -> float | None:
-        """Notice that the engine gives before it kills what runs on a node; None where that is not known."""
+        """The notice that the engine gives before it kills the processes on a node; None where that is not known."""
         return None
 
     def warnings(self) -> tuple[str, ...]:
-        """What is degraded now, a sentence each; returns at once."""
+        """One sentence for each thing that does not work fully now; returns at once."""
         return ()
 
     def refuses(self, folders: Sequence[str]) -> str:
-        """Why a job with these folders cannot run on the nodes, with the remedy; empty where it can or may.
+        """Why a job with these folders cannot run on the nodes, with the remedy; empty where no reason is known.
 
-        The first folder is only read, the others are written to. May take seconds.
+        The job only reads the first folder, and writes to the others. The check may take seconds.
         """
         return ""
 
     def reports_go_to(self, url: str) -> None:
-        """Hear which URL agents on the nodes report to, to warn about nodes that cannot reach it."""
+        """Note the URL that agents on the nodes report to, and warn about nodes that cannot reach it."""
         return
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """Hear how many nodes would be used, `awaited` by a job that has none; backends that cannot scale ignore it."""
+        """Note how many nodes could be used, `awaited` by a job without GPUs; most backends ignore this."""
         return
 
     @classmethod
@@ -205,15 +206,15 @@ class BackendCapabilities(Protocol):
 
     @classmethod
     def preview(cls, home: Path, **options: Any) -> str:
-        """Exactly what a backend with these options would ask its engine for; empty where there is no engine."""
+        """The exact request that a backend with these options would send to its engine; empty without an engine."""
         return ""
 
 
 class Backend(BackendCapabilities, Protocol):
-    """Seven small methods beside start and close. All are idempotent and return without waiting for processes.
+    """Starts, resizes and stops jobs. All methods are idempotent and return without waiting for processes.
 
-    Two attributes say what a change of a running job's replicas costs before it has reported one, in seconds:
-    `restart_seconds` by ending and starting them, `live_seconds` in living processes.
+    Two attributes give the expected cost of a resize in seconds, for jobs that have not reported one yet:
+    `restart_seconds` for a restart, `live_seconds` for a live resize.
     """
 
     restart_seconds: float
@@ -225,35 +226,35 @@ class Backend(BackendCapabilities, Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Whether it does what it is asked; where not, the service says that it is not ready."""
+        """Whether the backend can do its work; where it cannot, the service reports that it is not ready."""
 
     def start(self, listener: Listener) -> None:
-        """Begin: find what still runs from before, and tell the listener of everything that happens from now on."""
+        """Find the jobs that an earlier service left running, and call the listener for every event from now on."""
 
     def inventory(self) -> tuple[Node, ...]:
-        """The nodes there are now."""
+        """The nodes that jobs can be placed on now."""
 
     def submit(self, launch: Launch) -> None:
-        """Start replicas once the earlier generation is gone and the GPUs are free; known (job, generation): no-op."""
+        """Start replicas once the earlier generation has ended and GPUs are free; known (job, generation): no-op."""
 
     def resize(self, launch: Launch) -> None:
-        """Bring a running job to another placement, as a new generation, in its living processes where that can be.
+        """Bring a running job to another placement, as a new generation: by a live resize where that is possible.
 
-        Where it cannot, or fails on the way: as `stop` of what runs and `submit` of the launch would, or the generation
-        ends as `lost`. Known (job, generation): no-op.
+        Otherwise the backend stops the job and submits the launch. A live resize that fails may also end the generation
+        as `lost`. Known (job, generation): no-op.
         """
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
         """End all replicas of the job up to and including that generation; unknown or ended: no-op."""
 
     def running(self) -> tuple[Running, ...]:
-        """Everything it has that was not forgotten."""
+        """Every job that the backend knows and that was not forgotten."""
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
         """A piece of a replica's log over all generations, from `offset` on; a negative offset counts from the end."""
 
     def forget(self, job_id: str) -> None:
-        """Drop what is kept of an ended job, but not its logs."""
+        """Remove the records of an ended job, but not its logs."""
 
     def close(self) -> None:
-        """Let go; replicas keep running where the backend can find them again."""
+        """Release threads and files; replicas keep running where the backend can find them again."""

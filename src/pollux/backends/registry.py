@@ -29,11 +29,7 @@ def names() -> tuple[str, ...]:
 
 def load(name: str) -> type[Any]:
     """The class of a backend; UnknownName for a name that is not registered."""
-    target = _REGISTRY.get(name)
-    if target is None:
-        raise UnknownName("backend", name, _REGISTRY)
-    module, _, attribute = target.partition(":")
-    return cast(type[Any], getattr(importlib.import_module(module), attribute))
+    return cast(type[Any], getattr(_module(name), _REGISTRY[name].partition(":")[2]))
 
 
 def options(name: str) -> frozenset[str]:
@@ -42,7 +38,7 @@ def options(name: str) -> frozenset[str]:
 
 
 def option_kinds(name: str) -> Mapping[str, str]:
-    """The options that a backend takes, each with its type as the class has it."""
+    """The options that a backend takes, each with its type as written in the source."""
     backend = load(name)
     named = [each for each in inspect.signature(backend).parameters.values() if each.kind is not each.VAR_KEYWORD]
     more = fields(backend.options_class) if backend.options_class else ()
@@ -50,7 +46,7 @@ def option_kinds(name: str) -> Mapping[str, str]:
 
 
 def create(name: str, **given: object) -> Backend:
-    """A backend by name, with the options its class takes; InvalidInput for others, or where it cannot work here."""
+    """A backend by name; InvalidInput for options that it does not have, or where it cannot work on this machine."""
     missing = available(name)
     if missing is not None:
         raise InvalidInput(f"backend '{name}' cannot be used here: {missing}")
@@ -66,23 +62,19 @@ def head_of(name: str, given: Mapping[str, object]) -> str | None:
 
 
 def summary(name: str) -> str:
-    """The first line of what a backend's module says of itself."""
-    _check(name)
-    module = importlib.import_module(_REGISTRY[name].partition(":")[0])
-    return (module.__doc__ or "").strip().splitlines()[0]
+    """The first line of the docstring of a backend's module."""
+    return (_module(name).__doc__ or "").strip().splitlines()[0]
 
 
 def available(name: str) -> str | None:
     """What is missing for a backend on this machine, and how to get it; None where it can be used."""
-    _check(name)
     if name == "local" and not sys.platform.startswith("linux"):
         return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"
-    if name in ("ray", "slurm"):
-        module = importlib.import_module(_REGISTRY[name].partition(":")[0])
-        return str(said) if (said := module.missing()) else None
-    return None
+    module = _module(name)
+    return str(said) if name in ("ray", "slurm") and (said := module.missing()) else None
 
 
-def _check(name: str) -> None:
+def _module(name: str) -> Any:
     if name not in _REGISTRY:
         raise UnknownName("backend", name, _REGISTRY)
+    return importlib.import_module(_REGISTRY[name].partition(":")[0])

@@ -1,6 +1,6 @@
-"""Engines that lend nodes: what is asked of them, and books for those whose nodes are wholly ours.
+"""The interface of an engine that lends nodes, and a provider that hands out the slots of nodes it has to itself.
 
-What runs on lent nodes is started by jobs' shims through the nodes' hosts (`daemon`), not by the engine.
+The shims of jobs start replicas on lent nodes through the node daemons there, not through the engine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["LentNode", "NodeProvider", "PooledNodeProvider"]
 
 @dataclass(frozen=True, slots=True)
 class LentNode:
-    """A node whose host is up. `address`: where the host listens; `gpus`: the device index behind each of its places.
+    """A node whose daemon is up. `address`: where the daemon listens; `gpus`: the device index behind each slot.
 
-    `gpus` is empty where places are CPU slots.
+    `gpus` is empty for CPU slots.
     """
 
     node: Node
@@ -29,58 +29,65 @@ class LentNode:
 
 
 class NodeProvider(Protocol):
-    """An engine that lends nodes. All methods may be called from any thread and return at once.
+    """An engine that lends nodes. Providers inherit the methods that have a body here.
 
-    Whatever takes time is done in the provider's own thread. A place is a number from 0 to the node's GPUs less one.
+    All methods may be called from any thread and return at once: slow work is done in the provider's own thread. A
+    place is the number of a slot on its node, from 0.
     """
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Begin, and find what was lent before; `changed` is called when `hosts`, `held` or `refusal` may differ.
+        """Find the nodes that were lent before; call `changed` when `hosts`, `held` or `refusal` may differ.
 
-        `secret` is what hosts are given, `head` the address by which nodes reach the service's machine.
+        Node daemons are given the `secret`; nodes reach the service's machine at the address `head`.
         """
 
     def hosts(self) -> tuple[LentNode, ...]:
-        """Nodes whose host is up, also those that are being left. Cached: asked often."""
+        """Nodes whose daemon is up, with those that are being taken back. Cached, since it is asked often."""
 
     def leaving(self) -> Mapping[str, str]:
-        """Those of them that the engine takes back, with why: nothing is placed there, and what runs may save."""
+        """Nodes that the engine takes back, each with the reason: no job is placed there, and jobs there save."""
+        return {}
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
-        """So many places by node shall be the job's, counting those it holds; never takes one away."""
+        """Give the job this many places on each node, counting those it holds; no place is taken away."""
 
     def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """These places are in use by a job found running: they are its own from now on, as if `ask` had given them."""
+        """Note that a job found running uses these places; they are its own as if `ask` had given them."""
 
     def held(self, job_id: str) -> Mapping[str, tuple[int, ...]]:
         """The places that the job holds now, by node."""
 
     def refusal(self, job_id: str) -> str:
-        """Why what was asked last for the job cannot be had, for people; empty while it may come."""
+        """Why the job cannot get what was asked for it last, for people; empty while it may still get it."""
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """The job needs these no more; those it does not hold do not matter."""
+        """Free these places of the job; those that it does not hold are ignored."""
 
     def check_node(self, node: str) -> None:
-        """A job has heard that this node is taken back: look soon."""
+        """Look at this node soon: a job has been told that the engine takes it back."""
+        return
 
     def release_silent(self, silent: Collection[LentNode]) -> None:
-        """These have not answered for long, and all others do: what is held there without work may go back."""
+        """Give back what is held without work on these nodes: they have been silent for long, and all others answer."""
+        return
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """How many nodes would be used, `awaited` by a job that has none; an engine that cannot scale does nothing."""
+        """Note how many nodes could be used, `awaited` by a job without GPUs, for engines that scale."""
+        return
 
     def warnings(self) -> tuple[str, ...]:
-        """What is degraded now, a sentence each."""
+        """One sentence for each thing that does not work fully now."""
+        return ()
 
     def close(self) -> None:
-        """Let go; what was lent stays where a new object can find it."""
+        """Release threads and files; what was lent stays where a new object can find it."""
+        return
 
 
-class PooledNodeProvider:
-    """Books for an engine whose nodes are wholly ours: places are given from a table for each node.
+class PooledNodeProvider(NodeProvider):
+    """Hands out places of nodes that no one else uses, from a table for each node.
 
-    A subclass calls `offer` with all its nodes whenever they may have changed, and fills in `start` and `close`.
+    A subclass calls `offer` with all its nodes whenever they may have changed, and extends `start` and `close`.
     """
 
     def __init__(self) -> None:
@@ -90,16 +97,16 @@ class PooledNodeProvider:
         self._tables: dict[str, SlotTable] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
         self._wanted: dict[str, dict[str, int]] = {}
-        self._changed: Callable[[], None] = _nothing
+        self._changed: Callable[[], None] = lambda: None
         self.secret = b""
         self.head = "127.0.0.1"
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Keep what hosts are to be told; a subclass then looks for its nodes."""
+        """Keep what node daemons are to be told; a subclass then looks for its nodes."""
         self.secret, self.head, self._changed = secret, head, changed
 
     def offer(self, hosts: Iterable[LentNode]) -> None:
-        """These are all nodes now. What a job holds on a node that is gone stays noted until the job drops it."""
+        """Replace the nodes by these. Places that a job holds on a node that is gone stay noted until it drops them."""
         with self._books:
             new = tuple(hosts)
             if new == self._hosts:
@@ -116,12 +123,8 @@ class PooledNodeProvider:
         """The nodes that were offered."""
         return self._hosts
 
-    def leaving(self) -> Mapping[str, str]:
-        """None: nobody takes them back."""
-        return {}
-
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
-        """Give them as soon as they are free."""
+        """Give the places as soon as they are free."""
         with self._books:
             if wanted:
                 self._wanted[job_id] = dict(wanted)
@@ -132,7 +135,7 @@ class PooledNodeProvider:
             self._changed()
 
     def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Note what is in use, also on nodes that have not been seen yet."""
+        """Note the places as held, also on nodes that have not been offered yet."""
         with self._books:
             held = self._held.setdefault(job_id, {})
             for node, numbers in places.items():
@@ -141,12 +144,12 @@ class PooledNodeProvider:
                 held[node] = (*held.get(node, ()), *new)
 
     def held(self, job_id: str) -> Mapping[str, tuple[int, ...]]:
-        """As the books say."""
+        """The places that the job was given and has not dropped."""
         with self._books:
             return dict(self._held.get(job_id, {}))
 
     def refusal(self, job_id: str) -> str:
-        """A node that is not there, or is too small, cannot give anything."""
+        """That a node is gone, or is too small."""
         with self._books:
             for node, number in self._wanted.get(job_id, {}).items():
                 if node not in self._sizes:
@@ -156,7 +159,7 @@ class PooledNodeProvider:
         return ""
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Free them, and give them to whoever waits."""
+        """Free the places, and give them to jobs that wait."""
         with self._books:
             held, wanted = self._held.get(job_id, {}), self._wanted.get(job_id, {})
             for node, numbers in places.items():
@@ -164,7 +167,7 @@ class PooledNodeProvider:
                 if mine:
                     self._tables[node].release(mine)
                     held[node] = tuple(number for number in held[node] if number not in mine)
-                # What was dropped must not be given back at once.
+                # The job must not get back at once what it has just dropped.
                 wanted[node] = min(wanted.get(node, 0), len(held.get(node, ())))
                 for known in (held, wanted):
                     if not known.get(node):
@@ -176,39 +179,23 @@ class PooledNodeProvider:
             self.serve_all()
         self._changed()
 
-    def check_node(self, node: str) -> None:
-        """Nothing: nobody takes them back."""
-
-    def release_silent(self, silent: Collection[LentNode]) -> None:
-        """Nothing: there is nobody to give it to."""
-
-    def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """Nothing: this one has the nodes that it has."""
-
-    def warnings(self) -> tuple[str, ...]:
-        """None."""
-        return ()
-
-    def close(self) -> None:
-        """Let go."""
-
     def nodes_in_use(self) -> set[str]:
-        """Nodes of which jobs hold places."""
+        """Nodes on which jobs hold places."""
         with self._books:
             return {node for held in self._held.values() for node, places in held.items() if places}
 
     def serve_all(self) -> bool:
-        """Give every job what is free of what it wants; whether anything was given."""
+        """Give every job the wanted places that are free; whether any were given."""
         with self._books:
             served = [self._serve(job_id) for job_id in [*self._wanted]]
             return any(served)
 
     def _giving(self) -> Container[str]:
-        """The nodes that can give something now."""
+        """The nodes whose places can be given now."""
         return self._sizes
 
     def _serve(self, job_id: str) -> bool:
-        """Give a job what is free of what it wants."""
+        """Give a job the wanted places that are free; whether any were given."""
         there = self._giving()
         held = self._held.setdefault(job_id, {})
         changed = False
@@ -220,7 +207,3 @@ class PooledNodeProvider:
         if not held:
             del self._held[job_id]
         return changed
-
-
-def _nothing() -> None:
-    """Until somebody wants to know."""

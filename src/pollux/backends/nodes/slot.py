@@ -1,4 +1,4 @@
-"""The place of one replica: a device of a node. Records and messages hold its name."""
+"""A slot: the device of a node that one replica has. Records and messages contain its name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _GONE = "gone:"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
-    """Device number `index` of a node; the node of a slot of this machine has no name.
+    """Device number `index` of a node. The node is empty for a slot of this machine.
 
-    Its name is `3` on this machine and `n1/3` elsewhere. A slot that must not be used, or cannot be had, is `gone`: it
-    is on no node that there is, and its name is `gone:n1/3`.
+    The name of a slot is `3` on this machine and `n1/3` on node n1. A slot that is not available is marked as gone: its
+    node does not exist, and its name is `gone:n1/3`.
     """
 
     node: str
@@ -32,20 +32,20 @@ class Slot:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it must not be used, or cannot be had."""
+        """Whether the slot is not available."""
         return self.node.startswith(_GONE)
 
     @property
     def real_node(self) -> str:
-        """The node that it is on, or would be on if it were not gone."""
+        """The node of the slot, also where the slot is marked as gone."""
         return self.node.removeprefix(_GONE)
 
     @property
     def gone(self) -> Slot:
-        """The same slot as one that must not be used."""
+        """The same slot, marked as gone."""
         return Slot(f"{_GONE}{self.real_node}", self.index)
 
 
 def read_slots(names: Iterable[object]) -> tuple[Slot, ...]:
-    """The slots of these names, without what is no slot's name."""
+    """The slots of these names; names that no slot can have are left out."""
     return tuple(Slot.read(name) for name in map(str, names) if name.rpartition("/")[2].isdigit())

@@ -9,7 +9,7 @@ __all__ = ["SlotTable"]
 
 
 class SlotTable:
-    """Places 0 to `count` − 1; those given out lie together where they can."""
+    """Places 0 to `count` − 1; a job gets neighbouring places where possible."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -17,11 +17,11 @@ class SlotTable:
 
     @property
     def free(self) -> list[int]:
-        """Places that nobody holds, in order."""
+        """Places that no job holds, in order."""
         return [place for place in range(self.count) if not self._held[place]]
 
     def allocate(self, number: int) -> tuple[int, ...] | None:
-        """That many places, neighbours where there are some, now held; None where there are too few."""
+        """Hold and return that many places, neighbours where possible; None where too few are free."""
         free = self.free
         if len(free) < number:
             return None
@@ -31,9 +31,9 @@ class SlotTable:
         return tuple(chosen)
 
     def mark_held(self, places: Iterable[int]) -> None:
-        """Note what is held already: free again once everyone who holds it has let go."""
+        """Note that a job holds these places; a place is free once each of its holders has released it."""
         self._held.update(places)
 
     def release(self, places: Iterable[int]) -> None:
-        """Free again."""
+        """Free these places."""
         self._held.subtract(places)

@@ -1,4 +1,4 @@
-"""How processes of one cluster talk: authenticated channels, and questions with one answer.
+"""Connections between the processes of a cluster: authenticated channels, and questions with one answer.
 
 Runs in the service, in shims and on nodes. Imports no other part of the room.
 """

@@ -1,8 +1,7 @@
-"""Messages between a shim and what runs its replicas on another machine: authentic, each once, in order.
+"""Messages between a shim and the job runner on another machine: authenticated, each delivered once, in order.
 
-A connection may break and another take its place; what was not confirmed is sent again. Lines of JSON, no pickle; each
-carries a code that only holders of the secret can make. What the messages mean is not known here: they are those of
-`pollux.wire.live.node_messages`.
+When a connection breaks, the next one sends again what was not confirmed. Messages are lines of JSON, never pickle, and
+each line starts with a code that only holders of the secret can make. `wire.live.node_messages` defines the messages.
 """
 
 from __future__ import annotations
@@ -26,17 +25,16 @@ from pollux.wire.live.codec import MalformedValue, encode_tagged
 __all__ = ["VERSION", "Channel", "SecureLine", "answer", "challenge", "check", "clock", "proof"]
 
 VERSION = 2
-"""Of the messages; both sides must have the same."""
+"""The version of the messages; both sides must have the same."""
 
 _MAX_LINE_BYTES = 64 << 20
 _MAX_STRANGER_BYTES = 64 << 10
 _CODE_LENGTH = 32
-_Side = str
 _Heard = TypeVar("_Heard")
 
 
 def clock() -> float:
-    """Seconds that also count while the machine sleeps, as a lease must."""
+    """Monotonic seconds that go on while the machine sleeps, as a lease must."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -45,17 +43,17 @@ def _code(key: bytes, *parts: bytes) -> str:
 
 
 def challenge() -> str:
-    """A number that nobody has used before."""
+    """A random number that has not been used before."""
     return secrets.token_hex(16)
 
 
-def proof(secret: bytes, side: _Side, theirs: str, ours: str, request: str) -> str:
-    """What only a holder of the secret can say to a challenge; `request` is bound to it."""
+def proof(secret: bytes, side: str, theirs: str, ours: str, request: str) -> str:
+    """The answer to a challenge that only a holder of the secret can give; it covers the `request` too."""
     return _code(secret, side.encode(), theirs.encode(), ours.encode(), request.encode())
 
 
 def answer(secret: bytes, line: SecureLine, hello: Any, request: Mapping[str, Any]) -> str:
-    """The caller's side, having heard the hello: prove who we are and say what we want; our own challenge."""
+    """The caller's side: answer the daemon's hello with a proof and the request; returns the caller's challenge."""
     if not isinstance(hello, Mapping) or hello.get("version") != VERSION or not isinstance(hello.get("nonce"), str):
         raise BackendFailed(f"the host at {line.where} speaks another version ({hello!r:.80}): install the same Pollux")
     ours, theirs, text = challenge(), str(hello["nonce"]), json.dumps(request)
@@ -65,7 +63,7 @@ def answer(secret: bytes, line: SecureLine, hello: Any, request: Mapping[str, An
 
 
 def check(secret: bytes, line: SecureLine, nonce: str, said: Any) -> dict[str, Any]:
-    """The host's side: what a caller wants that has proved who it is; BackendFailed for anyone else."""
+    """The daemon's side: the request of a caller that knows the secret; BackendFailed for any other caller."""
     try:
         text, theirs = str(said["request"]), str(said["nonce"])
         good = hmac.compare_digest(str(said["proof"]), proof(secret, "shim", nonce, theirs, text))
@@ -79,7 +77,7 @@ def check(secret: bytes, line: SecureLine, nonce: str, said: Any) -> dict[str, A
 
 
 class SecureLine:
-    """One connection: values in, values out, nothing waits. Once it is `secure`, what is not authentic ends it."""
+    """A connection that sends and receives values without waiting. Once `secure`, a line with a wrong code ends it."""
 
     def __init__(self, peer: socket.socket, where: str = "") -> None:
         peer.setblocking(False)
@@ -94,18 +92,18 @@ class SecureLine:
         self._reader = LineReader(peer, _MAX_STRANGER_BYTES)
         self._out = bytearray()
 
-    def secure(self, key: bytes, side: _Side) -> None:
-        """From here on every line carries a code; `side` is ours."""
+    def secure(self, key: bytes, side: str) -> None:
+        """Add a code to each line from now on, and check those that come; `side` is ours."""
         self._key = key
         self._reader.max_bytes = _MAX_LINE_BYTES
         self._sides = (b"shim", b"host") if side == "shim" else (b"host", b"shim")
 
     def identity(self) -> dict[str, Any]:
-        """What another process needs to go on with this connection right after `secure`."""
+        """What another process needs to take over this connection right after `secure`."""
         return {"key": self._key.decode(), "where": self.where}
 
     def put(self, value: Any) -> None:
-        """Send, as far as the other side takes it now."""
+        """Send a value, as much of it as the socket takes now."""
         payload = json.dumps(value).encode()
         if self._key:
             code = _code(self._key, self._sides[0], str(self._counts[0]).encode(), payload)
@@ -116,11 +114,11 @@ class SecureLine:
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether something still has to be sent."""
+        """Whether some bytes are not sent yet."""
         return bool(self._out) and not self.broken
 
     def flush(self) -> None:
-        """Send what is left."""
+        """Send the bytes that are left, as many as the socket takes now."""
         while self._out and not self.broken:
             try:
                 sent = self.peer.send(self._out[: 1 << 18])
@@ -132,7 +130,7 @@ class SecureLine:
             del self._out[:sent]
 
     def get(self) -> list[Any]:
-        """What came since the last time; see `broken` for whether more can come."""
+        """The values that came since the last call; `broken` says whether more can come."""
         lines = self._reader.lines()
         if lines is None:
             self.broken = True
@@ -156,17 +154,17 @@ class SecureLine:
         return json.loads(line)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         self.broken = True
         self.peer.close()
 
 
 class Channel(Generic[_Heard]):
-    """Numbered messages over one `line` after another; None while there is none.
+    """Numbered messages over one connection after another; `line` is None while there is no connection.
 
-    `decode` makes a message of a text; one that it calls malformed is refused, with a line on the error stream. `seen`
-    is the last number that came. `confirmed_at` is when the newest message that the other side has confirmed was sent:
-    so long ago at most it heard from us.
+    `decode` makes a message of a text; a malformed one is dropped, with a line on the error stream. `seen` is the
+    number of the last message that came. `confirmed_at` is when the newest confirmed message was sent: the other side
+    has heard from us at that time or later.
     """
 
     def __init__(self, decode: Callable[[str], _Heard]) -> None:
@@ -180,7 +178,7 @@ class Channel(Generic[_Heard]):
         self._kept: collections.deque[tuple[int, float, str]] = collections.deque()
 
     def attach(self, line: SecureLine, seen: int) -> None:
-        """Go on over this line; the other side has `seen` so much."""
+        """Use this connection from now on; the other side has `seen` messages up to this number."""
         self.line = line
         self._confirm(seen)
         for number, _, text in self._kept:
@@ -188,13 +186,13 @@ class Channel(Generic[_Heard]):
         self.confirm()
 
     def detach(self) -> None:
-        """The line is no more."""
+        """Close the connection; messages are kept until the next one."""
         if self.line is not None:
             self.line.close()
             self.line = None
 
     def send(self, message: object) -> None:
-        """Have it arrive, now or over the next line."""
+        """Send a message over this connection, or over the next one."""
         text = encode_tagged(message)
         self._number += 1
         self.unconfirmed_bytes += len(text)
@@ -203,17 +201,17 @@ class Channel(Generic[_Heard]):
             self.line.put([self._number, text])
 
     def confirm(self) -> None:
-        """Tell what has come so far."""
+        """Tell the other side the number of the last message that came."""
         if self.line is not None:
             self.line.put([0, self.seen])
             self._unheard = 0
 
     def receive(self) -> list[_Heard]:
-        """Messages that came and were not known yet."""
+        """New messages that came over the connection."""
         return [] if self.line is None else self.take(self.line.get())
 
     def take(self, values: Iterable[Any]) -> list[_Heard]:
-        """The same of values that were read from its line by others."""
+        """New messages among these values, which the caller has read from the connection."""
         fresh = []
         for value in values:
             try:
@@ -226,7 +224,7 @@ class Channel(Generic[_Heard]):
         return fresh
 
     def _read(self, value: Any) -> list[_Heard]:
-        """The message in a value, unless it is known already or only confirms what we sent."""
+        """The message in a value; none where it came before, or where the value confirms messages of ours."""
         match value:
             case [0, int() as seen]:
                 self._confirm(seen)

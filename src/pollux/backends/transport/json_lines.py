@@ -1,4 +1,4 @@
-"""Lines over a socket, each of them a JSON value: reading them with a bound on their length."""
+"""Reads lines of JSON from a socket, with a limit on their length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def line_of(value: Any) -> bytes:
 
 
 class LineReader:
-    """Cuts what comes over a socket into lines of at most `max_bytes`."""
+    """Splits the bytes of a socket into lines of at most `max_bytes`."""
 
     def __init__(self, peer: socket.socket, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -25,7 +25,7 @@ class LineReader:
         self._rest = b""
 
     def lines(self) -> list[bytes] | None:
-        """The whole lines that came, one read's worth; None once the other side is gone, or a line is too long."""
+        """The whole lines of one read; None once the other side has closed the socket, or a line is too long."""
         try:
             piece = self._peer.recv(_READ_BYTES)
         except (TimeoutError, BlockingIOError, InterruptedError):

@@ -1,4 +1,4 @@
-"""Short questions to a host, answered before the call returns: whether files are there, that a session ends."""
+"""A question to a node daemon that waits for the answer, such as whether files exist on the node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ask_host"]
 def ask_host(
     address: tuple[str, int], secret: bytes, request: Mapping[str, Any], timeout_seconds: float = 5.0
 ) -> Mapping[str, Any]:
-    """What the host at that address says; BackendFailed where it does not, or is another's."""
+    """The answer of the node daemon at that address; BackendFailed where it gives none, or has another secret."""
     deadline = time.monotonic() + timeout_seconds
     where = f"{address[0]}:{address[1]}"
     try:
