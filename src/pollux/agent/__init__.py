@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pollux.agent.job.job import Job as Job
     from pollux.agent.job.job import JobStopped as JobStopped
     from pollux.agent.reporting.receipt import Receipt as Receipt
-    from pollux.agent.training.status import PassLedger as PassLedger
+    from pollux.agent.reporting.status import PassLedger as PassLedger
 
 __all__ = ["Job", "JobStopped", "NoiseEstimate", "PassLedger", "Receipt", "init", "pass_order"]
 
@@ -22,7 +22,7 @@ _HOMES = {
     "Job": "job.job",
     "JobStopped": "job.job",
     "NoiseEstimate": "adaptation.noise_scale",
-    "PassLedger": "training.status",
+    "PassLedger": "reporting.status",
     "Receipt": "reporting.receipt",
     "init": "initialize",
     "pass_order": "data.permutation",

@@ -11,11 +11,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
+from pollux.agent.adaptation.adaptation import RoundReport
 from pollux.agent.checkpoint import checkpointer
 from pollux.agent.checkpoint.folder import last_created
 from pollux.agent.checkpoint.manifest import created_at
 from pollux.agent.distributed.environment import Environment
-from pollux.agent.reporting.reporter import ReportBuilder
+from pollux.agent.reporting import reporter
 
 HOUR = 3600.0
 
@@ -32,8 +33,7 @@ class Reporter:
 @pytest.fixture
 def tells(monkeypatch):
     """Let every job have a teller."""
-    made = classmethod(lambda cls, environment, gpu_type: cls(Reporter(), environment, gpu_type))
-    monkeypatch.setattr(ReportBuilder, "of", made)
+    monkeypatch.setattr(reporter, "reporter_for", lambda environment: Reporter())
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def start(folder: Any, **options: Any) -> Any:
 
 
 def age(job: Any) -> float | None:
-    seconds: float | None = job._run.record.reports._report(job, None, None, False).checkpoint_age_seconds
+    seconds: float | None = job._run.record.reports._report(RoundReport(None, None), False).checkpoint_age_seconds
     return seconds
 
 
@@ -77,9 +77,9 @@ def test_who_becomes_replica_0_finds_the_last_one_there_is(tells, hour_ago, tmp_
         job.checkpoint()
         parts = job._parts
         parts.member = SimpleNamespace(membership=SimpleNamespace(ranks={0: 0, 1: 0}))
-        job._run.record._environment = Environment(replica=0 if was_first else 1)
+        reports = job._run.record.reports
         if not was_first:
-            job._run.record.reports = None
+            reports._environment, reports._saved_at = Environment(replica=1), None
         job._loop._elastic._change_reports()
         parts.member = None
         # Its own save is not looked up.
@@ -91,12 +91,11 @@ def test_who_becomes_replica_0_tells_no_restart_that_was_long_ago(tells, tmp_pat
     with start(tmp_path) as job:
         parts = job._parts
         parts.member = SimpleNamespace(membership=SimpleNamespace(ranks={0: 0, 1: 0}))
-        job._run.record._environment = Environment(replica=1, stopped_at=time.time() - HOUR)
-        job._run.record.reports = None
+        job._run.record.reports._environment = Environment(replica=1, stopped_at=time.time() - HOUR)
         job._loop._elastic._change_reports()
         parts.member = None
-        job._run.record.reports.stepped()
-        report = job._run.record.reports._report(job, None, None, False)
+        job._run.record.reports.note_step()
+        report = job._run.record.reports._report(RoundReport(None, None), False)
         assert (report.resize_seconds, report.resize_kind) == (None, "")
 
 

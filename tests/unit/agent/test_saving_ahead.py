@@ -10,9 +10,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
+from pollux.agent.adaptation.adaptation import RoundReport
 from pollux.agent.checkpoint import folder
 from pollux.agent.job import persistence
-from pollux.agent.reporting.reporter import ReportBuilder
+from pollux.agent.reporting import reporter
 from pollux.core.errors import InvalidInput
 from pollux.core.notice import FIRST_SECONDS, ahead_seconds
 
@@ -28,8 +29,7 @@ class Reporter:
 
 @pytest.fixture(autouse=True)
 def tells(monkeypatch):
-    made = classmethod(lambda cls, environment, gpu_type: cls(Reporter(), environment, gpu_type))
-    monkeypatch.setattr(ReportBuilder, "of", made)
+    monkeypatch.setattr(reporter, "reporter_for", lambda environment: Reporter())
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def every(job: Any) -> float | None:
 
 
 def reported(job: Any) -> float | None:
-    seconds: float | None = job._run.record.reports._report(job, None, None, False).checkpoint_seconds
+    seconds: float | None = job._run.record.reports._report(RoundReport(None, None), False).checkpoint_seconds
     return seconds
 
 

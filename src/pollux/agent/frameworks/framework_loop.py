@@ -30,10 +30,10 @@ from pollux.agent.frameworks.framework_reports import FrameworkReports
 from pollux.agent.frameworks.framework_steps import FrameworkSteps
 from pollux.agent.frameworks.options import FrameworkOptions
 from pollux.agent.job.job import JobStopped
+from pollux.agent.reporting.status import TrainingStatus, merge_ledger
 from pollux.agent.step.loss_weighting import LossWeighting
 from pollux.agent.training.epoch_batches import EpochBatches
 from pollux.agent.training.rounds import AdaptationRounds
-from pollux.agent.training.status import TrainingStatus, merge_ledger
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 
 __all__ = ["FrameworkTraining"]

@@ -14,7 +14,7 @@ from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.step_requests import STOP, StepRequests
 from pollux.agent.reporting.reporter import ReportBuilder
-from pollux.agent.training.status import TrainingStatus
+from pollux.agent.reporting.status import TrainingStatus
 from pollux.goodput import BatchChoice
 
 __all__ = ["FrameworkReports"]
@@ -31,9 +31,9 @@ class FrameworkReports:
     def __init__(self, environment: Environment, status: TrainingStatus, gpu_type: str, epochs: float | None) -> None:
         self._status = status
         self._last = RoundReport(None, None)
-        self._reports = ReportBuilder.of(environment, gpu_type)
-        if self._reports is not None and epochs is not None:
-            self._reports.wants_epochs(epochs)
+        self._reports = ReportBuilder(status, environment, gpu_type)
+        if epochs is not None:
+            self._reports.set_epochs(epochs)
         self._requests: StepRequests | None = None
 
     def listen(self, replicas: ReplicaGroup) -> None:
@@ -47,19 +47,16 @@ class FrameworkReports:
 
     def step_done(self) -> None:
         """A step is done."""
-        if self._reports is not None:
-            self._reports.stepped()
+        self._reports.note_step()
 
     def saved(self) -> None:
         """The framework has asked for the state of a checkpoint."""
-        if self._reports is not None:
-            self._reports.saved(time.time())
+        self._reports.note_save(time.time())
 
     def round_measured(self, report: RoundReport) -> None:
-        """Tell what a round found."""
+        """Report what the round found."""
         self._last = report
-        if self._reports is not None:
-            self._reports.round(self._status, report.loss, report.throughput)
+        self._reports.round(report)
 
     def round_accepted(self, report: RoundReport, is_watched: bool) -> None:
         """Nothing: the framework looks after losses that are not finite."""
@@ -80,9 +77,7 @@ class FrameworkReports:
 
     def close(self, final: bool) -> None:
         """Send the last report (`final`: the job is done), and restore the signal handlers."""
-        reports, self._reports = self._reports, None
-        if reports is not None:
-            reports.close(self._status, self._last.loss, self._last.throughput, final)
+        self._reports.close(self._last, final)
         requests, self._requests = self._requests, None
         if requests is not None:
             requests.close()

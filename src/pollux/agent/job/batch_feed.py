@@ -14,7 +14,7 @@ from torch.utils import _pytree
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.record import RunRecord
-from pollux.agent.training.status import pass_ledger
+from pollux.agent.reporting.status import pass_ledger
 from pollux.core.errors import InvalidInput
 
 __all__ = ["BatchFeed", "on_device"]

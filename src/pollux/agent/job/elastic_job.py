@@ -163,11 +163,10 @@ class ElasticJob:
         member, checkpointer = self._parts.member, self._parts.checkpointer
         if member is None:
             return
-        asks_age = self._run.record.change_generation(max(member.membership.ranks))
-        reports = self._run.record.reports
-        if asks_age and reports is not None and checkpointer is not None:
+        asks_age = self._run.record.enter_generation(max(member.membership.ranks))
+        if asks_age and checkpointer is not None:
             # The process that wrote it may be gone without having told when.
-            checkpointer.find_created(reports.heard_of_save)
+            checkpointer.find_created(self._run.record.reports.note_save_elsewhere)
 
     def save_alone(self) -> None:
         """Save what this replica holds, when no other replica is there to agree with."""
@@ -192,6 +191,6 @@ class ElasticJob:
             # The next replica 0 saves soon, and a replica that takes long to leave is killed.
             parts.checkpointer.close(_LEAVE_SECONDS)
         # Nothing else runs before the process ends.
-        self._run.record.close_scalars()
+        self._run.record.scalars.close()
         parts.loader.close()
         self.disconnect()

@@ -18,7 +18,7 @@ from pollux.agent.job.parts import JobParts
 from pollux.agent.job.run import JobRun
 from pollux.agent.job.training_loop import JobStopped, TrainingLoop
 from pollux.agent.reporting.receipt import Receipt
-from pollux.agent.training.status import PassLedger, TrainingStatus, pass_ledger
+from pollux.agent.reporting.status import PassLedger, TrainingStatus, pass_ledger
 from pollux.goodput import GoodputModel
 
 __all__ = ["Job", "JobStopped"]

@@ -16,7 +16,7 @@ from pollux.agent.checkpoint.manifest import created_at
 from pollux.agent.checkpoint.training_state import State, from_loaded
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.record import RunRecord
-from pollux.agent.training.status import merge_ledger
+from pollux.agent.reporting.status import merge_ledger
 from pollux.core.errors import MisusedJob, PolluxError
 from pollux.core.notice import ahead_seconds
 from pollux.wire.live.heartbeat import Activity
@@ -96,17 +96,15 @@ class JobPersistence:
         if checkpointer.last_error is None and saved is not None and saved.step == step:
             text = f"saved to {checkpointer.where}"
             self._parts.receipt.event("checkpointed", step, progress, text, pause=pause)
-            if self._record.reports is not None:
-                self._record.reports.saved(time.time())
+            self._record.reports.note_save(time.time())
 
     def _save_took(self, seconds: float) -> None:
         """Save more often from now on where a checkpoint, as this one, takes longer than the notice of a node's end.
 
         Only replica 0 requests checkpoints by the clock, so the others need not know.
         """
-        checkpointer, reports = self._parts.checkpointer, self._record.reports
-        if reports is not None:
-            reports.checkpoint_seconds = seconds
+        checkpointer = self._parts.checkpointer
+        self._record.reports.checkpoint_seconds = seconds
         pause = 0.0 if checkpointer is None else checkpointer.last_pause_seconds
         self._parts.requests.save_ahead(ahead_seconds(self._parts.environment.notice, seconds, pause))
 
@@ -202,8 +200,7 @@ class JobPersistence:
         parts.state.restore_rng(values, self._progress.steps)
         self.restore_record(values)
         self._resumed_at = self._progress.steps, self._progress.epoch
-        if record.reports is not None:
-            record.reports.saved(created_at(saved.created))
+        record.reports.note_save(created_at(saved.created))
         before, after = int(values["num_replicas"]), parts.replicas.num_replicas
         if before != after:
             record.event("resized", f"from {before} to {after} replicas", before=before, after=after)

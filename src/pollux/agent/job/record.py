@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from pollux.agent.adaptation.adaptation import RoundReport
 from pollux.agent.distributed.device import gpu_type
-from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm
 from pollux.agent.job.parts import JobParts
 from pollux.agent.reporting.reporter import ReportBuilder
+from pollux.agent.reporting.status import TrainingStatus
 from pollux.agent.reporting.tensorboard import Scalars
-from pollux.agent.training.status import TrainingStatus
 from pollux.core.errors import MisusedJob
 
 __all__ = ["RunRecord"]
@@ -34,14 +32,12 @@ class RunRecord:
         self._status = status
         self._progress = parts.progress
         self._receipt = parts.receipt
-        self._environment = parts.environment
         self._began = time.monotonic()
-        self._epochs: int | None = None
         self._row_at_step = -1
         self.seconds_before = 0.0
         self.last_round = RoundReport(None, None)
-        self.scalars: Scalars | None = None
-        self.reports = ReportBuilder.of(parts.environment, gpu_type(parts.replicas.device))
+        self.scalars = Scalars(None)
+        self.reports = ReportBuilder(status, parts.environment, gpu_type(parts.replicas.device))
 
     @property
     def seconds(self) -> float:
@@ -75,26 +71,15 @@ class RunRecord:
         """Record metrics of the user's own, by samples and epoch."""
         progress = self._progress
         self._receipt.log(values, samples=progress.samples, epoch=progress.epochs, progress=progress.progress)
-        if self.scalars is not None:
-            self.scalars.metrics(values, progress.samples)
-        if self.reports is not None:
-            self.reports.logged(values)
-
-    def expect_epochs(self, count: int) -> None:
-        """Training is to last that many epochs; reports say so."""
-        self._epochs = count
-        if self.reports is not None:
-            self.reports.wants_epochs(count)
+        self.scalars.metrics(values, progress.samples)
+        self.reports.add_metrics(values)
 
     def step_done(self) -> None:
         """Tell supervisor and reports of a step; the first one after a change of replicas ends its pause."""
-        member, reports = self._parts.member, self.reports
-        ends_pause = member is not None and member.stepped(self._progress.steps)
-        if reports is not None:
-            reports.stepped()
-            reports.live = member is not None and not member.refusal
-            if ends_pause and member is not None and member.last_pause is not None:
-                reports.resized(*member.last_pause)
+        member = self._parts.member
+        self.reports.note_step()
+        if member is not None and member.stepped(self._progress.steps) and member.last_pause is not None:
+            self.reports.note_pause(*member.last_pause)
 
     def add_row(self) -> None:
         """Record this moment of the run, once for each step."""
@@ -104,46 +89,26 @@ class RunRecord:
         groups = self._parts.engine.optimizer.param_groups
         row = self._status.receipt_row(groups, self.seconds, self.last_round)
         self._receipt.sample(row)
-        if self.scalars is not None:
-            self.scalars.row(row)
-        if self.reports is not None:
-            self.reports.round(self._status, self.last_round.loss, self.last_round.throughput)
+        self.scalars.row(row)
+        self._note_live()
+        self.reports.round(self.last_round)
+
+    def _note_live(self) -> None:
+        member = self._parts.member
+        self.reports.live = member is not None and not member.refusal
 
     def rolled_back(self) -> None:
         """The run goes on from an earlier step: TensorBoard hides what was written beyond it."""
-        if self.scalars is not None:
-            self.scalars.rolled_back(self._progress.samples)
+        self.scalars.rolled_back(self._progress.samples)
 
-    def change_generation(self, generation: int) -> bool:
-        """Reports and scalars come from replica 0, whichever process that is in this generation of the job.
+    def enter_generation(self, generation: int) -> bool:
+        """Have the process that is replica 0 in this generation of the job write reports and scalars.
 
         Returns whether another process may have written the last checkpoint, so that its age has to be looked up.
         """
         replicas = self._parts.replicas
-        environment = replace(
-            self._environment,
-            replica=replicas.replica,
-            num_replicas=replicas.num_replicas,
-            num_nodes=replicas.num_nodes,
-            generation=generation,
-        )
-        was_first, self._environment = self._environment.replica == 0, environment
-        if self.scalars is not None:
-            self.scalars.moved(replicas.replica)
-        if not replicas.is_first:
-            return False
-        self._report_as_first(environment)
-        return self.reports is not None and not (was_first and self.reports.knows_of_checkpoint)
-
-    def _report_as_first(self, environment: Environment) -> None:
-        if self.reports is not None:
-            self.reports.moved(environment)
-            return
-        # The pause before this process started was reported by the replica that was the first one then.
-        device = self._parts.replicas.device
-        self.reports = ReportBuilder.of(replace(environment, stopped_at=None), gpu_type(device))
-        if self.reports is not None and self._epochs is not None:
-            self.reports.wants_epochs(self._epochs)
+        self.scalars.set_replica(replicas.replica)
+        return self.reports.enter_generation(generation, replicas.replica, replicas.num_nodes)
 
     def write_receipt(self, folder: str | Path | None) -> list[Path]:
         """Write the receipt and its picture into a folder, by default the job's output folder; replica 0 only."""
@@ -158,19 +123,9 @@ class RunRecord:
         self.add_row()
         if self._parts.output_dir is not None and self._parts.replicas.is_first:
             self._receipt.write(self._parts.output_dir)
-        self.flush()
-
-    def flush(self) -> None:
-        """Hand scalars to the file system."""
-        if self.scalars is not None:
-            self.scalars.flush()
-
-    def close_scalars(self) -> None:
-        """End the event file of TensorBoard."""
-        if self.scalars is not None:
-            self.scalars.close()
+        self.scalars.flush()
 
     def close_reports(self, final: bool) -> None:
         """Send the last report of this process; `final`: the job is done."""
-        if self.reports is not None:
-            self.reports.close(self._status, self.last_round.loss, self.last_round.throughput, final)
+        self._note_live()
+        self.reports.close(self.last_round, final)

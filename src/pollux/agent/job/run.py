@@ -11,7 +11,7 @@ from pollux.agent.job.parts import JobParts
 from pollux.agent.job.persistence import JobPersistence
 from pollux.agent.job.record import RunRecord
 from pollux.agent.job.rounds import JobRounds
-from pollux.agent.training.status import TrainingStatus
+from pollux.agent.reporting.status import TrainingStatus
 
 __all__ = ["JobRun"]
 

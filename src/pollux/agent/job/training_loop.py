@@ -100,7 +100,7 @@ class TrainingLoop:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InvalidInput(f"epochs is {count!r}: give a whole number of epochs, 1 or more")
         self._require_open()
-        self._run.record.expect_epochs(count)
+        self._run.record.reports.set_epochs(count)
         while self._progress.epoch < count:
             number = self._progress.epoch
             self._in_epoch, self._left_batches, self._left_epochs = True, False, True
@@ -168,7 +168,7 @@ class TrainingLoop:
         self._progress.close_epoch()
         if parts.schedule is not None:
             parts.schedule.after_epoch()
-        self._run.record.flush()
+        self._run.record.scalars.flush()
 
     # Steps
 
@@ -317,7 +317,7 @@ class TrainingLoop:
         self._run.persistence.await_buffers()
         if parts.checkpointer is not None:
             parts.checkpointer.close()
-        self._run.record.close_scalars()
+        self._run.record.scalars.close()
         if parts.engine.counts_batchnorm:
             synchronise_batchnorm(parts.engine.inner, None)
         parts.on_close()

@@ -1,4 +1,4 @@
-"""What a job reports: reports to the service, TensorBoard scalars, and the receipt of what was done and why.
+"""Where a training stands, and what tells of it: reports to the service, TensorBoard scalars, the receipt.
 
-Runs in the first replica. Imports `adaptation`, `distributed` and below.
+Runs in every replica; replica 0 writes and sends. Imports `adaptation`, `distributed` and `data`.
 """

@@ -15,8 +15,8 @@ __all__ = ["realised_against", "realised_at_changes"]
 _JUDGED_CHANGES = 20
 _ROWS_ASIDE = 100
 _FEWEST_ASIDE = 8
-# Over more than this part of the way so far, loss curves (exponential, power, logarithm) are no longer quadratic
-# to within their noise, and the interval misses the truth.
+# Rows further away from a change than this part of its progress are left out: over a longer way a loss curve is not a
+# parabola any more, and the interval would miss the true ratio.
 _SPAN_ASIDE = 0.4
 _RATIOS = np.geomspace(0.2, 5.0, 81)
 _COMPARED_POINTS = 20
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 
 def realised_at_changes(rows: Sequence[ReceiptRow]) -> Iterator[dict[str, Any]]:
-    """What the loss says about each change of the total batch, the last 20 of them."""
+    """How fast the loss fell after each of the last 20 changes of the total batch, relative to the prediction."""
     edges = [index for index in range(1, len(rows)) if rows[index].total_batch != rows[index - 1].total_batch]
     bounds = [0, *edges, len(rows)]
     for number, edge in list(enumerate(edges, start=1))[-_JUDGED_CHANGES:]:
@@ -75,7 +75,7 @@ def _realised_ratio(
 
 
 def _near(rows: Sequence[ReceiptRow], edge: float) -> list[ReceiptRow]:
-    """The rows with a loss that are near enough to a change for a parabola to fit."""
+    """The rows with a loss that lie close enough to a change for a parabola to fit them."""
     return [row for row in rows if row.loss is not None and abs(row.progress - edge) <= _SPAN_ASIDE * edge]
 
 
@@ -87,7 +87,7 @@ def _quadratic_error(x: Floats, y: Floats) -> float:
 
 
 def realised_against(rows: Sequence[ReceiptRow], reference: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a reference run first had the losses of this one; `realised` null where it never did."""
+    """The progress at which a reference run first had the losses of this run; `realised` is null where it never had."""
     other = [
         (float(progress), float(loss))
         for progress, loss in zip(reference["rows"]["progress"], reference["rows"]["loss"], strict=True)

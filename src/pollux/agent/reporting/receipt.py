@@ -1,6 +1,6 @@
-"""The receipt of a run: what was adapted and why, recorded as the run goes on, and written as JSON.
+"""The receipt of a run: what was adapted and why. It grows during the run and is written as JSON.
 
-Its text is in `receipt_text`, its figure in `receipt_plot`; what is decided, measured and checked is elsewhere.
+`receipt_text` makes its summary, `receipt_plot` its figure.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ EVENT_KINDS = (
     "stopped",
     "finished",
 )
-"""What may happen to a run."""
+"""The kinds of events in a receipt."""
 
 _SCHEMA = "pollux-receipt"
 _VERSION = 1
 _MAX_ROWS = 2000
 _MAX_METRICS = 2000
 _MAX_PASSES = 1000
-# Only these come by the clock; all other kinds are changes, and kept for good.
+# Events of these kinds come by the clock, and only the last ones are kept; all events of other kinds are kept.
 _ROUTINE_KINDS = frozenset({"checkpointed"})
 _MAX_ROUTINE = 20
 _COLUMNS = tuple(column.name for column in fields(ReceiptRow))
@@ -56,10 +56,10 @@ _MAYBE_UNKNOWN = ("throughput", "goodput", "noise_scale", "noise_low", "noise_hi
 
 
 class Receipt:
-    """An append-only record of a run that goes on through restarts, and whose size is bounded.
+    """An append-only record of a run, restarts included, of bounded size.
 
-    Of the rows at most about 2000 are kept: as they fill up, every second one goes, but never the first and the
-    last of a configuration. Events are all kept but for checkpoints, of which the last 20 are.
+    It keeps at most about 2000 rows: when there are more, it drops every second one, but never the first or the last
+    row of a configuration. It keeps all events but checkpoints, of which it keeps the last 20.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Receipt:
 
     @property
     def rows(self) -> tuple[ReceiptRow, ...]:
-        """The rows kept, with the newest always among them."""
+        """The rows that are kept; the newest row is always one of them."""
         kept = [row for row, _ in self._rows]
         if self._latest is not None and (not kept or kept[-1] is not self._latest):
             kept.append(self._latest)
@@ -108,7 +108,7 @@ class Receipt:
 
     @property
     def events(self) -> tuple[ReceiptEvent, ...]:
-        """The events kept, in the order in which they happened."""
+        """The events that are kept, in the order in which they happened."""
         return tuple(self._events)
 
     @property
@@ -117,7 +117,7 @@ class Receipt:
         return self._head["mode"] == "exact" and not self._not_exact
 
     def sample(self, row: ReceiptRow) -> None:
-        """Record a moment of the run; cheap enough for every few steps."""
+        """Add a row; this is cheap enough to be done every few steps."""
         row = _with_finite_values(row)
         before, self._latest = self._latest, row
         if before is not None:
@@ -137,7 +137,7 @@ class Receipt:
         self._rows.append((row, True))
 
     def event(self, kind: str, step: int, progress: float, text: str, **numbers: float) -> None:
-        """Record what happened, with the reason as a sentence and its figures as numbers."""
+        """Add an event: the reason as a sentence, its figures as numbers."""
         if kind not in EVENT_KINDS:
             raise UnknownName("kind of event", kind, EVENT_KINDS)
         self._counts[kind] += 1
@@ -148,17 +148,17 @@ class Receipt:
                 self._events.remove(routine[0])
 
     def mark_not_exact(self, reason: str, step: int = 0, progress: float = 0.0) -> None:
-        """Say that the run is not exact, and why; a reason given before changes nothing."""
+        """Mark the run as not exact, with a reason; a reason that is known already changes nothing."""
         if reason not in self._not_exact:
             self._not_exact.append(reason)
             self.event("not-exact", step, progress, reason)
 
     def last_metrics(self) -> dict[str, float]:
-        """The newest value of each of the user's metrics, over all runs of the job."""
+        """The newest value of each of the user's metrics, earlier starts of the job included."""
         return {name: points[-1][3] for name, points in self._metrics.items() if points}
 
     def log(self, values: Mapping[str, float], *, samples: int, epoch: float, progress: float) -> None:
-        """Record what the user measured: numbers by name, at these samples, this epoch and this progress."""
+        """Add the user's metrics by name, as of these samples, this epoch and this progress."""
         for name, value in values.items():
             try:
                 number = float(value)
@@ -170,7 +170,7 @@ class Receipt:
                 del points[-2::-2]
 
     def close_pass(self, index: int, samples: int, digest: str) -> None:
-        """Enter a pass into the ledger: how many samples it committed, and the hash of their indices."""
+        """Add a pass to the ledger: how many samples it committed, and the hash of their indices."""
         self._ledger[index] = (samples, digest)
         if len(self._ledger) > _MAX_PASSES:
             del self._ledger[min(self._ledger)]
@@ -183,13 +183,13 @@ class Receipt:
         batch from each change on; `rows` the moments of `ReceiptRow`, a list per column, out of `rows_seen`; `events`;
         `metrics` the user's own, by name; `ledger` the samples and hash of each pass; `totals`.
 
-        `progress` sets prediction against what happened. `predicted` is Σ samples × efficiency, which is also
-        `exact_samples`, what an exact run would need; `exact_steps` are those samples at the initial batch.
-        `realised` is judged by the loss alone. `changes` has, for each change of the total batch, how fast the
-        loss moved on per predicted progress after it, relative to before it, with a 95 % interval: 1 means that
-        the prediction held; null that noise hides it. It takes the loss to be smooth in progress, so that a
-        learning-rate decay near a change blurs it. `against_reference` needs the receipt of an exact run of the
-        same job: the progress at which that run first had the same smoothed loss.
+        `progress` compares the predicted progress with the loss. `predicted` is Σ samples × efficiency; an exact run
+        would need as many samples, `exact_samples`, in `exact_steps` steps at the initial batch. `realised` follows
+        from the loss alone. Its `changes` has an entry for each change of the total batch: how fast the loss fell per
+        predicted progress after the change, relative to before it, with a 95 % interval. 1 means that the prediction
+        held, null that the loss is too noisy to tell. The loss is assumed to be smooth in progress, so a decay of the
+        learning rate near a change disturbs the figure. `against_reference` needs the receipt of an exact run of the
+        same job: it has the progress at which that run first had the same smoothed loss.
         """
         rows = self.rows
         last = self._latest
@@ -218,17 +218,17 @@ class Receipt:
         }
 
     def summary(self) -> str:
-        """What was adapted and why, in at most 15 lines of text."""
+        """The receipt as at most 15 lines of text."""
         return summary(self.to_json(), EVENT_KINDS)
 
     def write(self, folder: str | os.PathLike[str], *, reference: Mapping[str, Any] | None = None) -> list[Path]:
-        """Write `receipt.json`, and `receipt.png` where matplotlib is installed and there is a row; the files written.
+        """Write `receipt.json`, and `receipt.png` where matplotlib is installed and there is a row; their paths.
 
-        Each file appears whole or not at all, and replaces the one before.
+        Each file is replaced as a whole: a reader finds the old one or the new one.
         """
         receipt = self.to_json(reference)
         written = [Path(folder) / "receipt.json"]
-        # A line per entry: short to look at, and quick to compare.
+        # One line for each entry, so that the file is easy to read and to compare.
         entries = (f'"{name}": {json.dumps(value, allow_nan=False)}' for name, value in receipt.items())
         _write_whole(written[0], ("{\n" + ",\n".join(entries) + "\n}\n").encode())
         if self._latest is not None and importlib.util.find_spec("matplotlib") is not None:
@@ -239,7 +239,7 @@ class Receipt:
         return written
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything recorded, as plain values for JSON."""
+        """The whole receipt as plain values for JSON."""
         return {
             "version": _VERSION,
             "head": dict(self._head),
@@ -257,7 +257,7 @@ class Receipt:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. What the job is now (mode, batch limits, rule) stays as it was given here."""
+        """Continue the receipt of a state. Mode, batch limits and rule stay those given to the constructor."""
         require_version("the receipt", state, _VERSION)
         rows = _rows_from(state["rows"])
         self._rows = list(zip(rows, map(bool, state["kept"]), strict=True))
@@ -273,7 +273,7 @@ class Receipt:
         self._ledger = {int(index): (int(samples), str(digest)) for index, samples, digest in state["ledger"]}
 
     def _thin(self) -> None:
-        """Drop every second row that is not next to a change, and take in half as many from now on."""
+        """Drop every second row that is not next to a change, and add half as many rows from now on."""
         free = [index for index, (_, kept) in enumerate(self._rows) if not kept]
         dropped = set(free[1::2])
         self._rows = [entry for index, entry in enumerate(self._rows) if index not in dropped]
@@ -304,7 +304,7 @@ def _require_receipt(reference: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: null for what is not finite, lists for tuples, numpy's numbers as plain ones."""
+    """The value as JSON can hold it: None where it is not finite, lists for tuples, plain numbers for numpy's."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
@@ -349,7 +349,7 @@ def _totals(last: ReceiptRow) -> dict[str, Any]:
 
 
 def _configurations(rows: Sequence[ReceiptRow]) -> list[dict[str, Any]]:
-    """The configuration from each change on, with where it began."""
+    """Each configuration, with the step, progress, samples and seconds at which it began."""
     starts = [row for index, row in enumerate(rows) if index == 0 or row.configuration != rows[index - 1].configuration]
     names = ("num_replicas", "num_nodes", "local_batch", "accumulation", "total_batch")
     return [
@@ -365,7 +365,7 @@ def _configurations(rows: Sequence[ReceiptRow]) -> list[dict[str, Any]]:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write beside, make durable, rename."""
+    """Write to a temporary file, flush it to disk, rename it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -41,9 +41,9 @@ Floats = NDArray[np.float64]
 
 
 def draw(receipt: Mapping[str, Any]) -> Figure:
-    """The figure of a receipt in the form of `Receipt.to_json`; x is progress, in epochs where the data has a size.
+    """The figure of a receipt in the form of `Receipt.to_json`, over progress: in epochs where the data has a size.
 
-    Dotted lines are changes of the total batch, markers along the top what else happened to the run.
+    Dotted lines mark changes of the total batch, symbols along the top the other events of the run.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidInput("the picture needs matplotlib, which is not installed: pip install 'pollux-scheduler[plot]'")
@@ -90,19 +90,19 @@ def _title(receipt: Mapping[str, Any]) -> str:
 
 
 def _pieces(x: Floats) -> list[tuple[slice, bool]]:
-    """The stretches in which progress only grows, and whether each was undone by a later rollback."""
+    """The parts of the run in which progress only grows, and whether a later roll-back undid each of them."""
     breaks = [0, *(np.flatnonzero(np.diff(x) < 0.0) + 1).tolist(), len(x)]
     pieces: list[tuple[slice, bool]] = []
     for begin, end in pairwise(breaks):
         later = float(x[end:].min()) if end < len(x) else np.inf
         kept = begin + int(np.searchsorted(x[begin:end], later, side="right"))
-        # The last row that stays is drawn with both parts, so that they join.
+        # The last row before a roll-back belongs to both parts, so that their lines meet.
         pieces += [(slice(begin, kept), False), (slice(max(kept - 1, begin), end), True)]
     return [(piece, undone) for piece, undone in pieces if piece.stop - piece.start > (1 if undone else 0)]
 
 
 def _line(axes: Axes, x: Floats, y: Floats, colour: str, label: str, **style: Any) -> None:
-    """One curve, interrupted where the run was rolled back; what was undone is pale."""
+    """Draw one curve, interrupted where the run was rolled back; what was undone is pale."""
     if not np.isfinite(y).any():
         return
     pieces = _pieces(x)
@@ -111,7 +111,7 @@ def _line(axes: Axes, x: Floats, y: Floats, colour: str, label: str, **style: An
         style["drawstyle"] = "steps-post"
     named = [number for number, (_, undone) in enumerate(pieces) if not undone][-1:]
     for number, (piece, undone) in enumerate(pieces):
-        # Only values that are there are joined, so that one missing value does not leave a gap.
+        # Missing values are skipped, so that the line has no gap there.
         there = np.isfinite(y[piece])
         name = label if number in named else "_nolegend_"
         alpha = 0.35 if undone else 1.0
@@ -139,7 +139,7 @@ def _batch(axes: Axes, receipt: Mapping[str, Any], x: Floats, columns: Mapping[s
 
 
 def _powers(axes: Axes, least: float, most: float) -> None:
-    """A scale of powers of two with room at either side, so that there are always ticks."""
+    """Set a scale of powers of two, wide enough to have ticks."""
     axes.set_yscale("log", base=2)
     axes.set_ylim(max(least, 1.0) / 1.6, max(most, 1.0) * 3.0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -175,7 +175,7 @@ def _rates_of_first_group(axes: Axes, receipt: Mapping[str, Any], x: Floats, nam
 
 
 def _rate_scale(axes: Axes, rates: Floats) -> None:
-    """From 0 where the rate stays within a factor of 20, logarithmic where a schedule takes it further down."""
+    """Set a linear scale from 0; a logarithmic one where a schedule lowers the rate by more than a factor of 20."""
     positive = rates[rates > 0.0]
     if len(positive) and positive.max() > 20.0 * positive.min():
         axes.set_yscale("log")
@@ -198,7 +198,7 @@ def _efficiency(axes: Axes, x: Floats, columns: Mapping[str, Floats]) -> None:
     finite = np.concatenate([columns[name] for name in ("noise_scale", "noise_low", "noise_high")])
     finite = finite[np.isfinite(finite) & (finite > 0.0)]
     if len(finite):
-        # The interval may be wide at first; the middle of what was seen is what the eye needs.
+        # The first intervals may be very wide, so the scale follows the middle of the values.
         low, high = np.quantile(finite, [0.02, 0.98])
         noise.set_ylim(low / 2.0, high * 2.0)
         bounds = noise.get_ylim()
@@ -246,7 +246,7 @@ def _goodput(axes: Axes, x: Floats, columns: Mapping[str, Floats]) -> None:
 
 
 def _finish(axes: Axes, receipt: Mapping[str, Any], unit: float) -> None:
-    """Grid, bare edges, and a dotted line where the total batch changed."""
+    """Draw the grid, no frame above and right, and a dotted line where the total batch changed."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, axis="y", color="#e4e4e4", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -259,7 +259,7 @@ def _finish(axes: Axes, receipt: Mapping[str, Any], unit: float) -> None:
 
 
 def _marks(axes: Axes, receipt: Mapping[str, Any], unit: float) -> None:
-    """Markers along the top of the first panel for what happened to the run, with a legend of their own."""
+    """Draw symbols for the events of the run along the top of the first panel, with a legend of their own."""
     transform = axes.get_xaxis_transform()
     for kind, (colour, shape, label) in _MARKS.items():
         at = [event["progress"] / unit for event in receipt["events"] if event["kind"] == kind]
@@ -278,7 +278,7 @@ def _marks(axes: Axes, receipt: Mapping[str, Any], unit: float) -> None:
 
 
 def _legend(*panels: Axes) -> None:
-    """One legend in a row above the panel, where no curve can run through it."""
+    """Draw one legend above the panel, where no curve runs through it."""
     pairs = [pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     if pairs:
         handles, labels = zip(*pairs, strict=True)

@@ -1,4 +1,4 @@
-"""What a receipt is made of: moments of a run, and what happened to it."""
+"""The entries of a receipt: rows, each a moment of the run, and events."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRow:
-    """One moment of a run. `progress`, `samples` and `seconds` count from the very beginning of the job.
+    """One moment of a run. `progress`, `samples` and `seconds` count from the first start of the job.
 
     `progress` is Σ samples × efficiency in samples at the initial batch, `seconds` the time spent training,
-    `throughput` the samples per second that were measured, `goodput` what the fitted model predicts for this
-    configuration (measured goodput is throughput × efficiency). `lr_factors` has what the rule multiplies the rate
-    of each parameter group by, `learning_rates` the rates used, base × factor. `noise_high` None: no upper bound.
-    Other values that may be None are None where they are not known; what is not finite becomes None.
+    `throughput` the measured samples per second, `goodput` the fitted model's prediction for this configuration
+    (measured goodput is throughput × efficiency). `lr_factors` are the rule's factors of the learning rate by parameter
+    group, `learning_rates` the rates used, base × factor. `noise_high` None: no upper bound. Elsewhere None means: not
+    known. Values that are not finite become None.
     """
 
     step: int
@@ -46,13 +46,13 @@ class ReceiptRow:
 
     @property
     def configuration(self) -> tuple[int, int, int, int, int]:
-        """(replicas, nodes, local batch, accumulation, total batch): what counts as a change of the run."""
+        """(replicas, nodes, local batch, accumulation, total batch)."""
         return (self.num_replicas, self.num_nodes, self.local_batch, self.accumulation, self.total_batch)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptEvent:
-    """Something that happened to the run, at a step and a progress; `time` in seconds since 1970, UTC."""
+    """An event of the run, at a step and a progress; `time` is in seconds since 1970, UTC."""
 
     kind: str
     step: int

@@ -17,7 +17,7 @@ def summary(receipt: Mapping[str, Any], kinds: Sequence[str]) -> str:
 
 
 def _lines(receipt: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
-    """One fact a line, without those that do not apply."""
+    """The lines of the summary; facts that do not apply are left out."""
     totals, progress = receipt["totals"], receipt["progress"]
     where = _where(progress["predicted"], receipt["dataset_size"])
     kept = "exact" if receipt["exact"] else "not exact" if receipt["mode"] == "exact" else "adaptive"
@@ -76,7 +76,7 @@ def _learning_lines(receipt: Mapping[str, Any]) -> list[str]:
 
 
 def _event_lines(receipt: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
-    """How often each thing happened, then the newest reasons."""
+    """How often each kind of event happened, then the newest reasons."""
     counts = receipt["totals"]["events"]
     lines = []
     if counts:

@@ -1,6 +1,6 @@
-"""Sends reports to the scheduler by a thread that training never waits for.
+"""Sends reports to the scheduler, in a thread that training never waits for.
 
-Without a scheduler (POLLUX_URL unset) none of this runs. What is in a report, `reporter` puts together.
+Without a scheduler (POLLUX_URL is not set) this does not run. `reporter` builds the reports.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Address:
 
 
 def post_report(address: Address, body: str) -> Mapping[str, Any]:
-    """Send one report and return the answer; raises OSError where the service is not there or refuses."""
+    """Send one report and return the answer; `OSError` where the service does not answer or refuses."""
     parts = urllib.parse.urlsplit(address.url)
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
@@ -74,7 +74,7 @@ def post_report(address: Address, body: str) -> Mapping[str, Any]:
             raise ConnectionError(f"the scheduler answered {response.status}: {text[:200].decode('utf-8', 'replace')}")
         reply = json.loads(text)
     except (http.client.HTTPException, ValueError) as error:
-        raise ConnectionError(f"the scheduler's answer makes no sense ({error})") from error
+        raise ConnectionError(f"the scheduler's answer is not HTTP with JSON ({error})") from error
     finally:
         connection.close()
     return reply if isinstance(reply, dict) else {}
@@ -84,17 +84,17 @@ def _trusting(address: Address) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if address.ca or address.ca_file is not None:
         context.load_verify_locations(None if address.ca else address.ca_file, cadata=address.ca or None)
-        # The certificate itself is trusted, even if the authority that signed it is not given.
+        # The certificate itself is trusted, even where the authority that signed it is not known.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 
 class Reporter:
-    """Keeps the newest report and sends it when it is time: as often as the service asks, and sooner where it has news.
+    """Keeps the newest report and sends it as often as the service asks, and sooner where there is news.
 
-    A first model or another batch is sent at the earliest 2 seconds after the last report; a rate that moved, after a
-    quarter of the time that the service asks for. `offer` is called by training and returns at once. A report that
-    cannot be sent is replaced by a newer one, and training goes on meanwhile.
+    A first model or another batch is sent 2 seconds after the last report at the earliest, a changed goodput after a
+    quarter of the time that the service asks for. Training calls `offer`, which returns at once. A report that could
+    not be sent is replaced by a newer one; training does not wait for either.
     """
 
     def __init__(self, post: Post, clock: Callable[[], float] = time.monotonic) -> None:
@@ -117,13 +117,13 @@ class Reporter:
 
     @property
     def wants_report(self) -> bool:
-        """Whether a report offered now could be sent; asked before one is put together."""
+        """Whether a report could be sent now; asked before one is built."""
         with self._condition:
             is_time = self._failures > 0 or self._clock() >= self._sent_at + _LEAST_GAP_SECONDS
             return not self._closed and is_time
 
     def offer(self, report: Report) -> None:
-        """Take a newer report; it is sent when it is due, or at once where it has news."""
+        """Replace the report to send; it is sent when it is due, or at once where it has news."""
         with self._condition:
             if self._closed:
                 return
@@ -136,7 +136,7 @@ class Reporter:
             self._condition.notify_all()
 
     def close(self, last: Report | None = None, timeout_seconds: float = 3.0) -> None:
-        """End the thread; `last` is sent after what is on its way, once, without retries, and all within that time."""
+        """End the thread. `last` is sent once, after a report that is being sent; all that takes at most this time."""
         with self._condition:
             if self._closed:
                 return
@@ -154,7 +154,7 @@ class Reporter:
         self._send(report)
 
     def _due_at(self, before: Report, after: Report) -> float:
-        """When a report is to follow the one that was sent."""
+        """When the report `after` is to be sent, where `before` was the last one sent."""
         gap = self._every
         if _is_urgent(before, after):
             gap = _LEAST_GAP_SECONDS
@@ -188,10 +188,10 @@ class Reporter:
                 if self._newest is None:
                     self._newest = report
                 if self._failures == 1:
-                    _log.warning("this report did not reach the scheduler (%s); training goes on", failure)
+                    _log.warning("a report did not reach the scheduler (%s); training goes on", failure)
                 return
             if self._failures:
-                _log.info("the scheduler is there again after %d failed reports", self._failures)
+                _log.info("the scheduler answers again after %d failed reports", self._failures)
             self._failures, self._sent = 0, report
             every = reply.get("report_every_seconds")
             if isinstance(every, int | float) and math.isfinite(every):
@@ -201,7 +201,7 @@ class Reporter:
 
 
 def _is_urgent(before: Report, after: Report) -> bool:
-    """Whether the scheduler should hear at once: a first model, or another batch."""
+    """Whether the scheduler should know soon: there is a first model, or another batch."""
     return (before.model is None) != (after.model is None) or before.batch_size != after.batch_size
 
 

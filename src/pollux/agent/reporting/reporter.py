@@ -1,4 +1,4 @@
-"""Puts together what a job tells the scheduler: reports of replica 0, which `report_client` sends.
+"""Builds the reports of a job to the scheduler; `report_client` sends them.
 
 The fields of a report are in `pollux.wire.report`.
 """
@@ -8,154 +8,101 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import replace
 
+from pollux.agent.adaptation.adaptation import RoundReport
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.reporting.receipt_row import finite
 from pollux.agent.reporting.report_client import Address, Reporter
+from pollux.agent.reporting.status import TrainingStatus
 from pollux.goodput import GoodputModel, PublishedThroughput
 from pollux.wire.report import ModelReport, NoiseReport, Report
 
-__all__ = ["ReportBuilder", "Reported", "model_report"]
-
-
-class Reported(Protocol):
-    """What a report reads of a training: a job, or a framework's loop."""
-
-    @property
-    def step(self) -> int:
-        """Optimiser steps done."""
-
-    @property
-    def samples(self) -> int:
-        """Samples that they used."""
-
-    @property
-    def progress(self) -> float:
-        """Samples × efficiency."""
-
-    @property
-    def epochs_done(self) -> float:
-        """Epochs of progress."""
-
-    @property
-    def num_replicas(self) -> int:
-        """How many train together."""
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a step over all replicas."""
-
-    @property
-    def local_batch(self) -> int:
-        """Samples of a micro-step on one replica."""
-
-    @property
-    def accumulation(self) -> int:
-        """Extra micro-steps of a step."""
-
-    @property
-    def lr_factors(self) -> tuple[float, ...]:
-        """Factors of the learning rates by parameter group."""
-
-    @property
-    def noise(self) -> NoiseEstimate:
-        """The gradient noise scale."""
-
-    @property
-    def efficiency(self) -> float:
-        """Progress per sample."""
-
-    @property
-    def goodput_model(self) -> GoodputModel | None:
-        """What was fitted; None before that."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the run follows the curve of plain PyTorch."""
-
-    def expected_progress(self, epochs: float) -> float | None:
-        """The progress at the end of that many epochs."""
-
-    def last_metrics(self) -> Mapping[str, float]:
-        """The user's own numbers, by name."""
+__all__ = ["ReportBuilder", "model_report", "reporter_for"]
 
 
 class ReportBuilder:
-    """Puts one job's reports together at its rounds, and knows the pause that came before its first step."""
+    """Builds the reports of one job at its rounds, and the last one; only replica 0 sends them.
 
-    def __init__(self, reporter: Reporter, environment: Environment, gpu_type: str) -> None:
-        self._reporter = reporter
+    On the other replicas it takes notes, in case this process becomes replica 0. `live` says whether the job can change
+    its replicas while it runs, `checkpoint_seconds` how long the last checkpoint took.
+    """
+
+    def __init__(
+        self, status: TrainingStatus, environment: Environment, gpu_type: str, reporter: Reporter | None = None
+    ) -> None:
+        self.live = False
+        self.checkpoint_seconds: float | None = None
+        self._status = status
         self._environment = environment
         self._gpu_type = gpu_type
+        self._reporter = reporter or reporter_for(environment)
         self._metrics: dict[str, float] = {}
         self._epochs: float | None = None
-        self.live = False
         self._pause: float | None = None
         self._kind = ""
         self._stepped = False
         self._saved_at: float | None = None
-        self.checkpoint_seconds: float | None = None
 
-    @classmethod
-    def of(cls, environment: Environment, gpu_type: str) -> ReportBuilder | None:
-        """A builder where the scheduler that started this replica wants reports from it, else None."""
-        if not environment.url or environment.replica != 0:
-            return None
-        address = Address(environment.url, environment.job, environment.job_token, environment.ca_file, environment.ca)
-        return cls(Reporter.to(address), environment, gpu_type)
-
-    def wants_epochs(self, count: float) -> None:
+    def set_epochs(self, count: float) -> None:
         """Training is to last that many epochs."""
         self._epochs = count
 
-    def logged(self, values: Mapping[str, float]) -> None:
-        """The user's newest metrics."""
+    def add_metrics(self, values: Mapping[str, float]) -> None:
+        """Put the user's newest metrics into the next reports."""
         self._metrics.update(values)
 
-    def saved(self, at: float | None) -> None:
-        """When the last checkpoint was made, in seconds since 1970; None where that is not known."""
+    def note_save(self, at: float | None) -> None:
+        """Note when the last checkpoint was made, in seconds since 1970; None where that is not known."""
         self._saved_at = at
 
-    def heard_of_save(self, at: float | None) -> None:
-        """When a checkpoint of another process was made; the newest one that is known counts."""
+    def note_save_elsewhere(self, at: float | None) -> None:
+        """Note when another process made a checkpoint; the newest known one counts."""
         if at is not None:
             self._saved_at = at if self._saved_at is None else max(at, self._saved_at)
 
-    @property
-    def knows_of_checkpoint(self) -> bool:
-        """Whether it was told when the last checkpoint was made."""
-        return self._saved_at is not None
-
-    def stepped(self) -> None:
+    def note_step(self) -> None:
         """A step is done; the first one ends the pause of the re-allocation before it."""
         if not self._stepped:
             self._stepped = True
             stopped_at = self._environment.stopped_at
-            self._pause = None if stopped_at is None else max(time.time() - stopped_at, 0.0)
-            self._kind = "" if stopped_at is None else "restart"
+            if stopped_at is not None:
+                self.note_pause(max(time.time() - stopped_at, 0.0), "restart")
 
-    def moved(self, environment: Environment) -> None:
-        """The job goes on as another generation."""
-        self._environment = environment
-
-    def resized(self, seconds: float, kind: str) -> None:
-        """Training paused that long for other replicas; `kind` as in `pollux.wire.report`."""
+    def note_pause(self, seconds: float | None, kind: str) -> None:
+        """Note how long training paused for a change of replicas; `kind` as in `pollux.wire.report`."""
         self._pause, self._kind = seconds, kind
 
-    def round(self, job: Reported, loss: float | None, throughput: float | None) -> None:
-        """Offer a report, if one could be sent now."""
-        if self._reporter.wants_report:
-            self._reporter.offer(self._report(job, loss, throughput, final=False))
+    def enter_generation(self, generation: int, replica: int, num_nodes: int) -> bool:
+        """Report for another generation of the job, in which this process is that replica.
 
-    def close(self, job: Reported, loss: float | None, throughput: float | None, final: bool) -> None:
-        """Send the last report of this process, and end; `final`: the job is done."""
-        self._reporter.close(self._report(job, loss, throughput, final))
+        Returns whether the age of the last checkpoint has to be looked up, since another process may have written it.
+        """
+        was_first = self._environment.replica == 0
+        self._environment = replace(self._environment, generation=generation, replica=replica, num_nodes=num_nodes)
+        if was_first:
+            return self._reporter is not None and replica == 0 and self._saved_at is None
+        # The replica that was the first one before has reported the pause before this process started.
+        self._stepped = True
+        self.note_pause(None, "")
+        self._reporter = self._reporter or reporter_for(self._environment)
+        return self._reporter is not None and replica == 0
 
-    def _report(self, job: Reported, loss: float | None, throughput: float | None, final: bool) -> Report:
+    def round(self, report: RoundReport) -> None:
+        """Send a report after a round, if the scheduler wants one now."""
+        if self._environment.replica == 0 and self._reporter is not None and self._reporter.wants_report:
+            self._reporter.offer(self._report(report, final=False))
+
+    def close(self, report: RoundReport, final: bool) -> None:
+        """Send the last report of this process, with the numbers of its last round; `final`: the job is done."""
+        if self._environment.replica == 0 and self._reporter is not None:
+            self._reporter.close(self._report(report, final))
+
+    def _report(self, last_round: RoundReport, final: bool) -> Report:
         """A report of where the job stands; numbers that are not finite are left out."""
-        model, efficiency, rate = job.goodput_model, job.efficiency, finite(throughput)
+        job, rate = self._status, finite(last_round.throughput)
+        model, efficiency = job.goodput_model, job.efficiency
         total_progress = None if self._epochs is None else job.expected_progress(self._epochs)
         metrics = self._metrics or job.last_metrics()
         return Report(
@@ -177,7 +124,7 @@ class ReportBuilder:
             total_progress=finite(total_progress),
             noise=_noise(job.noise),
             model=None if model is None else model_report(model, self._gpu_type),
-            loss=finite(loss),
+            loss=finite(last_round.loss),
             metrics={name: float(value) for name, value in metrics.items() if math.isfinite(value)},
             resize_seconds=finite(self._pause),
             resize_kind=self._kind,
@@ -187,6 +134,15 @@ class ReportBuilder:
             exact=job.is_exact,
             final=final,
         )
+
+
+def reporter_for(environment: Environment) -> Reporter | None:
+    """A sender of reports where a scheduler that wants them started this replica, and it is replica 0; else None."""
+    if not environment.url or environment.replica != 0:
+        return None
+    return Reporter.to(
+        Address(environment.url, environment.job, environment.job_token, environment.ca_file, environment.ca)
+    )
 
 
 def model_report(model: GoodputModel, gpu_type: str) -> ModelReport | None:

@@ -17,44 +17,46 @@ __all__ = ["Scalars"]
 
 
 class Scalars:
-    """Writes scalars into a folder from replica 0; on the other replicas all calls do nothing.
+    """Writes scalars into a folder from replica 0; on the other replicas, and without a folder, all calls do nothing.
 
-    A run resumed at `resumed_samples` goes on in the same folder: TensorBoard hides what an earlier process wrote
-    beyond that point, so that no sample has two values. The event file is opened with the first value.
+    A run that was resumed at `resumed_samples` writes to the same folder: TensorBoard hides what an earlier process
+    wrote beyond that point, so that no sample has two values. The first value opens the event file.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, replica: int = 0, resumed_samples: int | None = None) -> None:
-        self._folder = os.fspath(folder)
-        self._writes = replica == 0
+    def __init__(
+        self, folder: str | os.PathLike[str] | None, *, replica: int = 0, resumed_samples: int | None = None
+    ) -> None:
+        self._folder = None if folder is None else os.fspath(folder)
+        self.set_replica(replica)
         self._resumed_samples = resumed_samples
         self._writer: Any = None
         if self._writes:
             _summary_writer()
 
     def row(self, row: ReceiptRow) -> None:
-        """Write what is known of a moment of the run, under `pollux/`."""
+        """Write the values of a row that are known, under `pollux/`."""
         self._write(dict(_row_scalars(row)), row.samples, "pollux")
 
     def metrics(self, values: Mapping[str, float], samples: int) -> None:
-        """Write what the user measured, under `metrics/`."""
+        """Write the user's metrics, under `metrics/`."""
         self._write(values, samples, "metrics")
 
     def rolled_back(self, samples: int) -> None:
-        """Go on from an earlier point: what was written beyond these samples is hidden."""
+        """Hide what was written beyond these samples: the run continues from there."""
         self.close()
         self._resumed_samples = samples
 
-    def moved(self, replica: int) -> None:
-        """Go on as that replica: writing belongs to replica 0."""
-        self._writes = replica == 0
+    def set_replica(self, replica: int) -> None:
+        """Set which replica this process is now; only replica 0 writes."""
+        self._writes = replica == 0 and self._folder is not None
 
     def flush(self) -> None:
-        """Hand what was written to the file system."""
+        """Flush what was written to the file system."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """End the event file; a later value opens another. May be called twice."""
+        """Close the event file; a later value opens another. May be called twice."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -69,7 +71,7 @@ class Scalars:
             self._writer.add_scalar(f"{prefix}/{name}", float(value), samples)
 
     def _open(self) -> Any:
-        # TensorBoard drops what has this step or a later one.
+        # TensorBoard hides values of this step and of later ones.
         purge = None if self._resumed_samples is None else self._resumed_samples + 1
         try:
             return _summary_writer()(self._folder, purge_step=purge)

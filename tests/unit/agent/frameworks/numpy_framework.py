@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from pollux.agent.adaptation import lr_rules
-from pollux.agent.adaptation.adaptation import Adaptation, BatchRange
+from pollux.agent.adaptation.adaptation import Adaptation, BatchRange, RoundReport
 from pollux.agent.adaptation.measurements import StepTime
 from pollux.agent.adaptation.progress import TrainingProgress
 from pollux.agent.checkpoint.folder import CheckpointFolder
@@ -29,10 +29,11 @@ from pollux.agent.data.loader import Loader, LoaderOptions
 from pollux.agent.data.order import mix_seed
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.reporting.receipt import Receipt
-from pollux.agent.reporting.reporter import ReportBuilder, Reporter
+from pollux.agent.reporting.report_client import Reporter
+from pollux.agent.reporting.reporter import ReportBuilder
+from pollux.agent.reporting.status import TrainingStatus, merge_ledger
 from pollux.agent.training.epoch_batches import EpochBatches
 from pollux.agent.training.rounds import AdaptationRounds
-from pollux.agent.training.status import TrainingStatus, merge_ledger
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 SAMPLES, FEATURES, SEED, RATE, MOMENTUM = 500, 6, 3, 0.0005, 0.5
@@ -163,7 +164,7 @@ class NumpyTraining:
         self.status = TrainingStatus(self.adaptation, self.progress, self.replicas, self.receipt)
         self.rounds = AdaptationRounds(self.adaptation, self.progress, self)
         self.reported: list[dict[str, object]] = []
-        self.reports = ReportBuilder(Reporter(self._post), Environment(), "cpu")
+        self.reports = ReportBuilder(self.status, Environment(), "cpu", Reporter(self._post))
         self.folder = CheckpointFolder(folder)
         self.used: list[list[int]] = []
         self._loss = (0.0, 0)
@@ -214,7 +215,7 @@ class NumpyTraining:
         self.progress.add(micro.total, self.adaptation.end_step(micro))
         self.batches.commit()
         self.used.append(self.samples)
-        self.reports.stepped()
+        self.reports.note_step()
         self.rounds.run_due()
 
     # Whose rounds they are
@@ -227,7 +228,7 @@ class NumpyTraining:
     def round_accepted(self, report, is_watched):
         seconds = float(self.progress.steps)
         self.receipt.sample(self.status.receipt_row(self.optimizer.param_groups, seconds, report))
-        self.reports.round(self.status, report.loss, report.throughput)
+        self.reports.round(report)
 
     def capture(self):
         return self.state()
@@ -301,7 +302,7 @@ def main():
     training.resume()
     training.train(given.epochs, given.last_step)
     training.save()
-    training.reports.close(training.status, None, None, final=given.last_step is None)
+    training.reports.close(RoundReport(None, None), final=given.last_step is None)
     training.adaptation.close()
     training.folder.release()
     loader = training.batches.loader

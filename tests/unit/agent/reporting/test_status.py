@@ -10,7 +10,7 @@ from pollux.agent.adaptation.noise_scale import NoiseTracker
 from pollux.agent.adaptation.progress import TrainingProgress
 from pollux.agent.data.ledger import SampleLedger
 from pollux.agent.reporting.receipt import Receipt
-from pollux.agent.training.status import TrainingStatus, merge_ledger, pass_ledger
+from pollux.agent.reporting.status import TrainingStatus, merge_ledger, pass_ledger
 from pollux.goodput import BatchChoice
 
 

@@ -1,4 +1,4 @@
-"""Where a training stands: what a job shows, and what a report to the scheduler reads. Nothing here changes it."""
+"""Where a training stands, for scripts and for reports to the scheduler. Nothing here changes it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["PassLedger", "TrainingStatus", "merge_ledger", "pass_ledger"]
 
 @dataclass(frozen=True, slots=True)
 class PassLedger:
-    """Which samples a pass has used so far: how many, and an order-independent hash of their indices.
+    """How many samples a pass has used so far, and a hash of their indices that does not depend on their order.
 
-    `expected_samples` and `expected_hash` are those of the whole pass, None while its end is not known.
+    `expected_samples` and `expected_hash` are those of the whole pass; None while its end is not known.
     """
 
     pass_index: int
@@ -38,7 +38,7 @@ class PassLedger:
 
 
 def merge_ledger(loader: Loader, replicas: ReplicaExchange) -> None:
-    """Add up over the replicas which samples the pass has used; a collective."""
+    """Add the ledgers of all replicas together; a collective."""
     ledger = loader.ledger
     count, digest = replicas.sum_integers(ledger.local_part())
     ledger.absorb(count, digest)
@@ -54,9 +54,9 @@ def pass_ledger(loader: Loader, replicas: ReplicaExchange) -> PassLedger:
 
 
 class TrainingStatus:
-    """Where a training stands, in the words of a report: steps, progress, batch, noise, predictions.
+    """Steps, progress, batch, noise and predictions of a training.
 
-    `receipt` is None for a loop that a framework owns: what it logs and what makes it inexact is not known here.
+    `receipt` is None for a loop that a framework owns: its metrics, and what makes it inexact, are not known here.
     """
 
     def __init__(
@@ -151,13 +151,13 @@ class TrainingStatus:
         return None if size is None else float(epochs * size)
 
     def last_metrics(self) -> Mapping[str, float]:
-        """What was logged last, by name."""
+        """The newest value of each of the user's metrics, by name."""
         return {} if self._receipt is None else self._receipt.last_metrics()
 
     def receipt_row(self, groups: Sequence[Mapping[str, Any]], seconds: float, report: RoundReport) -> ReceiptRow:
-        """This moment of the run, for the receipt.
+        """The present moment as a row of the receipt.
 
-        `groups` are the optimiser's, with their base rates; `seconds` the time spent training.
+        `groups` are the optimiser's parameter groups, with their base rates; `seconds` is the time spent training.
         """
         estimate, factors = self.noise, self.lr_factors
         known = estimate.num_measured > 0
