@@ -26,6 +26,7 @@ from pollux.backends.node_daemon.job_runner import NodeJobRunner
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ForkedReplica
 from pollux.backends.process.records import write_record
+from pollux.backends.process.refusals import RefusalLog
 from pollux.backends.process.replica_env import inherited
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.shim import forkserver
@@ -50,6 +51,7 @@ class _UnprovenPeer:
     """A connection whose other end has not yet shown that it knows the secret."""
 
     line: SecureLine
+    address: tuple[str, int]
     nonce: str
     until: float
 
@@ -81,7 +83,9 @@ class NodeDaemon:
         self._listener = listener
         self._warm_variables = warm_variables
         self._loop = SelectLoop()
+        # In the order in which they came.
         self._strangers: dict[int, _UnprovenPeer] = {}
+        self._refusals = RefusalLog("the node's host")
         self._runners: dict[str, _RunnerHandle] = {}
         self._children: set[int] = set()
         self._with_parent = with_parent
@@ -100,7 +104,7 @@ class NodeDaemon:
             self._loop.turn(time.monotonic() + 1.0 if self._strangers else None)
             self._reap()
             for stranger in [each for each in self._strangers.values() if each.until < time.monotonic()]:
-                self._drop(stranger)
+                self._refuse(stranger, "slow", f"it had not proved itself after {_STRANGER_SECONDS:g} s")
         self._end_all()
 
     def _end(self) -> None:
@@ -126,10 +130,11 @@ class NodeDaemon:
         with contextlib.suppress(OSError):
             peer, address = self._listener.accept()
             if len(self._strangers) >= _MAX_STRANGERS:
-                peer.close()
-                return
+                # A shim proves itself within milliseconds, so that the oldest of these is none.
+                self._refuse(next(iter(self._strangers.values())), "crowd", "too many had not proved themselves")
             stranger = _UnprovenPeer(
                 SecureLine(peer, f"{address[0]}:{address[1]}"),
+                address[:2],
                 channel.challenge(),
                 time.monotonic() + _STRANGER_SECONDS,
             )
@@ -142,17 +147,23 @@ class NodeDaemon:
             self._loop.unwatch(stranger.line.peer)
         stranger.line.close()
 
+    def _refuse(self, stranger: _UnprovenPeer, kind: str, why: str) -> None:
+        self._refusals.refuse(stranger.line.peer, stranger.address, kind, why)
+        self._drop(stranger)
+
     def _hear(self, stranger: _UnprovenPeer) -> None:
         values = stranger.line.get()
         if not values:
             if stranger.line.broken:
-                self._drop(stranger)
+                self._refuse(stranger, "left", "it left, or said what no shim says, before it had proved itself")
             return
         try:
             request = channel.check(self._secret, stranger.line, stranger.nonce, values[0])
             self._serve(stranger.line, request)
-        except (BackendFailed, KeyError, TypeError, ValueError) as error:
-            print(f"refused {stranger.line.where}: {error}", file=sys.stderr, flush=True)
+        except BackendFailed:
+            self._refuse(stranger, "proof", "it does not know the fleet's secret")
+        except (KeyError, TypeError, ValueError) as error:
+            self._refuse(stranger, "request", f"what it asks for has no meaning: {error}"[:200])
         self._drop(stranger)
 
     def _serve(self, line: SecureLine, request: Mapping[str, Any]) -> None:

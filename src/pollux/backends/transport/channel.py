@@ -68,7 +68,7 @@ def check(secret: bytes, line: SecureLine, nonce: str, said: Any) -> dict[str, A
         text, theirs = str(said["request"]), str(said["nonce"])
         good = hmac.compare_digest(str(said["proof"]), proof(secret, "shim", nonce, theirs, text))
         request = json.loads(text) if good else None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         request = None
     if not isinstance(request, dict):
         raise BackendFailed(f"{line.where} does not know this fleet's secret")
@@ -135,11 +135,15 @@ class SecureLine:
         if lines is None:
             self.broken = True
             return []
+        if not self._key and len(lines) > 1:
+            # Before there is a key each side says one thing at a time: more would be taken for what comes after it.
+            self.broken = True
+            return []
         values = []
         for line in lines:
             try:
                 values.append(self._opened(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 self.broken = True
                 break
         return values

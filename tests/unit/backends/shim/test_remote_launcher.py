@@ -24,7 +24,9 @@ from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.jobs.fleet import ProcessFleet
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire.live.codec import encode_tagged, to_plain
 from pollux.wire.live.messages import FleetAccess
+from pollux.wire.live.node_messages import ExitMessage, ForkedMessage, SessionGreeting
 
 SECRET = secrets.token_bytes(32)
 
@@ -359,6 +361,39 @@ def test_a_host_whose_greeting_says_nothing_is_not_used():
         thread.join()
 
 
+def test_a_host_that_says_all_at_once_what_comes_after_a_proof_is_not_believed():
+    """Whoever gets at the port of a host that is gone could say that replicas have ended well, and read commands."""
+    heard = []
+
+    def pretend():
+        with contextlib.suppress(OSError):
+            while True:
+                with listener.accept()[0] as peer:
+                    greeting = to_plain(SessionGreeting(False, 0, "boot"))
+                    ended = encode_tagged(ExitMessage("1", 0, asked=False, lacks_memory=False))
+                    hello = {"version": VERSION, "nonce": challenge()}
+                    said = [hello, greeting, [1, encode_tagged(ForkedMessage("1", 1))], [2, ended]]
+                    peer.sendall("".join(json.dumps(line) + "\n" for line in said).encode())
+                    peer.settimeout(0.2)
+                    with contextlib.suppress(TimeoutError):
+                        while piece := peer.recv(1 << 20):
+                            heard.append(piece)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=pretend, daemon=True)
+        thread.start()
+        shim = Shim(listener.getsockname(), lease=0.5, lost=1.0)
+        process = shim.start("print('a secret of the job')")
+        shim.until(lambda: shim.told, 20.0)
+        assert [type(each) for each in shim.told] == [NodeLoss]
+        assert shim.told[0].processes == (process,)
+        shim.launcher.release()
+        shim.loop.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE_SECONDS)
+    assert b"a secret of the job" not in b"".join(heard)
+
+
 def test_too_much_memory_is_told(make_shim):
     shim = make_shim()
     process = shim.start("x = bytearray(300 << 20); print('there'); import time; time.sleep(600)", memory=100 << 20)
@@ -370,7 +405,9 @@ def test_too_much_memory_is_told(make_shim):
 
 def test_strangers_do_not_disturb_a_host(fleet):
     address = fleet.hosts()[0].address
-    for said in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100_000, b"{}\n", b'{"nonce": 1, "request": "{}", "proof": "x"}\n'):
+    deep = b"[" * 60_000 + b"\n"
+    asked = b'{"nonce": 1, "request": "{}", "proof": "x"}\n'
+    for said in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100_000, b"{}\n", asked, deep, b"1\n" * 10_000):
         with socket.create_connection(address, timeout=PATIENCE_SECONDS) as stranger, contextlib.suppress(OSError):
             stranger.sendall(said)
             stranger.shutdown(socket.SHUT_WR)
@@ -379,6 +416,19 @@ def test_strangers_do_not_disturb_a_host(fleet):
     with pytest.raises(BackendFailed, match="refused"):
         ask_host(address, b"x" * 32, {"see": ["/"]})
     assert ask_host(address, SECRET, {"see": ["/", "/absent"]})["seen"] == [True, False]
+    log = (fleet.folder / "n0.log").read_text()
+    assert "the node's host refused 127.0.0.1:" in log
+    assert log.count("\n") < 20
+
+
+def test_a_crowd_of_strangers_keeps_no_shim_out(fleet):
+    address = fleet.hosts()[0].address
+    crowd = [socket.create_connection(address, timeout=PATIENCE_SECONDS) for _ in range(300)]
+    try:
+        assert ask_host(address, SECRET, {"see": ["/"]})["seen"] == [True]
+    finally:
+        for line in crowd:
+            line.close()
 
 
 def test_folders_are_compared(fleet, tmp_path, monkeypatch):

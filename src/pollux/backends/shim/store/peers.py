@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pollux.backends.shim.socket_owner import owner_of
+from pollux.backends.process.refusals import RefusalLog
+from pollux.backends.process.socket_owner import owner_of
 from pollux.backends.shim.store import plain_protocol
 from pollux.backends.shim.store.key_values import KeyValues, StoreRefusal, Waiter
 from pollux.wire.live import store_channel
@@ -34,7 +35,6 @@ _ACCEPTS_A_TURN = 16
 _FULL_SECONDS = 0.05
 # The system takes no longer waits than a month.
 _LONGEST_SECONDS = 3600.0
-_LOG_SECONDS = 10.0
 _REMEDY = (
     "it uses PyTorch's own store, which proves nothing, from another machine or user: put `from pollux.agent import "
     "init` before torch.distributed.init_process_group"
@@ -64,41 +64,15 @@ class _Peer:
         return self.until == float("inf")
 
 
-class _Log:
-    """One line for each kind of refusal in so many seconds, with how many there were since the last one."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._told: dict[str, tuple[float, int]] = {}
-
-    def refuse(self, peer: _Peer, kind: str, why: str) -> None:
-        now = time.monotonic()
-        at, more = self._told.get(kind, (float("-inf"), 0))
-        if now - at < _LOG_SECONDS:
-            self._told[kind] = at, more + 1
-            return
-        self._told[kind] = now, 0
-        user = None
-        with contextlib.suppress(OSError):
-            user = owner_of(peer.where, peer.line.getsockname())
-        who = f"{peer.where[0]}:{peer.where[1]}" + ("" if user is None else f" (user {user})")
-        self._write(f"the job's store refused {who}: {why}" + (f"; and {more} more before" if more else ""))
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode())
-
-
 class StorePeers:
     """The loop of a store. `values` are what it holds; who runs the loop may watch other sockets by it."""
 
-    def __init__(self, listener: socket.socket, secret: bytes, write: Callable[[str], None] = _print) -> None:
+    def __init__(self, listener: socket.socket, secret: bytes, refusals: RefusalLog | None = None) -> None:
         listener.setblocking(False)
         self.values = KeyValues()
         self._listener = listener
         self._secret = secret
-        self._log = _Log(write)
+        self._log = refusals or RefusalLog("the job's store")
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._peers: dict[socket.socket, _Peer] = {}
@@ -177,7 +151,7 @@ class StorePeers:
             self._refuse(next(iter(self._strangers)), "crowd", "too many connections have not proved themselves")
 
     def _refuse(self, peer: _Peer, kind: str, why: str) -> None:
-        self._log.refuse(peer, kind, why)
+        self._log.refuse(peer.line, peer.where, kind, why)
         self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
@@ -202,7 +176,7 @@ class StorePeers:
             piece = b""
         if not piece:
             if not peer.is_member and peer.rest:
-                self._log.refuse(peer, "left", "it left before it had proved itself")
+                self._log.refuse(peer.line, peer.where, "left", "it left before it had proved itself")
             self._drop(peer)
             return
         try:

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from pollux.backends.shim.socket_owner import owner_of
+from pollux.backends.process.socket_owner import owner_of
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
