@@ -8,7 +8,7 @@ from pollux.backends.process.refusals import RefusalLog
 
 
 def test_one_line_for_each_kind_in_so_many_seconds(monkeypatch):
-    now, lines = [100.0], []
+    now, lines = [100.0], list[str]()
     monkeypatch.setattr(refusals.time, "monotonic", lambda: now[0])
     log = RefusalLog("the store", lines.append)
     for _ in range(1000):
@@ -24,9 +24,12 @@ def test_one_line_for_each_kind_in_so_many_seconds(monkeypatch):
 
 
 def test_the_user_of_this_machine_is_named():
-    lines = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname()) as stranger, listener.accept()[0] as peer:
-            RefusalLog("the store", lines.append).refuse(peer, stranger.getsockname(), "proof", "no secret")
-            where = stranger.getsockname()
+    lines: list[str] = []
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as stranger,
+        listener.accept()[0] as peer,
+    ):
+        where = stranger.getsockname()
+        RefusalLog("the store", lines.append).refuse(peer, where, "proof", "no secret")
     assert lines == [f"the store refused {where[0]}:{where[1]} (user {os.geteuid()}): no secret"]

@@ -363,7 +363,7 @@ def test_a_host_whose_greeting_says_nothing_is_not_used():
 
 def test_a_host_that_says_all_at_once_what_comes_after_a_proof_is_not_believed():
     """Whoever gets at the port of a host that is gone could say that replicas have ended well, and read commands."""
-    heard = []
+    heard: list[bytes] = []
 
     def pretend():
         with contextlib.suppress(OSError):

@@ -8,7 +8,6 @@ says that its socket is of this very user, on this machine. Whoever is neither i
 from __future__ import annotations
 
 import collections
-import contextlib
 import hmac
 import os
 import selectors
