@@ -5,7 +5,7 @@ from __future__ import annotations
 from pollux.sim.applications.application import Application, FixedConfiguration
 from pollux.sim.applications.profiles import load_profiles
 from pollux.sim.results.fairness import IsolatedTimes, finish_time_fairness
-from pollux.sim.results.metrics import configuration, describe_world, document, measure, to_json
+from pollux.sim.results.metrics import bounds, configuration, describe_world, document, measure, to_json
 from pollux.sim.simulation.compare import PolicyChoice, check_runs, choose_policies, compare
 from pollux.sim.simulation.simulation import JobOutcome, RunOutcome, SimulationSettings, simulate
 from pollux.sim.workloads.builtin import builtin_applications, builtin_workload
@@ -23,6 +23,7 @@ __all__ = [
     "SimulationSettings",
     "Workload",
     "WorkloadJob",
+    "bounds",
     "builtin_applications",
     "builtin_workload",
     "check_applications",

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pollux.cli.printing.console import SafeConsole
 
-__all__ = ["policies_table", "print_table", "progress_bar", "results_table", "standard_output"]
+__all__ = ["classes_table", "policies_table", "print_table", "progress_bar", "results_table", "standard_output"]
 
 _PIPE_WIDTH = 160
 _WIDE_WIDTH = 110
@@ -91,11 +91,17 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def results_table(results: Sequence[Mapping[str, Any]], width: int, means: bool = True) -> Table:
+def results_table(
+    results: Sequence[Mapping[str, Any]],
+    width: int,
+    means: bool = True,
+    bounds: Mapping[str, float | None] | None = None,
+) -> Table:
     """One line per policy under a line per workload; the ratio is of average JCT, to the first policy's.
 
     With several workloads, their means follow (of what is a worst value: the worst). Without `means` the workloads
-    are the same jobs on other clusters: no means, and every ratio is to the very first line.
+    are the same jobs on other clusters: no means, and every ratio is to the very first line. `bounds` are the averages
+    in hours that no schedule can beat, by workload.
     """
     columns = _WIDE if width >= _WIDE_WIDTH else _NARROW
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
@@ -116,6 +122,29 @@ def results_table(results: Sequence[Mapping[str, Any]], width: int, means: bool 
             ratio = run["avg_jct_hours"] / (runs if means else results)[0]["avg_jct_hours"]
             ftf = f"{run['worst_ftf']:.{2 if run['worst_ftf'] < 100 else 0}f}"
             cells = [form.format(ratio=ratio, ftf=ftf, **run) for _, form in columns]
+            table.add_row(Text(f"  {run['policy']}"), *cells)
+        least = (bounds or {}).get(name)
+        if least is not None:
+            shown = {columns[0][0]: f"{least:.3f}", columns[-1][0]: f"{least / runs[0]['avg_jct_hours']:.2f}×"}
+            cells = [shown.get(heading, "") for heading, _ in columns]
+            table.add_row(Text("  lower bound"), *cells, style="dim")
+    return table
+
+
+def classes_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Average completion times in hours by class of job, one line per policy under a line per workload."""
+    names = list(dict.fromkeys(name for result in results for name in result["classes"]))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("avg JCT h of jobs that are", min_width=16, overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for workload, runs in groupby(results, key=lambda result: result["workload"]):
+        group = list(runs)
+        table.add_section()
+        counts = [str(int(group[0]["classes"].get(name, {}).get("jobs", 0))) + " jobs" for name in names]
+        table.add_row(Text(workload, style="bold"), *counts)
+        for run in group:
+            cells = [f"{run['classes'][name]['avg_jct_hours']:.3f}" if name in run["classes"] else "" for name in names]
             table.add_row(Text(f"  {run['policy']}"), *cells)
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,12 +13,14 @@ import numpy as np
 import pollux.policies as registry
 from pollux.core.version import __version__
 from pollux.sim.applications.application import Application
+from pollux.sim.results.bound import completion_bound
 from pollux.sim.results.fairness import IsolatedTimes, finish_time_fairness
 from pollux.sim.simulation.compare import PolicyChoice
 from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings
+from pollux.sim.workloads.classes import CLASSES, application_class
 from pollux.sim.workloads.workload import Workload
 
-__all__ = ["TIMINGS", "configuration", "describe_world", "document", "jain_index", "measure", "to_json"]
+__all__ = ["TIMINGS", "bounds", "configuration", "describe_world", "document", "jain_index", "measure", "to_json"]
 
 TIMINGS = ("decision_ms_mean", "decision_ms_max", "cpu_seconds")
 """Fields of a result that depend on the machine; all others repeat to the byte."""
@@ -36,12 +39,13 @@ def measure(
     Completion times (JCT) run from submission to finish; percentiles are linear between jobs. The makespan
     runs from the first submission to the last finish; utilisation is GPU time held, resizes included, over
     GPU time there was in the makespan. A restart is any placement after a job's first. `ftf` is the ρ of
-    `fairness`; a job is unfairly treated when ρ > 1.
+    `fairness`; a job is unfairly treated when ρ > 1. `classes` are those of `workloads.classes` that have jobs.
     """
     jobs = outcome.jobs
     hours = np.array([job.finished - job.submitted for job in jobs]) / _HOUR
     makespan_hours = (max(job.finished for job in jobs) - min(job.submitted for job in jobs)) / _HOUR
     gpu_hours = sum(job.gpu_seconds for job in jobs) / _HOUR
+    times = times or IsolatedTimes(applications, settings.num_nodes, settings.gpus_per_node)
     fairness = finish_time_fairness(jobs, applications, settings, times)
     decisions = np.array(outcome.decision_seconds or (0.0,)) * 1000.0
     return {
@@ -56,6 +60,7 @@ def measure(
         "utilization": gpu_hours / (settings.num_gpus * makespan_hours),
         "worst_ftf": max(fairness),
         "unfair_fraction": sum(rho > 1.0 for rho in fairness) / len(jobs),
+        "classes": _by_class(outcome, times, fairness),
         "decision_ms_mean": float(np.mean(decisions)),
         "decision_ms_max": float(np.max(decisions)),
         "cpu_seconds": outcome.cpu_seconds,
@@ -73,6 +78,37 @@ def measure(
             for job, rho in zip(jobs, fairness, strict=True)
         ],
     }
+
+
+def _by_class(outcome: RunOutcome, times: IsolatedTimes, fairness: Sequence[float]) -> dict[str, dict[str, float]]:
+    """Of each class that has jobs: how many, their completion times, and the worst finish-time fairness."""
+    members: dict[str, int] = {}
+    for job in outcome.jobs:
+        if job.application not in members:
+            members[job.application] = application_class(job.application, lambda name: times.seconds(name, 1.0) / _HOUR)
+    found: dict[str, dict[str, float]] = {}
+    for number, name in enumerate(CLASSES):
+        mine = [i for i, job in enumerate(outcome.jobs) if members[job.application] == number]
+        if mine:
+            hours = np.array([outcome.jobs[i].finished - outcome.jobs[i].submitted for i in mine]) / _HOUR
+            found[name] = {
+                "jobs": len(mine),
+                "avg_jct_hours": float(np.mean(hours)),
+                "p50_jct_hours": float(np.percentile(hours, 50)),
+                "worst_ftf": max(fairness[i] for i in mine),
+            }
+    return found
+
+
+def bounds(
+    workloads: Sequence[Workload], applications: Mapping[str, Application], settings: SimulationSettings
+) -> dict[str, float | None]:
+    """Average completion time in hours that no schedule can beat, by workload; None where nothing was measured."""
+    found: dict[str, float | None] = {}
+    for workload in workloads:
+        seconds = completion_bound(workload, applications, settings).seconds
+        found[workload.name] = seconds / _HOUR if math.isfinite(seconds) else None
+    return found
 
 
 def jain_index(values: Sequence[float]) -> float:
@@ -113,9 +149,14 @@ def _describe(application: Application) -> dict[str, Any]:
     }
 
 
-def document(config: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def document(
+    config: Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]],
+    bounds_hours: Mapping[str, float | None] | None = None,
+) -> dict[str, Any]:
     """What `--json` writes; `version` is that of the program."""
-    return {"version": __version__, "config": dict(config), "results": [dict(result) for result in results]}
+    made = {"version": __version__, "config": dict(config), "results": [dict(result) for result in results]}
+    return made if bounds_hours is None else {**made, "bounds_hours": dict(bounds_hours)}
 
 
 def to_json(document: Mapping[str, Any]) -> str:

@@ -59,6 +59,16 @@ _DEFINITIONS = (
         "and initial batch M₀.",
     ),
     ("FTF", DEFINITION),
+    (
+        "Classes",
+        "By the GPU time of a whole training on the fewest GPUs: small below 1 hour, medium below 10, large below "
+        "100, else huge; the published applications have their published class.",
+    ),
+    (
+        "Lower bound",
+        "Jobs are preempted and GPUs divided at will and at no cost, and every job knows its true speed: the larger of "
+        "each job alone on the whole cluster, and all on one machine, the shortest remaining first.",
+    ),
     ("Decision", "CPU time of one scheduling decision: snapshot, policy, check and plan."),
 )
 
@@ -139,7 +149,7 @@ def write_report(
             (folder / f"{stem}-{workload}.png").write_bytes(image.getvalue())
             pictures.append(_picture(image.getvalue(), caption))
         results = [result for result in document["results"] if result["workload"] == workload]
-        sections.append(_section(workload, results, pictures))
+        sections.append(_section(workload, results, pictures, document.get("bounds_hours", {}).get(workload)))
     (folder / "results.json").write_text(to_json(document), encoding="utf-8")
     (folder / "report.html").write_text(_page(document, sections), encoding="utf-8")
 
@@ -159,7 +169,9 @@ def _picture(png: bytes, caption: str) -> str:
     return f"<figure>{image}<figcaption>{text}</figcaption></figure>"
 
 
-def _section(workload: str, results: Sequence[Mapping[str, Any]], pictures: Sequence[str]) -> str:
+def _section(
+    workload: str, results: Sequence[Mapping[str, Any]], pictures: Sequence[str], bound_hours: float | None
+) -> str:
     first = results[0]
     heads = [title for _, title, _ in _COLUMNS] + [f"avg JCT vs {first['policy']}"]
     rows = [
@@ -169,12 +181,36 @@ def _section(workload: str, results: Sequence[Mapping[str, Any]], pictures: Sequ
     ]
     jobs = _jobs_table(results)
     return (
-        f"<h2>Workload {html.escape(workload)}</h2>\n<p>{len(first['jobs'])} jobs.</p>\n"
+        f"<h2>Workload {html.escape(workload)}</h2>\n<p>{len(first['jobs'])} jobs. {_bound(bound_hours)}</p>\n"
         + _table(heads, rows)
+        + _classes_table(results)
         + "\n"
         + "\n".join(pictures)
         + f"\n<details><summary>Every job</summary>{jobs}</details>"
     )
+
+
+def _bound(hours: float | None) -> str:
+    return "" if hours is None else f"No schedule can have an average JCT below {hours:.3f} h."
+
+
+def _classes_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Completion times by class, where the jobs are of several."""
+    names = list(dict.fromkeys(name for result in results for name in result["classes"]))
+    if len(names) < 2:
+        return ""
+    heads = ["policy"]
+    for name in names:
+        jobs = results[0]["classes"].get(name, {}).get("jobs", 0)
+        heads += [f"{name} ({jobs} jobs): avg JCT (h)", "worst FTF"]
+    rows = []
+    for result in results:
+        row = [result["policy"]]
+        for name in names:
+            mine = result["classes"].get(name)
+            row += ["", ""] if mine is None else [f"{mine['avg_jct_hours']:.3f}", f"{mine['worst_ftf']:.2f}"]
+        rows.append(row)
+    return "\n" + _table(heads, rows)
 
 
 def _jobs_table(results: Sequence[Mapping[str, Any]]) -> str:

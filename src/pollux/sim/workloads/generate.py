@@ -7,7 +7,6 @@ promised to stay: a seed means one workload.
 
 from __future__ import annotations
 
-import bisect
 import math
 import random
 from collections import Counter
@@ -22,6 +21,7 @@ from typing import NamedTuple, TypeVar
 from pollux.core import InvalidInput
 from pollux.sim.applications.application import Application
 from pollux.sim.applications.tables import number, read_rows, whole
+from pollux.sim.workloads.classes import CLASSES, application_class, class_of
 from pollux.sim.workloads.user_requests import Users
 from pollux.sim.workloads.workload import Workload, WorkloadJob
 
@@ -31,11 +31,6 @@ _SHORTEST_SECONDS = 60.0
 _MOST_GPU_HOURS = 1000.0
 _DAY = 86_400.0
 _PEAK_SHARE = 0.65
-
-_CLASS_GPU_HOURS = (1.0, 10.0, 100.0)
-"""Bounds between the classes S, M, L and XL, as in the published evaluation."""
-
-_PUBLISHED_CLASSES = {"cifar10": 0, "ncf": 0, "bert": 1, "deepspeech2": 1, "yolov3": 2, "imagenet": 3}
 
 _Option = TypeVar("_Option")
 
@@ -124,7 +119,7 @@ def generate_workload(
     classes = _classes(users)
     requests: list[tuple[int, str, int, int]] = []
     for arrival in islice(arrivals, settings.total_jobs):
-        application = _pick(stream, classes[_class_of(arrival.gpu_hours)])
+        application = _pick(stream, classes[class_of(arrival.gpu_hours)])
         if settings.realistic:
             options = users.realistic(application, arrival.num_gpus)
         else:
@@ -226,21 +221,16 @@ def _synthetic(stream: random.Random, window: float) -> Iterator[_Arrival]:
         median, spread = (0.3, 1.8) if stream.random() < 0.95 else (60.0, 1.3)
         # Zero has no quantile; any other value will do in its place.
         gpu_hours = median * math.exp(spread * NormalDist().inv_cdf(stream.random() or 0.5))
-        several = stream.random() < (0.02, 0.05, 0.4, 0.8)[_class_of(gpu_hours)]
+        several = stream.random() < (0.02, 0.05, 0.4, 0.8)[class_of(gpu_hours)]
         num_gpus = _pick(stream, (2, 4, 4, 8, 8, 16)) if several else 1
         if _is_usable(gpu_hours * 3600.0 / num_gpus, gpu_hours):
             yield _Arrival(second, gpu_hours, num_gpus)
 
 
-def _class_of(gpu_hours: float) -> int:
-    return bisect.bisect_right(_CLASS_GPU_HOURS, gpu_hours)
-
-
 def _classes(users: Users) -> list[list[str]]:
-    """Applications of each class, S to XL; a class without any has those of the nearest that has some."""
-    own: list[list[str]] = [[] for _ in range(len(_CLASS_GPU_HOURS) + 1)]
+    """Applications of each class; a class without any has those of the nearest that has some."""
+    own: list[list[str]] = [[] for _ in CLASSES]
     for name in sorted(users.applications):
-        known = _PUBLISHED_CLASSES.get(name)
-        own[_class_of(users.least_gpu_hours(name)) if known is None else known].append(name)
+        own[application_class(name, users.least_gpu_hours)].append(name)
     filled = [index for index, names in enumerate(own) if names]
     return [own[min(filled, key=lambda other: (abs(other - index), other))] for index in range(len(own))]

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pollux.cli.display.render import print_table, progress_bar, results_table
+from pollux.cli.display.render import classes_table, print_table, progress_bar, results_table
 
 
 def result(policy="pollux", workload="some", **values):
@@ -52,6 +52,24 @@ def test_several_workloads_end_with_their_mean():
     assert "mean of 2 workloads" in text
     assert mean[1] == "0.750"
     assert "7.00" in mean
+
+
+def test_what_no_schedule_can_beat_ends_each_workload():
+    console = Console(file=io.StringIO(), width=120)
+    print_table(console, results_table([result()], 120, bounds={"some": 0.2}))
+    assert isinstance(console.file, io.StringIO)
+    last = console.file.getvalue().splitlines()[-2]
+    assert last.split() == ["lower", "bound", "0.200", "0.40×"]
+
+
+def test_completion_times_by_class():
+    console = Console(file=io.StringIO(), width=120)
+    small, large = {"jobs": 3, "avg_jct_hours": 0.25}, {"jobs": 1, "avg_jct_hours": 4.0}
+    results = [result(classes={"small": small, "large": large}), result("fifo", classes={"small": small})]
+    print_table(console, classes_table(results))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
+    assert lines[-3:] == [["some", "3", "jobs", "1", "jobs"], ["pollux", "0.250", "4.000"], ["fifo", "0.250"]]
 
 
 def test_names_are_not_taken_for_markup():

@@ -6,7 +6,8 @@ import pytest
 
 import pollux
 from pollux import policies
-from pollux.sim.results.metrics import TIMINGS, configuration, describe_world, document, measure, to_json
+from pollux.sim.results.bound import completion_bound
+from pollux.sim.results.metrics import TIMINGS, bounds, configuration, describe_world, document, measure, to_json
 from pollux.sim.simulation.compare import choose_policies
 from pollux.sim.simulation.simulation import JobOutcome, RunOutcome, SimulationSettings
 from pollux.sim.workloads.builtin import builtin_applications, builtin_workload
@@ -63,11 +64,36 @@ def test_fairness_summary_is_that_of_the_jobs(result):
     assert result["unfair_fraction"] == sum(rho > 1 for rho in rhos) / 4
 
 
+def test_jobs_are_told_apart_by_the_gpu_time_of_a_whole_training():
+    jobs = [
+        JobOutcome("a", "resnet-small", 0.0, 1.0, HOUR, 0, HOUR),
+        JobOutcome("b", "recsys", 0.0, 1.0, 2 * HOUR, 0, HOUR),
+        JobOutcome("c", "vit-large", 0.0, 1.0, 8 * HOUR, 0, HOUR),
+        JobOutcome("d", "vit-large", 0.0, 1.0, 10 * HOUR, 0, HOUR),
+    ]
+    result = measure(outcome(*jobs), builtin_applications(), SETTINGS)
+    classes = result["classes"]
+    assert sum(entry["jobs"] for entry in classes.values()) == 4
+    assert classes["huge"]["jobs"] == 2
+    assert classes["huge"]["avg_jct_hours"] == pytest.approx(9.0)
+    assert classes["huge"]["worst_ftf"] == max(entry["ftf"] for entry in result["jobs"][2:])
+    assert "small" in classes
+
+
+def test_the_bound_of_each_workload_is_in_the_document():
+    workload, settings = builtin_workload(), SimulationSettings()
+    found = bounds([workload], builtin_applications(), settings)
+    seconds = completion_bound(workload, builtin_applications(), settings).seconds
+    assert found == {"built-in": pytest.approx(seconds / HOUR)}
+    assert document({}, [], found)["bounds_hours"] == found
+    assert "bounds_hours" not in document({}, [])
+
+
 def test_every_field_is_there_in_order(result):
     assert list(result) == [
         "workload", "policy", "avg_jct_hours", "p50_jct_hours", "p99_jct_hours", "makespan_hours",
         "restarts_per_job", "gpu_hours", "utilization", "worst_ftf", "unfair_fraction",
-        "decision_ms_mean", "decision_ms_max", "cpu_seconds", "jobs",
+        "classes", "decision_ms_mean", "decision_ms_max", "cpu_seconds", "jobs",
     ]  # fmt: skip
     assert set(TIMINGS) < set(result)
     assert list(result["jobs"][0]) == [

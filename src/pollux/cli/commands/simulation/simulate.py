@@ -103,6 +103,9 @@ def simulate(
         str | None,
         typer.Option(metavar="NAME", help="Job to plot; by default the adaptive one with most GPU time."),
     ] = None,
+    bound: Annotated[
+        bool, typer.Option(help="Work out what no schedule can beat; takes seconds on large clusters.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Simulate workloads under scheduling policies and compare completion times, fairness and cost.
@@ -131,7 +134,7 @@ def simulate(
     file = output if output is not None and output.suffix == ".json" else None
     folder = output if file is None else None
     _check_job(job, world.workloads, folder)
-    outputs = Outputs(folder, job, file)
+    outputs = Outputs(folder, job, file, bound)
     complete = simulate_together(world.workloads, chosen, world.applications, settings, world.source, workers, outputs)
     if as_json:
         say(to_json(complete), nl=False)
@@ -151,11 +154,15 @@ def _without_dash(paths: Sequence[Path], as_json: bool) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What to write: a report in a folder, with a plot of one job if it is named; a JSON file. None: not written."""
+    """What to write: a report in a folder, with a plot of one job if it is named; a JSON file. None: not written.
+
+    With `bound`, the average completion time that no schedule can beat stands beside the results.
+    """
 
     folder: Path | None = None
     job: str | None = None
     json_file: Path | None = None
+    bound: bool = False
 
 
 def simulate_together(
@@ -170,7 +177,7 @@ def simulate_together(
     """Simulate with a progress bar, write all that is asked for or nothing, and return the whole document."""
     from pollux.cli.arguments.output import staged_file, staged_folder
     from pollux.cli.display.render import progress_bar
-    from pollux.sim import IsolatedTimes, compare, configuration, document, measure, to_json
+    from pollux.sim import IsolatedTimes, bounds, compare, configuration, document, measure, to_json
 
     outputs = outputs or Outputs()
     config = configuration(workloads, policies, applications, settings, source)
@@ -188,7 +195,9 @@ def simulate_together(
             stream = files.enter_context(staged_file("--output", outputs.json_file))
         with progress_bar("simulating") as progress:
             outcomes = compare(workloads, policies, applications, settings, workers or _cpus(), progress)
-        complete = document(config, [measure(outcome, applications, settings, times) for outcome in outcomes])
+        results = [measure(outcome, applications, settings, times) for outcome in outcomes]
+        least = bounds(workloads, applications, settings) if outputs.bound else None
+        complete = document(config, results, least)
         if folder is not None:
             from pollux.sim.results.report import write_report
 
@@ -199,13 +208,15 @@ def simulate_together(
 
 
 def _print(document: Mapping[str, Any], output: Path | None) -> None:
-    from pollux.cli.display.render import print_table, results_table, standard_output
+    from pollux.cli.display.render import classes_table, print_table, results_table, standard_output
     from pollux.sim import describe_world
 
     console = standard_output()
     for line in describe_world(document["config"]):
         console.print(line, style="dim", markup=False)
-    print_table(console, results_table(document["results"], console.width))
+    print_table(console, results_table(document["results"], console.width, bounds=document.get("bounds_hours")))
+    if any(len(result["classes"]) > 1 for result in document["results"]):
+        print_table(console, classes_table(document["results"]))
     if output is not None:
         console.print(f"report: {output / 'report.html'}", markup=False, soft_wrap=True)
 

@@ -37,7 +37,7 @@ def test_table(simulate):
     ):
         assert phrase in result.stdout
     lines = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ") and line.strip()]
-    assert lines[-3:] == POLICIES.split(",")
+    assert lines[-4:] == [*POLICIES.split(","), "lower"]
 
 
 @pytest.mark.parametrize("words", [("--json",), ("--json", "-")], ids=" ".join)
