@@ -382,6 +382,14 @@ def _backoff_memory(story: _Story) -> tuple[str, str]:
     return f"ran out of memory and {text}{_batch_limit(story)}", step
 
 
+def _backoff_free_gpus(story: _Story) -> tuple[str, str]:
+    text = f"failed again and again ({story.say('crashes')} crashes so far), so nobody gives way to it now"
+    return (
+        f"{text}: it starts on free GPUs, or as any job in {story.say('wait_seconds')} s",
+        f"pollux logs {story.job_id}",
+    )
+
+
 def _crashed(story: _Story) -> tuple[str, str]:
     return f"failed: {_crashes(story)}", f"pollux logs {story.job_id}"
 
@@ -487,6 +495,7 @@ CODES: Mapping[str, _Teller] = {
     "fits-nowhere": _fits_nowhere,
     "backoff": _backoff,
     "backoff-memory": _backoff_memory,
+    "backoff-free-gpus": _backoff_free_gpus,
     "crashed": _crashed,
     "out-of-memory": _out_of_memory,
     "lost": _lost,

@@ -11,7 +11,7 @@ from typing import Any
 
 from pollux.controller.codec import snapshots
 from pollux.controller.codec.bank import WrittenKinds, decode_bank, encode_bank
-from pollux.controller.machine import decisions, significance
+from pollux.controller.machine import decisions, returns, significance
 from pollux.controller.machine.decision_times import DecisionTimes
 from pollux.controller.machine.reports import check_numbers, completed_work, learned, limited
 from pollux.controller.machine.retries import RetryDecision, decide_retry
@@ -152,6 +152,10 @@ class Controller:
 
     def snapshot(self, now: float, newcomer: JobRecord | None = None) -> Snapshot:
         """Everything a policy may know at `now`; a `newcomer` is included as if it had been submitted."""
+        return returns.within_free_room(self._whole_snapshot(now, newcomer), self._cluster_state.active.values())
+
+    def _whole_snapshot(self, now: float, newcomer: JobRecord | None = None) -> Snapshot:
+        """The snapshot with all that jobs may have: what holds for policies only is no reason to refuse a decision."""
         records = [record for record in self._cluster_state.active.values() if record.is_ready]
         if newcomer is not None and newcomer.is_ready:
             records.append(newcomer)
@@ -294,6 +298,7 @@ class Controller:
             commands = _stop(record, before if event.outcome == "lost" else NOWHERE, "failed")
             return [*commands, *self._changed(event.at)]
         record.eligible_at, record.detail = retry.eligible_at, retry.detail
+        record.quiet_until = returns.quiet_until(record, event.at, retry)
         if moved and in_place:
             # A resize without a restart has failed: start from the checkpoint on the same GPUs.
             self._cluster_state.renew(record, event.at)
@@ -382,13 +387,21 @@ class Controller:
             if limit is not None and limit <= event.at:
                 commands += self._time_is_up(record, event.at)
                 continue
-            if record.eligible_at is not None and record.eligible_at <= event.at:
-                record.eligible_at = None
-            if record.capped_until is not None and record.capped_until <= event.at:
-                record.capped_until = None
-                record.forget_view()
-            self._cluster_state.note_due_time(record)
+            self._end_pauses(record, event.at)
         return [*commands, *self._changed(event.at)] if due else []
+
+    def _end_pauses(self, record: JobRecord, at: float) -> None:
+        """End what a job is kept from after failures, as far as its time has come."""
+        if record.quiet_until is not None and record.quiet_until <= at:
+            record.quiet_until = None
+        if record.capped_until is not None and record.capped_until <= at:
+            record.capped_until = None
+            record.forget_view()
+        if record.eligible_at is not None and record.eligible_at <= at:
+            record.eligible_at = None
+            if (reason := returns.waits_reason(record, at)) is not None:
+                record.set_reason(at, reason)
+        self._cluster_state.note_due_time(record)
 
     def _time_is_up(self, record: JobRecord, at: float) -> list[Command]:
         before, limit = record.placement, record.spec.time_limit_seconds or 0.0
@@ -400,7 +413,7 @@ class Controller:
     # Decisions
 
     def _decided(self, event: DecisionMade) -> list[Command]:
-        snapshot = self.snapshot(event.at)
+        snapshot = self._whole_snapshot(event.at)
         # Events may have come while the policy was deciding. Its answer counts if it fits the cluster as it is now.
         current = event.revision == self.revision - 1
         decision = decisions.completed(snapshot, event.decision, event.partial, current)

@@ -147,7 +147,7 @@ class ClusterState:
         after = step(record.spec.id, record.state, state, record.detail)
         self.place(record, NOWHERE, at)
         record.state, record.ended_at, record.detail = after, at, detail
-        record.eligible_at, record.capped_until, record.waiting_for = None, None, ()
+        record.eligible_at, record.capped_until, record.quiet_until, record.waiting_for = None, None, None, ()
         record.set_reason(at, reason)
         del self.active[record.spec.id]
         self._due.pop(record.spec.id, None)
@@ -178,8 +178,8 @@ class ClusterState:
     # What is due
 
     def note_due_time(self, record: JobRecord) -> None:
-        """Note when the job's pause after a crash, its cap after a refusal, or its time limit, is over."""
-        times = (record.eligible_at, record.capped_until, time_up(record))
+        """Note when the job's pause after a crash, what it is kept from after failures, or its time limit, is over."""
+        times = (record.eligible_at, record.capped_until, record.quiet_until, time_up(record))
         due = min((at for at in times if at is not None), default=None)
         if due is None:
             self._due.pop(record.spec.id, None)

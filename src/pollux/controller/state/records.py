@@ -34,6 +34,7 @@ class JobRecord:
     - No policy is shown the job until `eligible_at`, and while jobs of `waiting_for` have not succeeded. `refusals` is
       how often in a row the backend could not have the GPUs given to it. Until `capped_until`, policies are shown that
       it may hold no more GPUs than now.
+    - Until `quiet_until` it uses free GPUs only, since it has failed again; see `machine/returns.py`.
     - `local_batch` is the last one reported, `local_batch_max` the limit found by running out of memory.
     - `live`: whether its agent can follow a live resize, None while that is not known. `failed_moves`: how many live
       resizes failed since the last that succeeded, the newest at `failed_move_at`.
@@ -68,6 +69,7 @@ class JobRecord:
     eligible_at: float | None = None
     refusals: int = 0
     capped_until: float | None = None
+    quiet_until: float | None = None
     local_batch: int | None = None
     local_batch_max: int | None = None
     waiting_for: tuple[str, ...] = ()

@@ -85,6 +85,7 @@ SAMPLES = {
         {"gpus_before": 2.0, "gpus_after": 2.0, "speedup_before": 1.0, "speedup_after": 1.0, "speedup_assumed": 1.0},
     ),
     "shrank, for an assumed gain": replace(SHRANK, numbers={**SHRANK.numbers, "other_speedup_assumed": 1.0}),
+    "backoff-free-gpus": Reason("backoff-free-gpus", {"crashes": 3.0, "wait_seconds": 250.0}),
     "backoff": Reason("backoff", {"crashes": 2.0, "retries": 3.0, "backoff_seconds": 4.0}),
     "backoff-memory": Reason(
         "backoff-memory", {"crashes": 2.0, "retries": 3.0, "backoff_seconds": 4.0, "local_batch_max": 64.0}
