@@ -44,7 +44,7 @@ def test_table(simulate):
 def test_json_goes_to_standard_output_alone(simulate, words):
     result = simulate(*words, "--policies", POLICIES)
     read = json.loads(result.stdout)
-    assert list(read) == ["version", "config", "results"]
+    assert list(read) == ["version", "config", "results", "bounds_hours"]
     assert [entry["policy"] for entry in read["results"]] == POLICIES.split(",")
     assert {entry["workload"] for entry in read["results"]} == {"small"}
     assert [job["name"] for job in read["results"][0]["jobs"]] == ["first", "second", "third", "fourth"]
