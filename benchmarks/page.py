@@ -34,10 +34,11 @@ OWN = ("FunctionCall", "EvaluateScript", "FireAnimationFrame", "RunMicrotasks", 
 
 def serve(home: Path, jobs: int, nodes: int) -> None:
     """Fill the home, and serve it."""
+    from big_store import build_big_store
+
     from pollux import policies
     from pollux.service import Engine, ServiceSettings, SystemClock
     from pollux.service.server import serve as serve_module
-    from pollux.testing.servers.big_store import build_big_store
     from pollux.testing.servers.service import FakeBackend
 
     big = build_big_store(home, jobs, nodes, now=time.time())

@@ -90,7 +90,7 @@ def live_pauses(server: ReplicaServer, width: int) -> tuple[list[dict[str, Any]]
                 if num_replicas > before:
                     spans.append((began, time.monotonic()))
                 supervisor.commit(replicas)
-                outcome = supervisor.settle()
+                outcome = supervisor.await_change()
                 if outcome != "done":
                     raise SystemExit(f"a live resize came out as '{outcome}'\n{supervisor.outputs()}")
             for rank in range(len(supervisor.members)):
@@ -232,11 +232,11 @@ def _job_with_events(chance: random.Random, count: int) -> Any:
         job = Path(folder) / "job"
         run = EventRun(lambda: LocalBackend(home, slots=4, hang_seconds=2.5), job, 30 + 4 * count, home=home)
         try:
-            run.until("warm backend", lambda: isinstance(run.backend, LocalBackend) and run.backend.is_warm)
+            run.wait_for("warm backend", lambda: isinstance(run.backend, LocalBackend) and run.backend.is_warm)
             run.start(2)
-            run.settled()
+            run.await_running()
             for _ in range(count):
-                if not run.event(chance):
+                if not run.change_at_random(chance):
                     break
             return run.finish()
         finally:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.support.surroundings import settle
 
 from pollux.testing.jobs.hosted_store import HostedStore
 from pollux.testing.jobs.replica_server import ReplicaServer
-from pollux.testing.surroundings import settle
 from pollux.testing.waiting import OutOfTime
 
 REPOSITORY = Path(__file__).resolve().parent.parent

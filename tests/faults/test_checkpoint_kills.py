@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.support.forking import fork, read_all
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer, load
-from pollux.testing.jobs.forking import fork, read_all
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "10"))

@@ -31,12 +31,12 @@ def one_run(folder, chance, left, tell):
 
     run = EventRun(make, folder / "job", epochs, env=float64_job.SLOW, home=home)
     try:
-        run.until("warm backend", lambda: run.backend.is_warm)
+        run.wait_for("warm backend", lambda: run.backend.is_warm)
         run.start(2)
-        run.settled()
+        run.await_running()
         for number in range(left):
             began = time.monotonic()
-            came = run.event(chance)
+            came = run.change_at_random(chance)
             if not came:
                 break
             tell(f"{number} {came}, {time.monotonic() - began:.1f} s")

@@ -113,9 +113,9 @@ def test_a_replica_killed_in_a_step_is_left_behind(supervise, tmp_path, options)
     for rank in (2, 0, 1):
         time.sleep(0.1)
         supervisor.kill(rank)
-        supervisor._until(lambda: supervisor.tend() if not supervisor.events else True, "the loss is seen")
+        supervisor._until(lambda: supervisor.replace_lost() if not supervisor.events else True, "the loss is seen")
         supervisor.events.clear()
-        assert supervisor.settle() == "done", supervisor.outputs()
+        assert supervisor.await_change() == "done", supervisor.outputs()
     values = finish(supervisor, tmp_path)
     assert len(values) == 1
     assert [pause["kind"] for pause in supervisor.pauses] == ["recover"] * 3
@@ -125,8 +125,8 @@ def test_a_replica_killed_in_a_step_is_left_behind(supervise, tmp_path, options)
 
 def test_who_took_the_step_sends_to_who_did_not(supervise, tmp_path):
     supervisor = supervise(3, parts_at=30)
-    supervisor._until(lambda: supervisor.tend() if supervisor.running == 0 else True, "the loss is seen")
-    assert supervisor.settle() == "done", supervisor.outputs()
+    supervisor._until(lambda: supervisor.replace_lost() if supervisor.running == 0 else True, "the loss is seen")
+    assert supervisor.await_change() == "done", supervisor.outputs()
     report = supervisor.pauses[-1]
     assert (report["kind"], report["step"]) == ("recover", 32)
     assert report["bytes"] > 0
@@ -140,8 +140,8 @@ def test_a_replica_that_hangs_is_ended_and_left_behind(supervise, tmp_path, batc
     # With BatchNorm the others are held up in their forward pass.
     supervisor = supervise(3, hang_seconds=8.0, batchnorm=batchnorm)
     supervisor.kill(1, signal.SIGSTOP)
-    supervisor._until(lambda: supervisor.tend() if supervisor.running == 0 else True, "the hang is seen")
-    assert supervisor.settle() == "done", supervisor.outputs()
+    supervisor._until(lambda: supervisor.replace_lost() if supervisor.running == 0 else True, "the hang is seen")
+    assert supervisor.await_change() == "done", supervisor.outputs()
     assert supervisor.false_alarms == 0, supervisor.events
     values = finish(supervisor, tmp_path)
     assert len(values) == 2
@@ -152,8 +152,8 @@ def test_a_replica_that_hangs_is_ended_and_left_behind(supervise, tmp_path, batc
 def test_a_dead_lock_in_the_scripts_own_code_is_seen_though_its_threads_live(supervise, tmp_path):
     supervisor = supervise(3, hang_seconds=8.0, hangs_at=20)
     hung = supervisor.members[1]
-    supervisor._until(lambda: supervisor.tend() if supervisor.running == 0 else True, "the hang is seen")
-    assert supervisor.settle() == "done", supervisor.outputs()
+    supervisor._until(lambda: supervisor.replace_lost() if supervisor.running == 0 else True, "the hang is seen")
+    assert supervisor.await_change() == "done", supervisor.outputs()
     assert (tmp_path / f"hangs-{hung.process}").exists()
     assert supervisor.events[0] == "lost [1] of generation 0" or "rank 1" in supervisor.events[0]
     values = finish(supervisor, tmp_path)
@@ -177,8 +177,8 @@ def test_a_change_while_a_checkpoint_is_written(supervise, tmp_path, how):
     supervisor._until(lambda: (tmp_path / f"writing-{first.process}").exists() or None, "a checkpoint is written")
     if how == "replica 0 dies":
         supervisor.kill(0)
-        supervisor._until(lambda: supervisor.tend() if supervisor.running == 0 else True, "the loss is seen")
-        assert supervisor.settle() == "done", supervisor.outputs()
+        supervisor._until(lambda: supervisor.replace_lost() if supervisor.running == 0 else True, "the loss is seen")
+        assert supervisor.await_change() == "done", supervisor.outputs()
     else:
         outcome = supervisor.resize(3) if how == "grow" else supervisor.resize(1, keep=[1])
         assert outcome == "done", supervisor.outputs()

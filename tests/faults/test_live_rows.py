@@ -58,9 +58,9 @@ def job(local, tmp_path, request):
         run = EventRun(lambda: local, tmp_path / "job", EPOCHS, env={**float64_job.SLOW, **env}, job_id=number)
         made.append(run)
         run.start(gpus)
-        run.settled()
+        run.await_running()
         if steps:
-            run.stepped()
+            run.await_step()
         return run
 
     yield start
@@ -102,16 +102,16 @@ def check(run, restarts=0):
 def test_who_fails_on_the_way_is_left_behind(job, phase, rank, sent):
     run = job(2, POLLUX_FAIL_AT=f"{phase}/{rank}/{sent}")
     run.resize(3)
-    run.settled()
+    run.await_running()
     assert len(run.losses) == 1, run.story()
     check(run)
 
 
 def test_without_anybody_who_holds_the_state_the_job_starts_from_its_checkpoint(job):
     run = job(2, POLLUX_FAIL_AT=f"transfer/0,1/{KILL}")
-    run.until("checkpoint", lambda: any((run.folder / "checkpoints").glob("step-*")) or None)
+    run.wait_for("checkpoint", lambda: any((run.folder / "checkpoints").glob("step-*")) or None)
     run.resize(4)
-    run.settled()
+    run.await_running()
     check(run, restarts=1)
 
 
@@ -120,14 +120,14 @@ def test_without_its_store_a_job_trains_on_and_is_saved_and_restarted_when_it_is
     before = float64_job.living(run.folder)
     os.kill(store_host(local, run), KILL)
     calm = time.monotonic() + 1.0
-    run.until("moment", lambda: time.monotonic() > calm)
+    run.wait_for("moment", lambda: time.monotonic() > calm)
     assert float64_job.living(run.folder) == before, "nobody is to notice"
     run.resize(3)
-    run.until("end", lambda: run.restarts)
+    run.wait_for("end", lambda: run.restarts)
     assert "store has ended" in run.restarts[0]
-    (ended,) = [event for event in run.told if isinstance(event, ReplicasEnded)]
+    (ended,) = [event for event in run.events if isinstance(event, ReplicasEnded)]
     assert [each.code for each in ended.exits] == [143, 143], "one saves, and both say that they were stopped"
-    run.settled()
+    run.await_running()
     check(run, restarts=1)
 
 
@@ -137,7 +137,7 @@ def test_an_order_right_after_one_that_is_withdrawn_has_the_places_of_those_that
     wait_until("joiner that fails", (run.folder / "failed-2").exists, pause_seconds=0.005)
     # Nobody has answered the loss yet: the service had decided on something else meanwhile.
     run.resize(4)
-    run.settled()
+    run.await_running()
     assert run.generation == 3
     assert not run.losses
     check(run)
@@ -146,9 +146,9 @@ def test_an_order_right_after_one_that_is_withdrawn_has_the_places_of_those_that
 def test_a_store_that_goes_while_they_change_means_a_restart(local, job):
     run = job(2, POLLUX_FAIL_AT=f"prepare/2/{STOP}")
     run.resize(3)
-    run.until("joiner that hangs", lambda: (run.folder / "failed-2").exists())
+    run.wait_for("joiner that hangs", lambda: (run.folder / "failed-2").exists())
     os.kill(store_host(local, run), KILL)
-    run.settled()
+    run.await_running()
     assert "store" in run.restarts[0]
     check(run, restarts=1)
 
@@ -157,7 +157,7 @@ def test_a_change_during_the_first_step_and_another_at_once(job):
     run = job(1, steps=False)
     run.resize(3)
     run.resize(2)
-    run.settled()
+    run.await_running()
     check(run)
 
 
@@ -165,21 +165,21 @@ def test_to_one_replica_and_back_while_checkpoints_are_written(job):
     run = job(3)
     for gpus in (1, 3, 1, 2):
         run.resize(gpus)
-        run.settled()
+        run.await_running()
     assert [kind for kind, _ in run.pauses] == ["shrink", "grow", "shrink", "grow"]
     check(run)
 
 
 def test_a_change_while_the_script_is_busy_between_two_passes_waits_for_it(job):
     run = job(2, POLLUX_HOLD_AT="3")
-    run.until("hold", lambda: len([*run.folder.glob("held-*")]) == 2)
+    run.wait_for("hold", lambda: len([*run.folder.glob("held-*")]) == 2)
     run.resize(3)
     # Longer than a replica may be silent: it computes, and that is seen.
     calm = time.monotonic() + 3.0
-    run.until("moment", lambda: time.monotonic() > calm)
+    run.wait_for("moment", lambda: time.monotonic() > calm)
     assert run.state == "moving"
     (run.folder / "go").touch()
-    run.settled()
+    run.await_running()
     assert not run.losses
     check(run)
 
@@ -187,15 +187,15 @@ def test_a_change_while_the_script_is_busy_between_two_passes_waits_for_it(job):
 def test_data_that_does_not_come_for_long_is_no_hang(job):
     run = job(2)
     (run.folder / "stall").touch()
-    run.until("stall", lambda: [*run.folder.glob("stalled-*")])
+    run.wait_for("stall", lambda: [*run.folder.glob("stalled-*")])
     before = float64_job.living(run.folder)
     # Twice as long as a replica may be silent.
     calm = time.monotonic() + 5.0
-    run.until("moment", lambda: time.monotonic() > calm)
+    run.wait_for("moment", lambda: time.monotonic() > calm)
     assert float64_job.living(run.folder) == before
     (run.folder / "stall").unlink()
     run.resize(3)
-    run.settled()
+    run.await_running()
     assert not run.losses
     check(run)
 
@@ -208,13 +208,13 @@ def test_a_pause_of_all_of_a_job_ends_none_of_it(local, job):
         os.kill(pid, STOP)
     try:
         calm = time.monotonic() + 5.0
-        run.until("moment", lambda: time.monotonic() > calm)
+        run.wait_for("moment", lambda: time.monotonic() > calm)
     finally:
         # The shim first: it must not take silence for more than it could hear.
         for pid in reversed(everybody):
             os.kill(pid, signal.SIGCONT)
     calm = time.monotonic() + 1.0
-    run.until("moment", lambda: time.monotonic() > calm)
+    run.wait_for("moment", lambda: time.monotonic() > calm)
     assert sorted(float64_job.living(run.folder)) == sorted(everybody[1:3])
     assert not run.losses
     check(run)
@@ -224,29 +224,29 @@ def test_a_pause_of_all_of_a_job_ends_none_of_it(local, job):
 def test_a_change_after_the_last_step_leaves_the_script_alone(job, gpus):
     run = job(2, POLLUX_HOLD_AT=str(EPOCHS))
     (run.folder / "fast").touch()
-    run.until("end of training", lambda: len([*run.folder.glob("through-*")]) == 2)
+    run.wait_for("end of training", lambda: len([*run.folder.glob("through-*")]) == 2)
     before = float64_job.living(run.folder)
     run.resize(gpus)
     calm = time.monotonic() + 1.5
-    run.until("moment", lambda: time.monotonic() > calm)
+    run.wait_for("moment", lambda: time.monotonic() > calm)
     assert (run.state, float64_job.living(run.folder)) == ("moving", before)
     (run.folder / "go").touch()
-    run.until("end", lambda: run.state == "done")
+    run.wait_for("end", lambda: run.state == "done")
     check(run)
 
 
 def test_a_request_to_stop_frees_those_that_wait_at_the_door(job):
     run = job(2, POLLUX_FAIL_AT=f"door/2/{STOP}")
     run.resize(3)
-    run.until("joiner that hangs", lambda: (run.folder / "failed-2").exists())
+    run.wait_for("joiner that hangs", lambda: (run.folder / "failed-2").exists())
     began = time.monotonic()
     run.backend.stop(run.job_id, run.generation, 40.0)
-    run.until("end", lambda: run.restarts)
+    run.wait_for("end", lambda: run.restarts)
     assert run.restarts == ["stopped: "]
     saved = [int(path.name.split("-")[1]) for path in (run.folder / "checkpoints").glob("step-*")]
     assert saved
     assert time.monotonic() - began < 39.0, "they were killed, not freed"
-    run.settled()
+    run.await_running()
     check(run, restarts=1)
 
 
@@ -259,9 +259,9 @@ def test_one_that_hangs_while_all_train_is_left_behind(job):
     run = job(3)
     victim = next(pid for pid in float64_job.living(run.folder) if pid != saver(run))
     os.kill(victim, STOP)
-    run.until("loss", lambda: run.losses)
+    run.wait_for("loss", lambda: run.losses)
     assert "hung" in run.losses[0]
-    run.settled()
+    run.await_running()
     check(run)
 
 
@@ -273,12 +273,12 @@ def test_where_replica_0_dies_after_the_order_to_stop_the_next_one_saves(job):
     run.state = "moving"
     run.backend.stop(run.job_id, run.generation, 40.0)
     asked = time.monotonic() + 0.5
-    run.until("moment", lambda: time.monotonic() > asked)
+    run.wait_for("moment", lambda: time.monotonic() > asked)
     os.kill(first, KILL)
-    run.until("end", lambda: run.restarts)
-    (ended,) = [event for event in run.told if isinstance(event, ReplicasEnded)]
+    run.wait_for("end", lambda: run.restarts)
+    (ended,) = [event for event in run.events if isinstance(event, ReplicasEnded)]
     assert sorted(each.code for each in ended.exits) == [-9, 143, 143]
     newest = max((run.folder / "checkpoints").glob("step-*"))
     assert json.loads((newest / "pollux.json").read_text())["num_replicas"] == 1, "saved by one that was left"
-    run.settled()
+    run.await_running()
     check(run, restarts=1)

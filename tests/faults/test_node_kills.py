@@ -10,8 +10,7 @@ import signal
 import time
 
 import pytest
-
-from pollux.testing.jobs.fleet_run import FleetNodes, FleetRun
+from tests.support.fleet_run import FleetNodes, FleetRun
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "1"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20216"))
@@ -34,7 +33,7 @@ def hurt(run, nodes, chance, number, way):
         frozen = nodes.hosts.freeze_node(number)
         return lambda: nodes.hosts.thaw(frozen)
     if way == "while it changes":
-        run.order(run.somewhere(chance))
+        run.request_move(run.random_placement(chance))
         time.sleep(chance.uniform(0.0, 0.3))
     if way == "host":
         os.kill(nodes.hosts.pid(number), signal.SIGKILL)
@@ -48,14 +47,14 @@ def one_job(nodes, folder, chance, events):
     run = FleetRun(nodes, folder, epochs=10 + 13 * events)
     resumed = []
     try:
-        run.begin({"n0": 1, "n1": 1})
+        run.train_on({"n0": 1, "n1": 1})
         for event in range(events):
-            run.until("two nodes", lambda: len(run.backend.inventory()) >= 2)
+            run.wait_for("two nodes", lambda: len(run.backend.inventory()) >= 2)
             if event:
-                run.go(run.somewhere(chance))
+                run.move_to(run.random_placement(chance))
             # One that was just started anew has not come to say where it is.
-            run.until("replicas", lambda: any(map(run.on, range(3))) or run.state == "done")
-            busy = [number for number in range(3) if run.on(number)]
+            run.wait_for("replicas", lambda: any(map(run.replicas_on, range(3))) or run.state == "done")
+            busy = [number for number in range(3) if run.replicas_on(number)]
             if run.state == "done":
                 break
             answered, began = len(run.losses) + len(run.restarts), time.monotonic()
@@ -70,8 +69,8 @@ def one_job(nodes, folder, chance, events):
                 gone = node not in {each.id for each in run.backend.inventory()}
                 return way == "while it changes" and gone and run.state == "running" and not run.placement.on(node)
 
-            run.until(f"answer to {way}", is_answered)
-            run.settled()
+            run.wait_for(f"answer to {way}", is_answered)
+            run.await_running()
             resumed.append((way, round(time.monotonic() - began, 2)))
             mend()
         verdict = run.finish()

@@ -18,10 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.forking import fork, read_all
+
 from pollux.controller import Event, JobPaused
 from pollux.store import SavedState, TelemetryRow, open_store, open_telemetry
 from pollux.store.sqlite import SqliteStore
-from pollux.testing.jobs.forking import fork, read_all
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "12"))

@@ -1,4 +1,4 @@
-"""A kind of training job in round numbers, for tests of simulators; it fits the simulator's `Application`."""
+"""A training job in round numbers for tests of simulations; it implements the simulator's `Application`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LIMITS = BatchLimits(initial=10, maximum=160, local_min=5, local_max=40)
 class FakeApplication:
     """Steps of `compute_seconds + seconds_per_sample · local batch`, and `sync_seconds` more on several GPUs.
 
-    Across nodes synchronising takes three times as long. While `grad_sqr` is 0, a step is worth as much as
-    its batch is large: with the defaults, one GPU at the initial batch of 10 makes one step of progress a
+    Across nodes synchronising takes three times as long. While `grad_sqr` is 0, the progress of a step is
+    proportional to its batch: with the defaults, one GPU at the initial batch of 10 makes one step of progress a
     second.
     """
 
@@ -38,7 +38,7 @@ class FakeApplication:
         return (self.limits.initial, self.limits.maximum)
 
     def step_and_sync_seconds(self, counts: tuple[int, ...], local_batch: int) -> tuple[float, float]:
-        """A whole step and, of it, the part spent synchronising."""
+        """Seconds of a whole step, and the part of them that synchronising takes."""
         sync = self.sync_seconds * (3 if len(counts) > 1 else 1) if sum(counts) > 1 else 0.0
         return self.compute_seconds + self.seconds_per_sample * local_batch + sync, sync
 

@@ -87,12 +87,12 @@ def goodput_model(
 
 
 def cluster(*gpus: int, **node: Any) -> Cluster:
-    """Nodes `n0`, `n1`, ... with these GPUs (default 4 and 4); `node` holds other fields, alike for all."""
+    """Nodes `n0`, `n1`, ... with these numbers of GPUs (default 4 and 4); all have the other fields of `node`."""
     return Cluster.of(Node(f"n{index}", count, **node) for index, count in enumerate(gpus or (4, 4)))
 
 
 def job(job_id: str, submitted_at: float = 0.0, **fields: Any) -> JobView:
-    """A job by the names of fields of `JobView` and of `JobLimits`, whichever has them."""
+    """A job; `fields` are fields of `JobView` and of `JobLimits`."""
     limits = {name: value for name, value in fields.items() if name in _LIMITS}
     rest = {name: value for name, value in fields.items() if name not in _LIMITS}
     if limits:
@@ -101,7 +101,7 @@ def job(job_id: str, submitted_at: float = 0.0, **fields: Any) -> JobView:
 
 
 def place(text: str) -> Placement:
-    """A placement from what it prints as: `place("n0:4 n1:2")`; empty for nowhere."""
+    """A placement from its printed form, such as `place("n0:4 n1:2")`; an empty text is no placement."""
     pairs = (word.rpartition(":") for word in text.split())
     return Placement(tuple((node, int(count)) for node, _, count in pairs))
 
@@ -131,9 +131,9 @@ def snapshot(
 
 
 def after(before: Snapshot, decision: Decision, seconds: float = 0.0) -> Snapshot:
-    """The snapshot that follows when `decision` is applied and nothing else happens for `seconds`.
+    """The snapshot after `decision` is applied and nothing else happens for `seconds`.
 
-    As the controller does it: restarts and largest sizes are counted, GPUs held are paid, memory comes back.
+    Counts restarts, largest sizes and GPU-seconds like the controller, and keeps the policy's memory.
     """
     jobs = []
     for view in before.jobs:

@@ -38,7 +38,7 @@ class FakeWork:
 
 @dataclass(frozen=True, slots=True)
 class DriverLog:
-    """Every event that the controller took in, and every command that it gave, with its time."""
+    """Every event that the controller applied, and every command that it returned, with its time."""
 
     events: list[Event] = field(default_factory=list)
     commands: list[tuple[float, Command]] = field(default_factory=list)
@@ -57,10 +57,10 @@ class _Replicas:
 
 
 class FakeDriver:
-    """Feeds a list of events to a controller, asks the policy when it is due and carries commands out.
+    """Applies a list of events to a controller, asks the policy when a decision is due, and executes the commands.
 
-    A job that was started or resized stands still for its resize cost. `think_seconds` is the time between a
-    snapshot and its decision, in which the world goes on. Jobs without an entry in `work` never end.
+    A job that was started or resized pauses for its resize cost. `think_seconds` is the time between a snapshot and
+    its decision; events go on meanwhile. Jobs without an entry in `work` never end.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FakeDriver:
         self._think_seconds = think_seconds
 
     def run(self, until: float = 100_000.0) -> DriverLog:
-        """Go on until nothing is left to happen, or to a time; may be called again with a later one."""
+        """Run until nothing is left to happen, or until a time; may be called again with a later time."""
         if not self.log.events and self.controller.next_decision_at is None:
             self._note(0.0, self.controller.start(0.0))
         while (now := self._next_moment()) <= until and (self._events or self._unfinished()):

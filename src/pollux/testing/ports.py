@@ -1,4 +1,4 @@
-"""Ports for servers of tests that must know theirs before they listen: another test run may be on this machine."""
+"""Ports for test servers that must know their port before they listen, beside other test runs on the machine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 
 __all__ = ["free_port"]
 
-# Below those that systems hand out for connections (from 32768 on Linux) and those of hosts on Slurm (from 20000):
-# whatever is free there stays free until it is taken by name.
+# Below the ports that systems give to connections (from 32768 on Linux) and those of node daemons on Slurm (from
+# 20000): nobody gets a port of this range by chance.
 _FIRST, _LAST = 12_000, 19_999
 _chosen = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A port on the loopback where nobody listens, and which nobody is given by chance before it is used."""
+    """A port on the loopback that is free, and that no process gets by chance."""
     while True:
         port = _chosen.randint(_FIRST, _LAST)
         with socket.socket() as probe:

@@ -19,7 +19,7 @@ NOW = 10_000.0
 _GPU_TYPES = ("a100", "t4")
 _GIB = 2**30
 
-# Lists of traits rather than one draw per field: a tenth of the draws, and failures that read like sentences.
+# Lists of traits instead of a draw for each field: a tenth of the draws, and failures are easy to read.
 _NODE_TRAITS: tuple[dict[str, Any], ...] = (
     {},
     {"num_gpus": 0},
@@ -131,10 +131,10 @@ def jobs() -> st.SearchStrategy[JobView]:
 
 @st.composite
 def snapshots(draw: st.DrawFn, max_jobs: int = 7, disturbed: bool = True) -> Snapshot:
-    """Any snapshot that a controller may show to a policy.
+    """Any snapshot that a controller may give to a policy.
 
-    What runs was legally placed. When `disturbed`, the world has moved on since then: nodes were closed or
-    lost GPUs, limits and quotas changed, so that it may be legal no more.
+    All running jobs were placed legally. When `disturbed`, nodes were closed or lost GPUs since then, or limits and
+    quotas changed, so that placements may no longer be legal.
     """
     nodes_now = draw(clusters())
     count = draw(st.integers(0, max_jobs))

@@ -1,6 +1,6 @@
-"""Waiting in tests, with one error for what did not come about in time: the only kind of failure that is tried again.
+"""Waiting in tests, and the error for waits that took too long: only tests that end with it are tried again.
 
-What came out wrong (data, a state, an answer) is never an `OutOfTime`, so that it stays a failure.
+Wrong data, states or answers are never an `OutOfTime`, so that they stay failures.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TypeVar
 __all__ = ["PATIENCE_SECONDS", "OutOfTime", "wait_until"]
 
 PATIENCE_SECONDS = 300.0
-"""How long a test waits for what is to come. A wait ends with what it waits for, so a long one costs nothing, and a
-short one makes a slow disk, a busy core or a late import look like a fault."""
+"""How long a test waits before it fails. A long limit costs nothing, since a wait ends with its condition; with a short
+one, a slow disk, a busy core or a late import looks like a fault."""
 
 _Found = TypeVar("_Found")
 
 
 class OutOfTime(AssertionError):
-    """What was waited for did not come about in time; on a busy machine that may say nothing about the code."""
+    """A wait took too long; on a busy machine that may say nothing about the code."""
 
 
 def wait_until(
@@ -29,7 +29,7 @@ def wait_until(
     pause_seconds: float = 0.02,
     story: Callable[[], object] | None = None,
 ) -> _Found:
-    """What `look` gives, once it gives something; `OutOfTime` after `seconds`, with all that `story` has to tell."""
+    """The first true value of `look`, called again and again; after `seconds`, `OutOfTime` with the text of `story`."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         if time.monotonic() > deadline:

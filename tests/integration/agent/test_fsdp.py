@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.s3 import make_bucket, s3_server
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -21,7 +22,6 @@ from pollux.agent import pass_order
 from pollux.agent.adaptation.adaptation import Adaptation
 from pollux.agent.data.ledger import SampleLedger
 from pollux.core.errors import InvalidInput
-from pollux.testing.servers.s3 import make_bucket, s3_server
 
 SAMPLES, BATCH, EPOCHS, SEED = 50, 8, 3, 3
 

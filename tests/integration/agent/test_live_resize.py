@@ -88,7 +88,7 @@ def test_generations_in_quick_succession_and_during_the_first_step(supervise, tm
         assert supervisor.await_ready(replicas)
         # Not waiting for the first step of the one before.
         supervisor.commit(replicas)
-    assert supervisor.settle() == "done"
+    assert supervisor.await_change() == "done"
     check_exact(finish(supervisor, tmp_path))
 
 
@@ -111,7 +111,7 @@ def test_a_change_at_the_end_of_a_pass(supervise, tmp_path, num_replicas):
     supervisor.commit(replicas)
     time.sleep(0.3)
     (tmp_path / "go").touch()
-    assert supervisor.settle() == "done"
+    assert supervisor.await_change() == "done"
     check_exact(finish(supervisor, tmp_path))
 
 

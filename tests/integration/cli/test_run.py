@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tests.support.surroundings import hearing
 
-from pollux.testing.surroundings import hearing
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 REPORTING = """

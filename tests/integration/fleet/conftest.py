@@ -1,8 +1,7 @@
 """Three hosts with everything imported, two places each, for all tests of a module; and training jobs on them."""
 
 import pytest
-
-from pollux.testing.jobs.fleet_run import FleetNodes, FleetRun
+from tests.support.fleet_run import FleetNodes, FleetRun
 
 
 @pytest.fixture(scope="module")

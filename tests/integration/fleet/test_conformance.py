@@ -6,12 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.support.fleet import ProcessFleet
 
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.process.proc import start_time
 from pollux.backends.process.records import read_record, run_folder
 from pollux.testing.conformance.backends import BackendConformance
-from pollux.testing.jobs.fleet import ProcessFleet
 
 
 class TestFleet(BackendConformance):

@@ -3,11 +3,11 @@
 import textwrap
 
 import pytest
+from tests.support.fleet import ProcessFleet
 
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.protocol import NodeDown, NodeUp
 from pollux.testing.conformance.backends import Bench
-from pollux.testing.jobs.fleet import ProcessFleet
 
 # So long that nothing here is lost by silence.
 LEASE_SECONDS, LOST_SECONDS = 300.0, 400.0

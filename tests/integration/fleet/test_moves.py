@@ -24,13 +24,13 @@ def check(run, restarts=0):
 @pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_all_replicas_go_to_another_node(make_run, gpus):
     run = make_run(epochs=EPOCHS)
-    run.begin({"n0": gpus})
+    run.train_on({"n0": gpus})
     before = set(float64_job.living(run.folder))
-    run.go({"n1": gpus})
-    run.until("the end of who has left", lambda: not before & set(float64_job.living(run.folder)))
-    assert (len(run.on(1)), len(float64_job.living(run.folder))) == (gpus, gpus)
+    run.move_to({"n1": gpus})
+    run.wait_for("the end of who has left", lambda: not before & set(float64_job.living(run.folder)))
+    assert (len(run.replicas_on(1)), len(float64_job.living(run.folder))) == (gpus, gpus)
     # And back, to places that are free again.
-    run.go({"n0": gpus})
+    run.move_to({"n0": gpus})
     assert [kind for kind, _ in run.pauses] == ["move", "move"]
     assert not run.losses
     check(run)
@@ -53,31 +53,31 @@ class Other:
 
     def started(self):
         """How its newest generation began; None before it has."""
-        told = [event for event in self.run.told if isinstance(event, ReplicasStarted) and event.job_id == "other"]
+        told = [event for event in self.run.events if isinstance(event, ReplicasStarted) and event.job_id == "other"]
         return next((event for event in told if event.generation == self.generation), None)
 
     def begin(self, **counts):
         self.run.backend.submit(self.launch(**counts))
-        self.run.until("the other's step", lambda: self.started() and float64_job.living(self.folder, stepped=True))
+        self.run.wait_for("the other's step", lambda: self.started() and float64_job.living(self.folder, stepped=True))
 
     def end(self):
         self.run.backend.stop("other", self.generation, 0.0)
-        self.run.until("the other's end", lambda: not float64_job.living(self.folder))
+        self.run.wait_for("the other's end", lambda: not float64_job.living(self.folder))
 
 
 def test_who_comes_waits_until_another_job_has_left_its_places(make_run, tmp_path):
     run = make_run(epochs=EPOCHS)
     other = Other(run, tmp_path / "other")
-    run.begin({"n0": 2})
+    run.train_on({"n0": 2})
     other.begin(n1=2)
     before = float64_job.living(run.folder)
-    run.order({"n1": 2})
+    run.request_move({"n1": 2})
     calm = time.monotonic() + 1.0
-    run.until("moment", lambda: time.monotonic() > calm)
-    assert (float64_job.living(run.folder), run.on(1)) == (before, []), "no two on one place"
+    run.wait_for("moment", lambda: time.monotonic() > calm)
+    assert (float64_job.living(run.folder), run.replicas_on(1)) == (before, []), "no two on one place"
     run.backend.resize(other.launch(n2=2))
-    run.settled()
-    run.until("the other's move", other.started)
+    run.await_running()
+    run.wait_for("the other's move", other.started)
     assert (other.started().kind, [kind for kind, _ in run.pauses]) == ("move", ["move"])
     other.end()
     check(run)
@@ -87,14 +87,14 @@ def test_two_jobs_that_change_places_come_about_by_one_restart(make_run, tmp_pat
     monkeypatch.setattr(changes, "_TANGLED_SECONDS", 0.3)
     run = make_run(epochs=EPOCHS)
     other = Other(run, tmp_path / "other")
-    run.begin({"n0": 2})
+    run.train_on({"n0": 2})
     other.begin(n1=2)
-    run.order({"n1": 2})
+    run.request_move({"n1": 2})
     run.backend.resize(other.launch(n0=2))
-    run.settled()
-    run.until("the other's move", other.started)
-    run.until("its two on their node", lambda: len(run.on(1)) == len(float64_job.living(run.folder)) == 2)
-    run.until("the end of who has left", lambda: len(float64_job.living(other.folder)) == 2)
+    run.await_running()
+    run.wait_for("the other's move", other.started)
+    run.wait_for("its two on their node", lambda: len(run.replicas_on(1)) == len(float64_job.living(run.folder)) == 2)
+    run.wait_for("the end of who has left", lambda: len(float64_job.living(other.folder)) == 2)
     assert (other.started().kind, run.pauses) == ("move", []), (
         "the first saves and starts anew, which lets the other move"
     )

@@ -8,12 +8,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.support.fleet import ProcessFleet
 
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.process.network import own_address
 from pollux.service import ServiceSettings
 from pollux.service.server.serve import serve
-from pollux.testing.jobs.fleet import ProcessFleet
 from pollux.testing.servers.service import result_of
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.job import JobRequest

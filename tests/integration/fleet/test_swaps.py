@@ -26,7 +26,7 @@ class Other:
         return Launch("other", self.generation, placement, argv, folder, env, grace_seconds=40.0, live=True)
 
     def runs(self):
-        started = [event for event in self.run.told if isinstance(event, ReplicasStarted) and event.job_id == "other"]
+        started = [event for event in self.run.events if isinstance(event, ReplicasStarted) and event.job_id == "other"]
         return any(event.generation == self.generation for event in started)
 
 
@@ -34,16 +34,16 @@ def test_changes_that_wait_for_one_another_come_about(make_run, tmp_path, monkey
     monkeypatch.setattr(changes, "_TANGLED_SECONDS", 0.3)
     run = make_run(epochs=EPOCHS)
     other = Other(run, tmp_path / "other")
-    run.begin({"n0": 1, "n1": 1})
+    run.train_on({"n0": 1, "n1": 1})
     run.backend.submit(other.launch(n0=1, n1=1))
-    run.until("the other's step", lambda: other.runs() and float64_job.living(other.folder, stepped=True))
+    run.wait_for("the other's step", lambda: other.runs() and float64_job.living(other.folder, stepped=True))
     before = set(float64_job.living(other.folder))
-    run.order({"n0": 2})
+    run.request_move({"n0": 2})
     run.backend.resize(other.launch(n1=2))
-    run.settled()
-    run.until("the other's change", other.runs)
-    run.until("its two on their node", lambda: len(run.on(0)) == len(float64_job.living(run.folder)) == 2)
-    run.until("the end of who has left", lambda: len(float64_job.living(other.folder)) == 2)
+    run.await_running()
+    run.wait_for("the other's change", other.runs)
+    run.wait_for("its two on their node", lambda: len(run.replicas_on(0)) == len(float64_job.living(run.folder)) == 2)
+    run.wait_for("the end of who has left", lambda: len(float64_job.living(other.folder)) == 2)
     assert len(before & set(float64_job.living(other.folder))) == 1, "one that waits is enough to start anew"
     run.backend.stop("other", other.generation, 0.0)
-    run.until("the other's end", lambda: not float64_job.living(other.folder))
+    run.wait_for("the other's end", lambda: not float64_job.living(other.folder))

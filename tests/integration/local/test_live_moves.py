@@ -69,8 +69,8 @@ def job(local, tmp_path, request):
         made.append(run)
         wait_until("warm backend", lambda: run.backend.is_warm)
         run.start(gpus)
-        run.settled()
-        run.stepped()
+        run.await_running()
+        run.await_step()
         return run
 
     yield start
@@ -93,7 +93,7 @@ def check(run, restarts=0):
 
 def codes(run):
     """How the replicas of the first generation that failed ended."""
-    ended = next(event for event in run.told if isinstance(event, ReplicasEnded))
+    ended = next(event for event in run.events if isinstance(event, ReplicasEnded))
     return [each.code for each in ended.exits]
 
 
@@ -104,7 +104,7 @@ def test_a_job_goes_to_other_places_in_one_pause(job, before, after, kind):
     run = job(before)
     processes, had = set(float64_job.living(run.folder)), set(places(run))
     run.resize(after)
-    run.settled()
+    run.await_running()
     assert not had & set(places(run))
     assert not processes & set(float64_job.living(run.folder)), "who has left is gone when that is told"
     assert [each for each, _ in run.pauses] == [kind]
@@ -116,7 +116,7 @@ def test_there_and_back_and_once_more(job):
     run = job(2)
     for _ in range(3):
         run.resize(2)
-    run.settled()
+    run.await_running()
     assert (run.generation, run.restarts, run.losses) == (4, [], [])
     check(run)
 
@@ -125,7 +125,7 @@ def test_there_and_back_and_once_more(job):
 def test_where_one_that_comes_dies_those_that_were_to_leave_save(job, phase):
     run = job(1, POLLUX_FAIL_AT=f"{phase}/0/{KILL}")
     run.resize(1)
-    run.settled()
+    run.await_running()
     assert run.restarts[0].startswith("lost: joining replica 0 ended"), run.story()
     assert codes(run)[0] == 143, "it says that it was stopped, which it does when it has saved"
     check(run, restarts=1)
@@ -133,9 +133,9 @@ def test_where_one_that_comes_dies_those_that_were_to_leave_save(job, phase):
 
 def test_where_the_only_one_that_holds_the_state_dies_the_job_starts_from_its_checkpoint(job):
     run = job(1, POLLUX_FAIL_AT=f"transfer/1/{KILL}")
-    run.until("checkpoint", lambda: any((run.folder / "checkpoints").glob("step-*")) or None)
+    run.wait_for("checkpoint", lambda: any((run.folder / "checkpoints").glob("step-*")) or None)
     run.resize(1)
-    run.settled()
+    run.await_running()
     assert run.restarts == ["lost: replica 0 was killed by signal 9"], run.story()
     check(run, restarts=1)
 
@@ -147,7 +147,7 @@ def test_where_the_only_one_that_holds_the_state_dies_the_job_starts_from_its_ch
 def test_where_one_of_several_fails_another_saves(job, phase, number, sent):
     run = job(2, POLLUX_FAIL_AT=f"{phase}/{number}/{sent}")
     run.resize(2)
-    run.settled()
+    run.await_running()
     assert run.restarts[0].startswith("lost: "), run.story()
     assert 143 in codes(run)
     check(run, restarts=1)
@@ -157,12 +157,12 @@ def test_where_one_of_several_fails_another_saves(job, phase, number, sent):
 def test_a_request_to_stop_midway_is_obeyed_after_saving(job, phase):
     run = job(1, POLLUX_FAIL_AT=f"{phase}/0/{STOP}")
     run.resize(1)
-    run.until("joiner that hangs", lambda: (run.folder / "failed-0").exists())
+    run.wait_for("joiner that hangs", lambda: (run.folder / "failed-0").exists())
     run.backend.stop(run.job_id, run.generation, 40.0)
-    run.until("end", lambda: run.restarts)
+    run.wait_for("end", lambda: run.restarts)
     assert run.restarts == ["stopped: "]
     assert codes(run)[0] == 143
-    run.settled()
+    run.await_running()
     check(run, restarts=1)
 
 
@@ -170,13 +170,13 @@ def test_a_service_that_ends_midway_is_followed_by_one_that_learns_of_the_move(j
     run = job(2, make=lambda: LocalBackend(tmp_path / "home", slots=4), POLLUX_FAIL_AT=f"prepare/1/{STOP}")
     before = set(float64_job.living(run.folder))
     run.resize(2)
-    run.until("joiner that hangs", lambda: (run.folder / "failed-1").exists())
+    run.wait_for("joiner that hangs", lambda: (run.folder / "failed-1").exists())
     run.backend.close()
     run.backend = run._make()
-    run.backend.start(run._hear)
+    run.backend.start(run._collect_event)
     for pid in set(float64_job.living(run.folder)) - before:
         os.kill(pid, signal.SIGCONT)
-    run.settled()
+    run.await_running()
     assert (len(places(run)), before & set(float64_job.living(run.folder))) == (2, set())
     assert not run.restarts
     check(run)

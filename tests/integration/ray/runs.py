@@ -5,7 +5,6 @@ from pathlib import Path
 
 from pollux.backends.protocol import NodeDown, NodeUp
 from pollux.backends.ray.backend import RayBackend
-from pollux.core import Placement
 from pollux.testing.jobs.random_changes import EventRun
 
 SECRET = "5a" * 32
@@ -27,25 +26,14 @@ class RayRun(EventRun):
         self.service = service
         name = f"job-{service}"
         super().__init__(lambda: backend_at(folder / "home", address, service, **more), folder, epochs, job_id=name)
-        self.until("nodes", lambda: len(self.backend.inventory()) >= nodes)
+        self.wait_for("nodes", lambda: len(self.backend.inventory()) >= nodes)
 
     @property
     def names(self):
         """The nodes there are."""
         return [node.id for node in self.backend.inventory()]
 
-    def begin(self, **counts):
-        """Start it there, and wait until it trains."""
-        self.backend.submit(self._launch(Placement.of(counts)))
-        self.settled()
-        self.stepped()
-
-    def go(self, **counts):
-        """Have it go there, and wait until it runs."""
-        self.backend.resize(self._launch(Placement.of(counts)))
-        self.settled()
-
     def of_nodes(self, kind):
-        """What was told of nodes that came (`NodeUp`) or went."""
+        """Events about nodes that came (`NodeUp`) or went (`NodeDown`)."""
         assert kind in (NodeUp, NodeDown)
-        return [event for event in self.told if isinstance(event, kind)]
+        return [event for event in self.events if isinstance(event, kind)]

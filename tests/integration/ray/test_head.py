@@ -95,31 +95,31 @@ def test_jobs_train_on_without_the_head_and_go_on_from_checkpoints_on_the_nodes_
     run = Run(parts.address, tmp_path / "job", EPOCHS, "headless", 1, lease_seconds=60.0, lost_seconds=90.0)
     try:
         (node,) = run.names
-        run.begin(**{node: 2})
-        replicas, told = float64_job.living(run.folder), len(run.told)
+        run.train_on({node: 2})
+        replicas, told = float64_job.living(run.folder), len(run.events)
         parts.kill(parts.head)
-        run.until("warning", run.backend.warnings)
+        run.wait_for("warning", run.backend.warnings)
         assert run.backend.warnings()[0].startswith("lost the connection to Ray (")
         assert "check 'ray status' and --address; trying again" in run.backend.warnings()[0]
-        assert (float64_job.living(run.folder), run.names, len(run.told)) == (replicas, [node], told), (
+        assert (float64_job.living(run.folder), run.names, len(run.events)) == (replicas, [node], told), (
             "nobody is lost yet"
         )
 
         parts.head = parts.start_head()
-        run.until("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == node])
+        run.wait_for("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == node])
         assert float64_job.living(run.folder) == replicas, "the node answers, so that what runs there may save"
-        run.until("warning", lambda: "knows none of the nodes of before" in "".join(run.backend.warnings()))
+        run.wait_for("warning", lambda: "knows none of the nodes of before" in "".join(run.backend.warnings()))
         # As a service does with the jobs of a node that is down.
         run.backend.stop(run.job_id, run.generation, 40.0)
-        run.until("end", lambda: [event for event in run.told if isinstance(event, ReplicasEnded)])
-        (ended,) = [event for event in run.told if isinstance(event, ReplicasEnded)]
+        run.wait_for("end", lambda: [event for event in run.events if isinstance(event, ReplicasEnded)])
+        (ended,) = [event for event in run.events if isinstance(event, ReplicasEnded)]
         assert ended.outcome == "stopped", ended
 
         parts.kill(parts.node)
         parts.node = parts.start_node()
-        run.until("new node", lambda: run.names)
-        run.until("calm", lambda: not run.backend.warnings())
-        run.begin(**{run.names[0]: 2})
+        run.wait_for("new node", lambda: run.names)
+        run.wait_for("calm", lambda: not run.backend.warnings())
+        run.train_on({run.names[0]: 2})
         verdict = run.finish()
         assert (verdict.samples_lost, verdict.samples_repeated, verdict.exact) == (0, 0, True), verdict
         assert verdict.largest_difference < 1e-9, verdict

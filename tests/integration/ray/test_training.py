@@ -55,11 +55,11 @@ def agree(cluster, run, **counts):
 
 def test_a_job_grows_shrinks_and_moves_and_ray_knows(cluster, run):
     a, b, c = run.names
-    run.begin(**{a: 1})
+    run.train_on({a: 1})
     agree(cluster, run, **{a: 1})
-    run.go(**{a: 1, b: 2})
+    run.move_to({a: 1, b: 2})
     agree(cluster, run, **{a: 1, b: 2})
-    run.go(**{b: 1, c: 1})
+    run.move_to({b: 1, c: 1})
     agree(cluster, run, **{b: 1, c: 1})
     holds(run.finish())
     assert run.restarts == []
@@ -74,17 +74,17 @@ def kill_one(cluster, run, stays, goes):
     node = cluster.ray_id(goes)
     began = time.monotonic()
     cluster("kill", node=node)
-    run.until("loss", lambda: len(run.losses) > losses)
-    run.settled()
+    run.wait_for("loss", lambda: len(run.losses) > losses)
+    run.await_running()
     seconds = time.monotonic() - began
     assert cluster.is_alive(node), "Ray has seen it by now: this shows nothing of what sees it sooner"
-    lost = [event for event in run.told if isinstance(event, ReplicasLost)][-1]
+    lost = [event for event in run.events if isinstance(event, ReplicasLost)][-1]
     assert (lost.replicas, str(lost.remaining)) == ((1, 2), f"{stays}:1")
-    run.until("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == goes])
+    run.wait_for("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == goes])
     assert cluster.is_alive(node)
     assert set(float64_job.living(run.folder)) < kept
     cluster("add")
-    run.until("new node", lambda: {event.node.id for event in run.of_nodes(NodeUp)} - known)
+    run.wait_for("new node", lambda: {event.node.id for event in run.of_nodes(NodeUp)} - known)
     return seconds
 
 
@@ -113,12 +113,12 @@ def test_nodes_are_killed_and_the_rest_goes_on_from_memory(cluster, tmp_path, me
     run = RayRun(cluster.address, tmp_path / "job", MANY_EPOCHS if KILLS == 3 else 950)
     try:
         stays, goes, _ = run.names
-        run.begin(**{stays: 1, goes: 2})
+        run.train_on({stays: 1, goes: 2})
         seconds = []
         for number in range(KILLS_OF_ONE):
             if number:
                 goes = next(name for name in run.names if name != stays)
-                run.go(**{stays: 1, goes: 2})
+                run.move_to({stays: 1, goes: 2})
             seconds.append(kill_one(cluster, run, stays, goes))
             print(f"run {turn + 1}, kill {number + 1}: trains again after {seconds[-1]:.2f} s")
         measured[turn] = seconds, run.finish()
@@ -134,16 +134,16 @@ def end_actor(cluster, run, how, stays, goes):
     ups = [event.node.id for event in run.of_nodes(NodeUp)].count(goes)
     began = time.monotonic()
     cluster(how, node=node, service=run.service)
-    run.until("loss", lambda: len(run.losses) > losses)
-    run.settled()
+    run.wait_for("loss", lambda: len(run.losses) > losses)
+    run.await_running()
     assert time.monotonic() - began < LOST_SECONDS, "that is as long as it takes to miss somebody who says nothing"
-    lost = [event for event in run.told if isinstance(event, ReplicasLost)][-1]
+    lost = [event for event in run.events if isinstance(event, ReplicasLost)][-1]
     assert (lost.replicas, str(lost.remaining)) == ((1, 2), f"{stays}:1")
-    run.until("end of the actor", lambda: [event.node_id for event in run.of_nodes(NodeDown)].count(goes) == ups)
-    run.until("new actor", lambda: [event.node.id for event in run.of_nodes(NodeUp)].count(goes) > ups)
+    run.wait_for("end of the actor", lambda: [event.node_id for event in run.of_nodes(NodeDown)].count(goes) == ups)
+    run.wait_for("new actor", lambda: [event.node.id for event in run.of_nodes(NodeUp)].count(goes) > ups)
     assert not run.backend.warnings()
     assert len(set(float64_job.living(run.folder)) & kept) == 1, "who was left has gone on"
-    run.go(**{stays: 1, goes: 2})
+    run.move_to({stays: 1, goes: 2})
     agree(cluster, run, **{stays: 1, goes: 2})
     assert cluster.is_alive(node), "Ray never has a node again that it gave up: it was there all the time"
 
@@ -153,7 +153,7 @@ def test_an_actor_is_killed_and_the_rest_goes_on_while_its_node_gets_another(clu
     run = RayRun(cluster.address, tmp_path / "job", MANY_EPOCHS)
     try:
         stays, goes, _ = run.names
-        run.begin(**{stays: 1, goes: 2})
+        run.train_on({stays: 1, goes: 2})
         for how in ("kill host", "end host"):
             end_actor(cluster, run, how, stays, goes)
         holds(run.finish())
@@ -167,19 +167,21 @@ def test_a_frozen_node_is_given_up_fenced_and_used_again(cluster, tmp_path):
     run = RayRun(cluster.address, tmp_path / "job", EPOCHS, lease_seconds=4.0, lost_seconds=6.0)
     try:
         stays, goes, _ = run.names
-        run.begin(**{stays: 1, goes: 1})
+        run.train_on({stays: 1, goes: 1})
         node = cluster.ray_id(goes)
         cluster("stop", node=node)
         try:
-            run.until("loss", lambda: run.losses)
-            run.settled()
+            run.wait_for("loss", lambda: run.losses)
+            run.await_running()
             assert "no answer" in run.losses[0]
-            run.until("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == goes])
+            run.wait_for(
+                "end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == goes]
+            )
             assert cluster.is_alive(node)
         finally:
             cluster("go on", node=node)
-        run.until("fence", lambda: len(float64_job.living(run.folder)) == 1)
-        run.until("its return", lambda: goes in run.names)
+        run.wait_for("fence", lambda: len(float64_job.living(run.folder)) == 1)
+        run.wait_for("its return", lambda: goes in run.names)
         holds(run.finish())
         assert run.restarts == []
     finally:

@@ -167,7 +167,7 @@ class TwinBackend(FakeBackend):
         if any(entry.job_id == job_id and entry.generation <= generation for entry in self.running()):
             self.ended(job_id, "stopped")
         else:
-            self.tell(ReplicasEnded(self.clock.now(), job_id, generation, "stopped"))
+            self.send(ReplicasEnded(self.clock.now(), job_id, generation, "stopped"))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ Without pilots, so that this is a service's whole work there, too.
 import pytest
 from tests.integration.ray import curve
 from tests.integration.slurm.service import Service, is_live
+from tests.support.s3 import make_bucket, s3_server
 
 from pollux.storage.object_store import ObjectStore
-from pollux.testing.servers.s3 import make_bucket, s3_server
 
 EPOCHS = 60
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.s3 import make_bucket, s3_server
 
 from pollux.storage.object_store import ObjectStore
-from pollux.testing.servers.s3 import make_bucket, s3_server
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import time
 
 import pytest
 import typer.main
+from tests.support.surroundings import hearing
 
 import pollux
 from pollux.cli.main import app
-from pollux.testing.surroundings import hearing
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 COMMANDS = (["simulate"], ["policies"], ["workload"], ["workload", "generate"])

@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.surroundings import hearing, settle_variables
 
 from pollux import backends, policies
 from pollux.backends.dispatch import shim_client
 from pollux.cli.commands.service import up
 from pollux.cli.display.tables import WIDE_COLUMNS
-from pollux.testing.surroundings import hearing, settle_variables
 
 ODD = "für größte → 漢字"
 HISTORY = f'{{"format":"pollux-history"}}\n{{"a":"{ODD}"}}\n'.encode()

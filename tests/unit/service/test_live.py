@@ -84,7 +84,7 @@ def test_a_loss_that_is_told_twice_counts_once(running):
     running.engine.loop.wait_until_idle()
     generation = running.engine.job("job").generation
     for _ in range(2):
-        running.backend.tell(ReplicasLost(running.clock.now(), "job", generation, (0,), remaining))
+        running.backend.send(ReplicasLost(running.clock.now(), "job", generation, (0,), remaining))
         running.engine.loop.wait_until_idle()
     assert running.engine.pipeline.controller.jobs["job"].losses == 1
 
@@ -95,7 +95,7 @@ def test_a_withdrawn_change_is_no_loss(running):
     running.engine.loop.wait_until_idle()
     generation = running.engine.job("job").generation
     remaining = Placement.of({"node-0": held - 1})
-    running.backend.tell(
+    running.backend.send(
         ReplicasLost(running.clock.now(), "job", generation, (0,), remaining, "never came", withdrawn=True)
     )
     running.engine.loop.wait_until_idle()
@@ -142,7 +142,7 @@ def test_what_it_costs_is_shown(running):
     before = running.engine.job("job")
     assert (before.resize_kind, before.resize_seconds, before.resize_costs) == ("live", 30.0, {})
     resize(running, 1)
-    running.backend.tell(ReplicasStarted(running.clock.now(), "job", 2, 0.4, "grow"))
+    running.backend.send(ReplicasStarted(running.clock.now(), "job", 2, 0.4, "grow"))
     running.engine.loop.wait_until_idle()
     result_of(running.engine.report("job", sample_report(2, live=True, resize_seconds=0.5, resize_kind="grow")))
     after = running.engine.job("job")
@@ -162,7 +162,7 @@ def test_the_backend_says_what_to_expect_at_first(world):
 )
 def test_what_the_backend_measured_is_kept_if_it_can_be(running, seconds, kind, noted):
     resize(running, 1)
-    running.backend.tell(ReplicasStarted(running.clock.now(), "job", 2, seconds, kind))
+    running.backend.send(ReplicasStarted(running.clock.now(), "job", 2, seconds, kind))
     running.engine.loop.wait_until_idle()
     status = running.engine.job("job")
     assert (status.state, status.resize_costs) == ("running", noted)

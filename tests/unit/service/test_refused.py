@@ -89,7 +89,7 @@ def test_growth_that_the_engine_does_not_lend_is_tried_again_later(fleet):
         told = ReplicasLost(
             fleet.clock.time, "job", order.generation, (2, 3), held, "other Ray jobs hold it", refused=True
         )
-        fleet.backend.tell(told)
+        fleet.backend.send(told)
         fleet.engine.loop.wait_until_idle()
         assert fleet.backend.resizes[-1].placement == Placement.of(dict(held.shares))
         fleet.backend.started("job")

@@ -21,7 +21,7 @@ def started(world):
 def test_a_script_that_saves_and_exits_with_0_goes_on_later(world):
     started(world)
     result_of(world.engine.report("job", sample_report(1)))
-    world.backend.tell(ended(world))
+    world.backend.send(ended(world))
     world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state != JobState.SUCCEEDED
 
@@ -29,7 +29,7 @@ def test_a_script_that_saves_and_exits_with_0_goes_on_later(world):
 def test_a_job_that_was_done_when_it_was_told_has_succeeded(world):
     started(world)
     result_of(world.engine.report("job", sample_report(1, progress=1000.0, final=True)))
-    world.backend.tell(ended(world))
+    world.backend.send(ended(world))
     world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state == JobState.SUCCEEDED
 
@@ -38,7 +38,7 @@ def test_also_where_it_was_paused_in_that_moment(world):
     started(world)
     result_of(world.engine.pause("job"))
     result_of(world.engine.report("job", sample_report(1, progress=1000.0, final=True)))
-    world.backend.tell(ended(world))
+    world.backend.send(ended(world))
     world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state == JobState.SUCCEEDED
 
@@ -47,6 +47,6 @@ def test_also_where_it_was_paused_in_that_moment(world):
 def test_not_where_it_failed_afterwards_or_another_generation_said_so(world, code, generation):
     started(world)
     result_of(world.engine.report("job", sample_report(generation, progress=1000.0, final=True)))
-    world.backend.tell(ended(world, code))
+    world.backend.send(ended(world, code))
     world.engine.loop.wait_until_idle()
     assert world.engine.job("job").state != JobState.SUCCEEDED

@@ -1,11 +1,11 @@
-"""Tests that any backend must pass; whoever writes one inherits them.
+"""Tests that every backend must pass; its author inherits them.
 
     class TestMine(BackendConformance):
         @classmethod
         def backend(cls, home: Path) -> Backend:
             return Mine(home)
 
-Jobs are small Python scripts; nothing is asked of the machine but the interpreter that runs the tests.
+Jobs are small Python scripts, which need only the interpreter that runs the tests.
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ from pollux.core import Placement
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
-__all__ = ["PATIENCE_SECONDS", "BackendConformance", "Bench"]
-
-"""How long anything may take before a test gives up on it."""
+__all__ = ["BackendConformance", "Bench"]
 
 
 class Bench:
-    """A backend at work in a folder, what it told, and small jobs for it. `new` makes a backend for a home."""
+    """A backend in a folder, its events so far, and small jobs for it. `new` makes a backend for a home."""
 
     def __init__(self, folder: Path, new: Callable[[Path], Backend]) -> None:
         self.folder = folder
@@ -86,7 +84,7 @@ class Bench:
         return launch
 
     def wait(self, what: str, is_so: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
-        """Whatever `is_so` gives, once it gives something; `OutOfTime` where it does not in time."""
+        """The first true value of `is_so`; `OutOfTime` if that takes too long."""
         deadline = time.monotonic() + seconds
         while True:
             found = is_so()
@@ -98,17 +96,17 @@ class Bench:
                 self._changed.wait(0.02)
 
     def ends(self, job_id: str, generation: int = 1) -> list[ReplicasEnded]:
-        """What was told of that end so far."""
+        """The events so far about the end of a generation."""
         told = [event for event in self.told if isinstance(event, ReplicasEnded)]
         return [event for event in told if (event.job_id, event.generation) == (job_id, generation)]
 
     def end(self, job_id: str, generation: int = 1) -> ReplicasEnded:
-        """How it ended, waited for."""
+        """The event of a generation's end, waited for."""
         found: list[ReplicasEnded] = self.wait(f"end of {job_id}", lambda: self.ends(job_id, generation))
         return found[0]
 
     def file(self, name: str) -> str:
-        """The text of a file in the jobs' folder, waited for; whoever writes it ends it with a line break."""
+        """The text of a file in the jobs' folder, waited for; a text is complete with its line break."""
         path = self.folder / name
 
         def whole() -> str:
@@ -118,11 +116,11 @@ class Bench:
         return str(self.wait(f"file {name}", whole))
 
     def running(self, job_id: str) -> Running | None:
-        """What the backend has of that job."""
+        """The backend's entry for that job."""
         return next((each for each in self.backend.running() if each.job_id == job_id), None)
 
     def log(self, job_id: str, replica: int = 0) -> str:
-        """All that a replica wrote so far, read piece by piece."""
+        """The log of a replica so far, read piece by piece."""
         text, offset, at_end = "", 0, False
         while not at_end:
             chunk = self.backend.logs(job_id, replica, offset, 1000)
@@ -157,10 +155,10 @@ def _named(job_id: str, **more: Any) -> dict[str, Any]:
 
 
 class BackendConformance(ABC):
-    """Inherit, and say which backend; it needs three places at least.
+    """Inherit, and define `backend`; it needs at least three slots.
 
-    `parallel`: jobs of several replicas, and several jobs at a time. `separate`: replicas are processes of their own,
-    which get signals and go on when the backend's object ends.
+    `parallel`: the backend runs jobs of several replicas, and several jobs at a time. `separate`: replicas are separate
+    processes, which get signals and go on without the backend's object.
     """
 
     parallel = True
@@ -169,41 +167,41 @@ class BackendConformance(ABC):
     @classmethod
     @abstractmethod
     def backend(cls, home: Path) -> Backend:
-        """A new instance at that folder, not started yet."""
+        """A new backend with that home, not started yet."""
 
     @classmethod
     def is_ready(cls, backend: Backend) -> bool:
-        """Whether tests may begin, asked until it is so."""
+        """Whether tests may begin; called until it is true."""
         return bool(backend.inventory())
 
     @pytest.fixture(scope="class")
     @classmethod
     def bench(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-        """One for all tests of a class, which use different jobs."""
+        """A bench for all tests of a class, which use different jobs."""
         bench = Bench(tmp_path_factory.mktemp("bench"), cls.backend)
         bench.wait("ready backend", lambda: cls.is_ready(bench.backend))
         yield bench
-        _leave_nothing(bench)
+        _clear(bench)
 
     @pytest.fixture
     def own_bench(self, tmp_path: Path) -> Iterator[Bench]:
-        """One for a test alone, which may restart it or fill its places."""
+        """A bench for one test, which may restart it or fill its slots."""
         bench = Bench(tmp_path, self.backend)
         bench.wait("node", bench.backend.inventory)
         yield bench
-        _leave_nothing(bench)
+        _clear(bench)
 
     # What it offers
 
     def test_it_says_what_there_is(self, bench: Bench) -> None:
-        """Nodes with names and places."""
+        """Nodes with different names, and at least three slots together."""
         nodes = bench.backend.inventory()
         assert nodes
         assert len({node.id for node in nodes}) == len(nodes)
         assert sum(node.num_gpus for node in nodes) >= 3
 
     def test_it_declares_what_it_can(self, bench: Bench) -> None:
-        """Whatever a backend can be asked has an answer, by its own words or by the defaults."""
+        """Every declared property has a value of the right type, its own or the default."""
         backend = bench.backend
         assert all(isinstance(said, str) for said in backend.warnings())
         assert backend.head is None or backend.head == type(backend).head_of({"head": backend.head})
@@ -213,7 +211,7 @@ class BackendConformance(ABC):
     # One job
 
     def test_a_job_runs_to_its_end(self, bench: Bench) -> None:
-        """Started, then ended with its exit codes; kept until it is forgotten."""
+        """The events of its start and its end come in order; the entry stays until it is forgotten."""
         before = time.time()
         bench.submit("plain", "print('done')", **_named("plain"))
         ended = bench.end("plain")
@@ -228,7 +226,7 @@ class BackendConformance(ABC):
         assert bench.log("plain") == "done\n"
 
     def test_submitting_twice_starts_once(self, bench: Bench) -> None:
-        """Before and after the end."""
+        """A second submission changes nothing, before and after the job's end."""
         text = _UNTIL_FILE + "    print('ran')\n"
         launch = bench.submit("twice", text, **_named("twice"))
         bench.backend.submit(launch)
@@ -243,7 +241,7 @@ class BackendConformance(ABC):
         assert len(bench.ends("twice")) == 1
 
     def test_arguments_folder_and_variables_reach_the_script(self, bench: Bench) -> None:
-        """As they were given, with torchrun's and without what is the service's own."""
+        """Unchanged, with torchrun's variables added."""
         text = """
             import json, os, sys
             print(json.dumps([sys.argv, os.getcwd(), dict(os.environ)]))
@@ -283,7 +281,7 @@ class BackendConformance(ABC):
     # Stopping
 
     def test_a_job_is_told_to_stop(self, bench: Bench) -> None:
-        """SIGTERM first; and a job that was told so and did not succeed has stopped, not crashed."""
+        """It gets SIGTERM; if it then does not succeed, it counts as stopped, not as crashed."""
         if not self.separate:
             return
         bench.submit("stopped", _UNTIL_TOLD, **_named("stopped"))
@@ -296,7 +294,7 @@ class BackendConformance(ABC):
         assert len(bench.ends("stopped")) == 1
 
     def test_a_job_that_waits_in_python_can_be_stopped(self, bench: Bench) -> None:
-        """However the backend does it."""
+        """By whatever means the backend has."""
         text = _UNTIL_FILE
         bench.submit("looping", text, **_named("looping"))
         bench.file("looping.up")
@@ -321,7 +319,7 @@ class BackendConformance(ABC):
         assert (ended.outcome, ended.exits[0].code) == ("stopped", -9)
 
     def test_stopping_ends_earlier_generations_only(self, bench: Bench) -> None:
-        """An order for generation 1 does not touch generation 2."""
+        """A stop of generation 1 leaves generation 2 alone."""
         bench.submit("later", _UNTIL_FILE, generation=2, **_named("later"))
         bench.file("later.up")
         bench.backend.stop("later", 1, 0.0)
@@ -329,7 +327,7 @@ class BackendConformance(ABC):
         assert bench.end("later", 2).outcome == "succeeded"
 
     def test_a_running_job_is_brought_to_another_generation(self, bench: Bench) -> None:
-        """Its replicas are those of the new one, however the backend does that; an order is taken once."""
+        """A resize starts the replicas of the new generation; a second one of the same generation changes nothing."""
         gpus = 2 if self.parallel else 1
         text = """
             import os, time
@@ -367,7 +365,7 @@ class BackendConformance(ABC):
     # Refusals
 
     def test_what_does_not_fit_is_refused(self, bench: Bench) -> None:
-        """A node that is not there, more than there is, a name that is no folder's; and nothing is kept of it."""
+        """An unknown node, too many GPUs, an id that cannot name a folder; no entry is kept."""
         there = bench.backend.inventory()[0]
         for placement in (Placement.of({"elsewhere": 1}), Placement.of({there.id: there.num_gpus + 1})):
             with pytest.raises(BackendFailed, match="cannot be placed"):
@@ -382,7 +380,7 @@ class BackendConformance(ABC):
         assert bench.running("misfit") is None
 
     def test_a_folder_or_script_that_is_not_there_ends_the_job(self, bench: Bench) -> None:
-        """As a crash that names it."""
+        """As a crash whose detail names the folder or script."""
         node = bench.backend.inventory()[0].id
         for job, script, folder in (
             ("no-script", "absent.py", str(bench.folder)),
@@ -396,7 +394,7 @@ class BackendConformance(ABC):
     # Logs
 
     def test_logs_are_read_from_an_offset(self, bench: Bench) -> None:
-        """Every byte once, whatever the size of the pieces; a negative offset counts from the end."""
+        """Pieces of any size give every byte once; a negative offset counts from the end."""
         text = """
             import sys
             for number in range(300):
@@ -421,7 +419,7 @@ class BackendConformance(ABC):
     # Several replicas, several jobs
 
     def test_every_replica_knows_its_place(self, bench: Bench) -> None:
-        """Ranks, a meeting point that is the same for all, and a log of its own."""
+        """It has its rank, the same master address as the others, and its own log."""
         if not self.parallel:
             return
         text = """
@@ -437,7 +435,7 @@ class BackendConformance(ABC):
         assert len({row[5] for row in rows}) == 1
 
     def test_when_one_replica_fails_the_rest_is_ended(self, bench: Bench) -> None:
-        """Soon, since they may wait for it for ever; the one that failed is named."""
+        """The others could wait for it for ever; the detail names the one that failed."""
         if not self.parallel:
             return
         text = """
@@ -455,7 +453,7 @@ class BackendConformance(ABC):
         assert ended.exits[0].code != 0
 
     def test_one_replica_may_end_before_the_others(self, bench: Bench) -> None:
-        """With exit code 0 it is waited for the rest."""
+        """After an exit code 0 the generation goes on until the others have ended."""
         if not self.parallel:
             return
         text = """
@@ -474,7 +472,7 @@ class BackendConformance(ABC):
         assert bench.end("slow").outcome == "succeeded"
 
     def test_a_launch_waits_for_free_places(self, own_bench: Bench) -> None:
-        """Until what holds them has ended; never two in one place."""
+        """It starts when the job that holds the slots has ended."""
         if not self.parallel:
             return
         total = own_bench.backend.inventory()[0].num_gpus
@@ -490,7 +488,7 @@ class BackendConformance(ABC):
         assert order == ["wide", "patient"]
 
     def test_what_waits_can_be_stopped(self, own_bench: Bench) -> None:
-        """Without ever having started."""
+        """It ends without having started."""
         total = own_bench.backend.inventory()[0].num_gpus if self.parallel else 1
         own_bench.submit("holder", _UNTIL_FILE, gpus=total, **_named("holder"))
         own_bench.file("holder.up")
@@ -505,7 +503,7 @@ class BackendConformance(ABC):
         assert not (own_bench.folder / "unborn.ran").exists()
 
     def test_a_resize_is_a_stop_and_the_next_generation(self, bench: Bench) -> None:
-        """Submitted at once, started when the old replicas are gone; one log over both."""
+        """The next generation may be submitted at once, starts after the old replicas, and continues their log."""
         if not (self.parallel and self.separate):
             return
         first = _UNTIL_TOLD.replace("    signal.signal(", "    print('one', flush=True)\n    signal.signal(")
@@ -521,7 +519,7 @@ class BackendConformance(ABC):
         assert bench.log("resized", 1) == "two of 2\n"
 
     def test_jobs_do_not_mix(self, bench: Bench) -> None:
-        """Three at a time: each with its own end and log."""
+        """Three at a time, each with its own end and log."""
         jobs = ["mixed-a", "mixed-b", "mixed-c"]
         for number, job in enumerate(jobs):
             bench.submit(job, f"print('{job}'); raise SystemExit({number})", **_named(job))
@@ -531,7 +529,7 @@ class BackendConformance(ABC):
     # Another object at the same home
 
     def test_a_new_object_finds_what_runs(self, own_bench: Bench) -> None:
-        """The same processes go on, are not started twice, and their end is told; so is one that came meanwhile."""
+        """Processes go on and are not started twice; the new object also reports what ended in between."""
         if not self.separate:
             return
         text = _UNTIL_FILE + "    print('finished')\n"
@@ -559,7 +557,7 @@ class BackendConformance(ABC):
         assert own_bench.log("kept") == "finished\n"
 
     def test_places_held_from_before_are_not_given_away(self, own_bench: Bench) -> None:
-        """A new object knows what is taken."""
+        """A new object knows which slots are taken."""
         if not (self.parallel and self.separate):
             return
         total = own_bench.backend.inventory()[0].num_gpus
@@ -567,7 +565,7 @@ class BackendConformance(ABC):
         own_bench.file("wide.up")
         own_bench.restart()
         own_bench.wait("node", lambda: node in [each.id for each in own_bench.backend.inventory()])
-        # Others may have come since, which stand before it.
+        # Nodes may have come since, and stand before it in the inventory.
         launch = own_bench.launch("patient", "open('patient.ran', 'w')", **_named("patient"))
         own_bench.backend.submit(replace(launch, placement=Placement.of({node: 1})))
         # Long enough for a job to start, were there a place for it.
@@ -581,8 +579,8 @@ class BackendConformance(ABC):
         assert [event.job_id for event in own_bench.told if isinstance(event, ReplicasEnded)] == ["wide", "patient"]
 
 
-def _leave_nothing(bench: Bench) -> None:
-    """Stop and forget whatever is left."""
+def _clear(bench: Bench) -> None:
+    """Stop and forget all jobs."""
     for each in bench.backend.running():
         bench.backend.stop(each.job_id, each.generation, 0.0)
         bench.backend.forget(each.job_id)

@@ -1,10 +1,10 @@
-"""Tests that any policy must pass; whoever writes one inherits them.
+"""Tests that every policy must pass; its author inherits them.
 
     class TestMine(PolicyConformance):
         def policy(self) -> Policy:
             return Mine()
 
-The situations are those of `policy_cases`; random ones come from `strategies`.
+The snapshots are those of `policy_cases`; `strategies` has random ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = ["PolicyConformance"]
 
 
 def _in_every_case(test: Callable[[Any, str], None]) -> Callable[..., None]:
-    """One test for all cases: pytest takes longer for a test than a policy for a decision. A failure names its case."""
+    """Runs one test for all cases, since pytest takes longer for a test than a policy for a decision."""
 
     def in_every_case(self: PolicyConformance, *cases: str) -> None:
         for case in cases or sorted(CASES):
@@ -74,10 +74,10 @@ _FOREIGN_MEMORIES = (
 
 
 class PolicyConformance(ABC):
-    """Inherit, and say which policy.
+    """Inherit, and define `policy`.
 
-    `work_conserving`: no job waits while GPUs that it could use are idle. `stable`: when nothing changes but
-    that its decisions are carried out, it stops changing anything within `rounds_to_settle`.
+    `work_conserving`: no job waits while GPUs that it could use are idle. `stable`: when only its own decisions change
+    the cluster, its decisions stay the same after `rounds_to_settle` rounds.
     """
 
     work_conserving = True
@@ -88,10 +88,10 @@ class PolicyConformance(ABC):
     def policy(self) -> Policy:
         """A new instance; called many times."""
 
-    # What it says of itself
+    # What it declares
 
     def test_it_declares_what_drivers_ask(self) -> None:
-        """Name, needs and batch mode are such as a driver can use."""
+        """Name, needs and batch mode are values that drivers know."""
         policy = self.policy()
         assert policy.name
         assert policy.needs <= {"goodput", "oracle", "prior", "remaining"}

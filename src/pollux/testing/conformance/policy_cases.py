@@ -1,6 +1,6 @@
-"""Situations that every policy must survive, by name; each is built anew on request.
+"""Snapshots that every policy must handle, by name.
 
-Jobs have all that a policy may need (`goodput`, `oracle`, `remaining`), except where a case says otherwise.
+Jobs have everything that a policy may need (`goodput`, `oracle`, `remaining`), unless a case leaves it out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _case(build: Callable[[], Snapshot]) -> Callable[[], Snapshot]:
 
 
 def known_job(job_id: str, submitted_at: float = 0.0, **fields: Any) -> JobView:
-    """A job that has run, and of which everything is known that can be."""
+    """A job that has run, with all its fields known."""
     fields = {
         "goodput": goodput_model(),
         "oracle": FakeOracle(),

@@ -1,10 +1,10 @@
-"""Tests that any store and any telemetry must pass; whoever writes one inherits them.
+"""Tests that every store and every telemetry must pass; its author inherits them.
 
     class TestMine(StoreConformance):
         @pytest.fixture
         def store(self) -> Iterator[Store]: ...
 
-A store that outlives its process inherits `DurableStoreConformance` and gives the fixture `reopen` too.
+A store that outlives its process inherits `DurableStoreConformance`, which needs a fixture `reopen`, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def facts(first: int, count: int) -> list[Event]:
-    """Small facts, each of which says by its time which one it is."""
+    """Small facts; the time of each is its number."""
     return [JobPaused(float(number), f"job-{number}") for number in range(first, first + count)]
 
 
@@ -63,24 +63,24 @@ class StoreConformance:
 
     @pytest.fixture
     def store(self) -> Store:
-        """An empty store; closed by whoever made it."""
+        """An empty store; this fixture also closes it."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture 'store' that gives an empty store")
 
     def test_is_empty_at_first(self, store: Store) -> None:
-        """No event, no snapshot, no setting; and no batch changes nothing."""
+        """No event, no snapshot, no setting; an empty batch changes nothing."""
         assert (store.revision, list(store.read()), store.load(), store.setting("x")) == (0, [], None, None)
         assert store.append([]) == 0
         assert store.trim(math.inf) == 0
 
     def test_keeps_order_and_counts_from_one(self, store: Store) -> None:
-        """Batches one after the other, in the order in which they were given."""
+        """Over several batches."""
         assert store.append(facts(1, 3)) == 3
         assert store.append(facts(4, 1)) == 4
         assert store.append([]) == store.revision == 4
         assert list(store.read()) == list(enumerate(facts(1, 4), start=1))
 
     def test_order_is_not_that_of_time(self, store: Store) -> None:
-        """An event may tell of something earlier than the one before it."""
+        """An event may be older than the one before it."""
         events = [JobPaused(at, "j") for at in (5.0, 3.0, 9.0, 3.0)]
         store.append(events)
         assert [event for _, event in store.read()] == events
@@ -102,12 +102,12 @@ class StoreConformance:
         assert [revision for revision, _ in store.read(after)] == list(range(after + 1, 6))
 
     def test_reads_more_than_a_page(self, store: Store) -> None:
-        """However many there are."""
+        """As many events as there are."""
         store.append(facts(1, 1777))
         assert [event.at for _, event in store.read(10)] == [float(number) for number in range(11, 1778)]
 
     def test_a_batch_is_all_or_nothing(self, store: Store) -> None:
-        """One that cannot be written takes the others of its batch with it, and the store goes on."""
+        """If one event cannot be written, none of its batch is; the store stays usable."""
         store.append(facts(1, 1))
         bad = JobReported(2.0, "j", SaturatingGoodput())
         with pytest.raises(InvalidInput):
@@ -117,7 +117,7 @@ class StoreConformance:
         assert [event for _, event in store.read()] == facts(1, 2)
 
     def test_what_is_appended_while_reading_is_not_read(self, store: Store) -> None:
-        """A reading ends even though a writer goes on."""
+        """A reader ends even while a writer goes on."""
         store.append(facts(1, 3))
         seen = []
         for revision, _ in store.read():

@@ -1,10 +1,11 @@
-"""A small job in float64 whose replicas note who they are, and what plain PyTorch makes of it: `python live_job.py`.
+"""A small training job in float64, and the result of plain PyTorch: `python float64_job.py FOLDER PASSES`.
 
-Runs are told from each other by their folder. It is slow until the file `fast` is there:
-after each step it sleeps `LIVE_JOB_PACE` seconds. `POLLUX_FAIL_AT`, as in
-"transfer/0,1/9", has replicas of these ranks get that signal where they first come to a phase of a change. After pass
-`POLLUX_HOLD_AT`, or after all where that is their number, replicas do something of their own until `go` is there. While
-the file `stall` is there, data does not come to the replica that was started as number 1.
+Replicas write down their process numbers and results in the folder. Files and variables control the job:
+
+- after each step it sleeps `LIVE_JOB_PACE` seconds, until the file `fast` exists;
+- `POLLUX_FAIL_AT=transfer/0,1/9` sends signal 9 to ranks 0 and 1 when they first reach phase `transfer` of a change;
+- after pass `POLLUX_HOLD_AT`, or after the last one if that is their number, replicas compute until `go` exists;
+- while the file `stall` exists, the replica that was started as rank 1 gets no data.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any
 __all__ = ["BATCH", "SAMPLES", "SLOW", "expected", "living", "main", "results"]
 
 SAMPLES = 98
-"""Of its dataset."""
+"""Samples in the dataset."""
 
 BATCH = 12
 """Samples of a step; the last step of a pass has two."""
 
 SLOW = {"LIVE_JOB_PACE": "0.06"}
-"""Variables for few steps and long sleeps: what happens to a job in its time needs the processor, too."""
+"""Variables for few steps and long sleeps, which leave the processor to the processes under test."""
 
 _PACE_SECONDS = "0.02"
 
@@ -44,7 +45,7 @@ def _task() -> tuple[Any, Any, Any]:
 
 
 class _Stalling:
-    """A dataset whose storage may stand still."""
+    """A dataset that can stop giving data."""
 
     def __init__(self, data: Any, folder: Path) -> None:
         self._data, self._stall = data, folder / "stall"
@@ -55,7 +56,7 @@ class _Stalling:
     def __getitem__(self, index: int) -> Any:
         while os.environ.get("RANK") == "1" and self._stall.exists():
             (self._stall.parent / f"stalled-{os.getpid()}").touch()
-            # Without using the processor, as somebody does who waits for a disk.
+            # A sleep uses no processor, like waiting for a disk.
             time.sleep(0.5)
         return self._data[index]
 
@@ -65,7 +66,7 @@ def _numbers(model: Any) -> list[float]:
 
 
 def expected(epochs: int) -> list[float]:
-    """The parameters after so many passes of plain PyTorch, in one process."""
+    """The parameters after that many passes in plain PyTorch, in one process."""
     import torch.nn.functional as F
 
     from pollux.agent.data.permutation import pass_order
@@ -90,7 +91,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def living(folder: Path, stepped: bool = False) -> list[int]:
-    """Process numbers of the replicas that live, or of those that have taken a step in their present process."""
+    """Process numbers of the replicas that live; with `stepped`, only of those that have taken a step."""
     found = []
     for path in folder.glob("replica-*"):
         _, pid, began = path.name.split("-")
@@ -101,7 +102,7 @@ def living(folder: Path, stepped: bool = False) -> list[int]:
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
-    """What the replicas that came to the end have written."""
+    """The results of the replicas that reached the end."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
 
 
@@ -112,7 +113,7 @@ def _fail_at(folder: Path, text: str) -> None:
 
     def fail(now: str, rank: int) -> None:
         if now == phase and str(rank) in ranks.split(","):
-            # Each rank once in all.
+            # Each rank fails once, even over several processes.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(folder / f"failed-{rank}", os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), int(number))
@@ -121,14 +122,14 @@ def _fail_at(folder: Path, text: str) -> None:
 
 
 def _wait(folder: Path, word: str) -> None:
-    """Say so, and go on once the file `go` is there."""
+    """Write the file `word`-PID, and compute until the file `go` exists."""
     (folder / f"{word}-{os.getpid()}").touch()
     while not (folder / "go").exists():
         sum(range(10_000))
 
 
 def main(folder: Path, epochs: int) -> None:
-    """One replica."""
+    """Train as one replica."""
     pid = os.getpid()
     (folder / f"replica-{pid}-{_stat(pid)[19]}").touch()
     import torch.nn.functional as F
@@ -140,7 +141,7 @@ def main(folder: Path, epochs: int) -> None:
     data = _Stalling(data, folder)
     store = os.environ.get("LIVE_JOB_STORE")
     if store:
-        # As if every process were on a machine of its own.
+        # Caches apart, as on machines of their own.
         os.environ["XDG_CACHE_HOME"] = str(folder / f"cache-{pid}")
     job = pollux.init(
         model, optimizer, data, BATCH, checkpoint_dir=store or folder / "checkpoints", checkpoint_every=0.3

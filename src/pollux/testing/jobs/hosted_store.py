@@ -1,4 +1,4 @@
-"""A job's store for tests, hosted by a process of its own as that of a real job is."""
+"""A job's store for tests, in a process of its own like the store of a real job."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["HostedStore"]
 
 
 class HostedStore:
-    """The store at `access`; what it says about those whom it refused goes to the file `log`, if one is given."""
+    """The store at `access`; messages about refused connections go to the file `log`, if there is one."""
 
     def __init__(self, log: Path | None = None) -> None:
-        def settle() -> None:
+        def redirect_errors() -> None:
             if log is not None:
                 os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
 
         listening = ListeningStore()
         self.access: StoreAccess = listening.access
         with warnings.catch_warnings():
-            # Tests have threads; the host runs nothing but what it was forked for.
+            # Python warns of forks in a process with threads; the forked host uses none of them.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self.process = listening.fork_host(settle)
+            self.process = listening.fork_host(redirect_errors)
         listening.close()
 
     def close(self) -> None:
-        """End its host."""
+        """Kill the store's process."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.process, signal.SIGKILL)
             os.waitpid(self.process, 0)

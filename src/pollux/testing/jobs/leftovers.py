@@ -1,4 +1,4 @@
-"""Processes that a run has left behind, whichever kind they are: known by the folders that they have to do with."""
+"""Finds processes that a test run has left behind, by the folders that they use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _POLL_SECONDS = 0.05
 
 
 def left_in(*folders: Path) -> dict[int, str]:
-    """Processes with one of these folders in their command, environment, working folder or open files, and their names.
+    """Processes with one of these folders in their command, variables, working folder or open files: number to name.
 
-    Shims, hosts of stores, replicas and their data workers all have. This process and those that it came from have no
-    part in it.
+    Shims, stores, replicas and data workers all have one. This process and its ancestors are left out.
     """
     places = [str(folder.resolve()) for folder in folders]
     found, own = {}, _own()
@@ -26,13 +25,13 @@ def left_in(*folders: Path) -> dict[int, str]:
             if pid not in own and any(place in text for text in _texts(entry) for place in places):
                 found[pid] = (entry / "comm").read_text().strip()
         except (ValueError, OSError):
-            # No process, somebody else's, or gone meanwhile.
+            # Not a process, a process of another user, or one that has ended meanwhile.
             continue
     return found
 
 
 def await_none(seconds: float, *folders: Path) -> dict[int, str]:
-    """What is left after so long at the most; nothing, where all of it has gone."""
+    """Wait up to `seconds` for all of them to end; returns those that are left."""
     until = time.monotonic() + seconds
     while (left := left_in(*folders)) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
@@ -50,7 +49,7 @@ def _texts(entry: Path) -> Iterator[str]:
 
 
 def _own() -> set[int]:
-    """This process and all that it came from."""
+    """This process and its ancestors."""
     found, pid = set(), os.getpid()
     while pid > 0:
         found.add(pid)

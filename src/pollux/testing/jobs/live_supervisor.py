@@ -1,7 +1,7 @@
-"""A supervisor for tests of live resize: hosts a job's store, starts and ends replicas, and writes the plans.
+"""A supervisor for tests of live resizes: it hosts a job's store, starts and ends replicas, and writes the plans.
 
-It stands for what a backend does, in one thread that acts only while it is called. Replicas are forked by a
-`ReplicaServer`; what they do is a function of the caller's.
+It takes the place of a backend, and acts only while a test calls it. A `ReplicaServer` forks the replicas, which run a
+function of the caller.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["LiveReplica", "LiveSupervisor"]
 
 _POLL_SECONDS = 0.005
 
-# As in production the door is waited at for longer than a replica may be held up in a group that will not come about:
-# gloo tries several times for `regroup`.
+# As in production, `join` is longer than the time that a replica may spend on a group that cannot form: gloo tries
+# several times, each for `regroup` seconds.
 _DEADLINES = PlanDeadlines(join=60.0, regroup=4.0)
 
 
@@ -45,7 +45,7 @@ class LiveReplica:
 
     @property
     def state(self) -> str:
-        """The letter that the kernel has for what it does: T for stopped, X where there is none of that number."""
+        """The kernel's letter for the state of the process: T if stopped, X if there is no such process."""
         try:
             return Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -63,10 +63,10 @@ class LiveReplica:
 
 
 class LiveSupervisor:
-    """The generations of one job: `members` are the replicas of the one that is `running`, by rank.
+    """The generations of one job: `members` are the replicas of the generation `running`, by rank.
 
-    `generation` is the number given out last. With `recovers`, replicas that end by themselves other than
-    well are followed by a plan without them; with `hang_seconds`, silent ones are ended. `log`: see `HostedStore`.
+    `generation` is the newest number. With `recovers`, a replica that fails is followed by a plan without it; with
+    `hang_seconds`, replicas that are silent for longer are killed. `log`: see `HostedStore`.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class LiveSupervisor:
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def get(self, key: str) -> Any:
-        """The value of a key, read as JSON; None where it is not there."""
+        """The value of a key, read as JSON; None if the key is not set."""
         text = self._text(key)
         return None if text is None or text == "" else json.loads(text)
 
     def set(self, key: str, value: object) -> None:
-        """Write a key."""
+        """Set a key to a JSON value."""
         self._store.set(key, json.dumps(value))
 
     # Replicas
@@ -136,14 +136,14 @@ class LiveSupervisor:
         return replica
 
     def start(self, num_replicas: int) -> None:
-        """Start a generation of new replicas; those before it must have ended."""
+        """Start a generation of new replicas; all earlier replicas must have ended."""
         self.generation += 1
         self.running = self.generation
         self._began_at = time.time()
         self.members = [self._fork(rank, num_replicas, self.generation, False) for rank in range(num_replicas)]
 
     def plan(self, keep: Sequence[int], num_joiners: int, why: str = RESIZE, before: int | None = None) -> int:
-        """Write the next plan without committing it; returns its generation."""
+        """Write the plan of the next generation without committing it; returns its number."""
         self.generation += 1
         before = self.running if before is None else before
         members = tuple(PlanMember(rank, was) for rank, was in enumerate([*keep, *[None] * num_joiners]))
@@ -152,14 +152,14 @@ class LiveSupervisor:
         return self.generation
 
     def prepare(self, num_replicas: int, keep: Sequence[int] | None = None) -> list[LiveReplica]:
-        """Propose a generation and start its joiners; returns its replicas. `keep` stay, by default the first."""
+        """Plan a generation, start its new replicas, and return all its replicas. `keep`: ranks that stay."""
         keep = list(range(min(len(self.members), num_replicas))) if keep is None else list(keep)
         generation = self.plan(keep, num_replicas - len(keep))
         joiners = [self._fork(rank, num_replicas, generation, True) for rank in range(len(keep), num_replicas)]
         return [*(self.members[rank] for rank in keep), *joiners]
 
     def await_ready(self, replicas: Sequence[LiveReplica]) -> bool:
-        """Wait until all joiners of the proposed generation are ready; False where one ended instead."""
+        """Wait until all new replicas of the planned generation are ready; False if one of them ended instead."""
         ranks = [rank for rank, replica in enumerate(replicas) if replica not in self.members]
 
         def ready() -> bool | None:
@@ -170,34 +170,34 @@ class LiveSupervisor:
         return bool(self._until(ready, "joiners are ready"))
 
     def commit(self, replicas: Sequence[LiveReplica]) -> None:
-        """Everybody is to go to the proposed generation now."""
+        """Let all replicas go to the planned generation."""
         self.members = list(replicas)
         self.running = self.generation
         self._began_at = time.time()
         self._store.set(keys.COMMITTED, str(self.generation))
 
     def withdraw(self, replicas: Sequence[LiveReplica], why: str) -> None:
-        """Give the proposed generation up; its joiners end."""
+        """Withdraw the planned generation; its new replicas end."""
         self._store.set(keys.withdrawn(self.generation), why)
         for replica in replicas:
             if replica not in self.members:
                 self._until(lambda replica=replica: replica.is_over or None, "a joiner ends")  # type: ignore[misc]
 
     def resize(self, num_replicas: int, keep: Sequence[int] | None = None) -> str:
-        """Go to another number of replicas; returns how it came out: "done", "recovered" or why it failed."""
+        """Change the number of replicas; returns the outcome: "done", "recovered" or why the change failed."""
         replicas = self.prepare(num_replicas, keep)
         if not self.await_ready(replicas):
             self.withdraw(replicas, "a joiner died")
             return "withdrawn"
         self.commit(replicas)
-        return self.settle()
+        return self.await_change()
 
-    def settle(self) -> str:
-        """Wait until the newest generation has taken its first step, or was given up."""
+    def await_change(self) -> str:
+        """Wait until the newest generation has taken its first step, or has failed."""
         first = self.generation
 
         def settled() -> str | None:
-            self.tend()
+            self.replace_lost()
             failed = self._text(keys.failed(self.generation))
             if failed is not None:
                 return f"failed: {failed}"
@@ -213,8 +213,8 @@ class LiveSupervisor:
 
         return str(self._until(settled, "the generation is there"))
 
-    def tend(self) -> None:
-        """Look for replicas that died or hang, and plan without them."""
+    def replace_lost(self) -> None:
+        """Kill replicas that hang; if replicas are dead, commit a plan without them."""
         self._end_hung()
         dead = [rank for rank, member in enumerate(self.members) if member.is_over and not self._ended_well(member)]
         if not dead or not self._recovers:
@@ -223,7 +223,7 @@ class LiveSupervisor:
         before = self.running
         self.events.append(f"lost {dead} of generation {before}")
         for rank in dead:
-            # What a replica started itself, workers say, has its sockets.
+            # Children of a replica, such as data workers, hold its sockets open.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.members[rank].process, signal.SIGKILL)
         self.set(keys.lost(before), dead)
@@ -235,7 +235,7 @@ class LiveSupervisor:
             self.members = []
 
     def _end_hung(self) -> None:
-        """End replicas that gave no sign of life for `hang_seconds`; one that was not stopped was a false alarm."""
+        """Kill replicas without a heartbeat for `hang_seconds`; counts a false alarm for each that was not stopped."""
         now = time.time()
         if self._hang_seconds is None or now - self._looked_at < 0.2:
             return
@@ -262,15 +262,15 @@ class LiveSupervisor:
             os.kill(self.members[rank].process, number)
 
     def step(self) -> int:
-        """The last step that a replica of the newest generation told of; -1 before one."""
+        """The last step in the heartbeats of the newest generation; -1 before the first."""
         beats = [self.get(keys.beat(self.generation, rank)) for rank in range(len(self.members))]
         return max((int(beat["step"]) for beat in beats if beat is not None), default=-1)
 
     def wait(self, timeout: float = PATIENCE_SECONDS) -> list[ReplicaResult]:
-        """Tend the job until all its replicas have ended; results of the newest generation's, by rank."""
+        """Replace lost replicas until all have ended; the results of the newest generation, by rank."""
 
         def over() -> bool | None:
-            self.tend()
+            self.replace_lost()
             return all(replica.is_over for replica in self.everybody) or None
 
         with contextlib.suppress(AssertionError):
@@ -278,7 +278,7 @@ class LiveSupervisor:
         return [member.run.wait(0.0)[0] for member in self.members]
 
     def close(self) -> list[int]:
-        """End what is left; the exit codes of all replicas that ever were and were not waited for."""
+        """Kill the replicas that still run, and close the store; returns their exit codes."""
         codes = []
         for replica in self.everybody:
             if Path(f"/proc/{replica.process}").exists():
@@ -298,7 +298,7 @@ class LiveSupervisor:
             time.sleep(_POLL_SECONDS)
 
     def outputs(self) -> str:
-        """What the replicas wrote, for messages."""
+        """Events and the output of all replicas, for messages."""
         texts = []
         for number, replica in enumerate(self.everybody):
             path = replica.run.folder / "output-0.txt"

@@ -1,6 +1,6 @@
-"""Many things that happen to one running job at random moments, on any backend that changes jobs while they run.
+"""One job that is resized, killed, frozen and stopped at random moments, on any backend with live resizes.
 
-The job is that of `float64_job`. What a service would answer is answered here; nothing else of a service is needed.
+The job is `float64_job`. This module answers the backend's events as a service would; no service runs.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
 __all__ = ["EventRun", "Verdict"]
 
-# A receipt has the last so many passes.
+# A receipt lists this many passes, the newest.
 _PASSES_KEPT = 1000
-# As slow as a pass may be on a busy machine, all of which may be left.
+# The time of a slow pass on a busy machine; at the end of the changes, all passes may still be to do.
 _EPOCH_SECONDS = 0.1
 _POLL_SECONDS = 0.02
-# A process that is just importing PyTorch sees only then that nobody needs it any more.
+# A process that is importing PyTorch notices only afterwards that it is no longer needed.
 _GONE_SECONDS = 60.0
 _WEIGHTS = {"resize": 10, "hasty resize": 3, "kill": 4, "hang": 1, "notice": 1, "new service": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a job: how far its parameters are from plain PyTorch's, relative to the largest of them.
+    """How a job ended. `largest_difference`: of its parameters from plain PyTorch's, relative to the largest of them.
 
-    `samples_lost` and `samples_repeated` are counted by its ledger; `outcomes` say how often what came of an event.
+    The job's ledger counted `samples_lost` and `samples_repeated`; `outcomes` counts each change with its outcome.
     """
 
     events: int
@@ -62,9 +62,9 @@ class Verdict:
 
 
 class EventRun:
-    """One job on a backend that `make` gives; each call makes another that finds what the one before had started.
+    """One job on a backend that `make` creates; each new backend finds what the one before it had started.
 
-    `home` is the backend's folder, where it has one that no other run uses: nothing of it may be left either.
+    `home` is the folder of the backend, if no other run uses it: `close` checks it for processes that are left, too.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EventRun:
     ) -> None:
         self.folder = folder
         self.job_id = job_id
-        self.told: collections.deque[BackendEvent] = collections.deque(maxlen=50)
+        self.events: collections.deque[BackendEvent] = collections.deque(maxlen=50)
         self.losses: list[str] = []
         self.generation = 0
         self.state = "none"
@@ -92,17 +92,17 @@ class EventRun:
         self._most = most
         self._env = dict(env or {})
         self._places = [folder] if home is None else [folder, home]
-        self._new: collections.deque[BackendEvent] = collections.deque()
+        self._unhandled: collections.deque[BackendEvent] = collections.deque()
         self._changed = threading.Condition()
         folder.mkdir(parents=True, exist_ok=True)
         self.backend = make()
-        self.backend.start(self._hear)
+        self.backend.start(self._collect_event)
 
-    # What is told, and what is answered
+    # Events of the backend, and the answers to them
 
-    def _hear(self, event: BackendEvent) -> None:
+    def _collect_event(self, event: BackendEvent) -> None:
         with self._changed:
-            self._new.append(event)
+            self._unhandled.append(event)
             self._changed.notify_all()
 
     def _launch(self, gpus: int | Placement) -> Launch:
@@ -115,7 +115,7 @@ class EventRun:
         return Launch(self.job_id, self.generation, placement, argv, folder, env, grace_seconds=grace, live=True)
 
     def _placement(self, gpus: int) -> Placement:
-        """So many, on as few nodes as that takes."""
+        """That many GPUs on as few nodes as possible."""
         shares, left = {}, gpus
         for node in self.backend.inventory():
             if left:
@@ -124,30 +124,45 @@ class EventRun:
         return Placement.of(shares)
 
     def start(self, gpus: int) -> None:
-        """Start it, from its checkpoint where it has one."""
+        """Start the job, from its checkpoint if it has one."""
         self.backend.submit(self._launch(gpus))
 
-    def stepped(self) -> None:
-        """Wait until it trains."""
-        self.until("step", lambda: float64_job.living(self.folder, stepped=True) or self.state == "done")
+    def train_on(self, counts: Mapping[str, int]) -> None:
+        """Start the job on these nodes, and wait for its first step."""
+        self.backend.submit(self._launch(Placement.of(counts)))
+        self.await_running()
+        self.await_step()
+
+    def request_move(self, counts: Mapping[str, int]) -> None:
+        """Resize the job to these nodes, without waiting."""
+        self.backend.resize(self._launch(Placement.of(counts)))
+
+    def move_to(self, counts: Mapping[str, int]) -> None:
+        """Resize the job to these nodes, and wait until it runs there."""
+        self.request_move(counts)
+        self.await_running()
+
+    def await_step(self) -> None:
+        """Wait until a replica has taken a step."""
+        self.wait_for("step", lambda: float64_job.living(self.folder, stepped=True) or self.state == "done")
 
     def resize(self, gpus: int) -> None:
-        """Have it go to another size."""
+        """Resize the job, without waiting."""
         self.backend.resize(self._launch(gpus))
 
-    def pump(self) -> None:
-        """Take in what was told, and answer as a service does."""
+    def handle_events(self) -> None:
+        """Handle the backend's new events as a service does."""
         with self._changed:
-            if not self._new:
+            if not self._unhandled:
                 self._changed.wait(_POLL_SECONDS)
-            events = list(self._new)
-            self._new.clear()
+            events = list(self._unhandled)
+            self._unhandled.clear()
         for event in events:
-            self.told.append(event)
+            self.events.append(event)
             if (getattr(event, "job_id", ""), getattr(event, "generation", None)) == (self.job_id, self.generation):
-                self._take(event)
+                self._handle(event)
 
-    def _take(self, event: BackendEvent) -> None:
+    def _handle(self, event: BackendEvent) -> None:
         if isinstance(event, ReplicasStarted):
             self.state = "running"
             if event.pause_seconds is not None:
@@ -162,33 +177,33 @@ class EventRun:
             self.restarts.append(f"{event.outcome}: {event.detail}")
             self.start(1 + len(self.restarts) % self._most)
 
-    def until(self, what: str, is_so: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> None:
-        """Go on until that is so; `OutOfTime` with all there is to know where it is not in time."""
+    def wait_for(self, what: str, is_so: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> None:
+        """Handle events until `is_so`; `OutOfTime`, with the run's story, if that takes too long."""
         deadline = time.monotonic() + seconds
         while not is_so():
             if time.monotonic() > deadline:
                 raise OutOfTime(f"stuck for {seconds:g} s: no {what}\n{self.story()}")
-            self.pump()
+            self.handle_events()
 
-    def settled(self) -> None:
-        """Wait until the newest generation runs, or all is done."""
-        self.until("generation that runs", lambda: self.state in ("running", "done"))
+    def await_running(self) -> None:
+        """Wait until the newest generation runs, or the job is done."""
+        self.wait_for("generation that runs", lambda: self.state in ("running", "done"))
 
     def story(self) -> str:
-        """What was told last, what runs, and the ends of the logs."""
-        lines = [f"generation {self.generation}, {self.state}; {self.backend.running()}", *map(str, self.told)]
+        """The last events, what runs, and the ends of the logs."""
+        lines = [f"generation {self.generation}, {self.state}; {self.backend.running()}", *map(str, self.events)]
         for replica in range(self._most):
             with contextlib.suppress(PolluxError):
                 lines += [f"replica {replica}:", self.backend.logs(self.job_id, replica, -3000, 3000).text]
         return "\n".join(lines)
 
-    # Events
+    # Changes
 
-    def event(self, chance: random.Random) -> str:
-        """One of them, at a random moment; returns what came of it, empty where the job is through."""
+    def change_at_random(self, chance: random.Random) -> str:
+        """Make a random change at a random moment; returns the change and its outcome, empty if the job is done."""
         what = chance.choices([*_WEIGHTS], [*_WEIGHTS.values()])[0]
         moment = time.monotonic() + chance.uniform(0.0, 0.25)
-        self.until("moment", lambda: time.monotonic() >= moment)
+        self.wait_for("moment", lambda: time.monotonic() >= moment)
         if self.state == "done":
             return ""
         restarts, losses = len(self.restarts), len(self.losses)
@@ -200,21 +215,21 @@ class EventRun:
         elif what == "new service":
             self.backend.close()
             self.backend = self._make()
-            self.backend.start(self._hear)
+            self.backend.start(self._collect_event)
         else:
-            self._hurt(chance, signal.SIGSTOP if what == "hang" else signal.SIGKILL)
+            self._signal_replica(chance, signal.SIGSTOP if what == "hang" else signal.SIGKILL)
         if what != "hasty resize":
-            self.settled()
+            self.await_running()
         came = "started anew" if len(self.restarts) > restarts else ""
         came = came or ("recovered" if len(self.losses) > losses else "done")
         self.outcomes[f"{what}: {came}"] += 1
         return f"{what}: {came}"
 
-    def _hurt(self, chance: random.Random, number: int) -> None:
-        """Send a signal to one replica, and wait until that is seen."""
+    def _signal_replica(self, chance: random.Random, number: int) -> None:
+        """Send a signal to one replica, and wait until the backend has noticed."""
         if number == signal.SIGSTOP:
-            self.settled()
-            self.stepped()
+            self.await_running()
+            self.await_step()
         victims = float64_job.living(self.folder, stepped=number == signal.SIGSTOP)
         if not victims:
             return
@@ -225,27 +240,27 @@ class EventRun:
         def seen() -> bool:
             return self.generation > before or self.state == "done" or victim not in float64_job.living(self.folder)
 
-        self.until("answer to a loss", seen)
+        self.wait_for("answer to a loss", seen)
         calm = time.monotonic() + 0.3
-        # Its end is told a moment after it is gone; a joiner's means nothing once its change is over.
-        self.until("moment", lambda: self.generation > before or time.monotonic() > calm)
+        # The event follows the end after a moment. There is none for a joiner whose change is over already.
+        self.wait_for("moment", lambda: self.generation > before or time.monotonic() > calm)
 
     # The end
 
     def finish(self) -> Verdict:
-        """Let it come to its end, make sure that nothing is left, and compare."""
-        self.settled()
+        """Wait for the job's end, check that no process is left, and compare its results with plain PyTorch's."""
+        self.await_running()
         if self.state == "running":
             self.resize(2)
-            self.settled()
+            self.await_running()
         (self.folder / "fast").touch()
-        self.until("end", lambda: self.state == "done", PATIENCE_SECONDS + _EPOCH_SECONDS * self._epochs)
+        self.wait_for("end", lambda: self.state == "done", PATIENCE_SECONDS + _EPOCH_SECONDS * self._epochs)
         self.backend.forget(self.job_id)
         self.close()
         return self._verdict()
 
     def _verdict(self) -> Verdict:
-        """What its replicas have written, compared with plain PyTorch."""
+        """What the replicas have written, compared with plain PyTorch."""
         ended = float64_job.results(self.folder)
         wanted = float64_job.expected(self._epochs)
         size = max(map(abs, wanted))
@@ -264,7 +279,7 @@ class EventRun:
         )
 
     def close(self) -> None:
-        """Let go of the backend; an AssertionError where a process of any kind is left, which is ended."""
+        """Stop the job and close the backend; processes that are left are killed, and are an AssertionError."""
         self.backend.stop(self.job_id, self.generation, 0.0)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self._runs() and time.monotonic() < deadline:

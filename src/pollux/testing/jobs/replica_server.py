@@ -1,7 +1,7 @@
 """Small training jobs on several replicas: one process that has imported PyTorch forks the replicas of every run.
 
-Starting a replica so costs milliseconds instead of seconds. What the replicas do is a function of the caller's, named
-by module or file; what it returns comes back as JSON.
+A forked replica starts in milliseconds instead of seconds. Replicas run a function of the caller, named by module or
+file; its return value comes back as JSON.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ENVIRONMENT = {
 class ReplicaResult:
     """How one replica ended: its exit code (negative: the signal that ended it) and what its function returned.
 
-    `error` is the name of the exception that ended it, empty for none; `message` its text. `output` is what it
-    wrote to stdout and stderr.
+    `error` is the name of the exception that ended it, or empty; `message` is its text. `output` has the end of its
+    stdout and stderr.
     """
 
     exit_code: int
@@ -70,18 +70,18 @@ class RunningReplicas:
                     os.kill(process, number)
 
     def wait(self, timeout: float = PATIENCE_SECONDS) -> list[ReplicaResult]:
-        """Return when all have ended; those that still run after `timeout` seconds are killed, exit code -9."""
+        """Wait until all have ended; those that still run after `timeout` seconds are killed, with exit code -9."""
         codes = self._server.request(op="wait", processes=self.processes, timeout=timeout)["codes"]
         return [self._result(replica, code) for replica, code in enumerate(codes)]
 
     def _result(self, replica: int, code: int) -> ReplicaResult:
         path = self.folder / f"result-{replica}.json"
-        # A replica that was killed may have left nothing, or half of it.
+        # A replica that was killed may have written no result, or half of one.
         try:
             result = json.loads(path.read_text())
         except (OSError, ValueError):
             result = {}
-        # A replica killed as soon as it was there has not come to open its file.
+        # A replica that was killed at once has not opened its file.
         path = self.folder / f"output-{replica}.txt"
         output = path.read_text(errors="replace") if path.exists() else ""
         return ReplicaResult(
@@ -92,8 +92,8 @@ class RunningReplicas:
 class ReplicaServer:
     """The process that forks replicas; make one for many runs, and close it, or use it in a `with` block.
 
-    A function is named `package.module:function` or `path/to/file.py:function`. It is called with the arguments given,
-    on every replica, in an environment as torchrun would set it, with MASTER_ADDR on the loopback.
+    A function is named `package.module:function` or `path/to/file.py:function`. Every replica calls it with the given
+    arguments and with torchrun's variables; MASTER_ADDR is the loopback.
     """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
@@ -144,9 +144,9 @@ class ReplicaServer:
         environment: Mapping[str, str] | None = None,
         timeout: float = PATIENCE_SECONDS,
     ) -> list[Any]:
-        """What the function returned on every replica; an AssertionError with their output where one failed.
+        """The return value of every replica; an AssertionError with the outputs if one failed.
 
-        It is `OutOfTime` where none failed, and some were not through after `timeout` seconds.
+        The error is `OutOfTime` if none failed and some still ran after `timeout` seconds.
         """
         began = time.monotonic()
         results = self.start(function, num_replicas, arguments, environment).wait(timeout)
@@ -163,7 +163,7 @@ class ReplicaServer:
         return [result.value for result in results]
 
     def request(self, **message: Any) -> dict[str, Any]:
-        """One question to the process that forks, and its answer."""
+        """Send a request to the forking process, and return its answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(message) + "\n")
@@ -189,7 +189,7 @@ class ReplicaServer:
 
 
 def load_module(name: str) -> Any:
-    """The module of that dotted name, or of that file where it ends in `.py`; a file is loaded once."""
+    """The module of a dotted name, or of a file that ends in `.py`; a file is loaded once."""
     if not name.endswith(".py"):
         return importlib.import_module(name)
     key = "pollux_file_" + "".join(letter if letter.isalnum() else "_" for letter in name)
@@ -210,7 +210,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _place(replica: int, num_replicas: int, port: int) -> dict[str, str]:
-    """torchrun's variables; none for a replica alone, which needs none."""
+    """torchrun's variables; a single replica needs none."""
     if num_replicas == 1:
         return {}
     return {
@@ -224,15 +224,15 @@ def _place(replica: int, num_replicas: int, port: int) -> dict[str, str]:
 
 
 def _serve() -> None:
-    """Fork replicas as told on stdin until it is closed. Starts no thread itself: a fork would lose it."""
+    """Serve the requests on standard input until it is closed. Starts no thread, since forks would not have it."""
     import torch
 
     import pollux.agent  # noqa: F401
 
-    # What PyTorch imports when an optimiser is first made, and takes most of a second.
+    # PyTorch would import this with the first optimiser, which takes most of a second.
     importlib.import_module("torch._dynamo")
     torch.set_num_threads(1)
-    # Nothing imported so far is ever garbage: collections in the replicas need not look at it.
+    # What is imported is never garbage; collections in the replicas skip it.
     gc.freeze()
 
     for name in sys.argv[1:]:
@@ -243,7 +243,7 @@ def _serve() -> None:
         if message["op"] == "start":
             port = free_port()
             for replica in range(message["num_replicas"]):
-                # There from the start, for those who follow it.
+                # Made before the fork, so that tests can follow it.
                 (Path(message["folder"]) / f"output-{replica}.txt").touch()
             processes = [_fork(message, replica, port) for replica in range(message["num_replicas"])]
             living.update(processes)
@@ -263,7 +263,7 @@ def _reap(processes: Sequence[int], timeout: float) -> list[int]:
             if time.monotonic() >= deadline:
                 _kill_group(process)
             time.sleep(_POLL_SECONDS)
-        # Before its number is given up: what a replica started itself, workers say, ends with it.
+        # Before its number is free again: children of the replica, such as data workers, end with it.
         _kill_group(process)
         codes[process] = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     return [codes[process] for process in processes]
@@ -277,7 +277,7 @@ def _kill_group(process: int) -> None:
 def _fork(message: Mapping[str, Any], replica: int, port: int) -> int:
     process = os.fork()
     if process:
-        # In both, so that neither can be too late.
+        # Parent and child both set it, so that neither can be too late.
         with contextlib.suppress(OSError):
             os.setpgid(process, process)
         return process

@@ -1,1 +1,1 @@
-"""Servers for tests: an S3 store, a service with a clock that is moved by hand, a large made-up past."""
+"""For tests of a service: a clock that tests set, and a backend whose replicas tests start and end."""

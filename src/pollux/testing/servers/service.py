@@ -1,4 +1,4 @@
-"""For tests of a service: a clock that is moved by hand, and a backend whose replicas do what they are told."""
+"""For tests of a service: a clock that tests set, and a backend whose replicas tests start and end."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = ["SAMPLE_MODEL", "FakeBackend", "ManualClock", "result_of", "sample_re
 T = TypeVar("T")
 
 SAMPLE_MODEL = ModelReport((0.1, 0.002, 0.02, 0.003, 0.01, 0.002, 1.5), "cpu", 128, 2048, 512, 1.0, 100.0)
-"""A model that an agent may have learned: more GPUs and larger batches help, less and less."""
+"""A model that an agent may have learned, with diminishing returns of more GPUs and larger batches."""
 
 
 def sample_report(generation: int, progress: float = 100.0, **fields: Any) -> Report:
-    """What an agent may report of a job that is through after 1,000 useful samples."""
+    """A report of a job whose total work is 1,000 useful samples."""
     given: dict[str, Any] = {
         "step": 10, "samples": 1000, "epoch": 0.1, "num_replicas": 1, "num_nodes": 1, "batch_size": 128,
         "local_batch": 128, "accumulation": 1, "total_progress": 1000.0, "throughput": 50.0, "goodput": 40.0,
@@ -46,12 +46,12 @@ def sample_report(generation: int, progress: float = 100.0, **fields: Any) -> Re
 
 
 def result_of(answer: Future[T]) -> T:
-    """Wait for an engine's answer."""
+    """The engine's answer, waited for."""
     return answer.result(PATIENCE_SECONDS)
 
 
 class ManualClock:
-    """Shows the time it was last set to. An engine that waits for another waits until the clock is moved."""
+    """Shows the time that it was last set to. An engine that waits for a later time waits until the clock is set."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._time = start
@@ -66,13 +66,13 @@ class ManualClock:
         return self._time
 
     def seconds_until(self, at: float) -> float | None:
-        """0 where that time has come; None: no waiting brings it about."""
+        """0 if that time has come; None if not, since it does not come by waiting."""
         return 0.0 if at <= self._time else None
 
     def set(self, time: float, engine: Engine | None = None) -> None:
-        """Show another time. The engine that goes by this clock sees it between two requests, never within one.
+        """Set the time. The `engine` that uses this clock sees the new time between two requests, never within one.
 
-        What is then due happens next: whatever it shall meet is to be arranged before.
+        The engine then does what is due, so that a test arranges everything else before this call.
         """
 
         def move() -> None:
@@ -82,17 +82,17 @@ class ManualClock:
 
 
 class FakeBackend(BackendCapabilities):
-    """Keeps what it is told; replicas start and end when a test says so, or (`by_itself`) at once.
+    """Records its calls; replicas start and end when a test says so, or at once with `by_itself`.
 
-    Everything that it was asked to do is in `launches`, `resizes` and `stops`, in order. `refuse` is raised at the next
-    launch. One object may serve several engines after each other, as processes outlive a service.
+    `launches`, `resizes` and `stops` have the calls in order. The next launch raises `refuse`, if it is set. One object
+    may serve several engines one after the other, as processes outlive a service.
     """
 
     name = "fake"
     healthy = True
     restart_seconds = 30.0
     live_seconds = 30.0
-    # Declared as values, so that a test may set them.
+    # Attributes instead of properties, so that tests can set them.
     head: str | None = None
     false_alarms: int | None = None
     notice_seconds: float | None = None
@@ -113,15 +113,15 @@ class FakeBackend(BackendCapabilities):
         self._lock = threading.RLock()
 
     def start(self, listener: Listener) -> None:
-        """Hear from now on."""
+        """Send events to this listener from now on."""
         self._listener = listener
 
     def inventory(self) -> tuple[Node, ...]:
-        """The nodes there are."""
+        """All nodes."""
         return tuple(self.nodes.values())
 
     def submit(self, launch: Launch) -> None:
-        """Keep a launch, once for each job and generation."""
+        """Record a launch, once for each job and generation."""
         with self._lock:
             if self.refuse is not None:
                 why, self.refuse = self.refuse, None
@@ -135,7 +135,7 @@ class FakeBackend(BackendCapabilities):
             self.started(launch.job_id)
 
     def resize(self, launch: Launch) -> None:
-        """Keep an order to change a job that runs; its replicas are there when a test says so, or at once."""
+        """Record a resize, once for each job and generation."""
         with self._lock:
             known = self._entries.get(launch.job_id)
             if known is not None and known.generation >= launch.generation:
@@ -157,57 +157,56 @@ class FakeBackend(BackendCapabilities):
             self.ended(job_id, "stopped")
 
     def running(self) -> tuple[Running, ...]:
-        """Everything that was not forgotten."""
+        """All jobs that were not forgotten."""
         return tuple(self._entries.values())
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
-        """A piece of `log_text`, the same for all."""
+        """A piece of `log_text`, which is the log of every replica."""
         size = len(self.log_text)
         begin = max(size + offset, 0) if offset < 0 else min(offset, size)
         end = min(begin + limit, size)
         return LogChunk(self.log_text[begin:end], end, end == size)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job."""
+        """Forget a job."""
         with self._lock:
             self.forgotten.append(job_id)
             self._entries.pop(job_id, None)
 
     def close(self) -> None:
-        """Hear nothing any more."""
+        """Send no more events."""
         self._listener = None
 
     # What tests make happen
 
-    def tell(self, event: BackendEvent) -> None:
-        """Say it to whoever listens."""
-        listener = self._listener
-        if listener is not None:
+    def send(self, event: BackendEvent) -> None:
+        """Send an event to the listener, if there is one."""
+        if (listener := self._listener) is not None:
             listener(event)
 
     def started(self, job_id: str) -> None:
-        """The newest replicas of a job are processes now."""
-        self.tell(ReplicasStarted(self._clock.now(), job_id, self._entries[job_id].generation))
+        """Report that the newest replicas of a job run."""
+        self.send(ReplicasStarted(self._clock.now(), job_id, self._entries[job_id].generation))
 
     def lost(self, job_id: str, replicas: tuple[int, ...], remaining: Placement, detail: str = "") -> None:
-        """Some of the newest replicas of a job are gone, and the others wait."""
+        """Report that some of the newest replicas of a job are lost, and the others wait."""
         generation = self._entries[job_id].generation
-        self.tell(ReplicasLost(self._clock.now(), job_id, generation, replicas, remaining, detail))
+        self.send(ReplicasLost(self._clock.now(), job_id, generation, replicas, remaining, detail))
 
     def ended(self, job_id: str, outcome: Outcome, detail: str = "") -> None:
-        """The newest replicas of a job are gone."""
+        """Report that the newest replicas of a job have ended."""
         with self._lock:
             known = self._entries[job_id]
             end = ReplicasEnded(self._clock.now(), job_id, known.generation, outcome, detail=detail)
             self._entries[job_id] = Running(job_id, known.generation, "ended", end)
-        self.tell(end)
+        self.send(end)
 
     def node_up(self, node: Node) -> None:
-        """A node arrives or changes."""
+        """Add or change a node, and report it."""
         self.nodes[node.id] = node
-        self.tell(NodeUp(self._clock.now(), node))
+        self.send(NodeUp(self._clock.now(), node))
 
     def node_down(self, node_id: str) -> None:
-        """A node goes."""
+        """Remove a node, and report it."""
         self.nodes.pop(node_id, None)
-        self.tell(NodeDown(self._clock.now(), node_id))
+        self.send(NodeDown(self._clock.now(), node_id))

@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from tests.support.fleet import ProcessFleet
 
 from pollux.backends.fleet.shared_folders import SharedFolders
 from pollux.backends.node_daemon.daemon import SECRET_VARIABLE, main
@@ -22,7 +23,6 @@ from pollux.backends.shim.remote_launcher import NodeAnswer, NodeLoss, NodeNotic
 from pollux.backends.transport.channel import VERSION, SecureLine, challenge, check
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed, InvalidInput
-from pollux.testing.jobs.fleet import ProcessFleet
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.live.codec import encode_tagged, to_plain
 from pollux.wire.live.messages import FleetAccess

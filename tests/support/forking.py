@@ -1,4 +1,4 @@
-"""Children that may be killed at any moment: run something in a fork and hear what it reports until then."""
+"""Forked children that tests kill at random moments, and the reports that children make until then."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _LONGEST_SECONDS = 60
 
 
 def fork(action: Callable[..., None], first: Any, *others: Any) -> tuple[int, int]:
-    """Run `action(first, report, *others)` in a child, `report` being the file that it may write to.
+    """Run `action(first, report, *others)` in a child; `report` is the descriptor to which it writes its reports.
 
-    The child's process number, and the reading end of what it reports. It lives for a minute at most.
+    Returns the child's process number and the descriptor to read its reports from. The child lives a minute at most.
     """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
-        # Nobody is left over should the parent be ended.
+        # The child ends even if the parent is killed.
         signal.alarm(_LONGEST_SECONDS)
         try:
             os.close(reading)
@@ -37,6 +37,6 @@ def fork(action: Callable[..., None], first: Any, *others: Any) -> tuple[int, in
 
 
 def read_all(reading: int) -> str:
-    """Everything that comes until the child, and whoever has its file, is gone; the file is closed."""
+    """Everything that is reported until the child and its own children have ended; closes the descriptor."""
     with os.fdopen(reading) as pipe:
         return pipe.read()

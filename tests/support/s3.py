@@ -24,8 +24,8 @@ server.stop()
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
-    """The variables by which every client finds it, while it runs."""
-    # A session of its own, and the end of its input ends it, so that it cannot outlive whoever started it.
+    """Run the server; yields the environment variables by which S3 clients find it."""
+    # In a session of its own. It ends with its standard input, so that it cannot outlive the process that started it.
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER],
         stdin=subprocess.PIPE,
@@ -50,7 +50,7 @@ def s3_server() -> Iterator[dict[str, str]]:
 
 
 def make_bucket(name: str) -> None:
-    """A new one on the server that this process's variables lead to."""
+    """Make a bucket on the server that the environment variables of this process name."""
     import fsspec
 
     fsspec.filesystem("s3", skip_instance_cache=True).mkdir(name)

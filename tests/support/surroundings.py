@@ -1,7 +1,6 @@
-"""What the tests do not take from whoever runs them: made the same everywhere, before anything is tested.
+"""Makes variables, umask and signals the same for every test run, whoever starts it and wherever.
 
-How the product itself behaves in other surroundings is what `tests/unit/cli/test_surroundings.py` and
-`tools/test_environments.py` are for.
+`tests/unit/cli/test_surroundings.py` and `tools/test_environments.py` test how Pollux behaves in other surroundings.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pollux.wire.environment import TORCHRUN_VARIABLES
 
 __all__ = ["hearing", "settle", "settle_variables"]
 
-# What tells the tests themselves something; every other POLLUX_ variable is a setting of the user's own.
+# Settings of the tests themselves; every other POLLUX_ variable is a setting of the user.
 _FOR_TESTS = frozenset(
     {
         "POLLUX_BENCH_FOLDER", "POLLUX_CHROMIUM", "POLLUX_FAULT_EVENTS", "POLLUX_FAULT_SEED", "POLLUX_OSDI21_DATA",
@@ -33,7 +32,7 @@ _TERMINAL = frozenset(
 )  # fmt: skip
 _LANGUAGE = frozenset({"LANGUAGE", "PYTHONCOERCECLOCALE", "PYTHONIOENCODING", "PYTHONUTF8"})
 _PROXIES = frozenset({"all_proxy", "ftp_proxy", "http_proxy", "https_proxy", "no_proxy"})
-# Which GPUs may be used is for their owner to say.
+# The owner of the GPUs decides which of them may be used.
 _TORCHRUN = frozenset(TORCHRUN_VARIABLES) - {"CUDA_VISIBLE_DEVICES"}
 _PREFIXES = (
     "AWS_", "GIT_", "LC_", "POLLUX_", "RAY_", "SALLOC_", "SBATCH_", "SCANCEL_", "SINFO_", "SLURM_", "SQUEUE_", "SRUN_",
@@ -42,14 +41,14 @@ _PREFIXES = (
 
 
 def settle() -> None:
-    """Make this process, and with it all that tests start, independent of the shell it was started from."""
+    """Make this process, and all processes that tests start, independent of the shell that started it."""
     settle_variables(os.environ)
     os.umask(0o022)
     _settle_signals()
 
 
 def settle_variables(environ: MutableMapping[str, str]) -> None:
-    """Leave out what a user has set for other purposes; a terminal, a language and a home folder as everywhere."""
+    """Remove variables that a user has set for other purposes; set a common terminal, language and home folder."""
     dropped = _TERMINAL | _LANGUAGE | _TORCHRUN | {"PYTHONWARNINGS"}
     for name in list(environ):
         is_ours = name in _FOR_TESTS
@@ -57,21 +56,22 @@ def settle_variables(environ: MutableMapping[str, str]) -> None:
             del environ[name]
     environ.update({"LANG": "C.UTF-8", "TERM": "xterm"})
     if not os.access(environ.get("HOME", ""), os.W_OK | os.X_OK):
-        # Libraries keep things there, and complain where they cannot.
+        # Libraries write to the home folder, and warn if they cannot.
         environ["HOME"] = str(_spare_home())
 
 
 def _spare_home() -> Path:
-    """The same for all processes of one user, so that what libraries keep there is made once."""
+    """One folder for all test processes of a user, so that libraries fill it once."""
     home = Path(tempfile.gettempdir()) / f"pollux-tests-home-{os.getuid()}"
     home.mkdir(mode=0o700, exist_ok=True)
     return home
 
 
 def _settle_signals() -> None:
-    """No signal blocked, and SIGTERM not ignored, for what is started from here.
+    """Unblock all signals, and reset SIGTERM if it is ignored, for this process and those that it starts.
 
-    Those that `nohup` and a shell's `&` ignore stay so, or a test run would not outlive its terminal; see `hearing`.
+    Signals that `nohup` and a shell's `&` ignore stay ignored, so that a test run outlives its terminal; `hearing`
+    resets those for a while.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
@@ -80,10 +80,10 @@ def _settle_signals() -> None:
 
 @contextmanager
 def hearing(*numbers: signal.Signals) -> Iterator[None]:
-    """Processes that are started inside have these signals at their default, also where they are ignored here."""
+    """Processes that are started inside do not ignore these signals, even if this process does."""
     ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]
     for number in ignored:
-        # Caught and left alone here, which after `exec` is the default.
+        # A handler, unlike an ignored signal, becomes the default after `exec`.
         signal.signal(number, lambda number, frame: None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A fleet for tests: hosts that are processes on the loopback, which can be killed, frozen and added."""
+"""A fleet for tests: node daemons that are processes on the loopback, which tests kill, freeze and add."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LOOK_SECONDS = 0.02
 
 
 class ProcessFleet(PooledNodeProvider):
-    """`num_nodes` hosts with `slots` places each, at a `folder`; what another object left running there is found.
+    """`num_nodes` node daemons with `slots` slots each, in a `folder`; daemons that already run there are used again.
 
-    `watch`: whether it says by itself that a host has ended, as an engine that notices would. Hosts outlive `close`,
-    but not the process that started them; `kill_all` ends them.
+    `watch`: whether it reports by itself that a daemon has ended, as some engines do. Daemons go on after `close` and
+    end with the process that started them; `kill_all` ends them at once.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ProcessFleet(PooledNodeProvider):
         self._thread: threading.Thread | None = None
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Find the hosts there are, and start those that are missing."""
+        """Find the daemons that run, and start the missing ones."""
         super().start(secret, head, changed)
         for number in range(self._num_nodes):
             if self._announced(f"n{number}") is None:
@@ -63,7 +63,7 @@ class ProcessFleet(PooledNodeProvider):
         words += ["--cold"] * self._cold
         command = [sys.executable, "-P", "-m", "pollux.backends.node_daemon.daemon", "--with-parent", *words]
         log = str(self.folder / f"{node}.log")
-        # Nobody closes the other end but the end of this process: then it ends too, however this one was ended.
+        # Only the end of this process closes the other end of the pipe; then the daemon ends, too.
         reading, _ = os.pipe2(os.O_CLOEXEC)
         actions: list[tuple[Any, ...]] = [
             (os.POSIX_SPAWN_DUP2, reading, 0),
@@ -102,32 +102,32 @@ class ProcessFleet(PooledNodeProvider):
         self.offer(hosted for hosted in there.values() if hosted is not None)
 
     def pid(self, number: int) -> int:
-        """The process of a node's host; ValueError where none was announced."""
+        """The process number of a node's daemon; an OSError before the daemon has announced itself."""
         return int(json.loads(self._file(f"n{number}").read_text())["pid"])
 
     def processes(self, number: int) -> list[int]:
-        """The host of a node and everything it runs; none where it has not been announced."""
+        """The daemon of a node and all its descendants; empty before the daemon has announced itself."""
         if not self._file(f"n{number}").exists():
             return []
         host = self.pid(number)
         return [host, *proc.descendants(host, proc.process_table())]
 
     def kill_node(self, number: int) -> None:
-        """SIGKILL to the host and everything it runs."""
+        """Send SIGKILL to the daemon and its descendants."""
         proc.kill_all(self.processes(number))
 
     def freeze_node(self, number: int) -> list[int]:
-        """SIGSTOP to all of it; gives their numbers, for `thaw`."""
+        """Send SIGSTOP to the daemon and its descendants; returns their process numbers, for `thaw`."""
         frozen = self.processes(number)
         proc.kill_all(frozen, signal.SIGSTOP)
         return frozen
 
     def thaw(self, frozen: list[int]) -> None:
-        """SIGCONT to those that were frozen."""
+        """Send SIGCONT to frozen processes."""
         proc.kill_all(frozen, signal.SIGCONT)
 
     def add_node(self) -> str:
-        """Start one more host, or one in place of a dead one; its name."""
+        """Start a daemon under the first free node name; returns that name."""
         with self._books:
             self._collect()
             number = 0
@@ -137,13 +137,13 @@ class ProcessFleet(PooledNodeProvider):
         return f"n{number}"
 
     def close(self) -> None:
-        """Look no more; hosts go on."""
+        """Stop watching; daemons go on."""
         self._halt.set()
         if self._thread is not None:
             self._thread.join()
 
     def kill_all(self) -> None:
-        """End every host and all that runs there."""
+        """End every daemon and its descendants."""
         self.close()
         for path in self.folder.glob("n*.json"):
             with contextlib.suppress(OSError, ValueError):

@@ -1,17 +1,28 @@
+"""The made-up day that the page's benchmark serves."""
+
 from __future__ import annotations
+
+import importlib
+from pathlib import Path
 
 import pytest
 
 from pollux.controller import HOLDING, Controller
 from pollux.store import open_store, open_telemetry
-from pollux.testing.servers.big_store import build_big_store
 from pollux.wire.home_layout import store_file, telemetry_file
 
 NOW = 1_800_000_000.0
 
 
 @pytest.fixture(scope="module")
-def big(tmp_path_factory):
+def build_big_store():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+        yield importlib.import_module("big_store").build_big_store
+
+
+@pytest.fixture(scope="module")
+def big(build_big_store, tmp_path_factory):
     return build_big_store(tmp_path_factory.mktemp("big"), 120, 10, 6.0, now=NOW, decide_every=120.0)
 
 
@@ -51,6 +62,6 @@ def test_jobs_have_measurements(big):
     assert row.values["total_progress"] >= row.values["progress"] > 0
 
 
-def test_the_same_seed_gives_the_same_day(tmp_path):
+def test_the_same_seed_gives_the_same_day(build_big_store, tmp_path):
     first, again = (build_big_store(tmp_path / name, 30, 4, 2.0, now=NOW) for name in ("a", "b"))
     assert (first.num_facts, first.num_rows, first.num_active) == (again.num_facts, again.num_rows, again.num_active)
