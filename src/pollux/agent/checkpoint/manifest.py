@@ -97,7 +97,10 @@ def decode(content: bytes) -> Manifest:
     checksum, closing, body = content[start:].partition(_CLOSING)
     if content[:start] != _OPENING or not closing or hashlib.sha256(body).hexdigest().encode() != checksum:
         raise CheckpointDamaged(f"{MANIFEST_NAME}: its own checksum does not fit its {len(content)} bytes")
-    entries = json.loads(b"{" + body)
+    try:
+        entries = json.loads(b"{" + body)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamaged(f"{MANIFEST_NAME}: it cannot be read: {error}"[:200]) from None
     if entries.get("format") != FORMAT:
         raise CheckpointMismatch(
             f"{MANIFEST_NAME}: format {entries.get('format')}, written by pollux {entries.get('pollux')}; this version "
@@ -105,7 +108,10 @@ def decode(content: bytes) -> Manifest:
         )
     if set(entries) != {field.name for field in fields(Manifest)}:
         raise CheckpointDamaged(f"{MANIFEST_NAME}: its entries are {', '.join(sorted(entries))}")
-    entries["files"] = {name: FileDigest(**digest) for name, digest in entries["files"].items()}
+    try:
+        entries["files"] = {name: FileDigest(**digest) for name, digest in entries["files"].items()}
+    except (AttributeError, TypeError) as error:
+        raise CheckpointDamaged(f"{MANIFEST_NAME}: its files are no names with digests: {error}"[:200]) from None
     return Manifest(**entries)
 
 

@@ -78,7 +78,14 @@ class ShimEvents:
             self._shim_ended(job)
             return
         for message in messages:
-            self.handle(job, job.link, message)
+            try:
+                self.handle(job, job.link, message)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                # What comes after it is heard.
+                _log.warning(
+                    "what the shim of job '%s' said cannot be used (%s: %.200s): see %s/shim.log",
+                    job.id, type(error).__name__, error, job.folder,
+                )  # fmt: skip
 
     def handle(self, job: DispatchedJob, link: ShimClient, message: ShimMessage) -> None:
         """Note what one message says."""

@@ -1,15 +1,18 @@
-"""Whose process is at the other end of a TCP connection, where that is a process of this machine."""
+"""Whose process is at the other end of a connection, where that is a process of this machine."""
 
 from __future__ import annotations
 
 import ipaddress
+import socket
 import struct
 import sys
 
-__all__ = ["owner_of"]
+__all__ = ["owner_of", "user_of"]
 
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _ESTABLISHED = "01"
+# Process, user and group.
+_CREDENTIALS = struct.Struct("3i")
 _MAPPED = ipaddress.IPv6Address("::ffff:0:0")
 
 
@@ -29,6 +32,14 @@ def owner_of(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
         except (OSError, ValueError, IndexError):
             continue
     return None
+
+
+def user_of(peer: socket.socket) -> int | None:
+    """The user who connected a Unix socket, as the kernel noted it then; None where it does not tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _as_ipv4(address: tuple[str, int]) -> str:

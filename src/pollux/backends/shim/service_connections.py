@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from pollux.backends.process.refusals import RefusalLog
 from pollux.backends.process.select_loop import SelectLoop
+from pollux.backends.process.socket_owner import user_of
 from pollux.backends.transport.json_lines import LineReader
 from pollux.wire.live.messages import MAX_MESSAGE_BYTES, ShimMessage, decode_message, encode_message
 
@@ -56,6 +59,7 @@ class ServiceConnections:
         self._obey = obey
         self._on_unknown = on_unknown
         self._open: list[ServiceConnection] = []
+        self._refusals = RefusalLog("the job's shim")
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -84,8 +88,15 @@ class ServiceConnections:
         self._loop.watch(peer, lambda: self._hear(connection))
 
     def _accept(self) -> None:
+        """Only this user, and root, may order: the socket's folder keeps others out, and so does this."""
         with contextlib.suppress(OSError):
-            self.add(self._listener.accept()[0])
+            peer, _ = self._listener.accept()
+            user = user_of(peer)
+            if user in (None, 0, os.geteuid()):
+                self.add(peer)
+                return
+            self._refusals.tell(f"user {user}", "user", "only the user whose job this is may order")
+            peer.close()
 
     def _hear(self, connection: ServiceConnection) -> None:
         lines = connection.reader.lines()
