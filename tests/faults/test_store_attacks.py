@@ -102,6 +102,16 @@ def test_a_crowd_of_strangers_keeps_no_replica_out(job, tmp_path):
     LIVE.check_exact(values)
 
 
+# The script that follows, with waits of half a second and more until there is a certain file.
+SLOW_UNTIL = """
+import os, runpy, sys, time
+wait, done = time.sleep, sys.argv[1]
+time.sleep = lambda seconds: wait(0.0 if seconds >= 0.5 and os.path.exists(done) else seconds)
+sys.argv[:] = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.fixture
 def service(tmp_path):
     running = SERVICE.Service(tmp_path / "home")
@@ -112,7 +122,9 @@ def service(tmp_path):
 def test_a_job_of_the_service_is_as_safe(service):
     """The port that the machine shows to everybody, every attack at it, and a secret that it shows to nobody."""
     before = {*attacks.listening_ports()}
-    run = [sys.executable, str(SERVICE.SCRIPT), "--epochs", "6", "--copies", "1", "--step-wait", "0.01"]
+    attacked = service.home / "attacked"
+    slow = [sys.executable, "-c", SLOW_UNTIL, str(attacked), str(SERVICE.SCRIPT), "--step-wait", "0.5"]
+    run = [*slow, "--epochs", "6", "--copies", "1", "--sample-wait", "0"]
     asked = {"name": "digits", "run": run, "gpus": "2", "on_resize": "live", "workdir": str(service.home)}
     service.call("/v1/jobs", asked)
     service.until("a live agent", lambda job: job["state"] == "running" and job["resize_kind"] == "live")
@@ -122,15 +134,18 @@ def test_a_job_of_the_service_is_as_safe(service):
     for attack in (attacks.write_keys, attacks.join, attacks.guess, attacks.too_much, attacks.idle):
         attacks.as_stranger(attack, store)
     assert attacks.as_stranger(attacks.fuzz, store, SEED)
+    assert service.call("/v1/jobs/digits")["job"]["state"] == "running"
+    # The folder of a job's run goes when the job has ended.
+    log = (service.home / "run" / "digits" / "shim.log").read_text()
+    assert REFUSED in log
+    assert len(log) < 20_000
+    attacked.touch()
     service.until("the end", lambda job: job["state"] == "succeeded")
     receipt = json.loads((service.home / "receipts" / "digits" / "receipt.json").read_text())
     assert {entry["samples"] for entry in receipt["ledger"]} == {1437}
     assert len({entry["hash"] for entry in receipt["ledger"]}) == 1
     assert receipt["exact"]
     assert service.call("/v1/jobs/digits")["job"]["crashes"] == 0
-    log = (service.home / "run" / "digits" / "shim.log").read_text()
-    assert REFUSED in log
-    assert len(log) < 20_000
 
 
 def store_port(home: Path) -> int:

@@ -94,7 +94,7 @@ class Late:
         await self.app(scope, receive, send)
         assert self.engine is not None
         await asyncio.to_thread(self.clock.set, self.clock.time + 3.0, self.engine)
-        await asyncio.to_thread(self.engine.loop.settle)
+        await asyncio.to_thread(self.engine.loop.wait_until_idle)
         replay = self.app._app.state.replays._thread
         if replay is not None:
             # One that is under way refuses the next: how long its process takes must not decide an answer.
