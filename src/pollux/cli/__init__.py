@@ -1,3 +1,3 @@
-"""The `pollux` command: one file per noun; decisions and simulations are made elsewhere."""
+"""The `pollux` command: one file per noun; it decides and simulates nothing itself."""
 
 __all__: list[str] = []

@@ -30,7 +30,7 @@ _WORDS = "pollux.words"
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether `--json` is among our own words: those before `--`, and before the script of `pollux run`."""
+    """Whether `--json` is given to Pollux itself: before `--`, and before the script of `pollux run`."""
     ours = list(words)
     if "--" in ours:
         ours = ours[: ours.index("--")]
@@ -40,9 +40,9 @@ def _wants_json(words: Sequence[str]) -> bool:
 
 
 def _print_error(meta: Mapping[str, Any], code: str, message: str, retryable: bool, exit_code: int) -> None:
-    """One line for people; with `--json` also the document that standard output was promised, as the service has it.
+    """One line on standard error; with `--json` also a JSON document in the shape of the service's errors.
 
-    Before the error it has what was done up to then.
+    That document also has the results up to the error.
     """
     line = " ".join(message.split())
     say(f"error: {line}", err=True)

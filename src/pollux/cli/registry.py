@@ -1,4 +1,4 @@
-"""The sub-commands of `pollux`: where each lives and what it is in one line. Modules are imported when used."""
+"""The sub-commands of `pollux`: the module of each, which is imported on use, and a summary."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class _IfGiven:
 
 
 def _convert_if_given(parameters: list[Any]) -> list[Any]:
-    """Some versions of typer import pydantic to convert None to None, which is a third of the time that `ls` takes."""
+    """Skip the conversion of None: some versions of typer import pydantic for it, a third of the time of `ls`."""
     for parameter in parameters:
         make = getattr(parameter, "get_runtime_param", None)
         single = parameter.nargs == 1 and not getattr(parameter, "multiple", False)
@@ -92,7 +92,7 @@ def _convert_if_given(parameters: list[Any]) -> list[Any]:
 
 
 class _OnUse(MutableMapping[str, Any]):
-    """The commands by name; a value is made when it is first asked for."""
+    """The commands by name; each is made when it is first used."""
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
@@ -125,7 +125,7 @@ class LazyGroup(TyperGroup):
         self.commands = _OnUse()
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """What can be said before the command."""
+        """The options before the command."""
         return _convert_if_given(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -61,7 +61,7 @@ def test_a_folder_that_only_the_client_sees_is_sent_and_its_job_runs_there(clust
         assert done.returncode == 0, done
         (folder,) = (service.home / "packages").iterdir()
         said = done.stdout.splitlines()[0]
-        assert said.startswith(f"sent: {laptop.mount}/work is not there where jobs run: sent (")
+        assert said.startswith(f"sent: {laptop.mount}/work does not exist where jobs run: sent (")
         assert said.endswith(f" KiB packed) to {service.url}, as {folder}")
         assert not [*laptop.mount.iterdir()], "the service sees the folder: this test shows nothing"
         assert [path.name for path in sorted(folder.iterdir())] == ["data.txt", "train.py"]

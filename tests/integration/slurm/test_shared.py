@@ -78,7 +78,7 @@ def test_a_working_folder_is_sent_to_where_all_nodes_see_it(service, hidden, tmp
     (tmp_path / "job.yaml").write_text("\n".join(lines) + "\n")
     done = service.command("submit", str(tmp_path / "job.yaml"))
     assert done.returncode == 0, done.stderr
-    assert f"sent: {hidden} is not there where jobs run: sent (" in done.stdout
+    assert f"sent: {hidden} does not exist where jobs run: sent (" in done.stdout
     job = service.until("sent", "end", lambda job: job["state"] == "succeeded")
     assert job["crashes"] == 0
     for replica in range(2):

@@ -105,8 +105,8 @@ def test_figures_from_before_the_last_start_are_marked(run, fake):
     old = fake.job("resnet", outdated=True, reported_at=fake.status["now"] - 630)
     fake.answers["GET", "/v1/jobs/resnet"] = {"job": old, "request": {}, "events": [], "eta_quality": {}}
     text = run("show", "resnet").stdout
-    assert "42%, epoch 3.50, told 10min ago, before it was given these GPUs" in text
-    assert "by what it told before" in text
+    assert "42%, epoch 3.50, reported 10min ago, before it was given these GPUs" in text
+    assert "by its last report" in text
     fake.answers["GET", "/v1/jobs"] = {"jobs": [old], "next": None}
     assert "~42%" in run("ls").stdout
 

@@ -186,7 +186,7 @@ def test_a_full_disk_behind_its_output_is_told_in_one_line(words, unbuffered):
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "error: cannot write to standard output: No space left on device; what was printed is not whole\n"
+        "error: cannot write to standard output: No space left on device; the output is not complete\n"
     )
 
 

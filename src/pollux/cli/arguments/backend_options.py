@@ -15,7 +15,7 @@ _TRUE, _FALSE = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
 
 def read_options(backend: str, words: Sequence[str]) -> dict[str, Any]:
-    """`NAME=VALUE` words as values for a backend; InvalidInput for a name it does not have, or a wrong value."""
+    """The options of a backend from `NAME=VALUE` words; InvalidInput for an unknown name or a wrong value."""
     import pollux.backends as backends
 
     declared = backends.option_kinds(backend)
@@ -27,7 +27,9 @@ def read_options(backend: str, words: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise InvalidInput(f"--option is '{word}': give NAME=VALUE, such as partition=gpu")
         if name in _NOT_HERE and name in declared:
-            raise InvalidInput(f"--option '{name}' has a word of its own: give {_NOT_HERE[name]} {value or 'VALUE'}")
+            raise InvalidInput(
+                f"--option '{name}' is an option of 'pollux up' itself: give {_NOT_HERE[name]} {value or 'VALUE'}"
+            )
         if name not in known:
             what = choices(name, known) if known else "it has none"
             raise InvalidInput(f"backend '{backend}' has no option '{name}': {what}")
@@ -59,7 +61,7 @@ def _yes(text: str) -> bool:
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
-    """The words that give these options again."""
+    """The `--option` words for these options."""
     words: list[str] = []
     for name, value in options.items():
         if name not in _NOT_HERE:
@@ -68,7 +70,7 @@ def option_words(options: Mapping[str, Any]) -> list[str]:
 
 
 def preview(backend: str, home: Path, options: Mapping[str, Any]) -> str:
-    """Exactly what a backend would ask its engine for, as text; nothing is asked."""
+    """The requests that a backend would send to its engine, as text; sends nothing."""
     import pollux.backends as backends
 
     shown = str(backends.load(backend).preview(home, **options))

@@ -1,4 +1,4 @@
-"""The service's folder as commands make it: it exists and can be written to; see `wire.home_layout`."""
+"""Makes the service's folder; what lies in it is in `wire.home_layout`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["make_home"]
 
 
 def make_home(home: Path, named_by: str = "POLLUX_HOME") -> None:
-    """Make the folder, for its owner only, where it is not there yet; refuses one that cannot be used."""
+    """Make the folder, for its owner only, if there is none; InvalidInput if it cannot be written to."""
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         why = "" if os.access(home, os.W_OK | os.X_OK) else "it cannot be written to"

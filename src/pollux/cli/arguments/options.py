@@ -26,11 +26,11 @@ __all__ = [
 
 
 PARTIAL = "pollux.partial"
-"""In a context's `meta`: what was done before an error, as a part of the document that tells it."""
+"""The key, in a context's `meta`, of the results before an error; `--json` prints them beside the error."""
 
 
 def complete_jobs(incomplete: str) -> list[str]:
-    """Ids of unfinished jobs that begin with the text, for the shell; nothing where no service answers."""
+    """Ids of unfinished jobs that begin with the text, for the shell; empty if no service answers."""
     from pollux.cli.client.client import connect
 
     try:
@@ -41,7 +41,7 @@ def complete_jobs(incomplete: str) -> list[str]:
 
 
 def complete_queues(incomplete: str) -> list[str]:
-    """Names of queues that begin with the text; nothing where no service answers."""
+    """Names of queues that begin with the text; empty if no service answers."""
     from pollux.cli.client.client import connect
 
     try:
@@ -52,7 +52,7 @@ def complete_queues(incomplete: str) -> list[str]:
 
 
 def complete_policies(incomplete: str) -> list[str]:
-    """Names of policies that begin so; of a list with commas, its last name is completed."""
+    """Names of policies that begin with the text; in a list with commas, with its last name."""
     import pollux.policies as policies
 
     before, comma, last = incomplete.rpartition(",")
@@ -67,7 +67,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on standard output, with JSON's escapes where UTF-8 does not serve."""
+    """Print one JSON document on standard output, with JSON's escapes if the encoding lacks a character."""
     import codecs
     import json
     import sys
@@ -82,7 +82,7 @@ def print_json(value: Any) -> None:
 
 
 def whole(minimum: int) -> Callable[[str], int]:
-    """A reader of whole numbers from `minimum` on."""
+    """A parser of whole numbers, `minimum` or more."""
 
     def parse(value: str) -> int:
         try:
@@ -97,7 +97,7 @@ def whole(minimum: int) -> Callable[[str], int]:
 
 
 def real(allowed: Callable[[float], bool] = math.isfinite, remedy: str = "") -> Callable[[str], float]:
-    """A reader of finite numbers that are `allowed`; `remedy` says which those are."""
+    """A parser of finite numbers that are `allowed`; `remedy` describes them in the error."""
 
     def parse(value: str) -> float:
         try:

@@ -16,7 +16,7 @@ __all__ = ["staged_file", "staged_folder"]
 
 @contextmanager
 def staged_file(option: str, target: Path, private: bool = False) -> Iterator[TextIO]:
-    """A text file to write to; it becomes `target` when the block ends without an error, and is removed otherwise.
+    """A text file to write to; when the block ends without an error it replaces `target`, else it is removed.
 
     Pipes and devices are written to directly. `option` is what the user gave the path to. `private`: for its owner
     only, whatever was there before.

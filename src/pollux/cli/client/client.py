@@ -1,6 +1,6 @@
-"""Talking to the service over HTTP, with the standard library only: requests, streams, and errors as our own classes.
+"""Requests and streams to the service over HTTP, with the standard library only; errors are `PolluxError` classes.
 
-What the answers mean is the commands' business; they stay plain JSON values here.
+Answers are plain JSON values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_ANSWER_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One event of the service's stream: its number, kind, and what it says."""
+    """One event of the service's stream: its number, its kind and its data."""
 
     id: str
     kind: str
@@ -44,7 +44,7 @@ def job_path(job_id: str, *rest: str) -> str:
 
 
 def find_service(environ: Mapping[str, str], home: Path) -> str:
-    """The address of the service: POLLUX_SERVER, or what the service wrote to its home; `Unreachable` if neither."""
+    """The address of the service, from POLLUX_SERVER or the file in its home; `Unreachable` if there is neither."""
     from pollux.wire import home_layout
 
     if environ.get("POLLUX_SERVER"):
@@ -64,7 +64,7 @@ def find_service(environ: Mapping[str, str], home: Path) -> str:
 
 
 def read_token(environ: Mapping[str, str], home: Path) -> str | None:
-    """The token to show: POLLUX_TOKEN, or the one in the service's home; None where there is none."""
+    """The token to send, from POLLUX_TOKEN or the service's home; None if there is neither."""
     from pollux.wire import home_layout
 
     if environ.get("POLLUX_TOKEN"):
@@ -77,11 +77,11 @@ def read_token(environ: Mapping[str, str], home: Path) -> str | None:
     except OSError as error:
         raise Unauthorised(f"the token in {path} cannot be read ({error.strerror}): set POLLUX_TOKEN") from None
     except UnicodeDecodeError:
-        raise Unauthorised(f"{path} holds no token, but bytes that are no text: set POLLUX_TOKEN") from None
+        raise Unauthorised(f"{path} does not hold a token: it is not UTF-8 text; set POLLUX_TOKEN") from None
 
 
 def connect(environ: Mapping[str, str] | None = None, timeout: float = _TIMEOUT_SECONDS) -> Client:
-    """A client for the service that the environment names, or that runs in the usual place."""
+    """A client for the service that the environment names, else for the one of the default home."""
     from pollux.wire import home_layout
 
     environ = os.environ if environ is None else environ
@@ -96,9 +96,9 @@ def connect(environ: Mapping[str, str] | None = None, timeout: float = _TIMEOUT_
 
 
 class Client:
-    """Requests to one service. `ca_file`, where it exists, is trusted beside the system's certificates.
+    """Requests to one service. `ca_file`, if it exists, is trusted beside the system's certificates.
 
-    `find` gives the present address of the service; it is called when the known one does not answer.
+    `find` returns the present address of the service; it is called when the known address refuses connections.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Client:
 
     @property
     def now(self) -> float:
-        """The service's clock, as far as its answers told: seconds since 1970."""
+        """The service's time by its last answer, in seconds since 1970."""
         return time.time() + self._skew
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
@@ -169,10 +169,10 @@ class Client:
             try:
                 raw = answer.read(_MAX_ANSWER_BYTES)
             except (OSError, http.client.HTTPException) as error:
-                raise self._lost(error) from error
+                raise self._connection_error(error) from error
         value = _loads(raw)
         if not isinstance(value, dict):
-            raise Unreachable(f"{self.url} answered what is no answer of this service: check the address")
+            raise Unreachable(f"{self.url} did not answer as a Pollux service does: check the address")
         return value
 
     @contextmanager
@@ -191,13 +191,13 @@ class Client:
         if body is not None:
             content = json.dumps(body).encode()
             sent["Content-Type"] = "application/json"
-        connection = self._reached(self._timeout if timeout is None else timeout)
+        connection = self._open_connection(self._timeout if timeout is None else timeout)
         try:
             try:
                 connection.request(method, self._parts.path.rstrip("/") + path, content, sent)
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
-                raise self._lost(error) from error
+                raise self._connection_error(error) from error
             self._read_clock(answer.getheader("Date"))
             if answer.status >= 400:
                 raise _error(answer.status, answer.read(2**20), self.url)
@@ -205,8 +205,8 @@ class Client:
         finally:
             connection.close()
 
-    def _reached(self, timeout: float) -> http.client.HTTPConnection:
-        """An open connection; to where the service is now, if it is no longer where it was."""
+    def _open_connection(self, timeout: float) -> http.client.HTTPConnection:
+        """An open connection; to the service's new address, if it has moved."""
         connection = self._connection(timeout)
         try:
             connection.connect()
@@ -214,9 +214,9 @@ class Client:
             connection.close()
             moved = self._find() if self._find is not None and isinstance(error, ConnectionRefusedError) else self.url
             if moved.rstrip("/") == self.url:
-                raise self._lost(error) from error
+                raise self._connection_error(error) from error
             self.url, self._parts = moved.rstrip("/"), _address(moved)
-            return self._reached(timeout)
+            return self._open_connection(timeout)
         return connection
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
@@ -232,7 +232,7 @@ class Client:
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return http.client.HTTPSConnection(host, port or 443, timeout=timeout, context=context)
 
-    def _lost(self, error: Exception) -> PolluxError:
+    def _connection_error(self, error: Exception) -> PolluxError:
         if isinstance(error, ConnectionRefusedError):
             return Unreachable(f"no service at {self.url}: start one with 'pollux up'")
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -256,7 +256,7 @@ class Client:
 
 
 def _address(url: str) -> SplitResult:
-    """The parts of an address; InvalidInput where it is not one."""
+    """The parts of an address; InvalidInput for any other text."""
     parts = urlsplit(url)
     try:
         known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
@@ -289,16 +289,16 @@ def _loads(raw: bytes | str) -> Any:
 
 
 def _error(status: int, raw: bytes, url: str) -> PolluxError:
-    """The error of an answer, as the class it was raised as; a class we do not know by its HTTP status."""
-    said = _loads(raw)
-    told = said.get("error") if isinstance(said, dict) else None
-    if not isinstance(told, dict):
-        return Unreachable(f"{url} answered {status} in a way this service does not: check the address")
-    kind: Any = getattr(errors, str(told.get("code")), None)
+    """The error of an answer, as the class that the service raised; for an unknown class, by the HTTP status."""
+    answer = _loads(raw)
+    body = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(body, dict):
+        return Unreachable(f"{url} answered {status}, but not as a Pollux service does: check the address")
+    kind: Any = getattr(errors, str(body.get("code")), None)
     if not (isinstance(kind, type) and issubclass(kind, PolluxError)):
         by_status: Mapping[int, type[PolluxError]] = {401: Unauthorised, 403: Forbidden, 503: Unreachable}
         kind = by_status.get(status, InvalidInput if status < 500 else PolluxError)
     error: PolluxError = kind.__new__(kind)
-    message = str(told.get("message") or f"the service answered {status}")
+    message = str(body.get("message") or f"the service answered {status}")
     Exception.__init__(error, message)
     return error

@@ -1,4 +1,4 @@
-"""A job's working folder sent to the service before the job, where the service is on another machine."""
+"""Sends a job's working folder to a service on another machine, before the job."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PIECE_BYTES = 512 * 1024
 
 
 def ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tuple[JobRequest, str]:
-    """The job as it is on the service's machine, and a line on what was sent there, once for the same files.
+    """Send the folder, unless the service has the same files; returns the job with the folder there, and a message.
 
-    Checkpoints inside the folder go to the service's own place, since the folder there may be that of several jobs.
-    `is_asked_for` False: nobody said to send it, so a home folder is not.
+    A checkpoint folder inside it is left out, since several jobs may share the folder there. Unless `is_asked_for`, a
+    home folder is not sent.
     """
     from pollux.storage.archive import digest_of
 
@@ -34,7 +34,7 @@ def ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tupl
 
 
 def would_ship(client: Client, request: JobRequest, is_asked_for: bool = True) -> tuple[JobRequest, str]:
-    """The job as it would be there, without sending anything; unchanged where its files are not there, with a line."""
+    """The job with its folder on the service; the same job and a message if the service does not have the files."""
     from pollux.storage.archive import digest_of
 
     archive = _packed(request, is_asked_for)
@@ -44,7 +44,7 @@ def would_ship(client: Client, request: JobRequest, is_asked_for: bool = True) -
         return _with_folder_on_service(request, str(folder)), ""
     return request, (
         f"{request.name}: would send {request.workdir} ({_size(archive)} packed), which the service does not have yet; "
-        "the plan is known once it is there"
+        "it can plan the job once it has the folder"
     )
 
 
@@ -56,20 +56,19 @@ def _packed(request: JobRequest, is_asked_for: bool) -> bytes:
         return pack(folder)
     why = _named(request, is_asked_for)
     own = os.path.expanduser("~")
-    # Users without a home folder, as in some containers, have "~" itself here.
+    # A user without a home folder, as in some containers, gets "~" from expanduser.
     if os.path.isabs(own) and Path(own).resolve().is_relative_to(folder.resolve()):
         raise InvalidInput(
-            f"{why}, and a home folder, or what holds one, is not sent unasked: submit from the job's own folder, or "
-            "set workdir; --ship sends all of it"
+            f"{why}, and a home folder is sent only with --ship: submit from the job's own folder, or set workdir"
         )
     try:
         return pack(folder)
     except TooLarge as error:
-        raise TooLarge(f"{why}, and it cannot be sent there: {error}") from None
+        raise TooLarge(f"{why}, and it cannot be sent: {error}") from None
 
 
 def _named(request: JobRequest, is_asked_for: bool) -> str:
-    return f"{request.name}: {request.workdir}" + ("" if is_asked_for else " is not there where jobs run")
+    return f"{request.name}: {request.workdir}" + ("" if is_asked_for else " does not exist where jobs run")
 
 
 def _size(archive: bytes) -> str:
@@ -84,7 +83,7 @@ def _with_folder_on_service(request: JobRequest, folder: str) -> JobRequest:
 
 
 def _send(client: Client, digest: str, archive: bytes) -> tuple[str, bool]:
-    """The folder where it is unpacked, and whether it was there before."""
+    """The folder that the service unpacked the archive into, and whether it had done so before."""
     size, have, piece = len(archive), 0, b""
     # At most twice as many requests as pieces: others may send the same package at the same time.
     for turn in range(2 * (size // _PIECE_BYTES + 2)):
@@ -94,4 +93,4 @@ def _send(client: Client, digest: str, archive: bytes) -> tuple[str, bool]:
             return str(answer["folder"]), turn == 0
         have = min(int(answer["have"]), size)
         piece = archive[have : have + _PIECE_BYTES]
-    raise InvalidInput("the service did not take the working folder as a whole: submit the job again")
+    raise InvalidInput("the service did not get the whole working folder: submit the job again")

@@ -1,4 +1,4 @@
-"""Where the agent of `pollux run` reports to: the one address of the API that an engine without a service needs."""
+"""The endpoint for reports of the agent under `pollux run`: all of the API that an engine without a service needs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TIMEOUT_SECONDS = 30.0
 
 
 class ReportServer:
-    """Takes reports on loopback and gives them to the engine, once there is one."""
+    """Receives reports on the loopback and passes them to the engine."""
 
     def __init__(self, server: ThreadingHTTPServer) -> None:
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
         self.engine: Engine | None = None
 
     def answer(self, path: str, authorization: str | None, body: bytes) -> dict[str, Any]:
-        """The reply to a report; raises what the service would raise."""
+        """The reply to a report; raises the errors that the service would raise."""
         from pollux.wire.codec import decode, decode_json, encode
         from pollux.wire.report import Report
 
@@ -83,7 +83,7 @@ def open_report_server() -> Iterator[ReportServer]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *values: Any) -> None:
-            """Say nothing: the terminal is the job's."""
+            """Log nothing: the terminal is for the job's output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

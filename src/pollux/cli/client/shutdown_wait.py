@@ -1,4 +1,4 @@
-"""Waiting for a service to end: until its process is gone, saying meanwhile what it waits for itself."""
+"""Waits until a service has ended, and reports the jobs that the service waits for."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Ending", "is_alive"]
 
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 1.0
-# What a service may take to close its files, beyond what it says that its jobs may take.
+# The service closes its files after the time that its jobs have to save.
 _CLOSING_SECONDS = 15.0
 _HOLDING = ("starting", "running", "resizing")
 
 
 class Ending:
-    """Waits for the end of one service. Made before the service is stopped, which removes its process id."""
+    """Waits for the end of one service. Make it before the service stops, since that removes the process number."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -34,14 +34,14 @@ class Ending:
         self._pid = _pid_of(self._home, client.url)
 
     def wait(self, seconds: float, say: Callable[[str], None]) -> None:
-        """Wait until it is gone; PolluxError with what to do where it is not after `seconds` and some for closing."""
+        """Wait until the service has ended; PolluxError with a remedy if that takes `seconds` and 15 more."""
         most = seconds + _CLOSING_SECONDS
         began, looked_at = time.monotonic(), -math.inf
         left: list[str] = []
         while not self._is_gone():
             now = time.monotonic()
             if now - began > most:
-                raise PolluxError(self._still_there(most, left))
+                raise PolluxError(self._not_ended(most, left))
             if now - looked_at >= _LOOK_SECONDS:
                 looked_at = now
                 before, left = left, self._holding()
@@ -59,23 +59,23 @@ class Ending:
         return False
 
     def _holding(self) -> list[str]:
-        """Jobs that still hold GPUs; empty where the service does not say any more."""
+        """Jobs that still hold GPUs; empty if the service no longer answers."""
         try:
             jobs = self._client.get("/v1/jobs", active="true", limit=1000)["jobs"]
         except (PolluxError, KeyError):
             return []
         return [str(job["id"]) for job in jobs if job["state"] in _HOLDING]
 
-    def _still_there(self, seconds: float, left: list[str]) -> str:
+    def _not_ended(self, seconds: float, left: list[str]) -> str:
         who = f"the service at {self._client.url}" + (f" (process {self._pid})" if self._pid is not None else "")
         waits = f", waiting for {', '.join(left)}" if left else ""
         kill = f" or 'kill -9 {self._pid}': its jobs run on, and the next 'pollux up' finds them" if self._pid else ""
         log = self._home / "service.log"
-        return f"{who} is still there after {seconds:.0f} s{waits}; see {log}, wait with 'pollux down' again{kill}"
+        return f"{who} is still running after {seconds:.0f} s{waits}; see {log}, wait with 'pollux down' again{kill}"
 
 
 def _pid_of(home: Path, url: str) -> int | None:
-    """The process of the service, where it is the one that runs in this home."""
+    """The process number of the service with this address; None unless it runs in this home."""
     try:
         found = json.loads(home_layout.service_file(home).read_text(encoding="utf-8"))
         return int(found["pid"]) if found["url"] == url else None

@@ -1,1 +1,1 @@
-"""How results look in a terminal: tables, numbers, progress, screens. Imports `client` for what it is given."""
+"""How results look in a terminal: tables, numbers, progress, screens. Imports `client` for types."""

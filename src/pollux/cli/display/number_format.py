@@ -27,7 +27,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(at: float, now: float) -> str:
-    """A time of day; with the date where that is another day."""
+    """A time of day, with the date unless it is today."""
     then = time.localtime(at)
     same_day = then[:3] == time.localtime(now)[:3]
     return time.strftime("%H:%M:%S" if same_day else "%b %d %H:%M", then)
@@ -39,12 +39,12 @@ def moment(at: float | None, now: float) -> str:
 
 
 def since(at: float, now: float) -> str:
-    """How far a moment is from now."""
+    """The time between a moment and now, as `5min ago` or `in 5min`."""
     return f"{duration(now - at)} ago" if at <= now else f"in {duration(at - now)}"
 
 
 def share(value: float | None) -> str:
-    """A share as a percentage; never 100 before it is."""
+    """A share as a percentage; 100% only for a whole."""
     if value is None:
         return "–"
     return f"{min(99, int(value * 100)) if value < 1 else 100}%"
@@ -65,7 +65,7 @@ def compact(value: float | None) -> str:
 
 
 def eta_range(job: Mapping[str, Any], now: float) -> str:
-    """How long until a job is expected to end, as an interval from now; a dash where nothing is known."""
+    """How long until a job is expected to end, as an interval from now; a dash if unknown."""
     eta = job.get("eta")
     if not eta:
         return "–"

@@ -11,7 +11,7 @@ __all__ = ["plan_lines"]
 
 
 def plan_lines(plan: Mapping[str, Any], now: float, planned: bool = False) -> list[str]:
-    """A line on the start, one on what is predicted, and where to look next."""
+    """Lines on the start, the prediction and the next step."""
     low, high = plan["low_gpus"], plan["high_gpus"]
     lines = [f"{plan['job_id']}: {_start(plan, planned)}"]
     said = [f"{low} {_noun(low)}" if low == high else f"{low} to {high} GPUs"] if high else []

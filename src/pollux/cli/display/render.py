@@ -46,7 +46,7 @@ _NARROW = (
 
 
 def standard_output() -> SafeConsole:
-    """Where tables go; a narrower terminal wraps lines, so that nothing is cut."""
+    """The console for tables; a narrower terminal wraps lines, so that nothing is cut off."""
     console = SafeConsole()
     console.width = max(console.width, _NARROW_WIDTH) if console.is_terminal else _PIPE_WIDTH
     return console
@@ -97,7 +97,7 @@ def results_table(
     means: bool = True,
     bounds: Mapping[str, float | None] | None = None,
 ) -> Table:
-    """One line per policy under a line per workload; the ratio is of average JCT, to the first policy's.
+    """One line for each policy below one for each workload; ratios are of average JCT to that of the first policy.
 
     With several workloads, their means follow (of what is a worst value: the worst). Without `means` the workloads
     are the same jobs on other clusters: no means, and every ratio is to the very first line. `bounds` are the averages

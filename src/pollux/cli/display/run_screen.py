@@ -1,4 +1,4 @@
-"""What `pollux run` shows: the job's output, and below it one line on how the job stands."""
+"""The screen of `pollux run`: the job's output, and below it a line with the job's status."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Screen"]
 
 
 class Screen:
-    """On a terminal a live line stays below the output; elsewhere output is passed on, with a line per change."""
+    """On a terminal, a live status line stays below the output; elsewhere, a line for each change of state."""
 
     def __init__(self, to_stderr: bool = False) -> None:
         self._output = sys.stderr if to_stderr else sys.stdout
         self._live: Live | None = None
         self._partial = ""
-        self._told = ""
+        self._last_note = ""
         self.may_be_gone = False
-        """Set where the terminal may have been closed: then what cannot be written is dropped."""
+        """Whether the terminal may have been closed; then what cannot be written is dropped."""
 
     def __enter__(self) -> Screen:
-        """Begin."""
+        """Start the live line on a terminal."""
         if self._output.isatty():
             from rich.live import Live
 
@@ -42,14 +42,14 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave nothing but the output behind."""
+        """Remove the live line; the output stays."""
         if self._live is not None:
-            with self._forgiving():
+            with self._unless_closed():
                 self._print_lines(self._partial)
                 self._live.stop()
 
     @contextmanager
-    def _forgiving(self) -> Iterator[None]:
+    def _unless_closed(self) -> Iterator[None]:
         try:
             yield
         except OSError:
@@ -57,8 +57,8 @@ class Screen:
                 raise
 
     def log(self, text: str) -> None:
-        """Show output of the job."""
-        with self._forgiving():
+        """Print output of the job."""
+        with self._unless_closed():
             if self._live is None:
                 self._output.write(text)
                 self._output.flush()
@@ -67,23 +67,23 @@ class Screen:
             self._print_lines(lines + newline)
 
     def status(self, job: Mapping[str, Any], now: float) -> None:
-        """Show how the job stands."""
+        """Show the job's status."""
         if self._live is not None:
             from rich.text import Text
 
             line = Text(f"▸ {job['id']}: {job_line(job, now)}", style="cyan", no_wrap=True, overflow="ellipsis")
-            with self._forgiving():
+            with self._unless_closed():
                 self._live.update(line, refresh=True)
             return
         held = f" on {job['gpus']} GPU{'s' * (job['gpus'] != 1)}" if job["gpus"] else ""
-        told = f"{job['id']}: {job['state']}{held}"
-        if told != self._told and job["ended_at"] is None:
-            self._told = told
-            self.note(told)
+        note = f"{job['id']}: {job['state']}{held}"
+        if note != self._last_note and job["ended_at"] is None:
+            self._last_note = note
+            self.note(note)
 
     def note(self, text: str) -> None:
-        """Say something about the job on standard error."""
-        with self._forgiving():
+        """Print a message about the job on standard error."""
+        with self._unless_closed():
             if self._live is not None:
                 self._live.console.print(text, style="cyan", markup=False)
             else:
@@ -93,6 +93,6 @@ class Screen:
         from rich.text import Text
 
         if self._live is not None and text:
-            # A progress bar rewrites its line: what is left of it at the end of the line is what counts.
+            # A progress bar rewrites its line; only its last text is kept.
             shown = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.removesuffix("\n").split("\n"))
             self._live.console.print(Text.from_ansi(shown), soft_wrap=True)

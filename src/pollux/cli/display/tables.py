@@ -29,7 +29,7 @@ _BAR = 24
 
 
 def plain_table(*headings: str, right: Iterable[str] = ()) -> Table:
-    """A table in the house's look; columns named in `right` are numbers."""
+    """A table in the common style; columns named in `right` are aligned to the right."""
     numbers = set(right)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in headings:
@@ -38,7 +38,7 @@ def plain_table(*headings: str, right: Iterable[str] = ()) -> Table:
 
 
 def short_reason(job: Mapping[str, Any]) -> str:
-    """Why a job is where it is, in one line that may be cut."""
+    """The reason for a job's state, in one line."""
     if job["state"] in ("failed", "cancelled") or (job["state"] == "queued" and job.get("crashes")):
         said = job.get("detail") or ""
         if said:
@@ -75,7 +75,7 @@ def _cells(job: Mapping[str, Any], now: float, wide: bool) -> list[Text]:
     cells.append(Text(compact(job.get("goodput")) if live else "–"))
     if wide:
         cells.append(Text(share(job.get("efficiency"))))
-    # What the present replicas have not reported yet is from before they were started.
+    # Numbers of the replicas before the present ones, which have not reported yet.
     about = "~" if job.get("outdated") and job.get("progress") is not None else ""
     cells.append(Text("100%" if finished else about + share(job.get("progress"))))
     cells.append(Text("–" if job.get("ended_at") else about + eta_range(job, now)))
@@ -84,7 +84,7 @@ def _cells(job: Mapping[str, Any], now: float, wide: bool) -> list[Text]:
 
 
 def nodes_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    """Who holds what, as a bar per node; a block is a GPU, or a CPU slot, or a few of them on a big node."""
+    """A bar for each node, with its jobs; a block is a GPU or a CPU slot, or several of them on a big node."""
     table = plain_table("node", "in use", "", "held by", right=("in use",))
     for node in nodes:
         kind = "CPU slots" if node["gpu_type"] == "cpu" else node["gpu_type"]

@@ -1,4 +1,4 @@
-"""The screen of `pollux top`: fetched from the service, drawn for a terminal of any size."""
+"""The screen of `pollux top`: what it shows, fetched from the service, and how that is drawn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pollux.cli.client.client import Client
 
-__all__ = ["Frame", "Happening", "draw", "fetch"]
+__all__ = ["EventLine", "Frame", "draw", "fetch"]
 
 _MOST_NODES = 12
 _LAST_LINES = 6
@@ -24,8 +24,8 @@ _ORDER = ("running", "starting", "resizing", "queued", "paused", "failed", "succ
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """Something that happened, as a line: when, to which job, and what."""
+class EventLine:
+    """An event as a line: its time, its job and its text."""
 
     at: float
     job: str
@@ -34,7 +34,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The last known state. `lost` says since when and why the service does not answer; empty while it does."""
+    """The last known state. `lost` says since when and why the service does not answer; empty if it answers."""
 
     url: str
     status: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Frame:
     lost: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The frame as plain JSON values."""
         return {"url": self.url, "status": dict(self.status), "jobs": list(self.jobs), "more": self.more}
 
 
@@ -55,8 +55,8 @@ def fetch(client: Client, rows: int) -> Frame:
     return Frame(client.url, status, tuple(answer["jobs"]), answer.get("next") is not None, float(status["now"]))
 
 
-def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | None = None) -> RenderableType:
-    """The picture; with a `height`, rows that do not fit are left out and counted."""
+def draw(frame: Frame, events: Iterable[EventLine], width: int, height: int | None = None) -> RenderableType:
+    """The screen; with a `height`, rows that do not fit are left out, and their number is shown."""
     from rich.console import Group
     from rich.text import Text
 
@@ -69,12 +69,12 @@ def draw(frame: Frame, heard: Iterable[Happening], width: int, height: int | Non
     parts += [Text(line, style="yellow") for line in warned]
     nodes = list(frame.status.get("nodes", ()))
     parts += _nodes(nodes)
-    lines = _lines(frame, heard)
+    lines = _lines(frame, events)
     room = len(frame.jobs)
     if height is not None:
         above = 9 + min(len(nodes), _MOST_NODES) + bool(frame.lost)
         above += sum(len(textwrap.wrap(line, width)) for line in warned)
-        # Warnings come before decisions where there is not room for both.
+        # Warnings go before decisions if there is not enough room for both.
         lines = lines[: max(0, height - above - 3)] if warned else lines
         taken = above + (len(lines) + 2 if lines else 0)
         room = max(1, min(room, height - taken))
@@ -125,16 +125,16 @@ def _left_out(frame: Frame, room: int) -> str:
     return f"and {hidden} more" + ("; 'pollux ls' has all of them" if not frame.more else ", or even more: 'pollux ls'")
 
 
-def _lines(frame: Frame, heard: Iterable[Happening]) -> list[RenderableType]:
-    """The newest of what was heard and of the jobs' reasons, one line each."""
+def _lines(frame: Frame, events: Iterable[EventLine]) -> list[RenderableType]:
+    """The newest of the events and of the jobs' reasons, one line each."""
     from rich.text import Text
 
-    told = [
-        Happening(job["reason"]["at"], str(job["id"]), str(job["reason"].get("text") or job["reason"]["code"]))
+    reasons = [
+        EventLine(job["reason"]["at"], str(job["id"]), str(job["reason"].get("text") or job["reason"]["code"]))
         for job in frame.jobs
         if job.get("reason")
     ]
-    newest = sorted({*told, *heard}, key=lambda line: (line.at, line.job), reverse=True)[:_LAST_LINES]
+    newest = sorted({*reasons, *events}, key=lambda line: (line.at, line.job), reverse=True)[:_LAST_LINES]
     return [
         Text(f"{clock(line.at, frame.now):>12}  {line.job}: {line.text}", no_wrap=True, overflow="ellipsis")
         for line in newest

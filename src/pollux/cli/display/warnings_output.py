@@ -1,4 +1,4 @@
-"""What a service says is degraded where jobs run, as lines for people."""
+"""The warnings of a service, as lines for people."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["WAITING", "print_warnings", "warning_lines"]
 
 WAITING = ("queued", "starting")
-"""States in which a job may wait for what is degraded."""
+"""States in which a job may wait for something that a warning is about."""
 
 _MOST = 8
 
 
 def warning_lines(status: Mapping[str, Any]) -> list[str]:
-    """The warnings of a service's status, a line each; beyond eight only their number."""
+    """The warnings of a service's status, a line each; of more than eight, the number of the rest."""
     found = [f"warning: {text}" for text in status.get("warnings") or ()]
     if len(found) <= _MOST:
         return found
@@ -28,7 +28,7 @@ def warning_lines(status: Mapping[str, Any]) -> list[str]:
 
 
 def print_warnings(client: Client) -> None:
-    """Say on standard error what is degraded, if anything; nothing where the service does not answer."""
+    """Print the service's warnings on standard error, if there are any and the service answers."""
     try:
         lines = warning_lines(client.get("/v1/status"))
     except PolluxError:

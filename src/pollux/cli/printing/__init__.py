@@ -1,4 +1,4 @@
-"""How text reaches the terminal: through one filter, so that other people's text cannot steer it.
+"""All output of the command line, through one filter for control characters.
 
-Everything else of the command line prints by this; it imports nothing of the command line.
+Imports nothing else of the command line.
 """

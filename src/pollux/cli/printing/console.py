@@ -1,4 +1,4 @@
-"""Consoles for tables and live screens, which keep other people's text from steering the terminal."""
+"""Consoles for tables and live screens, which filter control characters from the text that they print."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SafeConsole"]
 
 
 class SafeConsole(Console):
-    """A console that adds its own codes to what it prints, and lets no others through."""
+    """A console that prints its own control codes, and no others."""
 
     def __init__(self, file: IO[str] | None = None, **options: Any) -> None:
         super().__init__(file=file, highlight=False, emoji=False, **options)

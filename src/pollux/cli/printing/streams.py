@@ -12,15 +12,15 @@ from contextlib import contextmanager
 __all__ = ["replace_unencodable", "whole_output"]
 
 _ERRORS = "pollux-plain"
-# One for one, so that columns stay in line.
+# One character for one, so that columns stay aligned.
 _PLAIN = str.maketrans("–—−×→←·•…✓✗█░─│━╸╺≤≥“”‘’", "---x><.*~+x#.-|---<>\"\"''")
 
 
 def replace_unencodable() -> None:
-    """Write plain signs for those that an encoding does not have (LC_ALL=C, Latin-1), and others as `\\xfc`.
+    """Replace characters that the encoding lacks (LC_ALL=C, Latin-1) by plain ones, or by escapes such as `\\xfc`.
 
-    File names that are no text in that encoding are written as the bytes that they are. Streams that were closed by who
-    started this process are there and empty, and what is written to them is gone.
+    File names that are no valid text are written as their bytes. Streams that were closed before this process started
+    are empty, and what is written to them is lost.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -33,7 +33,7 @@ def replace_unencodable() -> None:
 
 @contextmanager
 def whole_output() -> Iterator[None]:
-    """End with one line and exit code 1 where standard output cannot be written, as on a full disk."""
+    """End with one line and exit code 1 if standard output cannot be written, as on a full disk."""
     try:
         try:
             yield
@@ -47,12 +47,12 @@ def whole_output() -> Iterator[None]:
             raise
         _drop_output()
         said = error.strerror or str(error)
-        print(f"error: cannot write to standard output: {said}; what was printed is not whole", file=sys.stderr)
+        print(f"error: cannot write to standard output: {said}; the output is not complete", file=sys.stderr)
         raise SystemExit(1) from None
 
 
 def _is_lost() -> bool:
-    """Whether standard output can no longer be written; where it is not buffered, only a write shows that."""
+    """Whether standard output can no longer be written; without a buffer, only a write shows that."""
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"\n")
@@ -62,7 +62,7 @@ def _is_lost() -> bool:
 
 
 def _drop_output() -> None:
-    """Leave nothing for the interpreter to write when it ends."""
+    """Discard what the interpreter would write at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -70,7 +70,7 @@ def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     sign, after = error.object[error.start], error.start + 1
-    # What `os.fsdecode` makes of a byte that is no text.
+    # `os.fsdecode` makes these of bytes that are no text.
     if "\udc80" <= sign <= "\udcff":
         return bytes([ord(sign) & 0xFF]), after
     plain = sign.translate(_PLAIN)

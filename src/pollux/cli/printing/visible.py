@@ -1,7 +1,7 @@
-"""The one way to the terminal: text of other people's jobs, files and machines cannot steer it.
+"""Prints text so that control characters in it do not control the terminal.
 
-A job's name, its last words, a folder, an error that quotes them: each may hold codes that move the cursor, set the
-window's title, type into the shell, or turn the direction of writing. Here they are written out instead.
+The name of a job, its output, a folder or an error that quotes them may hold codes that move the cursor, set the
+window's title, type into the shell, or reverse the direction of writing. They are printed as visible characters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 
 __all__ = ["one_sign_each", "say", "visible", "visible_log"]
 
-# Control characters; marks that turn the direction of writing; separators that some terminals take for line ends.
+# Control characters; marks that reverse the direction of writing; separators that some terminals take for line ends.
 _UNSAFE = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _IN_LOGS = re.compile(f"[{_UNSAFE}]")
 _ANYWHERE = re.compile(f"[\r{_UNSAFE}]")
@@ -27,12 +27,12 @@ def visible(text: str) -> str:
 
 
 def visible_log(text: str) -> str:
-    """The same for a job's output, where a progress bar may go back to the beginning of its line."""
+    """Like `visible`, for a job's output, in which a progress bar may return to the beginning of its line."""
     return _IN_LOGS.sub(_written_out, text)
 
 
 def one_sign_each(text: str) -> str:
-    """The same where columns must stay in line: each unsafe character is one replacement character."""
+    """Like `visible`, for columns: each unsafe character becomes one replacement character."""
     return _ANYWHERE.sub("\ufffd", text)
 
 

@@ -116,7 +116,7 @@ def test_a_folder_that_is_not_there_is_sent_unasked_and_that_is_said(run, far):
     folder = Path(job_of(far)["workdir"])
     assert (folder / "train.py").read_text().startswith("print('x')")
     said, *_ = result.stdout.splitlines()
-    assert said.startswith(f"train: {Path.cwd()} is not there where jobs run: sent (0.")
+    assert said.startswith(f"train: {Path.cwd()} does not exist where jobs run: sent (0.")
     assert said.endswith(f" KiB packed) to {far.url}, as {folder}")
     again = run("submit", "--", sys.executable, "train.py")
     assert f"sent before to {far.url}, as {folder}" in again.stdout
@@ -126,7 +126,7 @@ def test_what_is_said_of_it_is_no_part_of_the_document(run, far):
     result = run("submit", "--json", "--", sys.executable, "train.py")
     assert result.exit_code == 0, result.stderr
     assert len(json.loads(result.stdout)["submitted"]) == 1
-    assert " is not there where jobs run: sent (" in result.stderr
+    assert " does not exist where jobs run: sent (" in result.stderr
 
 
 def test_who_wants_nothing_sent_hears_of_the_option(run, far):
@@ -154,7 +154,7 @@ def test_a_home_folder_is_sent_only_when_that_is_said(run, far, monkeypatch, hom
     for words in ((), ("--dry-run",)):
         result = run("submit", *words, "--", sys.executable, "train.py")
         assert result.exit_code == 2
-        assert "a home folder, or what holds one, is not sent unasked" in result.stderr
+        assert "a home folder is sent only with --ship" in result.stderr
         assert "--ship" in result.stderr
     assert "/v1/packages" not in [path for path, _ in far.calls("POST")]
     assert run("submit", "--ship", "--", sys.executable, "train.py").exit_code == 0
@@ -172,7 +172,7 @@ def test_what_is_too_large_is_not_sent_and_the_reason_says_why_it_would_be(run, 
     monkeypatch.setattr("pollux.storage.archive.MAX_PACKED_BYTES", 10)
     result = run("submit", "--", sys.executable, "train.py")
     assert result.exit_code == 2
-    assert f"{Path.cwd()} is not there where jobs run, and it cannot be sent there: " in result.stderr
+    assert f"{Path.cwd()} does not exist where jobs run, and it cannot be sent: " in result.stderr
     assert ".polluxignore" in result.stderr
     assert "/v1/packages" not in [path for path, _ in far.calls("POST")]
 

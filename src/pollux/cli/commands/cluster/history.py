@@ -1,4 +1,4 @@
-"""`pollux history`: what the service recorded, out of it and into an empty one."""
+"""`pollux history`: exports what the service has recorded, and imports it into an empty home."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def export(
 ) -> None:
     """Write everything that the service has recorded, one JSON value a line: facts, models and reports.
 
-    What jobs were given in 'env' is in it, secrets too: the file is for its owner only.
+    The variables of jobs are in it, secrets too, so only its owner can read the file.
     Example: pollux history export -o history.ndjson
     """
     if as_json and output == "-":
         raise InvalidInput("--json tells about the file that was written: add --output FILE")
     lines = history_lines()
     if output == "-":
-        # The bytes themselves: a history is UTF-8 also where the terminal is not.
+        # Bytes, since a history is UTF-8 even if the terminal is not.
         for line in lines:
             sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
@@ -105,7 +105,7 @@ def import_(
 
 
 def history_lines() -> Iterable[bytes]:
-    """The lines of the history: from the service, or where none runs, from the store in the home folder."""
+    """The lines of the history, from the service or, if none runs, from the store in the home folder."""
     from pollux.cli.client.client import connect
     from pollux.wire import home_layout
 

@@ -1,4 +1,4 @@
-"""`pollux queues`: the queues of the service, and setting one up."""
+"""`pollux queues`: lists queues, and sets them up."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def queues(ctx: typer.Context, as_json: Json = False) -> None:
 def set_queue(
     name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_queues, help="The queue.")],
     weight: Annotated[
-        float | None, typer.Option(metavar="W", parser=_WIDTH, help="How much each of its jobs counts beside others.")
+        float | None, typer.Option(metavar="W", parser=_WIDTH, help="Weight of each of its jobs; 1 by default.")
     ] = None,
     quota: Annotated[
         Any,
@@ -59,7 +59,7 @@ def set_queue(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set a queue up, or change its weight or quota; what is not given stays as it is.
+    """Set up a queue, or change its weight or quota; a value that is not given stays.
 
     Example: pollux queues set vision --weight 2 --quota 8
     """

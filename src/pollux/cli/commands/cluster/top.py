@@ -1,4 +1,4 @@
-"""`pollux top`: the cluster live on a full screen; what the picture shows is in `top_view`."""
+"""`pollux top`: the cluster live on a full screen, which `top_view` draws."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pollux.core.errors import PolluxError, Unreachable
 
 if TYPE_CHECKING:
     from pollux.cli.client.client import Client
-    from pollux.cli.display.top_view import Frame, Happening
+    from pollux.cli.display.top_view import EventLine, Frame
     from pollux.cli.printing.console import SafeConsole
 
 __all__ = ["Listener", "refreshed", "top"]
@@ -31,7 +31,7 @@ _KEPT = 50
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the screen once and end.")] = False,
     as_json: Json = False,
 ) -> None:
     """Watch nodes, jobs and decisions live; q or Ctrl-C ends it.
@@ -54,15 +54,15 @@ def top(
         return
     from pollux.cli.printing.console import SafeConsole
 
-    _live(client, SafeConsole(), frame)  # one that follows the size of its window
+    _live(client, SafeConsole(), frame)  # a console that follows the size of its window
 
 
 class Listener:
-    """Receives the service's events in a thread: keeps the last ones as lines, and signals when there are new ones."""
+    """Receives the service's events in a thread; keeps the last ones as lines; new ones make `wakeup` readable."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._heard: deque[Happening] = deque(maxlen=_KEPT)
+        self._lines: deque[EventLine] = deque(maxlen=_KEPT)
         self._ended = threading.Event()
         self.wakeup, self._alarm = os.pipe()
         os.set_blocking(self._alarm, False)
@@ -77,12 +77,12 @@ class Listener:
         """Stop listening; the thread ends with the next event, or with the program."""
         self._ended.set()
 
-    def last_lines(self) -> tuple[Happening, ...]:
+    def last_lines(self) -> tuple[EventLine, ...]:
         """The last lines, oldest first."""
-        return tuple(self._heard)
+        return tuple(self._lines)
 
-    def clear_news(self) -> None:
-        """Note that the new events were seen."""
+    def clear_wakeup(self) -> None:
+        """Make `wakeup` unreadable until the next event."""
         with suppress(BlockingIOError):
             os.read(self.wakeup, 4096)
 
@@ -92,22 +92,22 @@ class Listener:
             try:
                 for event in self._client.events(last):
                     last = event.id or last
-                    self._take(event.data)
+                    self._keep_lines(event.data)
                     if self._ended.is_set():
                         return
             except PolluxError:
-                pass  # the picture says that the service is away
+                pass  # the screen says that the service does not answer
             self._ended.wait(_REFRESH_SECONDS)
 
-    def _take(self, data: object) -> None:
-        from pollux.cli.display.top_view import Happening
+    def _keep_lines(self, data: object) -> None:
+        from pollux.cli.display.top_view import EventLine
 
         if not isinstance(data, dict):
             return
         for line in data.get("lines", ()):
             if line.get("job_id") and line.get("kind") not in ("reported", "running"):
-                self._heard.append(Happening(float(data["at"]), str(line["job_id"]), str(line["text"])))
-        with suppress(BlockingIOError):  # full: the reader has enough to wake up for
+                self._lines.append(EventLine(float(data["at"]), str(line["job_id"]), str(line["text"])))
+        with suppress(BlockingIOError):  # the pipe is full, so the reader wakes up anyway
             os.write(self._alarm, b"!")
 
 
@@ -148,7 +148,7 @@ def _quit_pressed(listener: Listener) -> bool:
     time.sleep(_LEAST_SECONDS)
     ready, _, _ = select.select([sys.stdin, listener.wakeup], [], [], _REFRESH_SECONDS - _LEAST_SECONDS)
     if listener.wakeup in ready:
-        listener.clear_news()
+        listener.clear_wakeup()
     return sys.stdin in ready and os.read(sys.stdin.fileno(), 16)[:1] in (b"q", b"Q", b"")
 
 

@@ -1,4 +1,4 @@
-"""`pollux cancel`, `pause`, `resume` and `resize`: telling the service what to do with jobs."""
+"""`pollux cancel`, `pause`, `resume` and `resize`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Jobs = Annotated[list[str], typer.Argument(metavar="JOB", autocompletion=comple
 
 
 def cancel(ctx: typer.Context, jobs: _Jobs, as_json: Json = False) -> None:
-    """Cancel jobs for good: they get their grace to save, and end.
+    """Cancel jobs for good. They get their grace to save, and end.
 
     Example: pollux cancel resnet18 bert
     """
@@ -26,7 +26,7 @@ def cancel(ctx: typer.Context, jobs: _Jobs, as_json: Json = False) -> None:
 def pause(ctx: typer.Context, jobs: _Jobs, as_json: Json = False) -> None:
     """Take the GPUs from jobs until they are resumed: they save, stop, and keep their progress.
 
-    A script that does not save by itself and does not use 'pollux.init' begins anew when it is resumed.
+    A script that neither saves by itself nor uses 'pollux.init' starts from the beginning when it is resumed.
     Example: pollux pause resnet18
     """
     _each(ctx, jobs, "pause", as_json)
@@ -47,7 +47,7 @@ def resize(
     ],
     as_json: Json = False,
 ) -> None:
-    """Change how many GPUs a job may have: how many of them it gets is still the policy's choice.
+    """Change how many GPUs a job may have; the policy still decides how many it gets.
 
     Example: pollux resize resnet18 --gpus 2..8
     """
@@ -74,10 +74,9 @@ def _span(low: int, high: int) -> str:
 
 
 def _each(ctx: typer.Context, jobs: Sequence[str], verb: str, as_json: bool) -> None:
-    """Send the request for each job; an error of one does not stop the others, and is raised at the end.
+    """Send the request for each job, and raise the errors of single jobs at the end.
 
-    Without a service there is nobody to tell the others: that ends it, and what was done until then is told all the
-    same.
+    If the service does not answer, the other jobs are left out; the results up to then are printed all the same.
     """
     from pollux.cli.client.client import connect, job_path
     from pollux.core.errors import PolluxError, Unreachable

@@ -1,4 +1,4 @@
-"""`pollux logs`: what the replicas of a job wrote."""
+"""`pollux logs`: the output of a job's replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ENDED_STATES", "end_of", "follow_log", "logs", "read_log", "tail_of", "write_log"]
 
 ENDED_STATES = frozenset({"succeeded", "failed", "cancelled"})
-"""States that a job does not leave; named here so that no scheduler has to be loaded to print a log."""
+"""The final states of a job; named here so that `logs` does not import the controller."""
 
 _CHUNK = 65536
 _POLL_SECONDS = 0.5
@@ -30,7 +30,7 @@ _LONGEST_ABSENCE_SECONDS = 10.0
 
 def logs(
     job: Job,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new output until the job has ended.")] = False,
     replica: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Which replica.")] = 0,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", metavar="N", parser=whole(0), help="Only the last N lines.")
@@ -42,7 +42,7 @@ def logs(
 ) -> None:
     """Print the output of a job: of one replica, over all its re-allocations.
 
-    On a terminal, control codes in it are shown, not obeyed. Example: pollux logs -f --tail 20 resnet18
+    On a terminal, control codes are made visible. Example: pollux logs -f --tail 20 resnet18
     """
     from pollux.cli.client.client import connect
 
@@ -69,7 +69,7 @@ def logs(
 
 
 def tail_of(client: Client, job: str, replica: int, lines: int | None) -> tuple[str, int]:
-    """The last `lines` lines (None: all) before its present end, and the offset after them."""
+    """The last `lines` lines of a log (None: all), and the offset after them."""
     end, size = end_of(client, job, replica), _CHUNK
     while True:
         start = 0 if lines is None else max(0, end - size)
@@ -79,7 +79,7 @@ def tail_of(client: Client, job: str, replica: int, lines: int | None) -> tuple[
         if lines is None:
             return text, offset
         if text.count("\n") > lines or start == 0 or size >= 2**26:
-            # Unlike `splitlines`, this takes a progress bar, which goes back with "\r", for one line.
+            # Unlike `splitlines`, this keeps a progress bar, which returns with "\r", as one line.
             kept = io.StringIO(text).readlines()
             return "".join(kept[len(kept) - min(lines, len(kept)) :]), offset
         size *= 8
@@ -97,16 +97,16 @@ def end_of(client: Client, job: str, replica: int) -> int:
         if time.monotonic() - since > _LONGEST_ABSENCE_SECONDS:
             raise PolluxError(
                 f"the log of replica {replica} of job '{job}' cannot be read by the service: "
-                "see its own log, and the permissions of the job's log folder"
+                "see the service's log, and the permissions of the job's log folder"
             )
-        # Its file could not be read at that moment, when it was put aside for a new one say.
+        # Its file could not be read at that moment, for instance while it was replaced by a new one.
         time.sleep(_POLL_SECONDS)
 
 
 def read_log(client: Client, job: str, replica: int, offset: int, end: int | None = None) -> Iterator[tuple[str, int]]:
-    """Pieces of a log, each with the offset after it: up to `end`, or until there is no more.
+    """Pieces of a log, each with the offset after it: up to `end`, or until there is no more output.
 
-    Where a job writes fast, the latter may never happen.
+    Without `end`, this may go on for ever if the job writes fast.
     """
     from pollux.cli.client.client import job_path
 
@@ -122,7 +122,7 @@ def read_log(client: Client, job: str, replica: int, offset: int, end: int | Non
 def follow_log(
     client: Client, job: str, replica: int, offset: int, write: Callable[[str], None], patience: float = 60.0
 ) -> str:
-    """Write new output until the job has ended; its last state. Waits where the service does not answer for a while."""
+    """Write new output until the job has ended; its last state. Waits for a while if the service does not answer."""
     from pollux.cli.client.client import job_path
 
     lost_at: float | None = None
@@ -145,9 +145,9 @@ def follow_log(
 
 
 def write_log(text: str, raw: bool = False) -> None:
-    """Print what a job wrote. On a terminal its control codes are made visible, unless `raw` lets them through.
+    """Print output of a job. On a terminal its control codes are made visible, unless `raw`.
 
-    A job could otherwise rewrite the screen, or type with the terminal's answers. Pipes and files get every byte.
+    Otherwise a job could rewrite the screen, or type by the terminal's answers. Pipes and files get every byte.
     """
     sys.stdout.write(text if raw or not sys.stdout.isatty() else visible_log(text))
     sys.stdout.flush()

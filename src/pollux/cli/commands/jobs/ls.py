@@ -19,7 +19,7 @@ _USUAL = 100
 
 
 def ls(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
     state: Annotated[
         str | None, typer.Option(metavar="STATE", help="Only jobs in this state, such as running or failed.")
     ] = None,
@@ -28,7 +28,7 @@ def ls(
         typer.Option(metavar="NAME", autocompletion=complete_queues, help="Only jobs of this queue."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", parser=whole(1), help="At most so many jobs; by default 100.")
+        int | None, typer.Option(metavar="N", parser=whole(1), help="The most jobs to list; by default 100.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +61,7 @@ def ls(
 
 
 def _first_jobs(client: Client, most: int, **filters: Any) -> tuple[list[dict[str, Any]], str | None]:
-    """The first jobs that pass the filters, at most so many, and where the next page starts; None: there is none."""
+    """The first jobs that pass the filters, and where the next page starts; None if there is no next page."""
     jobs: list[dict[str, Any]] = []
     cursor = None
     while len(jobs) < most:

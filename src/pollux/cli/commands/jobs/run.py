@@ -1,4 +1,4 @@
-"""`pollux run`: one job on this machine, under the engine of the service with a store in memory."""
+"""`pollux run`: one job on this machine, with the service's engine and a store in memory."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["app", "run"]
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30
-# After a `kill -9` of this command the job has no service: its shim ends it.
+# If this command is killed, the job's shim ends the job after this time.
 _ORPHAN_SECONDS = 5.0
-# What asks a command to end: Ctrl-C, `timeout` or a machine that goes down, and a terminal that is closed.
+# Sent by Ctrl-C, by `timeout` or a shutdown, and by a terminal that closes.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
-# Read between two looks at signals and status, however fast the job writes.
+# The most that is read before signals and status are checked again.
 _PIECES_AT_ONCE = 16
 
 app = typer.Typer()
@@ -63,7 +63,7 @@ def run(
         list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="A variable; may be repeated.")
     ] = None,
     retries: Annotated[
-        int, typer.Option(metavar="N", parser=whole(0), help="How often a crash is followed by another try.")
+        int, typer.Option(metavar="N", parser=whole(0), help="How often the job is started again after a crash.")
     ] = 0,
     home: Annotated[
         Path | None,
@@ -101,14 +101,14 @@ def run(
         status, stopped_by = _follow(engine, request, screen)
         if home is None and status["state"] in ("failed", "succeeded"):
             folder.keep = status["state"] == "failed"
-    # The terminal may be gone by now.
+    # The terminal may be closed by now.
     with suppress(OSError) if stopped_by else ExitStack():
         if as_json:
             print_json({"job": status})
         else:
-            _say_end(status)
+            _print_end(status)
         if folder.is_kept:
-            _say_kept(folder.path, named=home is not None, stopped=stopped_by is not None)
+            _print_kept(folder.path, named=home is not None, stopped=stopped_by is not None)
     if stopped_by is not None:
         raise typer.Exit(_SIGNALLED + stopped_by)
     if status["state"] != "succeeded":
@@ -117,7 +117,7 @@ def run(
 
 @dataclass(slots=True)
 class _Folder:
-    """`keep` is None where that depends on whether the job has saved anything."""
+    """`keep` is None if the folder is kept only when the job has saved something."""
 
     path: Path
     keep: bool | None = None
@@ -149,14 +149,14 @@ def _home(named: Path | None) -> Iterator[_Folder]:
 def _refuse_service_home(path: Path) -> None:
     from pollux.wire import home_layout
 
-    # Also one that does not run now: its jobs may go on, and would be taken for nobody's and ended.
+    # Even if that service is down: its jobs may still run, and this engine would end them as unknown.
     if home_layout.service_file(path).exists() or home_layout.store_file(path).exists():
         raise Conflict(f"--home is '{path}', the folder of a service: use 'pollux submit', or give another folder")
 
 
 @contextmanager
 def _engine(home: Path, slots: int | None, policy: str) -> Iterator[Engine]:
-    """An engine with the local backend that remembers nothing, and a server for the agent's reports."""
+    """An engine with the local backend and a store in memory, and a server for the agent's reports."""
     import pollux.backends as backends
     import pollux.policies as policies
     from pollux.cli.client.report_server import open_report_server
@@ -192,13 +192,13 @@ def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[s
     total = sum(node.gpus for node in engine.status().result().nodes)
     if request.min_gpus > total:
         raise InvalidInput(f"--gpus asks for at least {request.min_gpus}, and {total} are here; give fewer, or --slots")
-    # A folder that is used again has the log of the run before.
+    # A folder that was used before has the log of the last run.
     offset, handled = _log_end(engine, request.name), 0
     job = engine.submit(request).result()[0].id
     with _noted_signals() as signals:
         while True:
             status: dict[str, Any] = encode(engine.job(job))
-            # Checked before reading: a job that has ended writes no more.
+            # Checked before the log is read, since an ended job writes no more.
             over = status["ended_at"] is not None and not _has_processes(engine, job)
             offset, more = _show_log(engine, job, offset, screen)
             screen.status(status, time.time())
@@ -206,7 +206,7 @@ def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[s
             for number in new:
                 _interrupt(engine, job, number, handled == 0, screen)
                 handled += 1
-            # Nobody who asks once more, with the job gone, waits for what is left of its output.
+            # After a second Ctrl-C, the rest of the output is not printed.
             if over and (new or not more):
                 return status, signals[0] if signals else None
             if not more:
@@ -215,7 +215,7 @@ def _follow(engine: Engine, request: JobRequest, screen: Screen) -> tuple[dict[s
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Signals are added to a list instead of interrupting: output would be lost or shown twice."""
+    """Collect signals in a list: as exceptions they would lose or repeat output."""
     noted: list[int] = []
     with _handled(_ENDING, lambda number, _: noted.append(number)):
         yield noted
@@ -223,7 +223,7 @@ def _noted_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def _unwinding() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process as Ctrl-C does, so that what was begun is put away."""
+    """Make SIGTERM and SIGHUP end this process like Ctrl-C, so that `finally` blocks run."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(_SIGNALLED + number)
@@ -235,7 +235,7 @@ def _unwinding() -> Iterator[None]:
 @contextmanager
 def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, Any], None]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in numbers}
-    # One that is ignored stays so, as `nohup` wants it; but a shell ignores Ctrl-C for what it starts with `&`.
+    # A signal that `nohup` has set to be ignored stays ignored; Ctrl-C, which a shell ignores after `&`, does not.
     chosen = [number for number in numbers if number == signal.SIGINT or before[number] != signal.SIG_IGN]
     for number in chosen:
         signal.signal(number, handler)
@@ -247,12 +247,12 @@ def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, Any], No
 
 
 def _has_processes(engine: Engine, job: str) -> bool:
-    """Whether replicas are there still: a cancelled job has ended for the engine while it saves."""
+    """Whether replicas still run: for the engine, a cancelled job has ended while it still saves."""
     return any(entry.job_id == job and entry.state != "ended" for entry in engine.backend.running())
 
 
 def _interrupt(engine: Engine, job: str, number: int, first: bool, screen: Screen) -> None:
-    """Let the job save and end; a second Ctrl-C kills it. Other signals often come twice and count once."""
+    """Cancel the job so that it saves; a second Ctrl-C kills it. Other signals, which often come twice, do not."""
     from pollux.controller import ENDED
 
     status = engine.job(job)
@@ -272,19 +272,19 @@ def _log_end(engine: Engine, job: str) -> int:
 
 
 def _show_log(engine: Engine, job: str, offset: int, screen: Screen) -> tuple[int, bool]:
-    """Show some of what is there from `offset` on; the offset behind it, and whether there is more."""
+    """Show a piece of the log from `offset` on; the offset after it, and whether there is more."""
     for _ in range(_PIECES_AT_ONCE):
         chunk = engine.logs(job, 0, offset)
         if chunk.text:
             screen.log(chunk.text)
         offset = chunk.offset
-        # A file that cannot be read now gives nothing, and is not at its end.
+        # A file that cannot be read now gives an empty piece that is not the end.
         if chunk.at_end or not chunk.text:
             return offset, False
     return offset, True
 
 
-def _say_end(status: dict[str, Any]) -> None:
+def _print_end(status: dict[str, Any]) -> None:
     from pollux.cli.display.number_format import duration
 
     took = duration((status["ended_at"] or 0) - status["submitted_at"])
@@ -292,7 +292,7 @@ def _say_end(status: dict[str, Any]) -> None:
     say(f"{status['id']}: {status['state']} after {took}, {status['restarts']} re-allocations{detail}", err=True)
 
 
-def _say_kept(path: Path, named: bool, stopped: bool) -> None:
+def _print_kept(path: Path, named: bool, stopped: bool) -> None:
     say(f"logs and checkpoints: {path}{os.sep}", err=True)
     if stopped and not named:
         say(f"'pollux run --home {path}' with the same script goes on from there", err=True)

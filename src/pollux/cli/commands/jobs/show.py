@@ -1,4 +1,4 @@
-"""`pollux show` and `pollux explain`: all about one job, and why it has its GPUs."""
+"""`pollux show` and `pollux explain`: everything about one job, and why it has its GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INDENT = 15
 
 
 def show(job: Job, as_json: Json = False) -> None:
-    """Show everything about a job: what was asked for, how it runs, every re-allocation, how good its ETAs were.
+    """Show everything about a job: its request, its progress, every re-allocation, and how good its ETAs were.
 
     Example: pollux show resnet18
     """
@@ -104,7 +104,7 @@ def _progress_facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str
     if status.get("eta") and not status.get("ended_at"):
         current = status["eta"].get("current")
         held = "" if current is None else f"; {duration(current - now)} if it keeps its GPUs"
-        yield "ends in", eta_range(status, now) + held + (", by what it told before" if status.get("outdated") else "")
+        yield "ends in", eta_range(status, now) + held + (", by its last report" if status.get("outdated") else "")
 
 
 def _speed_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -138,12 +138,12 @@ def _cost_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _age(status: Mapping[str, Any], now: float) -> str:
-    """How old figures are that were measured on other GPUs; empty for figures of the present replicas."""
+    """The age of numbers that earlier replicas reported; empty for numbers of the present replicas."""
     from pollux.cli.display.number_format import since
 
     if not status.get("outdated") or status.get("reported_at") is None:
         return ""
-    return f", told {since(status['reported_at'], now)}, before it was given these GPUs"
+    return f", reported {since(status['reported_at'], now)}, before it was given these GPUs"
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -164,7 +164,7 @@ def _print_request(console: Any, request: Mapping[str, Any]) -> None:
 
 
 def _request_value(key: str, value: Any) -> str:
-    """What a field of the request says; empty where it says nothing."""
+    """A field of the request as text; empty if it was not given."""
     import shlex
 
     from pollux.cli.display.number_format import duration

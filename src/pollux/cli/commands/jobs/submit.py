@@ -1,4 +1,4 @@
-"""`pollux submit`: job files or commands, with what options change in them, and the plan for each."""
+"""`pollux submit`: submits job files or a command, with changes by options, and prints the plan for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMMAND = "pollux.command"
 
 
 class _AfterDashes(TyperCommand):
-    """Takes everything after `--` as the command to run."""
+    """Reads everything after `--` as the command to run."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -52,7 +52,9 @@ def submit(
     queue: Annotated[
         str | None, typer.Option(metavar="NAME", autocompletion=complete_queues, help="The queue to put it in.")
     ] = None,
-    priority: Annotated[str | None, typer.Option(metavar="low|normal|high", help="How much it counts.")] = None,
+    priority: Annotated[
+        str | None, typer.Option(metavar="low|normal|high", help="How much the job counts beside others.")
+    ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="A variable; may be repeated.")
     ] = None,
@@ -64,7 +66,7 @@ def submit(
         bool | None,
         typer.Option(
             "--ship/--no-ship",
-            help="Send the working folder along, or never. Unless said, where the service does not have it.",
+            help="Send the working folder, or never send it. By default it is sent if the service does not have it.",
             show_default=False,
         ),
     ] = None,
@@ -103,7 +105,7 @@ def requests_from(
     changes: Mapping[str, Any],
     variables: Mapping[str, str],
 ) -> list[JobRequest]:
-    """The jobs to submit, read and checked, all of them before any is sent."""
+    """The jobs to submit; all are read and checked before the first is sent."""
     from pollux.wire.jobfile import check_paths, parse_job
 
     if bool(files) == bool(command):
@@ -123,7 +125,7 @@ def requests_from(
 
 
 def _sources(files: Sequence[Path], command: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each job as it was given, and where."""
+    """The source of each job (a file or the command line), and its content."""
     from pollux.wire.jobfile import job_to_mapping, read_job_file
 
     for file in files:
@@ -133,7 +135,7 @@ def _sources(files: Sequence[Path], command: Sequence[str]) -> Iterator[tuple[st
 
 
 def variables_from(pairs: Sequence[str]) -> dict[str, str]:
-    """Variables given as KEY=VALUE, or as the name of one that is set here."""
+    """Variables from KEY=VALUE words; a word without `=` names a variable of this process."""
     variables = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
@@ -147,9 +149,9 @@ def variables_from(pairs: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Sender:
-    """Submits or plans jobs, with the working folder where the service lacks it, and prints the plan of each.
+    """Submits or plans jobs, sends working folders, and prints the plan of each job.
 
-    `ship` is True to send the working folder in any case, False never, None where the service does not have it.
+    `ship`: True to send every working folder, False to send none, None to send those that the service does not have.
     """
 
     client: Client
@@ -158,7 +160,7 @@ class _Sender:
     as_json: bool
 
     def send(self, requests: Sequence[JobRequest], ctx: typer.Context) -> list[dict[str, Any]]:
-        """The answer to each request; `ctx` remembers those that came before a refusal."""
+        """The answer to each request; `ctx` keeps the answers before a refusal."""
         if self.ship and not self.dry_run:
             requests = [self._with_folder(request) for request in requests]
         answers: list[dict[str, Any]] = []
@@ -178,7 +180,7 @@ class _Sender:
         return self._plan_with_folder(request) if self.dry_run else self._send(self._with_folder(request))
 
     def _with_folder(self, request: JobRequest) -> JobRequest:
-        """The request after its folder was sent; prints a line about the folder."""
+        """Send the request's folder, and print a line about it; the request with the folder there."""
         from pollux.cli.client.folder_upload import ship
 
         request, said = ship(self.client, request, bool(self.ship))
@@ -202,7 +204,7 @@ class _Sender:
         return answer
 
     def _plan_with_folder(self, request: JobRequest) -> dict[str, Any]:
-        """The dry run of a job whose folder would be sent: nothing is sent, so a folder that is missing has no plan."""
+        """The dry run of a job whose folder would be sent; without the folder, the service cannot plan it."""
         from pollux.cli.client.folder_upload import would_ship
         from pollux.wire.jobfile import job_to_mapping
 
@@ -223,7 +225,7 @@ def _echo(body: Mapping[str, Any]) -> None:
 
 
 def _finish(sender: _Sender, answers: list[dict[str, Any]], follow: bool) -> None:
-    """Wait until the jobs have ended, and report how."""
+    """Wait until the jobs have ended, and print how they ended."""
     from pollux.cli.commands.jobs.logs import follow_log, write_log
 
     client, jobs = sender.client, [str(answer["job"]["id"]) for answer in answers]
@@ -231,7 +233,7 @@ def _finish(sender: _Sender, answers: list[dict[str, Any]], follow: bool) -> Non
         for job in jobs:
             follow_log(client, job, 0, 0, write_log if follow else lambda _: None)
     except KeyboardInterrupt:
-        say(f"not waiting any more; {', '.join(jobs)} goes on. To end it: pollux cancel {' '.join(jobs)}", err=True)
+        say(f"stopped waiting; still running: {', '.join(jobs)}. To end: pollux cancel {' '.join(jobs)}", err=True)
         raise typer.Exit(130) from None
     _report(client, jobs, answers if sender.as_json else None)
 

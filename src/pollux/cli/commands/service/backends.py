@@ -34,7 +34,7 @@ def backends(as_json: Json = False) -> None:
         table.add_row(Text(str(entry["name"])), works, Text(str(entry["summary"])))
     console = standard_output()
     print_table(console, table)
-    # Whole lines below, as they have commands to copy: a column would break them.
+    # These go below the table: they have commands to copy, which a column would wrap.
     for entry in entries:
         if not entry["available"]:
             console.print(Text(f"{entry['name']} does not work here: {entry['missing']}"), soft_wrap=True)

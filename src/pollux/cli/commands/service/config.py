@@ -46,14 +46,14 @@ def settings_in_force(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     for name, meaning in USER_VARIABLES.items():
         value, source = values.get(name, (environ.get(name, ""), "environment" if name in environ else "default"))
         yield {"name": name, "value": value, "source": source, "meaning": meaning}
-    told = {} if server == "none" else _told(environ)
+    told = {} if server == "none" else _service_settings(environ)
     for name, value, meaning in _up_defaults():
         source = "the running service" if name in told else "default"
         yield {"name": name, "value": told.get(name, value), "source": source, "meaning": meaning}
 
 
-def _told(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of the running service, by name; empty where it does not answer."""
+def _service_settings(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of the running service, by name; empty if it does not answer."""
     from urllib.parse import urlsplit
 
     from pollux.cli.client.client import connect

@@ -1,4 +1,4 @@
-"""`pollux doctor`: what works on this machine and what is missing, with the command that brings it."""
+"""`pollux doctor`: what works on this machine and what is missing, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOW_DISK_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `missing` makes the machine unusable, `note` does not; `remedy` says what to do."""
+    """The result of a check, and its `remedy`. A machine with something `missing` is unusable; with a `note`, not."""
 
     name: str
     level: Literal["ok", "note", "missing"]
@@ -43,7 +43,7 @@ class Finding:
     remedy: str = ""
 
 
-Store = Annotated[bool, typer.Option("--store", help="Read the whole store of this home and say what of it is whole.")]
+Store = Annotated[bool, typer.Option("--store", help="Check every fact and snapshot in the store of this home.")]
 
 
 def doctor(as_json: Json = False, store: Store = False) -> None:
@@ -77,7 +77,7 @@ def _print(found: list[Finding]) -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Everything that is looked at, in order."""
+    """The results of all checks, in order."""
     yield _python()
     yield from _extras()
     yield _gpus()
@@ -134,7 +134,7 @@ def _gpus() -> Finding:
     try:
         backend = LocalBackend(_temporary_home())
     except PolluxError as error:
-        return Finding("GPUs", "note", f"cannot be looked at: {error}")
+        return Finding("GPUs", "note", f"cannot be checked: {error}")
     nodes = backend.inventory()
     kinds = sorted({f"{node.num_gpus} × {node.gpu_type}" for node in nodes if node.gpu_type != "cpu"})
     if kinds:
@@ -146,7 +146,7 @@ def _gpus() -> Finding:
 
 
 def _temporary_home() -> Path:
-    """A folder that the backend is not going to use: it is only asked what it sees."""
+    """A temporary folder for a backend that is only asked for its inventory."""
     import tempfile
 
     return Path(tempfile.gettempdir()) / f"pollux-doctor-{os.getpid()}"

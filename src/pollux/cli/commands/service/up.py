@@ -1,4 +1,4 @@
-"""`pollux up` and `pollux down`: the service on this machine, started and stopped."""
+"""`pollux up` and `pollux down`: start and stop the service on this machine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def up(
     ] = 60.0,
     host: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Where to listen; else 127.0.0.1, or where nodes reach this machine."),
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address to listen on; else 127.0.0.1, or the address at which nodes reach this machine.",
+        ),
     ] = None,
     port: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Port; 0 is any free one.")] = 7341,
     home: Annotated[
@@ -74,11 +77,13 @@ def up(
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, for HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     insecure_bind: Annotated[
-        bool, typer.Option("--insecure-bind", help="Listen to other machines without encryption.")
+        bool, typer.Option("--insecure-bind", help="Accept requests of other machines without encryption.")
     ] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A further name that requests may be sent to; may be given several times."),
+        typer.Option(
+            metavar="NAME", help="Another host name that clients use for this service; may be given several times."
+        ),
     ] = None,
     jobs: Annotated[
         Any,
@@ -128,7 +133,7 @@ def up(
     try:
         serve(settings, on_ready=lambda _: _greet_later(settings, as_json, said))
     except (PolluxError, KeyboardInterrupt) as error:
-        # Standard output was promised one document: after a greeting only people are told.
+        # Standard output has one JSON document; an error after it goes to standard error only.
         if not as_json or said.acquire(blocking=False):
             raise
         say(f"error: {' '.join(str(error).split()) or 'interrupted'}", err=True)
@@ -142,7 +147,7 @@ def _backend_options(backend: str, slots: int | None, address: str | None, words
 
 
 def _host(backend: str, options: dict[str, Any], host: str | None, may_be_seen: bool) -> str:
-    """Where to listen: the address that was given, or the one at which the backend's nodes reach this machine."""
+    """The address to listen on: the given one, or the one at which the backend's nodes reach this machine."""
     import pollux.backends as backends
     from pollux.backends.process.network import is_loopback
 
@@ -189,7 +194,7 @@ def down(
 
 
 def greeting(url: str, settings: ServiceSettings, status: dict[str, Any]) -> list[str]:
-    """What a started service says: address, token, what it found, how to submit."""
+    """The text that a started service prints: address, token, nodes, and how to submit."""
     from pollux.wire import home_layout
 
     found = []
@@ -255,7 +260,7 @@ def _need_service_packages() -> None:
 
 
 def _greet_later(settings: ServiceSettings, as_json: bool, said: threading.Lock) -> None:
-    """Print the greeting from another thread: this one has to answer the requests that it needs."""
+    """Print the greeting from another thread, since this thread answers the requests for it."""
     threading.Thread(target=_greet, args=(settings, as_json, said), daemon=True, name="pollux-greeting").start()
 
 
@@ -271,7 +276,7 @@ def _greet(settings: ServiceSettings, as_json: bool, said: threading.Lock) -> No
 
 
 def _first_status(client: Client) -> dict[str, Any]:
-    """What the service says of itself; an engine that has neither lent nor refused anything yet gets a few seconds."""
+    """The service's status; waits a few seconds for the first node or warning."""
     deadline = time.monotonic() + _ENGINE_SECONDS
     status: dict[str, Any] = client.get("/v1/status")
     while not (status["nodes"] or status.get("warnings")) and time.monotonic() < deadline:
@@ -291,7 +296,7 @@ def _print_started(url: str, settings: ServiceSettings, status: dict[str, Any], 
 
 
 def _own_client(home: Path) -> Client:
-    """A client for the service of this home, whatever the environment names."""
+    """A client for the service of this home, even if POLLUX_SERVER names another one."""
     from pollux.cli.client.client import connect
 
     return connect({"POLLUX_HOME": str(home)})
@@ -338,7 +343,7 @@ def _opened(log: Path) -> BinaryIO:
 
 
 def _failed(code: int, said: str, log: Path) -> PolluxError:
-    """What the service said when it ended, with the exit code that it has in the foreground."""
+    """The error of a service that has ended, with the exit code that it has in the foreground."""
     error = PolluxError(said or f"the service ended at once; see {log}")
     error.exit_code = code if code > 0 else PolluxError.exit_code
     return error
@@ -351,12 +356,12 @@ def _spawn(words: list[str], output: int) -> int:
         (os.POSIX_SPAWN_DUP2, output, 1),
         (os.POSIX_SPAWN_DUP2, output, 2),
     ]
-    # Signals that are blocked in this process must not be blocked in the service: signals stop it.
+    # The service must not inherit blocked signals, since signals stop it.
     return os.posix_spawn(words[0], words, os.environ, file_actions=actions, setsid=True, setsigmask=())
 
 
 def _words(settings: ServiceSettings) -> list[str]:
-    """The options that give these settings."""
+    """The command-line options for these settings."""
     words = ["--home", str(settings.home), "--backend", settings.backend, "--policy", settings.policy]
     words += ["--trigger", settings.trigger, "--interval", str(settings.interval_seconds)]
     words += ["--host", settings.host, "--port", str(settings.port), "--jobs", settings.at_stop]

@@ -11,14 +11,14 @@ from pollux.cli.printing.visible import say
 
 __all__ = ["policies"]
 
-# What a service knows of its jobs; the controller refuses policies that need more.
+# A service can provide these needs; the controller refuses policies with others.
 _KNOWN_TO_A_SERVICE = frozenset({"goodput", "remaining", "prior"})
 
 
 def policies(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the scheduling policies, and where each of them runs: name, batch, what it must know, what it is.
+    """List the scheduling policies, and where each of them runs: name, batch mode, needs and summary.
 
     Example: pollux policies --json
     """

@@ -1,4 +1,4 @@
-"""`pollux simulate`: workloads under policies, compared."""
+"""`pollux simulate`: simulates workloads under policies, and compares the results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def simulate(
         typer.Option(
             metavar="NAMES",
             autocompletion=complete_policies,
-            help="Comma-separated names; the first is the yardstick. See 'pollux policies'.",
+            help="Comma-separated names; results are compared to the first. See 'pollux policies'.",
         ),
     ] = "pollux,tiresias,optimus-oracle",
     profiles: Annotated[
@@ -68,14 +68,14 @@ def simulate(
         typer.Option(
             metavar="SECONDS|auto",
             parser=_read_resize_seconds,
-            help="How long a job stands still when its GPUs change; auto: by its state's size.",
+            help="How long a job pauses when its GPUs change; auto: by its state's size.",
         ),
     ] = 30.0,
     max_gpus_per_job: Annotated[
         int, typer.Option(metavar="N", parser=whole(1), help="Most GPUs for an adaptive job.")
     ] = 64,
     fairness: Annotated[
-        float, typer.Option(metavar="P", parser=real(), help="Pollux' exponent p; the lower, the fairer.")
+        float, typer.Option(metavar="P", parser=real(), help="The exponent p of the policy pollux; lower is fairer.")
     ] = -1.0,
     interference: Annotated[
         float,
@@ -86,7 +86,7 @@ def simulate(
         ),
     ] = 0.0,
     avoid_interference: Annotated[
-        bool, typer.Option(help="Whether Pollux keeps distributed jobs off each other's nodes.")
+        bool, typer.Option(help="Whether the policy pollux keeps distributed jobs off each other's nodes.")
     ] = True,
     seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Same seed and input, same results.")] = 1,
     workers: Annotated[
@@ -143,7 +143,7 @@ def simulate(
 
 
 def _without_dash(paths: Sequence[Path], as_json: bool) -> list[Path]:
-    """The workloads; `--json -` and `--json FILE` were once written so, and the first still means the same."""
+    """The workloads without the `-` of `--json -`; InvalidInput for `--json FILE`."""
     if not as_json:
         return list(paths)
     for path in paths:
@@ -174,7 +174,7 @@ def simulate_together(
     workers: int | None = None,
     outputs: Outputs | None = None,
 ) -> dict[str, Any]:
-    """Simulate with a progress bar, write all that is asked for or nothing, and return the whole document."""
+    """Simulate with a progress bar, write all outputs or none, and return the whole document."""
     from pollux.cli.arguments.output import staged_file, staged_folder
     from pollux.cli.display.render import progress_bar
     from pollux.sim import IsolatedTimes, bounds, compare, configuration, document, measure, to_json
@@ -183,7 +183,7 @@ def simulate_together(
     config = configuration(workloads, policies, applications, settings, source)
     times = IsolatedTimes(applications, settings.num_nodes, settings.gpus_per_node)
     for name in sorted({request.application for workload in workloads for request in workload.jobs}):
-        times.seconds(name, 1.0)  # refuses now what no measurement could be compared with afterwards
+        times.seconds(name, 1.0)  # refuses settings whose results could not be compared, before the simulation
     with ExitStack() as files:
         folder = stream = None
         if outputs.folder is not None:
@@ -222,9 +222,9 @@ def _print(document: Mapping[str, Any], output: Path | None) -> None:
 
 
 def use_one_thread() -> None:
-    """Keep linear algebra to one thread per process; heard only before numpy is first imported.
+    """Use one thread per process for linear algebra; works only before numpy is imported.
 
-    The matrices are tiny: more threads only wait for each other, and take CPUs from the other runs.
+    The matrices are small, so that more threads would only wait for each other and slow down the other runs.
     """
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
@@ -248,7 +248,7 @@ def _check_job(job: str | None, workloads: Sequence[Workload], output: Path | No
 
 @dataclass(frozen=True, slots=True)
 class _World:
-    """Workloads, their applications, and the cluster they run on unless told otherwise."""
+    """Workloads, their applications, and the cluster that they run on by default."""
 
     workloads: Sequence[Workload]
     applications: Mapping[str, Application]
@@ -276,7 +276,7 @@ def _load_world(
 
 
 def _is_history(path: Path) -> bool:
-    """Whether a file is what `pollux history export` writes: by its ending, or by its first line."""
+    """Whether a file is a history, by its ending or its first line."""
     if path.suffix in (".ndjson", ".jsonl"):
         return True
     try:
@@ -320,7 +320,7 @@ def _load_workloads(paths: Sequence[Path]) -> list[Workload]:
 
 
 def _check_built_in(workloads: Sequence[Workload], applications: Mapping[str, Application]) -> None:
-    """An application that is only missing because nobody said where the profiles are deserves that hint."""
+    """InvalidInput, with a hint at --profiles, for an application that is not built in."""
     for workload in workloads:
         for request in workload.jobs:
             if request.application not in applications:

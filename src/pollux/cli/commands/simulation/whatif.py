@@ -1,4 +1,4 @@
-"""`pollux whatif`: the service's own history, replayed under other sizes and policies."""
+"""`pollux whatif`: replays the service's history under other cluster sizes and policies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ __all__ = ["node_counts", "whatif"]
 def whatif(
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="+N|-N|N", help="Nodes more, fewer, or in all; several with commas. Default: as it was."),
+        typer.Option(
+            metavar="+N|-N|N", help="Nodes to add, to remove or in all, such as +2, -1 or 6; several with commas."
+        ),
     ] = None,
     policy: Annotated[
         str,
@@ -30,12 +32,12 @@ def whatif(
             "--policy",
             metavar="NAMES",
             autocompletion=complete_policies,
-            help="Comma-separated names; the first is the yardstick.",
+            help="Comma-separated names; results are compared to the first.",
         ),
     ] = "pollux",
     history: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What 'pollux history export' wrote; else the service is asked."),
+        typer.Option(metavar="FILE", help="A file of 'pollux history export'; by default the service's own history."),
     ] = None,
     trigger: Annotated[
         Any, typer.Option(metavar="rounds|events", parser=read_trigger, help="When to decide.")
@@ -48,7 +50,7 @@ def whatif(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """Replay this cluster's own history under another size or policy, beside what it is now.
+    """Replay this cluster's own history under another size or policy, and compare it with the present one.
 
     Example: pollux whatif --nodes +2 --policy pollux,tiresias
     """
@@ -86,7 +88,7 @@ def whatif(
 
 
 def node_counts(asked: str | None, now: int) -> list[int]:
-    """The sizes to simulate: the present one first, then those asked for as `+2`, `-1` or `6`."""
+    """The sizes to simulate: the present one, then those that words such as `+2`, `-1` or `6` name."""
     sizes = [now]
     for word in (asked or "").split(","):
         word = word.strip()

@@ -1,4 +1,4 @@
-"""`pollux workload`: making workloads."""
+"""`pollux workload`: generates workloads."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def generate(
     ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", parser=whole(1), help="Jobs to submit at load 1.")] = 160,
     hours: Annotated[
-        float, typer.Option(metavar="HOURS", parser=_POSITIVE, help="Time in which they are submitted.")
+        float, typer.Option(metavar="HOURS", parser=_POSITIVE, help="Time in which the jobs are submitted.")
     ] = 8.0,
     load: Annotated[
         float, typer.Option(metavar="FACTOR", parser=_POSITIVE, help="Multiplies the number of jobs.")
     ] = 1.0,
     realistic: Annotated[
-        bool, typer.Option("--realistic", help="GPUs and batch as users choose them, not well tuned ones.")
+        bool, typer.Option("--realistic", help="GPUs and batches as users choose them, instead of well tuned ones.")
     ] = False,
     seed: Annotated[int, typer.Option(metavar="N", parser=whole(0), help="Same seed, same workload.")] = 1,
     nodes: Annotated[
-        int, typer.Option(metavar="N", parser=whole(1), help="Nodes of the cluster it is meant for.")
+        int, typer.Option(metavar="N", parser=whole(1), help="Nodes of the cluster that the workload is for.")
     ] = 16,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", parser=whole(1), help="GPUs of each node.")] = 4,
     output: Annotated[str, typer.Option(metavar="FILE", help="Where to write; '-' is standard output.")] = "-",

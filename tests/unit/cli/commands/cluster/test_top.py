@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pollux.cli.client.client import connect
 from pollux.cli.commands.cluster.top import Listener, refreshed
-from pollux.cli.display.top_view import Frame, Happening, draw, fetch
+from pollux.cli.display.top_view import EventLine, Frame, draw, fetch
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_json(run, service):
 @pytest.mark.parametrize("height", [20, 24, 40])
 def test_fits_its_screen(service, width, height):
     frame = fetch(connect(), 100)
-    lines = picture(frame, width, height, [Happening(1e9, "other", "given 2 GPUs " * 20)]).splitlines()
+    lines = picture(frame, width, height, [EventLine(1e9, "other", "given 2 GPUs " * 20)]).splitlines()
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
     assert any("more; 'pollux ls' has all of them" in line for line in lines)
@@ -93,6 +93,6 @@ def test_the_listener_keeps_what_happened_to_jobs(service):
     listener.start()
     assert select.select([listener.wakeup], [], [], 30)[0]
     listener.stop()
-    listener.clear_news()
-    assert listener.last_lines()[0] == Happening(5.0, "a", "given 2 GPUs")
+    listener.clear_wakeup()
+    assert listener.last_lines()[0] == EventLine(5.0, "a", "given 2 GPUs")
     assert all(line.job == "a" and line.text == "given 2 GPUs" for line in listener.last_lines())
