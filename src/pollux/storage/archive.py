@@ -5,15 +5,19 @@ How it is sent is not known here. Archives are not trusted: nothing in them may 
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import gzip
 import hashlib
 import io
 import os
+import shutil
 import stat
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import IO, Self
 
 from pollux.core.errors import InvalidInput, TooLarge
 
@@ -30,6 +34,19 @@ MAX_UNPACKED_BYTES = 256 * 2**20
 
 MAX_FILES = 20_000
 """In one archive."""
+
+MAX_PATH_BYTES = 1024
+"""Of a file's path in an archive; a name in it has at most 255, as file systems have it."""
+
+MAX_DEPTH = 64
+"""Folders below each other in an archive: enough for every source tree, and far from what a walk can stand."""
+
+_MAX_NAME_BYTES = 255
+# What may describe one file before it comes: a long name, times, owners. Without a bound it would be read into memory.
+_MAX_EXTRA_BYTES = 16 * 1024
+_MAX_EXTRAS = 4
+_EXTRA_TYPES = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_PIECE_BYTES = 64 * 1024
 
 _LEFT_OUT = (
     ".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache",
@@ -53,6 +70,7 @@ def pack(folder: Path) -> bytes:
     content, total, count = io.BytesIO(), 0, 0
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path, name in _files(folder, ignored):
+            _check_path(PurePosixPath(name))
             data, mode = _read(path)
             total, count = total + len(data), count + 1
             if total > MAX_UNPACKED_BYTES or count > MAX_FILES:
@@ -68,33 +86,63 @@ def pack(folder: Path) -> bytes:
     return archive
 
 
-def unpack(archive: bytes, folder: Path) -> None:
-    """Put the files of an archive into an empty folder; InvalidInput for anything but plain files inside it."""
-    total, count = 0, 0
+def unpack(archive: Path | bytes, folder: Path) -> None:
+    """Put the files of an archive into an empty folder; InvalidInput for anything but plain files inside it.
+
+    It takes a megabyte or so of memory, whatever the archive holds.
+    """
+    total, count, folders = 0, 0, 0
     try:
-        with tarfile.open(fileobj=_Bounded(archive), mode="r|") as tar:
+        with (
+            io.BytesIO(archive) if isinstance(archive, bytes) else archive.open("rb") as file,
+            tarfile.open(fileobj=_Unzipped(file), mode="r|", tarinfo=_entry_class()) as tar,
+        ):
             for entry in tar:
+                # The archive would remember every file.
+                tar.members = []  # type: ignore[attr-defined]
                 total, count = total + entry.size, count + 1
-                if total > MAX_UNPACKED_BYTES or count > MAX_FILES:
+                inside = _inside(entry)
+                if total > MAX_UNPACKED_BYTES or count > MAX_FILES or folders > MAX_FILES:
                     raise TooLarge(
-                        f"the package has more than {MAX_UNPACKED_BYTES >> 20} MiB or {MAX_FILES} files: {_REMEDY}"
+                        f"the package has more than {MAX_UNPACKED_BYTES >> 20} MiB or {MAX_FILES} files or folders: "
+                        f"{_REMEDY}"
                     )
-                target = folder / _inside(entry)
-                source = tar.extractfile(entry)
-                assert source is not None
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("xb") as file:
-                    file.write(source.read())
-                target.chmod(0o755 if entry.mode & stat.S_IXUSR else 0o644)
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, OSError, ValueError, OverflowError) as error:
+                folders += _make_folders(folder, inside.parent)
+                _write(tar, entry, folder / inside)
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"the package cannot be unpacked ({error}): send it again as 'pollux submit' does") from None
 
 
-class _Bounded(io.RawIOBase):
-    """The archive's content, of which never more is unpacked than is allowed, whatever size it claims."""
+def _make_folders(folder: Path, inside: PurePosixPath) -> int:
+    """Make a folder and those above it; how many there are more."""
+    if (folder / inside).is_dir():
+        return 0
+    made = 0
+    for depth in range(1, len(inside.parts) + 1):
+        with contextlib.suppress(FileExistsError):
+            folder.joinpath(*inside.parts[:depth]).mkdir()
+            made += 1
+    return made
 
-    def __init__(self, archive: bytes) -> None:
-        self._file = gzip.GzipFile(fileobj=io.BytesIO(archive), mode="rb")
+
+def _write(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> None:
+    source = tar.extractfile(entry)
+    assert source is not None
+    with target.open("xb") as file:
+        shutil.copyfileobj(source, file, _PIECE_BYTES)
+    target.chmod(0o755 if entry.mode & stat.S_IXUSR else 0o644)
+
+
+class _Unzipped(io.RawIOBase):
+    """The archive's content, of which never more is unpacked than is allowed, whatever size it claims.
+
+    One member of gzip, as `pack` writes it: millions of empty ones take as little room and a lot of time.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._unzip = zlib.decompressobj(wbits=31)
+        self._packed = b""
         # Each file takes a header and is filled up; long names take some more.
         self._left = MAX_UNPACKED_BYTES + 4096 * MAX_FILES
 
@@ -104,18 +152,55 @@ class _Bounded(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """At most this many bytes; TooLarge once the limit for all is passed."""
-        data = self._file.read(size if size >= 0 else self._left + 1)
+        wanted = _PIECE_BYTES if size < 0 else size
+        data = b""
+        while wanted and not data and not self._unzip.eof:
+            self._packed = self._packed or self._file.read(_PIECE_BYTES)
+            if not self._packed:
+                raise EOFError("it ends too early")
+            data = self._unzip.decompress(self._packed, wanted)
+            self._packed = self._unzip.unconsumed_tail
         self._left -= len(data)
         if self._left < 0:
             raise TooLarge(f"the package has more than {MAX_UNPACKED_BYTES >> 20} MiB: {_REMEDY}")
         return data
 
 
+def _entry_class() -> type[tarfile.TarInfo]:
+    """A class for the headers of one archive. It refuses long descriptions of a file before they are read."""
+    extras = 0
+
+    class PackageEntry(tarfile.TarInfo):
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+            nonlocal extras
+            found = super().frombuf(buf, encoding, errors)
+            extras = extras + 1 if found.type in _EXTRA_TYPES else 0
+            too_long = extras and found.size > _MAX_EXTRA_BYTES
+            if too_long or extras > _MAX_EXTRAS or found.size < 0 or found.type == tarfile.XGLTYPE:
+                raise InvalidInput(f"the package describes {found.name[:120]!r} at too great a length: not unpacked")
+            return found
+
+    return PackageEntry
+
+
 def _inside(entry: tarfile.TarInfo) -> PurePosixPath:
     path = PurePosixPath(entry.name)
-    if not entry.isreg() or path.is_absolute() or not path.parts or ".." in path.parts or "\0" in entry.name:
+    plain = entry.isreg() and not entry.issparse() and entry.size >= 0
+    if not plain or path.is_absolute() or not path.parts or ".." in path.parts or "\0" in entry.name:
         raise InvalidInput(f"the package holds {entry.name[:120]!r}, which is no plain file inside it: not unpacked")
+    _check_path(path)
     return path
+
+
+def _check_path(path: PurePosixPath) -> None:
+    """TooLarge for a file's path in an archive that is too long or too deep to be unpacked."""
+    longest = max(len(os.fsencode(part)) for part in path.parts)
+    if len(os.fsencode(path)) > MAX_PATH_BYTES or len(path.parts) > MAX_DEPTH or longest > _MAX_NAME_BYTES:
+        raise TooLarge(
+            f"the path '{str(path)[:60]}...' has {len(path.parts)} parts and {len(os.fsencode(path))} bytes; a package "
+            f"takes {MAX_DEPTH} parts, {MAX_PATH_BYTES} bytes, and {_MAX_NAME_BYTES} bytes in a part: {_REMEDY}"
+        )
 
 
 def _ignored(folder: Path) -> list[str]:

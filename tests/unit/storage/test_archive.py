@@ -1,7 +1,9 @@
+import contextlib
 import gzip
 import io
 import os
 import tarfile
+import tracemalloc
 
 import pytest
 
@@ -141,3 +143,139 @@ def test_what_is_no_package_is_refused(tmp_path, archive):
         archive = archive_of((tarfile.TarInfo("a"), b"1" * 5000))[:-20]
     with pytest.raises(InvalidInput):
         unpack(archive, tmp_path)
+
+
+def header(name, kind=tarfile.REGTYPE, size=0):
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.size = kind, size
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def filled(data):
+    return data + b"\0" * (-len(data) % 512)
+
+
+def extra(size=100, kind=tarfile.XHDTYPE):
+    """A header that only describes the file behind it, of this many bytes."""
+    return header("extra", kind, size) + filled(b"x" * size)
+
+
+END = b"\0" * 1024
+
+
+def deep(depth, name="x"):
+    return "/".join([name] * depth)
+
+
+PATHS = {
+    "deep": deep(65),
+    "deeper than Python can walk": deep(5000),
+    "long": deep(40, "y" * 30),
+    "a long name": "z" * 256,
+    "a long name of few letters": "ü" * 128,
+}
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
+def test_paths_that_cannot_be_walked_are_refused(tmp_path, path):
+    for style in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        content = tarfile.TarInfo(path).tobuf(style) + END
+        with pytest.raises(TooLarge, match="parts"):
+            unpack(gzip.compress(content), tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_longest_path_that_is_taken_arrives(tmp_path):
+    for path in (deep(64, "a"), "/".join(["b" * 255] * 4)):
+        unpack(gzip.compress(tarfile.TarInfo(path).tobuf(tarfile.PAX_FORMAT) + END), tmp_path)
+        assert (tmp_path / path).is_file()
+
+
+def test_what_would_not_be_unpacked_is_not_packed(tmp_path):
+    write(tmp_path, **{"__".join(["d"] * 65): "1"})
+    with pytest.raises(TooLarge, match="parts"):
+        pack(tmp_path)
+
+
+EXTRAS = {
+    "a long header": extra(17 * 1024),
+    "a header that claims to be long": header("x", tarfile.XHDTYPE, 2**33 - 1),
+    "a long name": extra(17 * 1024, tarfile.GNUTYPE_LONGNAME),
+    "a long link": header("x", tarfile.GNUTYPE_LONGLINK, 2**33 - 1),
+    "an old long header": header("x", tarfile.SOLARIS_XHDTYPE, 2**33 - 1),
+    "many headers": extra() * 2000,
+    "many names": extra(kind=tarfile.GNUTYPE_LONGNAME) * 2000,
+    "both in turn": (extra() + extra(kind=tarfile.GNUTYPE_LONGNAME)) * 2000,
+    "for all files": header("x", tarfile.XGLTYPE, 100) + filled(b"x" * 100),
+}
+
+
+@pytest.mark.parametrize("content", EXTRAS.values(), ids=EXTRAS.keys())
+def test_what_describes_a_file_is_bounded(tmp_path, content):
+    """Each of these would be kept in memory, or read by a function that calls itself."""
+    with pytest.raises(InvalidInput):
+        unpack(gzip.compress(content + header("file") + END), tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def pax(**words):
+    body = b"".join(
+        next(line for n in range(1, 99) if len(line := f"{n} {key.replace('_', '.')}={value}\n".encode()) == n)
+        for key, value in words.items()
+    )
+    return header("pax", tarfile.XHDTYPE, len(body)) + filled(body)
+
+
+SIZES = {
+    "less than nothing": pax(size="-4000"),
+    "more than all": pax(size=str(2**60)),
+    "no number": pax(size="1e400"),
+    "holes": pax(GNU_sparse_major="1", GNU_sparse_minor="0", GNU_sparse_name="x", GNU_sparse_realsize="5"),
+}
+
+
+@pytest.mark.parametrize("extras", SIZES.values(), ids=SIZES.keys())
+def test_a_size_that_is_none_takes_no_room(tmp_path, extras):
+    content = extras + header("file", size=512) + b"0\n" + b"\0" * 510 + END
+    with contextlib.suppress(InvalidInput):
+        unpack(gzip.compress(content), tmp_path)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*")) <= 512
+
+
+def test_folders_are_counted_as_files_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "MAX_FILES", 100)
+    content = b"".join(header("/".join(f"{number}{letter}" for letter in "abcdefghij")) for number in range(50))
+    with pytest.raises(TooLarge, match="folders"):
+        unpack(gzip.compress(content + END), tmp_path)
+    assert sum(path.is_dir() for path in tmp_path.rglob("*")) <= 120
+
+
+def test_only_one_member_of_gzip_is_read(tmp_path):
+    """Empty ones take twenty bytes and a lot of time each."""
+    whole = gzip.compress(header("file") + END)
+    unpack(whole + gzip.compress(b"") * 1000, tmp_path)
+    assert names(tmp_path) == ["file"]
+    with pytest.raises(InvalidInput):
+        unpack(gzip.compress(b"") * 1000 + whole, tmp_path / "other")
+
+
+def test_memory_does_not_grow_with_what_is_unpacked(tmp_path):
+    """A bomb of 64 MiB in 64 KiB, and thousands of described files: the most that Python holds at once stays small."""
+    large = header("large", size=64 << 20)
+    many = b"".join(extra(8192) + header(f"small-{number}") for number in range(3000))
+    bomb = tmp_path / "bomb"
+    with gzip.open(bomb, "wb") as file:
+        file.write(large)
+        for _ in range(64):
+            file.write(b"\0" * (1 << 20))
+        file.write(many + END)
+    target = tmp_path / "target"
+    target.mkdir()
+    tracemalloc.start()
+    try:
+        unpack(bomb, target)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (target / "large").stat().st_size == 64 << 20
+    assert most < 8 << 20

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pollux.backends.protocol import LogChunk
+from pollux.core.errors import TooLarge
+from pollux.storage.foreign_file import open_inside, read_inside
 
 __all__ = ["DEFAULT_CAP_BYTES", "LogWriter", "read_log", "whole_characters"]
 
@@ -19,6 +22,9 @@ DEFAULT_CAP_BYTES = 32 << 20
 _HEAD_BYTES = 1 << 20
 _TAIL_BYTES = 8 << 10
 _LEAST_CAP_BYTES = 4 << 10
+_PARTS_BYTES = 4 << 10
+_LARGEST_OFFSET = 2**53
+_MOST_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +41,18 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _read_parts(path: Path) -> _Parts:
+    """What lies beside the log, which a job may have written: nothing it says leads out of the log."""
     try:
-        value = json.loads(_beside(path, ".parts").read_text())
-        return _Parts(int(value["head"]), int(value["before"]), int(value["now"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        value = json.loads(_read_beside(path, ".parts"))
+        parts = _Parts(int(value["head"]), int(value["before"]), int(value["now"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, TooLarge):
         return _Parts()
+    return parts if parts.head >= 0 and 0 <= parts.before <= parts.now <= _LARGEST_OFFSET else _Parts()
+
+
+def _read_beside(path: Path, ending: str) -> bytes:
+    folder = path.parent
+    return read_inside(folder.parent, folder.name, path.name + ending, most_bytes=_PARTS_BYTES)
 
 
 class LogWriter:
@@ -149,9 +162,13 @@ def _segments(path: Path) -> list[tuple[int, int, Path]]:
     files = ((0, _beside(path, ".head"), parts.head), (parts.before, _beside(path, ".1"), parts.now - parts.before))
     for start, file, length in (*files, (parts.now, path, -1)):
         try:
-            size = file.stat().st_size
+            status = file.lstat()
         except OSError:
             continue
+        if not stat.S_ISREG(status.st_mode):
+            # Says what it is, and raises.
+            open_inside(path.parent.parent, path.parent.name, file.name).close()
+        size = status.st_size
         end = start + (size if length < 0 else min(size, length))
         # The head repeats the beginning of the first file, as long as that one is there.
         if found and found[-1][1] > start:
@@ -172,7 +189,7 @@ def _piece(path: Path, offset: int, limit: int) -> tuple[bytes, int, int, int]:
         if offset >= stop:
             continue
         begin = max(start, offset)
-        with open(file, "rb") as source:
+        with open_inside(path.parent.parent, path.parent.name, file.name) as source:
             source.seek(begin - start)
             return source.read(min(limit, stop - begin)), begin - offset, begin, end
     return b"", 0, min(offset, end), end
@@ -190,14 +207,19 @@ def whole_characters(piece: bytes) -> bytes:
 
 
 def read_log(path: Path, offset: int = 0, limit: int = 65536) -> LogChunk:
-    """A piece of the log; where bytes were dropped a line says how many, and the offset goes on behind them."""
-    before = _read_parts(path)
-    try:
-        piece, missing, begin, end = _piece(path, offset, max(4, limit))
-    except OSError:
-        piece, missing, begin, end = b"", 0, max(offset, 0), max(offset, 0) + 1
-    if _read_parts(path) != before:
-        return read_log(path, offset, limit)
+    """A piece of the log; where bytes were dropped a line says how many, and the offset goes on behind them.
+
+    Conflict where something else than plain files lies in its place: nothing of that is read.
+    """
+    for _ in range(_MOST_ATTEMPTS):
+        before = _read_parts(path)
+        try:
+            piece, missing, begin, end = _piece(path, offset, max(4, limit))
+        except OSError:
+            piece, missing, begin, end = b"", 0, max(offset, 0), max(offset, 0) + 1
+        # Where its files were moved meanwhile, what was read may be of another place.
+        if _read_parts(path) == before:
+            break
     if begin + len(piece) < end:
         piece = whole_characters(piece) or piece
     note = f"[pollux: {missing} bytes of log were dropped here]\n" if missing else ""

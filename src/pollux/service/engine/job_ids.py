@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os.path
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -72,4 +73,5 @@ class JobIds:
     def _has_folders(self, job_id: str) -> bool:
         """Whether an earlier job left folders. Without a log (`pollux run --home`) a new job continues from them."""
         home = self._settings.home
-        return self._settings.store != "memory" and any((home / kind / job_id).exists() for kind in _JOB_FOLDERS)
+        # Links are not followed: this is the engine's thread, and what one leads to may hang.
+        return self._settings.store != "memory" and any(os.path.lexists(home / kind / job_id) for kind in _JOB_FOLDERS)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from pollux.core.errors import InvalidInput, PolluxError, Unreachable, choices
 from pollux.service.auth.tokens import Caller
 from pollux.service.engine.engine import Engine
+from pollux.service.http.foreign_reads import ForeignReads
 from pollux.service.http.middleware import check_scope, error_body
 from pollux.wire.codec import decode_json, encode, encode_json
 
@@ -33,6 +34,7 @@ __all__ = [
     "answer_response",
     "endpoint",
     "error_response",
+    "foreign",
     "json_response",
     "keys_of",
 ]
@@ -174,6 +176,12 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
             return error_response(error)
 
     return answer
+
+
+def foreign(call: Call) -> ForeignReads:
+    """The threads for whatever touches files and folders of jobs: no other part of a request does."""
+    found: ForeignReads = call.request.app.state.foreign
+    return found
 
 
 async def answer(future: Future[T]) -> T:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from pollux.core.errors import Conflict, InvalidInput, StoreFailed, TooLarge
-from pollux.storage.archive import MAX_PACKED_BYTES, digest_of, unpack
+from pollux.storage.archive import MAX_PACKED_BYTES, unpack
+from pollux.storage.foreign_file import append_inside, open_inside
 
 __all__ = ["MAX_PIECE_BYTES", "Packages"]
 
@@ -62,57 +65,72 @@ class Packages:
 
     def _add(self, digest: str, size: int, offset: int, piece: bytes) -> tuple[int, str | None]:
         whole, part = self._folder / digest, self._folder / f"{digest}.part"
-        if whole.is_dir():
+        if os.path.lexists(whole):
+            if not stat.S_ISDIR(whole.lstat().st_mode):
+                raise Conflict(
+                    f"{whole} is in the way of a package and no folder: remove it, and send the package again"
+                )
             os.utime(whole)
             return size, str(whole)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        have = part.stat().st_size if part.exists() else 0
+        have = part.lstat().st_size if os.path.lexists(part) else 0
+        if have > size and part.is_file():
+            part.unlink()
+            have = 0
         if offset != have or not piece:
             return have, None
         if not have:
             self._sweep()
         if not have and len([*self._folder.glob("*.part")]) >= _MAX_UNFINISHED:
             self._forget_oldest()
-        with part.open("ab") as file:
+        with append_inside(self._folder, part.name) as file:
             file.write(piece)
         have += len(piece)
         return (have, None) if have < size else (have, self._finish(digest, whole, part))
 
     def _sweep(self) -> None:
-        """Remove packages not used for long, and remains of an earlier removal or unpacking."""
+        """Remove packages not used for long, and remains of an earlier removal or unpacking.
+
+        A job uses a package where its folder has that name in its path: the folders of jobs themselves may lie on file
+        systems that hang, and are not looked at.
+        """
         long_ago = time.time() - _KEPT_SECONDS
-        used: dict[Path, float] = {}
+        used: dict[str, float] = {}
         for folder, at in self._needed():
             if at > long_ago:
-                path = Path(folder).resolve()
-                for each in (path, *path.parents):
-                    used[each] = max(at, used.get(each, 0.0))
-        for whole in self._folder.resolve().iterdir():
+                for part in PurePath(folder).parts:
+                    if _DIGEST.fullmatch(part):
+                        used[part] = max(at, used.get(part, 0.0))
+        for whole in self._folder.iterdir():
             with contextlib.suppress(OSError):
+                last = max(whole.lstat().st_mtime, used.get(whole.name, 0.0))
                 if whole.name.startswith(_LEFTOVERS):
                     shutil.rmtree(whole, ignore_errors=True)
-                elif _DIGEST.fullmatch(whole.name) and max(whole.stat().st_mtime, used.get(whole, 0.0)) <= long_ago:
+                elif _DIGEST.fullmatch(whole.name) and last <= long_ago:
                     # Renamed first: half of it must not be taken for the whole.
                     shutil.rmtree(whole.rename(whole.with_name(f"old-{whole.name}")), ignore_errors=True)
-                elif whole in used:
+                elif whole.name in used:
                     # A service that starts later may have forgotten some jobs.
-                    os.utime(whole, (used[whole], max(whole.stat().st_mtime, used[whole])))
+                    os.utime(whole, (used[whole.name], last), follow_symlinks=False)
 
     def _forget_oldest(self) -> None:
-        parts = sorted(self._folder.glob("*.part"), key=lambda path: path.stat().st_mtime)
+        parts = sorted(self._folder.glob("*.part"), key=lambda path: path.lstat().st_mtime)
         parts[0].unlink()
 
     def _finish(self, digest: str, whole: Path, part: Path) -> str:
-        archive = part.read_bytes()
-        part.unlink()
-        if digest_of(archive) != digest:
+        with open_inside(self._folder, part.name) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != digest:
+            part.unlink()
             raise Conflict(f"the package that came is not {digest[:12]}..., which was announced; send it again")
         beside = Path(tempfile.mkdtemp(dir=self._folder, prefix="new-"))
         try:
-            unpack(archive, beside)
+            unpack(part, beside)
             beside.chmod(0o755)
             beside.rename(whole)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise
+        finally:
+            part.unlink(missing_ok=True)
         return str(whole)

@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from pollux.core.errors import TooLarge
+from pollux.storage.foreign_file import read_inside
 from pollux.wire.home_layout import receipt_folder
 
 __all__ = ["LARGEST_RECEIPT", "receipt_of"]
@@ -22,17 +22,17 @@ def _finite(text: str) -> float | None:
 
 
 def receipt_of(home: Path, job_id: str) -> bytes | None:
-    """The receipt of a job as JSON, an object; None where there is none, or what is there is none."""
-    place = receipt_folder(home, job_id) / "receipt.json"
+    """The receipt of a job as JSON, an object; None where there is none, or what is there is none.
+
+    Conflict for anything but a plain file: no link is followed, and nothing else is opened.
+    """
+    folder = receipt_folder(home, job_id)
     try:
-        with place.open("rb") as file:
-            text = file.read(LARGEST_RECEIPT + 1)
-    except OSError:
+        text = read_inside(folder.parent, folder.name, "receipt.json", most_bytes=LARGEST_RECEIPT)
+    except FileNotFoundError:
         return None
-    if len(text) > LARGEST_RECEIPT:
-        raise TooLarge(f"the receipt of job '{job_id}' has more than {LARGEST_RECEIPT} bytes; open {place} itself")
     try:
         found = json.loads(text, parse_constant=lambda word: None, parse_float=_finite)
+        return json.dumps(found, separators=(",", ":")).encode() if isinstance(found, dict) else None
     except (ValueError, RecursionError):
         return None
-    return json.dumps(found, separators=(",", ":")).encode() if isinstance(found, dict) else None

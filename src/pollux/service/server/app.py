@@ -15,9 +15,11 @@ from pollux.core.errors import PolluxError
 from pollux.service.auth.sessions import Sessions, WrongTokens
 from pollux.service.auth.tokens import Tokens
 from pollux.service.engine.engine import Engine
+from pollux.service.http.foreign_reads import ForeignReads
 from pollux.service.http.middleware import Guard, error_body
 from pollux.service.http.openapi import STYLE, describe, page
 from pollux.service.http.operations import Operation, endpoint, error_response
+from pollux.service.http.readiness import ServiceReadiness
 from pollux.service.http.routes.cluster import cluster_operations
 from pollux.service.http.routes.jobs import OPERATIONS
 from pollux.service.http.routes.pages import PAGE_OPERATIONS, Views
@@ -49,13 +51,16 @@ def create_app(
     tokens: Tokens,
     allowed_hosts: Iterable[str] = (),
     stop: Callable[[AtStop], None] | None = None,
+    foreign: ForeignReads | None = None,
 ) -> Guard:
-    """The application; `stop` is called when somebody asks the service to end."""
+    """The application; `stop` is called when somebody asks the service to end, `foreign` reads what jobs wrote."""
     app = Starlette()
     sessions = Sessions(engine.store, tokens, engine.now)
     app.state.sessions, app.state.wrong_tokens = sessions, WrongTokens(engine.now)
     app.state.views = Views(engine)
     app.state.packages = Packages(engine.settings.home, lambda: _folders_in_use(engine))
+    app.state.foreign = foreign or ForeignReads()
+    app.state.readiness = ServiceReadiness(engine, app.state.foreign)
     app.state.replays = replays = Replays(engine.history)
     every = operations(stop)
     document = describe(every)

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 import pollux.policies as policies
 from pollux.controller import require
 from pollux.core import Queue
-from pollux.core.errors import InvalidInput, Unreachable
+from pollux.core.errors import InvalidInput
 from pollux.service.auth.sessions import Sessions
 from pollux.service.http.operations import (
     ANSWER_SECONDS,
@@ -23,6 +23,7 @@ from pollux.service.http.operations import (
     json_response,
     keys_of,
 )
+from pollux.service.http.readiness import ServiceReadiness
 from pollux.service.http.routes.pages import Views
 from pollux.service.http.schemas import listed, only, ref
 from pollux.service.http.sse import SignIn, event_stream, resume_point
@@ -53,12 +54,8 @@ async def _health(call: Call) -> Response:
 
 
 async def _ready(call: Call) -> Response:
-    if not call.engine.loop.alive:
-        raise Unreachable("the engine is not running; wait, or restart the service")
-    if not call.engine.backend.healthy:
-        raise Unreachable("the backend fails at its work; the service's log says why, restart it if that goes on")
-    if call.engine.stopping:
-        raise Unreachable("the service is going down: it takes no new jobs")
+    readiness: ServiceReadiness = call.request.app.state.readiness
+    await readiness.check()
     return json_response({"status": "ok"})
 
 

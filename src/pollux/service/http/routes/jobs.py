@@ -13,7 +13,16 @@ from pollux.controller import JobRecord, JobState
 from pollux.controller.explanations.explain import explain_lack
 from pollux.controller.explanations.forecast import lack_of
 from pollux.core.errors import InvalidInput, choices
-from pollux.service.http.operations import Call, Operation, Param, answer, answer_response, json_response, keys_of
+from pollux.service.http.operations import (
+    Call,
+    Operation,
+    Param,
+    answer,
+    answer_response,
+    foreign,
+    json_response,
+    keys_of,
+)
 from pollux.service.http.routes.pages import Views
 from pollux.service.http.schemas import ID_PATTERN, NAME_PATTERN, listed, only, ref
 from pollux.service.presenters.explanations import Explainer, explanation_of
@@ -34,7 +43,8 @@ _USUAL_QUEUE = "default"
 
 async def _request(call: Call) -> JobRequest:
     request = parse_job(call.body, None, "job")
-    await asyncio.to_thread(call.engine.admission.check, request)
+    check = call.engine.admission.check
+    await foreign(call).folders.run(f"workdir {request.workdir}", request.workdir, lambda: check(request))
     return request
 
 
@@ -178,8 +188,12 @@ async def _explain(call: Call) -> Response:
 
 
 async def _logs(call: Call) -> Response:
-    query = call.query
-    chunk = await asyncio.to_thread(call.engine.logs, call.job_id, query["replica"], query["offset"], query["limit"])
+    query, job_id = call.query, call.job_id
+    chunk = await foreign(call).home.run(
+        f"the log of job '{job_id}'",
+        job_id,
+        lambda: call.engine.logs(job_id, query["replica"], query["offset"], query["limit"]),
+    )
     return json_response({"text": chunk.text, "offset": chunk.offset, "at_end": chunk.at_end})
 
 
@@ -219,7 +233,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", "/v1/jobs", "submit_job", "Submit a job: the job file as JSON, with an absolute `workdir`.", _submit,
         only({"job": ref("JobStatus"), "plan": ref("Plan")}), 201, headers=(_KEY,), takes=ref("JobFile"),
-        errors=(404, 409, 422), links=_AFTER_SUBMIT,
+        errors=(404, 409, 422, 503), links=_AFTER_SUBMIT,
     ),
     Operation(
         "GET", "/v1/jobs", "list_jobs", "Jobs in order of submission, page by page, each explained in words.",
@@ -239,7 +253,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST", "/v1/plan", "plan_job", "What would happen to a job if it were submitted now; nothing changes.", _plan,
-        ref("Plan"), takes=ref("JobFile"), errors=(404, 409, 422),
+        ref("Plan"), takes=ref("JobFile"), errors=(404, 409, 422, 503),
     ),
     Operation(
         "GET", "/v1/jobs/{job_id}", "show_job", "Everything about one job.", _show,
@@ -283,7 +297,7 @@ OPERATIONS: tuple[Operation, ...] = (
             Param("offset", "integer", "where to begin; negative: from the end", 0, -(2**53), 2**53),
             Param("limit", "integer", "how many bytes at most", 65536, 1, 1_048_576),
         ),
-        errors=(404, 422, 503),
+        errors=(404, 409, 422, 503),
     ),
     Operation(
         "GET", "/v1/jobs/{job_id}/series", "job_series", "Measurements over time, evenly thinned.", _series,

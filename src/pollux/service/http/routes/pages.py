@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import Response
 
 from pollux.service.engine.engine import Engine
-from pollux.service.http.operations import Call, Operation, Param
+from pollux.service.http.operations import Call, Operation, Param, foreign
 from pollux.service.http.schemas import listed, only
 from pollux.service.http.shared_cache import SharedCache
 from pollux.service.presenters.cluster_summary import summary_of
@@ -117,7 +117,8 @@ async def _speedup(call: Call) -> Response:
 
 async def _receipt(call: Call) -> Response:
     call.engine.views.board.get(call.job_id)
-    found = await asyncio.to_thread(receipt_of, call.engine.settings.home, call.job_id)
+    home, job_id = call.engine.settings.home, call.job_id
+    found = await foreign(call).home.run(f"the receipt of job '{job_id}'", job_id, lambda: receipt_of(home, job_id))
     return _answer(b'{"receipt":' + (b"null" if found is None else found) + b"}")
 
 
@@ -177,6 +178,6 @@ PAGE_OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "GET", "/v1/jobs/{job_id}/receipt", "job_receipt", "What adaptation did to its training; null before it ends.",
-        _receipt, only({"receipt": _or_null(_FREE)}), errors=(404, 422),
+        _receipt, only({"receipt": _or_null(_FREE)}), errors=(404, 409, 413, 422, 503),
     ),
 )  # fmt: skip

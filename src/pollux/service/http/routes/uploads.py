@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 
 from starlette.responses import Response
 
 from pollux.core.errors import InvalidInput
-from pollux.service.http.operations import Call, Operation, json_response
+from pollux.service.http.operations import Call, Operation, foreign, json_response
 from pollux.service.http.schemas import only
 from pollux.service.http.uploads import MAX_PIECE_BYTES, Packages
 from pollux.storage.archive import MAX_PACKED_BYTES
@@ -35,7 +34,11 @@ async def _send(call: Call) -> Response:
     except (binascii.Error, ValueError):
         raise InvalidInput("data is not base64; encode the piece of the package so") from None
     packages: Packages = call.request.app.state.packages
-    have, folder = await asyncio.to_thread(packages.add, body["digest"], body["size"], body["offset"], piece)
+    have, folder = await foreign(call).packages.run(
+        "the folder of packages",
+        "packages",
+        lambda: packages.add(body["digest"], body["size"], body["offset"], piece),
+    )
     return json_response({"have": have, "folder": folder})
 
 
@@ -49,6 +52,6 @@ PACKAGE_OPERATIONS: tuple[Operation, ...] = (
             "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"}, "size": {**_WHOLE, "minimum": 1},
             "offset": _WHOLE, "data": {"type": "string", "pattern": _BASE64, "maxLength": _MOST_LETTERS},
         }),
-        errors=(409, 413),
+        errors=(409, 413, 503),
     ),
 )  # fmt: skip

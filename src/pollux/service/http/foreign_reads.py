@@ -1,0 +1,107 @@
+"""Work on files and folders of others, in threads that requests can give up.
+
+A file system that hangs keeps whoever asks it, and no call ends that. Such work has threads of its own, so few that
+they cannot use the machine up, and a time limit: what cannot be had in time is told in one line, and everybody else is
+served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pollux.core.errors import Unreachable
+
+__all__ = ["ForeignReads", "ThreadsToGiveUp"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    key: Hashable
+    work: Callable[[], Any]
+    future: Future[Any]
+
+
+class ThreadsToGiveUp:
+    """Runs work in at most so many threads at once, and at most two of one key, such as a job.
+
+    Threads that hang do not keep the process from ending. May be used from any event loop and thread.
+    """
+
+    def __init__(self, seconds: float, most_threads: int, most_of_one: int = 2, most_waiting: int = 256) -> None:
+        self.seconds = seconds
+        self._most_threads = most_threads
+        self._most_of_one = most_of_one
+        self._most_waiting = most_waiting
+        self._lock = threading.Lock()
+        self._waiting: deque[_Piece] = deque()
+        self._running: Counter[Hashable] = Counter()
+
+    async def run(self, what: str, key: Hashable, work: Callable[[], T]) -> T:
+        """What `work` returns or raises; Unreachable, which names `what`, where that takes too long."""
+        future = self._submit(what, _Piece(key, work, Future()))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.seconds)
+        except TimeoutError:
+            raise Unreachable(
+                f"{what} cannot be read within {self.seconds:g} s: its file system is slow or hangs; try again later"
+            ) from None
+
+    def _submit(self, what: str, piece: _Piece) -> Future[Any]:
+        with self._lock:
+            self._waiting = deque(waits for waits in self._waiting if not waits.future.cancelled())
+            if len(self._waiting) >= self._most_waiting:
+                raise Unreachable(f"{what} is not read: {self._most_waiting} others wait already; try again later")
+            self._waiting.append(piece)
+        self._start_more()
+        return piece.future
+
+    def _start_more(self) -> None:
+        while (piece := self._next()) is not None:
+            threading.Thread(target=self._do, args=(piece,), name="pollux-foreign-read", daemon=True).start()
+
+    def _next(self) -> _Piece | None:
+        """Something that waits and may run now, counted as running; None where there is nothing."""
+        with self._lock:
+            if self._running.total() >= self._most_threads:
+                return None
+            for number, piece in enumerate(self._waiting):
+                if self._running[piece.key] < self._most_of_one:
+                    del self._waiting[number]
+                    self._running[piece.key] += 1
+                    return piece
+            return None
+
+    def _do(self, piece: _Piece) -> None:
+        try:
+            # Nobody waits any more for what was cancelled.
+            if piece.future.set_running_or_notify_cancel():
+                try:
+                    piece.future.set_result(piece.work())
+                except BaseException as error:
+                    piece.future.set_exception(error)
+        finally:
+            with self._lock:
+                self._running[piece.key] -= 1
+                self._running += Counter()
+            self._start_more()
+
+
+class ForeignReads:
+    """The threads of a service, by what they touch, so that one that hangs is not in the way of the others.
+
+    `home`: logs and receipts, which jobs write. `folders`: working folders and stores of checkpoints of jobs that are
+    submitted, anywhere. `packages`: working folders that are sent along.
+    """
+
+    def __init__(self, home_seconds: float = 10.0, folder_seconds: float = 25.0, package_seconds: float = 25.0) -> None:
+        self.home = ThreadsToGiveUp(home_seconds, most_threads=16)
+        self.folders = ThreadsToGiveUp(folder_seconds, most_threads=16)
+        self.packages = ThreadsToGiveUp(package_seconds, most_threads=4, most_of_one=4)
