@@ -23,7 +23,8 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from pollux.agent.checkpoint.checkpointer import Checkpointer, parameter_signature
+from pollux.agent.checkpoint.checkpointer import Checkpointer
+from pollux.agent.checkpoint.reader import parameter_signature
 
 REPEATS = 10
 LAYERS = 24

@@ -203,7 +203,7 @@ def train(plan: dict[str, Any], folder: str, log: str, workers: int, blow: dict[
                     "ids": ids,
                     "loss": part,
                     "at": time.monotonic(),
-                    "saved": -1 if saved is None else saved.step,
+                    "saved": -1 if saved is None else saved.manifest.step,
                 }
                 file.write(json.dumps(entry) + "\n")
                 ids, part = [], 0.0

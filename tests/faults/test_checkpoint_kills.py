@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from tests.support.forking import fork, read_all
 
-from pollux.agent.checkpoint.checkpointer import Checkpointer, load
+from pollux.agent.checkpoint.checkpointer import Checkpointer
+from pollux.agent.checkpoint.reader import load
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "10"))
@@ -70,7 +71,7 @@ def write_until_killed(path: Path, report: int, operations: int | None) -> None:
         # A save is reported when the next one has waited for it.
         saved = checkpointer.last_saved
         if saved is not None:
-            os.write(report, f"{saved.step}\n".encode())
+            os.write(report, f"{saved.manifest.step}\n".encode())
 
 
 def die_at(operations: int, path: Path) -> None:
@@ -96,12 +97,14 @@ def look(path: Path, report: int) -> None:
     if saved is not None:
         loaded = load(saved)
         wrong = [
-            name for name, tensor in tensors_of(saved.step).items() if not torch.equal(loaded.tensors[name], tensor)
+            name
+            for name, tensor in tensors_of(saved.manifest.step).items()
+            if not torch.equal(loaded.tensors[name], tensor)
         ]
-        problems += [f"{name} is not that of step {saved.step}" for name in wrong]
-        if not (loaded.objects["user"] == loaded.values == {"step": saved.step}):
-            problems.append(f"objects {loaded.objects} and values {loaded.values} at step {saved.step}")
-    found = 0 if saved is None else saved.step
+        problems += [f"{name} is not that of step {saved.manifest.step}" for name in wrong]
+        if not (loaded.objects["user"] == loaded.values == {"step": saved.manifest.step}):
+            problems.append(f"objects {loaded.objects} and values {loaded.values} at step {saved.manifest.step}")
+    found = 0 if saved is None else saved.manifest.step
     os.write(report, (json.dumps({"found": found, "problems": problems}) + "\n").encode())
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from tests.unit.agent.saved_steps import newest, put, state
 
-from pollux.agent.checkpoint.checkpointer import Checkpointer, load
+from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.handover import FolderHold
 from pollux.agent.checkpoint.lease import LEASE_NAME, Holder, Lease
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME
 from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch
+from pollux.agent.checkpoint.reader import load
 from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, Unreachable
 from pollux.storage.object_store import ObjectStore
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
@@ -59,7 +60,7 @@ def test_what_was_saved_is_loaded_on_another_machine(writer, store):
     other = Checkpointer(store("b"))
     saved = newest(other)
     assert saved.path == store("b").cache / "step-0000000003"
-    assert saved.values == {"step": 3}
+    assert saved.manifest.values == {"step": 3}
     loaded = load(saved)
     assert loaded.objects == {"user": {"step": 3}}
     assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in state(3).items())
@@ -91,7 +92,7 @@ def test_later_ones_go_after_a_roll_back(writer, store):
     put(writer, 2)
     writer.close()
     other = Checkpointer(store("b"))
-    assert newest(other).values == {"step": 2}
+    assert newest(other).manifest.values == {"step": 2}
     other.close()
 
 
@@ -122,7 +123,7 @@ def test_a_damaged_one_is_passed_over(writer, store, what):
         store().remove([data_file(store, SECOND)])
     other = Checkpointer(store("b"))
     with pytest.warns(UserWarning, match="skipped a damaged checkpoint: s3://"):
-        assert newest(other).values == {"step": 1}
+        assert newest(other).manifest.values == {"step": 1}
     put(other, 3)
     assert there(store)[0] == {FIRST, "step-0000000003"}
     other.close()
@@ -147,7 +148,7 @@ def test_a_half_that_a_dead_writer_left_is_never_found_and_goes(writer, store):
     store().write(f"{SECOND}~000000-00000000/__0_0.distcp", b"half")
     store().write("notes.txt", b"somebody else's")
     other = Checkpointer(store("b"))
-    assert newest(other).values == {"step": 1}
+    assert newest(other).manifest.values == {"step": 1}
     assert there(store) == ({FIRST}, {"notes.txt"})
     other.close()
 
@@ -168,7 +169,7 @@ def test_what_was_published_stays_where_only_the_clearing_fails(writer, store, m
     monkeypatch.setattr(ObjectStoreFolder, "retain", lambda *arguments: 1 / 0)
     put(writer, 2)
     assert there(store) == ({FIRST, SECOND}, set())
-    assert newest(writer).values == {"step": 2}
+    assert newest(writer).manifest.values == {"step": 2}
 
 
 def test_many_of_one_machine_fetch_one_copy(writer, store):

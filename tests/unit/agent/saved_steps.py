@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from pollux.agent.checkpoint import checkpointer as checkpointer_module
-from pollux.agent.checkpoint.checkpointer import Checkpointer, parameter_signature
+from pollux.agent.checkpoint.checkpointer import Checkpointer
+from pollux.agent.checkpoint.reader import Saved, parameter_signature
 
 
 def state(step: int) -> dict[str, torch.Tensor]:
@@ -31,7 +31,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(bytes(content))
 
 
-def newest(checkpointer: Checkpointer) -> checkpointer_module.Saved:
+def newest(checkpointer: Checkpointer) -> Saved:
     saved = checkpointer.latest()
     assert saved is not None
     return saved

@@ -19,7 +19,8 @@ import torch
 from tests.unit.agent.saved_steps import flip, names, newest, put, state
 
 from pollux.agent.checkpoint import folder
-from pollux.agent.checkpoint.checkpointer import Checkpointer, load, parameter_signature, read_saved
+from pollux.agent.checkpoint.checkpointer import Checkpointer
+from pollux.agent.checkpoint.reader import load, parameter_signature, read_saved
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 
@@ -55,7 +56,7 @@ def test_a_step_saved_again_with_other_content_replaces_the_first(writer, change
         assert getattr(loaded, kind) == changed.get(kind, getattr(loaded, kind))
     assert torch.equal(loaded.tensors["model.weight"], changed.get("tensors", state(1))["model.weight"])
     again(writer, 1, values={"step": 1, "epoch": 2})
-    assert newest(writer).values == {"step": 1, "epoch": 2}
+    assert newest(writer).manifest.values == {"step": 1, "epoch": 2}
     assert names(writer) == {"step-0000000000", "step-0000000001-2"}
 
 
@@ -70,7 +71,7 @@ def test_the_highest_number_is_the_newest_and_the_others_are_its_fallback(writer
     assert newest(writer).path.name == "step-0000000001-10"
     flip(writer.folder / "step-0000000001-10" / "__0_0.distcp", 300)
     with pytest.warns(UserWarning, match="step-0000000001-10"):
-        assert newest(writer).values == {"number": 2}
+        assert newest(writer).manifest.values == {"number": 2}
 
 
 def test_replaced_ones_do_not_count_among_those_kept(tmp_path, monkeypatch):
@@ -94,7 +95,7 @@ def test_a_failed_second_save_of_a_step_leaves_the_first(writer, monkeypatch):
         patch.setattr(os, "rename", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         writer.save(1, state(1), {}, {"epoch": 1}, {}, wait=True)
     assert isinstance(writer.last_error, OSError)
-    assert newest(writer).values == {"step": 1}
+    assert newest(writer).manifest.values == {"step": 1}
     assert names(writer) == {"step-0000000001"}
 
 
@@ -153,7 +154,7 @@ def kill_at_every_operation(path: Path) -> dict[str, Any]:
         saved = newest(look)
         look.close()
         loaded = load(saved)
-        seen = saved.values["number"]
+        seen = saved.manifest.values["number"]
         if seen not in ([number] if code == 0 else [kept, number]):
             problems.append(f"found {seen} after {number}")
         if loaded.objects["user"] != seen or set(loaded.tensors["model.weight"].flatten().tolist()) != {seen}:

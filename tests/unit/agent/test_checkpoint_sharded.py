@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from pollux.agent.checkpoint import host_buffers
-from pollux.agent.checkpoint.checkpointer import Checkpointer, load
+from pollux.agent.checkpoint.checkpointer import Checkpointer
+from pollux.agent.checkpoint.reader import load
 from pollux.core.errors import (
     CheckpointDamaged,
     InvalidInput,
@@ -114,7 +115,7 @@ def save_at_two(path: Path, replica: int, num_replicas: int) -> None:
     assert isinstance(checkpointer.last_error, NonFiniteValue), checkpointer.last_error
     saved = checkpointer.latest()
     assert saved is not None
-    assert (saved.step, saved.num_replicas, saved.values) == (3, 2, {"step": 3})
+    assert (saved.manifest.step, saved.manifest.num_replicas, saved.manifest.values) == (3, 2, {"step": 3})
     assert saved.path.name == "step-0000000003-1"
     checkpointer.close()
 

@@ -1,4 +1,4 @@
-"""Checkpoints in a folder or in an object store: writing in the background, verifying, leasing, loading.
+"""Checkpoints in a folder or in an object store: written in the background, verified, loaded; and who may write them.
 
 Runs in every replica. Imports `distributed` and `data`, never `adaptation`.
 """

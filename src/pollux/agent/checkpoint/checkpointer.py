@@ -1,8 +1,8 @@
-"""Checkpoints of a training job: written beside, verified, then renamed; read only when whole.
+"""Saves the checkpoints of a training job in the background, and finds the newest whole one.
 
-`Checkpointer` writes `step-0000001234/`, and `step-0000001234-1/`, `-2/` ... where a step is saved again, each time
-whole before the older one goes; `load` fills a job's tensors at any number of replicas. What a manifest says is in
-`manifest`, names and removal in `folder`, the copy and the files in `host_buffers`; when to save is the job's matter.
+A checkpoint is written under a temporary name, verified, then renamed: `step-0000001234/`, and `step-0000001234-1/`,
+`-2/` ... where a step is saved again. `folder` has names and removal, `host_buffers` copies and files, `manifest` the
+manifest; `reader` loads. When to save is decided in `job`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pollux.agent.checkpoint.agreement import Outcome, attempt, broadcast_text, gather_texts
+from pollux.agent.checkpoint.agreement import Outcome, attempt
 from pollux.agent.checkpoint.folder import CheckpointFolder, flush, last_created
 from pollux.agent.checkpoint.handover import FolderHold
 from pollux.agent.checkpoint.host_buffers import Abandoned, HostBuffers, write_files
@@ -39,17 +39,14 @@ from pollux.agent.checkpoint.manifest import (
     verify_files,
 )
 from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch, last_stored, put
-from pollux.agent.checkpoint.reader import Loaded, Saved, load, parameter_signature, read_saved, saved_at, tensor_layout
+from pollux.agent.checkpoint.reader import Saved
 from pollux.agent.checkpoint.save_request import SaveRequest, check_pickling, pickled_objects
-from pollux.core.errors import (
-    InvalidInput,
-    MisusedJob,
-    PolluxError,
-)
+from pollux.agent.distributed.byte_collectives import broadcast_bytes, gather_bytes
+from pollux.core.errors import InvalidInput, MisusedJob, PolluxError
 from pollux.core.version import __version__
 from pollux.storage.object_store import ObjectStore
 
-__all__ = ["Checkpointer", "Loaded", "Saved", "load", "parameter_signature", "read_saved", "tensor_layout"]
+__all__ = ["Checkpointer"]
 
 _logger = logging.getLogger("pollux")
 _T = TypeVar("_T")
@@ -57,15 +54,15 @@ _LOOK_SECONDS = 5.0
 
 
 class Checkpointer:
-    """Keeps the newest checkpoints of one job in `folder`, a folder each, or in a store with copies in a folder.
+    """Keeps the newest checkpoints of one job: in `folder`, or in a store with copies in a folder of this machine.
 
-    Only one process may write to a folder: replica 0 locks it until `close` or its death. With `sharded` false the
-    state is the same on all replicas, replica 0 alone writes it and no collective runs; with `sharded` true every
-    replica writes its shards, and `save` is called on all of them. `group` must be able to send CPU tensors (gloo) and
-    must not be used by others while a sharded save is in flight; `None` is for one replica. The constructor and
-    `latest` are collective where `num_replicas` > 1. All replicas must see the folder, or reach the store, which
-    `holder` has while it writes there. With `opens` false it is left alone until `rebind`. `measured` is called, by the
-    thread that writes, with the seconds that a checkpoint took from its request until it was whole.
+    All replicas must see the folder or reach the store. Only one process may write there: replica 0 locks the folder
+    until `close` or its death, and has a lease on a store in the name of `holder`. With `opens` false that waits until
+    `rebind`. With `sharded` false the state is the same on all replicas, replica 0 alone writes it and no collective
+    runs. With `sharded` true every replica writes its shards, and `save` is called on all of them. `group` must carry
+    CPU tensors (gloo), and nothing else may use it while a sharded save is in flight; `None` is for one replica. The
+    constructor and `latest` are collectives where `num_replicas` > 1. The writing thread calls `measured` with the
+    seconds from the request of a checkpoint until it was whole.
     """
 
     def __init__(
@@ -104,22 +101,22 @@ class Checkpointer:
 
     @property
     def writes(self) -> bool:
-        """Whether this replica writes anything: all do when sharded, otherwise replica 0."""
+        """Whether this replica writes files: with shards all replicas do, else replica 0."""
         return self._sharded or self._replica == 0
 
     @property
     def busy(self) -> bool:
-        """Whether a save is still being written here."""
+        """Whether a save is in flight here."""
         return self._thread is not None and self._thread.is_alive()
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate the host memory for state like this, so that the first save pauses no longer than the others."""
+        """Allocate host memory for such tensors, so that the first save takes no longer than the others."""
         if self.writes:
             self.wait()
             self._buffers.prepare(tensors)
 
     def check_objects(self, objects: Mapping[str, object]) -> None:
-        """Raise `InvalidInput` naming the first object that cannot be pickled; nothing is kept or written."""
+        """Raise `InvalidInput` naming the first object that cannot be pickled; writes nothing."""
         check_pickling(objects)
 
     def save(
@@ -133,20 +130,19 @@ class Checkpointer:
         wait: bool = False,
         finite: Collection[str] | None = None,
     ) -> bool:
-        """Copy the state and write it in the background; everything passed may be changed when this returns.
+        """Copy the state and write the copy in the background; the caller may change everything when this returns.
 
-        A save still in flight is waited for first, and so, with `wait`, is this one. One that is on its way to a store
-        is not: it goes on and false is returned, or is given up where `wait` asks for this one. Tensors go by flat
-        names such as
-        `model.layer.weight`; nothing is published while one of those named in `finite` (`None`: all named `model.*`)
-        has a value that is NaN or infinite. An object that cannot be pickled raises
+        First it waits for a save in flight, and with `wait` for this one too. It does not wait for one that is being
+        sent to a store: without `wait` that one goes on, and this call returns false; with `wait` it is abandoned.
+        Tensors have flat names such as `model.layer.weight`. Where a tensor named in `finite` (`None`: all named
+        `model.*`) has a value that is NaN or infinite, nothing is published. An object that cannot be pickled raises
         `InvalidInput` at once, on every replica that has it. A write that fails is logged and kept in `last_error`;
         the older checkpoints stay. A whole checkpoint of the same step is replaced once the new one is whole.
-        Replicas that do not write only look at the objects.
+        Replicas that do not write only check the objects.
         """
         began = time.perf_counter()
         if not self.writes:
-            # So that all replicas end alike, and none is left waiting for replica 0.
+            # All replicas must end alike: none may wait for replica 0 where that one raises.
             self.check_objects(objects)
             return True
         if not self._end_save_before(step, wait):
@@ -156,7 +152,7 @@ class Checkpointer:
         if refused is None or self._sharded:
             self._start(request)
         if refused is not None:
-            # When sharded, the others learn it from the exchange that was just begun.
+            # With shards the other replicas learn of it in the exchange that has just begun.
             raise InvalidInput(str(refused)) from refused
         if wait:
             self.wait()
@@ -164,13 +160,13 @@ class Checkpointer:
         return True
 
     def _end_save_before(self, step: int, wait: bool) -> bool:
-        """Wait for the save in flight, or give up one on its way to a store; whether step `step` may be saved now."""
+        """Wait for the save in flight, or abandon one that is being sent to a store; whether `step` may be saved."""
         if self._is_sending and not wait:
-            # A store may be slow, or away for a while: training does not wait for it.
+            # A store may be slow, or not answer for a while: training does not wait for it.
             _logger.info("no checkpoint of step %d: the one before is still being sent to %s", step, self.where)
             return False
         if self._is_sending:
-            # This one is newer, and there may be little time.
+            # The new save has the newer state, and there may be little time.
             self._abandoned.set()
         self.wait()
         self._abandoned.clear()
@@ -178,29 +174,29 @@ class Checkpointer:
 
     @property
     def _is_sending(self) -> bool:
-        """Whether a save is on its way to a store, of which only this replica knows."""
+        """Whether this replica is sending a save to a store; the other replicas do not know."""
         return self._store is not None and not self._sharded and self.busy
 
     def finish_local_save(self) -> bool:
-        """Wait for a save in flight, unless it is on its way to a store; whether none is in flight any more."""
+        """Wait for a save in flight, unless it is being sent to a store; whether none is in flight then."""
         if not self._is_sending:
             self.wait()
         return not self._is_sending
 
     def wait(self) -> None:
-        """Return when no save is in flight; how it went is in `last_saved` and `last_error`."""
+        """Wait for a save in flight; `last_saved` and `last_error` say how it ended."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def unbind(self) -> None:
-        """Let go of the group; a save in flight goes on, since only a sharded one needs others."""
+        """Release the group. A save in flight goes on: only a sharded one needs other replicas."""
         self._group = None
 
     def rebind(self, replica: int, num_replicas: int, group: dist.ProcessGroup | None) -> None:
-        """Go on as that replica among others; not for sharded state. The new replica 0 is to hold the folder.
+        """Continue as that replica of a new group; not for sharded state. The new replica 0 is to hold the folder.
 
-        It acquires the folder when it first writes, since the replica before it may have to finish a save.
+        It acquires the folder when it first writes, since the old replica 0 may have to finish a save.
         """
         self._replica, self._num_replicas, self._group = replica, num_replicas, group
         self._hold.wanted = replica == 0
@@ -208,27 +204,27 @@ class Checkpointer:
             self.wait()
             self._hold.release()
         if replica == 0 and self._store is not None and self._hold.folder is None:
-            # At once: another job must not find the store free.
+            # Not only at the next save: until then another job would find the store free.
             self._hold.acquire_in_background()
 
     def latest(self) -> Saved | None:
         """The newest whole checkpoint, or `None` where there is none; waits for a save in flight.
 
-        Replica 0 verifies every checksum, and the others rely on it. A damaged one is skipped with one warning; where
-        none is whole `CheckpointDamaged` is raised, where the newest is of another format `CheckpointMismatch`,
-        on all replicas alike.
+        Replica 0 verifies every checksum, and the others rely on it. Damaged checkpoints are skipped, with one warning
+        each. All replicas raise `CheckpointDamaged` where none is whole, and `CheckpointMismatch` where the newest has
+        another format.
         """
         self.wait()
         if self._store is not None:
             return self._latest_stored(self._store)
         found = self._on_first_replica(lambda: self._folder_here().newest_whole())
-        if not found:
-            return None
-        name, manifest = found
-        return saved_at(self.folder / name, decode(manifest.encode()))
+        return self._saved(*found) if found else None
+
+    def _saved(self, name: str, manifest: str) -> Saved:
+        return Saved(self.folder / name, decode(manifest.encode()))
 
     def _latest_stored(self, store: ObjectStore) -> Saved | None:
-        """Replica 0 finds it, and every machine brings it to its own disk; each may take longer than a collective."""
+        """Have replica 0 find it, and every machine copy it to its disk; both may take longer than a collective may."""
 
         def find() -> list[str] | None:
             if self._replica != 0:
@@ -243,12 +239,12 @@ class Checkpointer:
             return None
         name, manifest, key = found
         self._patiently(lambda: str(fetch(store, name, key, manifest.encode(), self._holder.launch)))
-        return saved_at(self.folder / name, decode(manifest.encode()))
+        return self._saved(name, manifest)
 
     def find_created(self, tell: Callable[[float | None], None]) -> None:
-        """Tell when the newest checkpoint was made, in seconds since 1970; None where that cannot be found out.
+        """Call `tell` with the time of the newest checkpoint, in seconds since 1970; None where it cannot be found out.
 
-        For a store `tell` is called later, from another thread: training does not wait for its answer.
+        For a store that happens later, in another thread: training does not wait for the store.
         """
         store = self._store
         if store is None:
@@ -257,9 +253,9 @@ class Checkpointer:
             threading.Thread(target=lambda: tell(last_stored(store)), name="pollux-age", daemon=True).start()
 
     def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps than this: after a roll-back their course is not to be resumed.
+        """Remove the checkpoints of later steps: after a roll-back nobody is to resume from them.
 
-        Where no whole one is left at or before the step, the later one nearest to it stays until the next save.
+        Where there is no whole one at or before the step, the next later one stays until the next save.
         """
         self.wait()
         if self._hold.folder is not None:
@@ -268,7 +264,7 @@ class Checkpointer:
     def close(self, most_seconds: float | None = None) -> None:
         """Wait for a save in flight and release the folder; nothing can be saved afterwards.
 
-        One that is on its way to a store is given up after `most_seconds`, where they are given.
+        A save that is being sent to a store is abandoned after `most_seconds`; None: never.
         """
         if self._is_sending and most_seconds is not None and self._thread is not None:
             self._thread.join(most_seconds)
@@ -282,11 +278,12 @@ class Checkpointer:
         return self._hold.folder
 
     def _on_first_replica(self, decide: Callable[[], _T]) -> _T:
-        """What `decide` returns on replica 0, or the error it raises there, on all replicas."""
+        """Call `decide` on replica 0; all replicas return its value or raise its error."""
         if self._num_replicas == 1:
             return decide()
         outcome: Outcome[_T] = attempt(decide) if self._replica == 0 else Outcome()
-        return Outcome[_T].read(broadcast_text(outcome.text(), self._group)).get()
+        first = 0 if self._group is None else dist.get_global_rank(self._group, 0)
+        return Outcome[_T].decode(broadcast_bytes(outcome.encode(), first, self._group)).get()
 
     def _request(
         self,
@@ -321,25 +318,24 @@ class Checkpointer:
         return SaveRequest(manifest, staged, frozenset(finite), self._abandoned, began)
 
     def _start(self, request: SaveRequest) -> None:
-        # A peer that hangs must not hold up the exit of this process; alone, the write is let finish.
+        # A replica that hangs must not keep this process from exiting; without others the process finishes its write.
         name = f"checkpoint-{request.manifest.step}"
         self._thread = threading.Thread(target=self._write, args=(request,), name=name, daemon=self._sharded)
         self._thread.start()
 
     def _write(self, request: SaveRequest) -> None:
-        """The background thread: all replicas that write go through the same exchanges, whatever fails on one."""
+        """Write the checkpoint, in a thread; all writing replicas take part in all exchanges, even where one fails."""
         step = request.manifest.step
         beside, target = "", ""
         try:
             beside, target = self._together(lambda: self._begin(request))[0]
-            name, manifest = self._write_beside(request, self.folder / beside, target)
-            self.last_saved = saved_at(self.folder / name, decode(manifest.encode()))
+            self.last_saved = self._saved(*self._write_beside(request, self.folder / beside, target))
             self.last_error, target = None, ""
             self.measured(time.monotonic() - request.began)
         except Abandoned:
             _logger.info("the checkpoint of step %d was abandoned", step)
         except Exception as error:
-            # The traceback would keep the frames, and through them the state, alive.
+            # The traceback would keep the frames alive, and with them the state.
             self.last_error = error.with_traceback(None)
             _logger.warning(
                 "the checkpoint of step %d was not written to %s: %s; training goes on, older checkpoints stay",
@@ -350,7 +346,7 @@ class Checkpointer:
         self._clear(beside, target)
 
     def _clear(self, beside: str, target: str) -> None:
-        """Remove what is left of a save: the folder that was written to, and what the store has under its name."""
+        """Remove what an unpublished save has left: its folder, and its files in the store."""
         if beside and (self._hold.folder is not None or self._store is not None):
             shutil.rmtree(self.folder / beside, ignore_errors=True)
         if target and self._hold.folder is not None:
@@ -358,21 +354,21 @@ class Checkpointer:
                 self._hold.folder.withdraw(target)
 
     def _begin(self, request: SaveRequest) -> tuple[str, str]:
-        """On replica 0 the names of the new folder to write to and, where known, of what it will be."""
+        """Make the folder to write to, on replica 0; its name, and where known the name it will be published under."""
         request.require_finite()
         if self._replica == 0:
             self._hold.acquire()
         return self._hold.folder.begin(request.manifest.step) if self._hold.folder is not None else ("", "")
 
     def _write_beside(self, request: SaveRequest, beside: Path, target: str) -> tuple[str, str]:
-        """The name under which what was written there is now published, and its manifest as text."""
+        """Write the files and publish them; the name of the checkpoint, and its manifest as text."""
         parts = self._together(lambda: self._write_part(request, beside, target))
         files = {name: FileDigest(**digest) for part in parts for name, digest in part.items()}
         return self._together(lambda: self._publish(request, beside, target, files))[0]
 
     def _write_part(self, request: SaveRequest, beside: Path, target: str) -> dict[str, Any]:
         if self._store is not None:
-            # Replica 0 made it on its own machine.
+            # Replica 0 has made the folder on its own machine only.
             beside.mkdir(exist_ok=True)
         group = (self._group or dist.group.WORLD) if self._sharded else None
         digests = write_files(beside, request.staged.get(), abandoned=request.abandoned, group=group)
@@ -396,13 +392,13 @@ class Checkpointer:
         return name, encode(manifest).decode()
 
     def _together(self, action: Callable[[], _T]) -> list[_T]:
-        """What `action` returned on every writing replica; where it failed on any, an error on all."""
+        """Call `action` on every replica that writes; the values of all, or an error on all where one failed."""
         if not self._sharded:
             return [action()]
         return self._on_all(action)
 
     def _patiently(self, action: Callable[[], _T]) -> list[_T]:
-        """As `_on_all`, for actions that take longer than a collective may: the replicas tell each other when done."""
+        """As `_on_all`, for an action that may take longer than a collective: replicas ask until all are done."""
         if self._num_replicas == 1:
             return [action()]
         outcomes: list[Outcome[_T]] = []
@@ -410,20 +406,20 @@ class Checkpointer:
         thread.start()
         while True:
             thread.join(_LOOK_SECONDS)
-            texts = gather_texts(outcomes[0].text() if outcomes else "", self._group, self._num_replicas)
-            if all(texts):
+            answers = gather_bytes(outcomes[0].encode() if outcomes else b"", self._num_replicas, self._group)
+            if all(answers):
                 outcomes[0].get()
-                return [Outcome[_T].read(text).get() for text in texts]
+                return [Outcome[_T].decode(answer).get() for answer in answers]
 
     def _on_all(self, action: Callable[[], _T]) -> list[_T]:
-        """What `action` returned on every replica; where it failed on any, an error on all."""
+        """Call `action` on every replica; the values of all, or an error on all where one failed."""
         outcome = attempt(action)
         if self._num_replicas == 1:
             return [outcome.get()]
-        texts = gather_texts(outcome.text(), self._group, self._num_replicas)
+        answers = gather_bytes(outcome.encode(), self._num_replicas, self._group)
         outcome.get()
-        return [Outcome[_T].read(text).get() for text in texts]
+        return [Outcome[_T].decode(answer).get() for answer in answers]
 
 
 def _unmeasured(seconds: float) -> None:
-    """Does nothing, until `measured` is set."""
+    """Stands for `measured` until it is set."""

@@ -1,7 +1,7 @@
-"""The folder that holds a job's checkpoints: its lock, its names, and what is removed when.
+"""The folder of a job's checkpoints: its lock, the names in it, and when checkpoints are removed.
 
-A step's checkpoint is `step-0000001234`; one that replaces it is `step-0000001234-1`, then `-2`, the highest counts.
-A death at any moment leaves only whole checkpoints under their names. `host_buffers` and `manifest` know their inside.
+A step's checkpoint is `step-0000001234`; one that replaces it is `step-0000001234-1`, then `-2`: the highest number
+counts. Whenever a writer dies, only whole checkpoints have such a name.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def place_of(path: PurePath) -> tuple[int, int] | None:
 
 
 def last_created(folder: Path) -> float | None:
-    """When the newest checkpoint in a folder was made, in seconds since 1970; None where there is none that says so.
+    """When the newest checkpoint in a folder was made, in seconds since 1970; None where that is not known.
 
-    For a report: it holds nothing, and looks at no more than one manifest.
+    Needs no lock, and reads one manifest only.
     """
     try:
         found = ((place, path) for path in folder.iterdir() if (place := place_of(path)) is not None)
@@ -80,7 +80,7 @@ def flush(path: Path) -> None:
 
 
 def seal(beside: Path, manifest: Manifest) -> None:
-    """Write the manifest into a folder that has all its files, verified and flushed."""
+    """Write the manifest into a folder whose files are all there; verify it and flush it to disk."""
     path = beside / MANIFEST_NAME
     path.write_bytes(encode(manifest))
     flush(path)
@@ -89,9 +89,9 @@ def seal(beside: Path, manifest: Manifest) -> None:
 
 
 class CheckpointFolder:
-    """The folder on disk, held by a lock that death releases; only replica 0 of one job has it.
+    """The folder on disk. Replica 0 holds its lock, which the death of the process releases.
 
-    With `insists` false a locked folder is used all the same: then a lease says which process may write.
+    With `insists` false a folder that another process has locked is used as well: then a lease says who may write.
     """
 
     def __init__(self, path: Path, insists: bool = True) -> None:
@@ -121,7 +121,7 @@ class CheckpointFolder:
             self._lock = None
 
     def published(self) -> dict[tuple[int, int], Path]:
-        """The folders of published checkpoints by (step, number), the newest first; whole or not."""
+        """The folders of published checkpoints by (step, number), the newest first, damaged ones included."""
         found = [(place_of(path), path) for path in self.path.iterdir() if path.is_dir()]
         return dict(sorted(((place, path) for place, path in found if place is not None), reverse=True))
 
@@ -144,9 +144,9 @@ class CheckpointFolder:
         return None
 
     def begin(self, step: int) -> tuple[str, str]:
-        """Make a new folder to write to, after what dead writers left was removed; returns its name.
+        """Remove what dead writers left, make a new folder to write to, and return its name.
 
-        The second text is the name that it will be published under, empty where that is not known yet.
+        The second text is the name that it will be published under; empty where that is not known yet.
         """
         if self._lock is None:
             raise MisusedJob(f"checkpoint folder {self.path} was released by close(); make a new Checkpointer")
@@ -158,10 +158,10 @@ class CheckpointFolder:
         return beside.name, ""
 
     def publish(self, beside: Path, manifest: Manifest, target: str = "") -> str:
-        """Write the manifest, last and verified, and give the folder its name, which is returned; all of it flushed.
+        """Write the manifest as the last file, flush all, and give the folder its final name, which is returned.
 
-        A whole checkpoint of the same step stays beside it, with a lower number; damaged ones are moved aside.
-        `target` is the name that `begin` has chosen, where it did.
+        A whole checkpoint of the same step stays, with a lower number; damaged ones are moved aside. `target` is the
+        name that `begin` has chosen, where it did.
         """
         seal(beside, manifest)
         path = self.path / step_name(manifest.step, self._next_number(manifest.step))
@@ -170,12 +170,12 @@ class CheckpointFolder:
         return path.name
 
     def withdraw(self, target: str) -> None:
-        """Remove what was written under the name that `begin` has chosen: it is not published."""
+        """Remove what was written under the name that `begin` has chosen, which is not published."""
 
     def retain(self, name: str, keep: int) -> None:
-        """Remove all but `keep` checkpoints, the just published `name` among them, each the newest of its step.
+        """Keep the newest checkpoints of `keep` steps, the just published `name` among them, and remove all others.
 
-        Checkpoints known to be damaged are moved aside, and what `drop_after` spared goes.
+        Checkpoints known to be damaged are moved aside; those that `drop_after` spared are removed.
         """
         for path in self._damaged & set(self.published().values()):
             self._set_aside(path)
@@ -198,17 +198,17 @@ class CheckpointFolder:
         return kept
 
     def _stays(self, place: tuple[int, int], newest: tuple[int, int] | None) -> bool:
-        """Whether one beyond the number that is kept stays all the same, beside the newest of this process."""
+        """Whether a checkpoint beyond the number to keep stays nevertheless; `newest` is the newest of this process."""
         return False
 
     def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps, but not the last whole one: that goes when another is published."""
+        """Remove the checkpoints of later steps, but not the last whole one: the next `retain` removes that."""
         found = self.published()
         later = {place: path for place, path in found.items() if place[0] > step}
         if not any(self._is_whole(path) for place, path in found.items() if place not in later):
             nearest = sorted(later, key=lambda place: (place[0], -place[1]))
             whole = next((place for place in nearest if self._is_whole(later[place])), None)
-            # Where none is whole all stay: what is wrong with each is said when one is looked for.
+            # Where none is whole all stay: `newest_whole` will say what is wrong with each.
             spared = set(later) if whole is None else {whole}
             self._spared.update(later[place] for place in spared)
             later = {place: path for place, path in later.items() if place not in spared}
@@ -216,20 +216,20 @@ class CheckpointFolder:
             self.discard(path)
 
     def discard(self, path: Path) -> None:
-        """Remove a checkpoint; it loses its name first, so that no half of one is ever found."""
+        """Remove a checkpoint. It loses its name first, so that nobody finds half of one."""
         doomed = self.path / f".tmp-removed-{secrets.token_hex(4)}"
         try:
             os.rename(path, doomed)
         except OSError as error:
             _logger.warning("the old checkpoint %s cannot be removed: %s", path, error.strerror)
         else:
-            # The name may be used again, by one of which none of this is true.
+            # A later checkpoint may have this name, and is neither damaged nor spared.
             self._damaged.discard(path)
             self._spared.discard(path)
             shutil.rmtree(doomed, ignore_errors=True)
 
     def _next_number(self, step: int) -> int:
-        """The number after that of the newest whole checkpoint of a step, once damaged ones were moved aside."""
+        """Move damaged checkpoints of a step aside; the number after that of the newest whole one."""
         for (at, number), path in self.published().items():
             if at == step and self._is_whole(path):
                 return number + 1
@@ -238,7 +238,7 @@ class CheckpointFolder:
         return 0
 
     def _read_whole(self, path: Path) -> str:
-        """The manifest, as text, of a checkpoint of which every file was verified; else `CheckpointDamaged`."""
+        """Verify every file of a checkpoint, and return its manifest as text."""
         manifest = read_manifest(path)
         require_step(path, manifest)
         verify_files(path, manifest.files)
@@ -259,7 +259,7 @@ class CheckpointFolder:
         _logger.warning("the damaged checkpoint %s was moved to %s", path, aside)
 
     def _acquire(self, lock: int, insists: bool) -> bool:
-        """Lock the folder and leave our name in it; false where the file system knows no locks."""
+        """Lock the folder and write our name into the lock; false where the file system knows no locks."""
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -282,7 +282,7 @@ class CheckpointFolder:
 
 
 def _close_in_children(folder: CheckpointFolder) -> None:
-    # A forked child, such as a loader's worker, shares the lock and would keep it beyond our death.
+    # A forked child, such as a loader's worker, shares the lock and would keep it after our death.
     reference = weakref.ref(folder)
 
     def close() -> None:

@@ -1,4 +1,4 @@
-"""The hold on a folder of checkpoints, or on the store behind it, which only replica 0 has, whichever that is."""
+"""The hold on a folder of checkpoints, or on the store behind it; only the replica that is replica 0 now has it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _HANDOVER_SECONDS = 30.0
 
 
 class FolderHold:
-    """This replica's hold on the checkpoints of its job; `folder` is None while it holds nothing.
+    """This replica's hold on the checkpoints of its job; `folder` is None while it has none.
 
-    `wanted` says that this replica is to have the hold, without which nothing is acquired; never so after `close`.
+    `wanted` says whether this replica is to have the hold; only then it acquires one. After `close` it is always false.
     """
 
     def __init__(self, path: Path, store: ObjectStore | None, holder: Holder, wanted: bool) -> None:
@@ -49,7 +49,7 @@ class FolderHold:
         self.folder = CheckpointFolder(self._path) if store is None else ObjectStoreFolder(store, self._holder)
 
     def acquire(self) -> None:
-        """Acquire the hold as soon as the replica that has it releases it."""
+        """Acquire the hold as soon as another replica has released it; `MisusedJob` where that takes too long."""
         if self._acquiring not in (None, threading.current_thread()):
             self._acquiring.join()
         end = time.monotonic() + _HANDOVER_SECONDS
@@ -70,21 +70,21 @@ class FolderHold:
         try:
             self.acquire()
         except PolluxError as error:
-            # It is tried again when there is something to save.
+            # The next save tries again.
             where = self._path if self._store is None else self._store.address
             _logger.warning("%s is not held yet: %s", where, error)
         if not self.wanted:
-            # The store was slow, and this replica is not to have the hold any more.
+            # The store was slow, and meanwhile another replica has become replica 0.
             self.release()
 
     def release(self) -> None:
-        """Let another process have it."""
+        """Release the hold, so that another process can have it."""
         # The thread that acquires the hold may release it at the same moment.
         folder, self.folder = self.folder, None
         if folder is not None:
             folder.release()
 
     def close(self) -> None:
-        """Let another process have it, and never acquire it again."""
+        """Release the hold, and never acquire it again."""
         self._closed = True
         self.release()

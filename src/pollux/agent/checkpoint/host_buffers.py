@@ -1,7 +1,6 @@
-"""State on its way to disk: copies in re-used host memory, and how they are written as plain DCP files.
+"""Copies a job's state into host memory that is used again, and writes such a copy as plain DCP files.
 
-`HostBuffers` takes the copy that training waits for; `write_files` turns a copy into the files of
-`torch.distributed.checkpoint` and says what it wrote. Folders, manifests and threads are not known here.
+Training waits while `HostBuffers` copies; `write_files` writes a copy as `torch.distributed.checkpoint` does.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LARGE_BYTES = 1 << 20
 
 
 class Abandoned(Exception):
-    """Writing was told to stop half-way; what was written is of no use."""
+    """A save was told to stop before its end; its files are of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +56,26 @@ class StagedTensor:
 
 @dataclass(frozen=True, slots=True)
 class StagedState:
-    """A copy of a job's state: tensors by name, objects already pickled, and names that share another's content."""
+    """A copy of a job's state: tensors by name, pickled objects, and for each tied name the name with its content."""
 
     tensors: Mapping[str, StagedTensor]
     objects: Mapping[str, bytes]
     tied: Mapping[str, str]
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of this replica's tensors in bytes."""
-        return sum(staged.host.nbytes for staged in self.tensors.values())
-
 
 class HostBuffers:
-    """Host memory that holds one copy of the state and is used again by the next one.
+    """Host memory for one copy of the state, which the next copy overwrites.
 
-    Buffers are keyed by name and replaced when shape or type change; those for CUDA tensors are page-locked. One
-    copy at a time: the next `stage` overwrites what the last one returned.
+    There is a buffer for each name, replaced when shape or type change. Those for CUDA tensors are page-locked.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory held, in bytes."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
-
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate and touch the memory for tensors like these, so that the first copy is as fast as the others.
+        """Allocate memory for tensors of these shapes and types, so that the first copy is as fast as the others.
 
-        Only shapes and types are looked at; tensors on the `meta` device will do for state that is yet to come.
+        Tensors on the `meta` device can stand for state that does not exist yet.
         """
         for name, source in _first_names(tensors)[0].items():
             local = _local(source)
@@ -95,7 +83,7 @@ class HostBuffers:
                 self._buffers[name] = _allocate(local).zero_()
 
     def stage(self, tensors: Mapping[str, Tensor], objects: Mapping[str, bytes] | None = None) -> StagedState:
-        """Copy the tensors; returns when they may be changed again. Shared ones are copied once."""
+        """Copy the tensors; returns when the caller may change them. Tied tensors are copied once."""
         sources, tied = _first_names(tensors)
         staged = {}
         devices = set()
@@ -143,8 +131,8 @@ def write_files(
 ) -> dict[str, FileDigest]:
     """Write `state` into `folder` as a DCP checkpoint; returns size and digest of the files this replica wrote.
 
-    The digests are of what was meant to be written, taken on the way. Nothing is flushed to disk. With `group`, all
-    its replicas write their parts together, and DCP's own collectives run on it; without, none do.
+    The digests are those of the data as it was passed to the file system. Nothing is flushed to disk. With `group` all
+    its replicas write their parts together, through DCP's own collectives; without it there is no collective.
     """
     files = _DigestingFileSystem(abandoned or threading.Event())
     writer = _Writer(folder, state.tied, files)
@@ -157,7 +145,7 @@ def write_files(
 
 
 def _write_alone(writer: dcp.FileSystemWriter, planner: dcp.DefaultSavePlanner) -> None:
-    # The steps of dcp.save for one process: no look at the process group, and no warning that there is none.
+    # The steps of dcp.save for one process: it ignores the process group, and does not warn that there is none.
     planner.set_up_planner({}, storage_meta=writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)
     local = writer.prepare_local_plan(planner.create_local_plan())
@@ -170,7 +158,7 @@ def _write_together(writer: dcp.FileSystemWriter, planner: dcp.DefaultSavePlanne
     try:
         dcp.save({}, storage_writer=writer, planner=planner, process_group=group)
     except dcp.CheckpointException as error:
-        # DCP's own is no Exception, and its message is a page of tracebacks.
+        # DCP's error is no Exception, and its message is a page of tracebacks.
         replica, (problem, _) = min(error.failures.items())
         if isinstance(problem, Abandoned):
             raise Abandoned from None
@@ -207,7 +195,7 @@ def _allocate(like: Tensor) -> Tensor:
 
 
 def _copy(host: Tensor, local: Tensor) -> None:
-    # With one thread, torch's copy takes a quarter longer than the C library's, which writes past the caches.
+    # With one thread torch's copy takes a quarter longer than that of the C library, which bypasses the caches.
     if local.is_cpu and local.is_contiguous() and local.nbytes >= _LARGE_BYTES and torch.get_num_threads() == 1:
         np.copyto(_bytes(host), _bytes(local))
     else:
@@ -221,13 +209,13 @@ def _bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
 def _describe(source: Tensor, host: Tensor) -> StagedTensor:
     if not isinstance(source, DTensor):
         return StagedTensor(host, source.shape, torch.Size([0] * source.dim()), sharded=False)
-    # The protocol through which DCP itself asks a distributed tensor for its place.
+    # DCP asks a distributed tensor for its place in the same way.
     chunk = cast(ChunkStorageMetadata, source.__create_chunk_list__()[0])
     return StagedTensor(host, source.shape, chunk.offsets, sharded=True)
 
 
 class _Planner(dcp.DefaultSavePlanner):
-    """Plans the writing of a staged copy under its flat names; knows nothing of modules."""
+    """Plans how to write a staged copy under its flat names."""
 
     def __init__(self, state: StagedState) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -248,7 +236,7 @@ class _Planner(dcp.DefaultSavePlanner):
         plans, metadata = super().create_global_plan(all_plans)
         for name, first in self._state.tied.items():
             metadata.state_dict_metadata[name] = metadata.state_dict_metadata[first]
-        # Lets DCP's own conversion to a torch.save file give nested state dicts, {"model": {"layer.weight": ...}}.
+        # DCP's conversion to a torch.save file makes nested state dicts of these, {"model": {"layer.weight": ...}}.
         metadata.planner_data = {name: tuple(name.split(".", 1)) for name in metadata.state_dict_metadata}
         return plans, metadata
 
@@ -272,10 +260,10 @@ def _tensor_item(name: str, staged: StagedTensor) -> WriteItem:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """DCP's writer, with digests, and with names that point to the place of the tensor they are tied to."""
+    """DCP's writer, which takes digests, and has the name of a tied tensor point to the tensor that was written."""
 
     def __init__(self, folder: Path, tied: Mapping[str, str], files: FileSystem) -> None:
-        # Copying ahead is for tensors on a GPU, and would wait for its stream; these are on the host.
+        # Copying ahead is of use for tensors on a GPU, and waits for its stream; these tensors are on the host.
         super().__init__(folder, sync_files=False, per_thread_copy_ahead=0, overwrite=False)
         self.fs = files
         self._tied = tied

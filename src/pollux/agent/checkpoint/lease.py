@@ -1,9 +1,9 @@
-"""A lease on the checkpoints in a store: a small object there names its holder, since object stores have no locks.
+"""A lease on the checkpoints in a store: a small object names its holder, since object stores have no locks.
 
-The holder counts heartbeats up in the object while it lives, and marks the object when it releases the lease. Clocks of
-machines are never compared: whether a holder lives is seen from its heartbeats. A process of the same job takes the
-lease over at once, unless a later start of the job has it. A process that has lost the lease writes no more. Each
-holder has a higher term than the one before: it writes over what an earlier holder wrote late.
+While the holder lives it counts its heartbeats in the object, and when it releases the lease it marks the object. The
+heartbeats alone show whether a holder lives: clocks of machines are never compared. A process of the same job may take
+the lease over at once, unless a later start of the job has it. A process that has lost the lease writes no more. Each
+holder has a higher term than the one before, so that it can overwrite what an earlier holder wrote late.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pollux.storage.object_store import ObjectStore
 __all__ = ["BEAT_SECONDS", "LEASE_NAME", "Holder", "Lease", "place_of_lock"]
 
 LEASE_NAME = ".lease.json"
-"""Name of the object."""
+"""Name of the object in the store."""
 
 BEAT_SECONDS = 10.0
-"""How often a holder says that it lives; one that is silent for three times as long is taken for dead."""
+"""Seconds between two heartbeats; a holder without one for three times as long counts as dead."""
 
 _PATIENCE = 3
 _LOOK_SECONDS = 1.0
@@ -37,7 +37,7 @@ _logger = logging.getLogger("pollux")
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The job that a process belongs to: `run` is the same over all its starts, and empty where they are not counted.
+    """The job that a process belongs to: `run` is the same in all its starts; empty where starts are not told apart.
 
     `launch` is the same for all processes that train together; a later start has a higher `generation`.
     """
@@ -57,9 +57,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """What the object says; `place` names the folder of the copies on one machine, see `place_of_lock`.
+    """The content of the object; `place` names the folder of the copies on one machine, see `place_of_lock`.
 
-    `released`: its holder has released it, so that it keeps out only earlier starts of the same job.
+    `released`: the holder has released the lease, which then keeps out only earlier starts of the same job.
     """
 
     token: str = ""
@@ -72,7 +72,7 @@ class _Note:
 
     @classmethod
     def read(cls, content: bytes) -> _Note:
-        """The note in an object; one that cannot be understood is another process's, with its content as the token."""
+        """The note in an object; unreadable content is the note of another process, with the content as its token."""
         try:
             entries = json.loads(content)
             known = {name: entries[name] for name in ("token", "owner", "place", "term", "beats", "released")}
@@ -83,7 +83,7 @@ class _Note:
 
 
 def place_of_lock(lock: int) -> str:
-    """A name for a locked file that no other machine and no other file has, for as long as this machine is up."""
+    """A name for a locked file that is unique over all machines and files while this machine is up."""
     status = os.fstat(lock)
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -94,10 +94,11 @@ def place_of_lock(lock: int) -> str:
 
 
 class Lease:
-    """Held from the constructor, which waits for one that may be dead, to `release`. `MisusedJob`: another has it.
+    """The lease, held from the constructor to `release`; `MisusedJob` where another process has it.
 
-    `place` is the folder of the copies, which this process has locked: an earlier holder from there must be dead.
-    `handed_over`: a process that trains with this one held the lease until now, and may still be writing.
+    The constructor waits where the holder may be dead. `place` is the folder of the copies, which this process has
+    locked: an earlier holder with the same place must be dead. `handed_over`: until now a process that trains with this
+    one held the lease, and it may still be writing.
     """
 
     def __init__(self, store: ObjectStore, holder: Holder, place: str = "", beat_seconds: float = BEAT_SECONDS) -> None:
@@ -120,7 +121,7 @@ class Lease:
         self._thread.start()
 
     def require(self) -> None:
-        """Raise `MisusedJob` where another process has taken the lease since, now or at any time before."""
+        """Raise `MisusedJob` where another process has the lease, or once had it since this one took it."""
         found = None if self._lost else self._read()
         is_late = found is None or self._is_late(found)
         if found is not None and not is_late and not self._is_ours(found):
@@ -130,11 +131,11 @@ class Lease:
                 f"{self._store.address} was taken over by {self._lost}; this process writes no more checkpoints there"
             )
         if is_late:
-            # The object may also have been removed by hand: without it no other process is kept out.
+            # The object may have been removed by hand, and without it no other process is kept out.
             self._write(self._note)
 
     def release(self) -> None:
-        """Let others have it. In a forked process, which holds nothing, this does nothing."""
+        """Release the lease; does nothing in a forked process, which does not hold it."""
         if os.getpid() != self._process or self._ends.is_set():
             return
         self._ends.set()
@@ -143,19 +144,19 @@ class Lease:
         with contextlib.suppress(PolluxError):
             found = self._read()
             if found is not None and (found.token == self._note.token or self._is_late(found)):
-                # Not removed: an earlier start of the job that was cut off must see that the job has gone on.
+                # The object stays: an earlier start of the job that was cut off must see that a later one has run.
                 self._write(replace(self._note, released=True))
 
     def _is_ours(self, found: _Note) -> bool:
-        """Whether the note is this process's, or that of one that trains with it."""
+        """Whether this process, or one that trains with it, wrote the note."""
         return found.token == self._note.token or self._note.holder.trains_with(found.holder)
 
     def _is_late(self, found: _Note) -> bool:
-        """Whether an earlier holder wrote the note after this process had taken the lease over."""
+        """Whether an earlier holder wrote the note, after this process had taken the lease over."""
         ours = self._note.holder
         if found.token == self._note.token or ours.is_before(found.holder):
             return False
-        # What cannot be understood has no term.
+        # An unreadable note has no term.
         return found.holder.is_before(ours) or 0 < found.term < self._note.term
 
     def _note_loss(self, found: _Note) -> None:
@@ -167,9 +168,7 @@ class Lease:
         """Whether the lease may be taken from that holder at once."""
         ours = self._note.holder
         if ours.is_before(found.holder):
-            raise MisusedJob(
-                f"{self._store.address} is held by {found.owner}, a later start of this job; this one is to end"
-            )
+            raise MisusedJob(f"{self._store.address} is held by {found.owner}, a later start of this job; end this one")
         if ours.trains_with(found.holder):
             self.handed_over = not found.released
             return True
@@ -177,13 +176,13 @@ class Lease:
         return found.released or same_run or bool(found.place and found.place == self._note.place)
 
     def _await_release(self, found: _Note) -> _Note | None:
-        """Wait until the holder releases the lease or must be dead; `MisusedJob` as soon as it is seen to live.
+        """Wait until the holder releases the lease, or must be dead; returns its last note.
 
-        Returns its last note.
+        `MisusedJob` as soon as there is a heartbeat.
         """
         seconds = _PATIENCE * self._beat_seconds
         _logger.warning(
-            "%s is held by %s: it is taken over unless that one shows within %.0f s that it lives",
+            "%s is held by %s: this process takes it over unless that one gives a sign of life within %.0f s",
             self._store.address, found.owner, seconds,
         )  # fmt: skip
         end = time.monotonic() + seconds
@@ -199,7 +198,7 @@ class Lease:
         return found
 
     def _beat(self) -> None:
-        # The holder before may be writing at this very moment: then the lease is taken again soon.
+        # The earlier holder may be writing at this moment: then this process soon writes its note again.
         pause = min(_LOOK_SECONDS, self._beat_seconds) if self._took_over else self._beat_seconds
         while not self._ends.wait(pause):
             pause = self._beat_seconds
@@ -217,7 +216,7 @@ class Lease:
                 self._note = replace(self._note, beats=self._note.beats + 1)
                 self._write(self._note)
             except PolluxError as error:
-                # Another process may take this one for dead; that is checked before anything is published.
+                # Another process may take the lease over; `require` finds that out before anything is published.
                 _logger.warning("the hold on %s could not be renewed: %s", self._store.address, error)
 
     def _read(self) -> _Note | None:

@@ -1,16 +1,17 @@
-"""What a checkpoint says about itself, and whether that is true.
+"""The manifest of a checkpoint, and whether its files are as it says.
 
 The manifest lists every file with size and SHA-256 and carries a checksum of its own, so that a checkpoint is known
-to be whole, of a known format and of the same model before anything in it is unpickled. Nothing here knows tensors.
+to be whole, of a known format and of the same model before anything in it is unpickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TypeAlias
@@ -28,6 +29,7 @@ __all__ = [
     "digest_file",
     "encode",
     "frozen_json",
+    "located",
     "read_manifest",
     "require_same_signature",
     "verify_files",
@@ -55,7 +57,7 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything in `pollux.json` apart from its own checksum.
+    """The entries of `pollux.json` without its own checksum.
 
     `created` is UTC in ISO 8601; `values` is the job's state that JSON can hold; `signature` says what a job must be
     like to load this; `tied` maps a tensor's name to the name under which its content was written; `files` has
@@ -121,12 +123,17 @@ def read_manifest(folder: Path) -> Manifest:
         content = (folder / MANIFEST_NAME).read_bytes()
     except OSError as error:
         raise CheckpointDamaged(f"{folder / MANIFEST_NAME}: {error.strerror or error}") from error
-    try:
+    with located(folder):
         return decode(content)
-    except CheckpointDamaged as error:
-        raise CheckpointDamaged(f"{folder}: {error}") from error
-    except CheckpointMismatch as error:
-        raise CheckpointMismatch(f"{folder}: {error}") from error
+
+
+@contextlib.contextmanager
+def located(where: object) -> Iterator[None]:
+    """Let errors about a checkpoint say where it is."""
+    try:
+        yield
+    except (CheckpointDamaged, CheckpointMismatch) as error:
+        raise type(error)(f"{where}: {error}") from error
 
 
 def digest_file(path: Path, *, from_disk: bool = False) -> FileDigest:
@@ -160,7 +167,7 @@ def verify_files(folder: Path, files: Mapping[str, FileDigest], *, from_disk: bo
 
 
 def frozen_json(what: str, values: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A copy of `values` as JSON gives it back (tuples become lists, keys text); `InvalidInput` names what cannot be.
+    """A copy of `values` by way of JSON (tuples become lists, keys text); `InvalidInput` names what JSON cannot hold.
 
     Infinite and undefined floats are kept, in Python's spelling.
     """

@@ -1,10 +1,9 @@
 """Checkpoints in a store of objects, such as S3: the same names and rules as in a folder, and copies on each machine.
 
-A checkpoint's files are put there first and its manifest last, so that no half of one is ever found; one that is to go
-loses its manifest first. Every attempt puts its files under a name of its own, `step-0000001234~000003-5f2c81aa`, with
-the generation that wrote it: another process that writes, because it does not know that it was replaced, touches none.
-What is read is first brought to a folder of this machine and verified there, so that files are written and read in one
-way, wherever they are kept.
+The manifest of a checkpoint is uploaded last and removed first, so that nobody finds half of one. Every attempt has a
+name of its own, `step-0000001234~000003-5f2c81aa`, with the generation that wrote it: a process that was replaced and
+does not know it touches no other attempt. To read a checkpoint, a machine first copies it to a folder of its own and
+verifies it there, so that files are written and read in one way, wherever they are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +22,15 @@ from typing import NamedTuple
 
 from pollux.agent.checkpoint.folder import CheckpointFolder, flush, place_of, require_step, seal, step_name
 from pollux.agent.checkpoint.lease import BEAT_SECONDS, Holder, Lease, place_of_lock
-from pollux.agent.checkpoint.manifest import MANIFEST_NAME, Manifest, created_at, decode, digest_file, verify_files
+from pollux.agent.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    created_at,
+    decode,
+    digest_file,
+    located,
+    verify_files,
+)
 from pollux.core.errors import CheckpointDamaged, CheckpointMismatch, PolluxError
 from pollux.storage.object_store import ObjectStore
 
@@ -36,7 +43,7 @@ _logger = logging.getLogger("pollux")
 
 
 class _Entry(NamedTuple):
-    """One attempt at a checkpoint, in the order in which attempts count: by step, number, generation and chance."""
+    """One attempt at a checkpoint; the greatest counts, by step, number, generation and a random token."""
 
     place: tuple[int, int]
     generation: int
@@ -46,7 +53,7 @@ class _Entry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called, and what its copy is."""
+        """The name of the checkpoint and of its copy."""
         return step_name(*self.place)
 
     @property
@@ -56,17 +63,17 @@ class _Entry(NamedTuple):
 
 
 def put(store: ObjectStore, beside: Path, names: Iterable[str], key: str, proceed: Callable[[], None]) -> None:
-    """Files of a folder as parts of the checkpoint `key`; `proceed` raises where it must stop."""
+    """Upload files of a folder as parts of the checkpoint `key`; `proceed` raises where it must stop."""
     for name in sorted(names):
         proceed()
         store.upload(beside / name, f"{key}/{name}", proceed)
 
 
 def fetch(store: ObjectStore, name: str, key: str, content: bytes, launch: str = "") -> Path:
-    """The folder of this machine with the checkpoint `key`, whose manifest is `content`; every file there is verified.
+    """Copy the checkpoint `key` to this machine, verify every file, and return its folder; `content` is its manifest.
 
-    An equal copy from before is used; later calls of this `launch` on this machine rely on the check made here.
-    Files that an interrupted fetch has brought are not brought again.
+    An equal copy that is here already is used, and so are files of an interrupted fetch. Later calls of the same
+    `launch` on this machine rely on the check made here.
     """
     manifest = decode(content)
     path = store.cache / name
@@ -83,7 +90,7 @@ def fetch(store: ObjectStore, name: str, key: str, content: bytes, launch: str =
             _download(store, key, manifest, beside)
             (beside / MANIFEST_NAME).write_bytes(content)
             if path.exists():
-                # A copy of another one, which had this name before.
+                # A copy of another checkpoint that had this name.
                 shutil.rmtree(path, ignore_errors=True)
             os.rename(beside, path)
         seen.write_text(word)
@@ -91,7 +98,7 @@ def fetch(store: ObjectStore, name: str, key: str, content: bytes, launch: str =
 
 
 def last_stored(store: ObjectStore) -> float | None:
-    """When the newest checkpoint in a store was made, in seconds since 1970; None where that cannot be found out."""
+    """When the newest checkpoint in a store was made, in seconds since 1970; None where that is not known."""
     try:
         entries = [entry for entry in _entries(store.sizes()) if entry.is_published]
         return None if not entries else created_at(decode(store.read(f"{entries[0].key}/{MANIFEST_NAME}")).created)
@@ -103,7 +110,7 @@ def last_stored(store: ObjectStore) -> float | None:
 class ObjectStoreFolder(CheckpointFolder):
     """The checkpoints under one address, held by a lease, with copies of the newest in a folder of this machine.
 
-    Paths are those that copies have or would have; whether a checkpoint is there is known from the store alone.
+    Paths are those of copies, made or not; the store alone says which checkpoints there are.
     """
 
     def __init__(self, store: ObjectStore, holder: Holder, beat_seconds: float = BEAT_SECONDS) -> None:
@@ -122,12 +129,12 @@ class ObjectStoreFolder(CheckpointFolder):
             raise
 
     def release(self) -> None:
-        """Let others write there."""
+        """Release the lease and the folder of the copies."""
         self._lease.release()
         self._unlock()
 
     def published(self) -> dict[tuple[int, int], Path]:
-        """By (step, number), the newest first; whole or not. Of several attempts at one, the last start's counts."""
+        """As in a folder; of several attempts at one checkpoint, that of the last start counts."""
         found: dict[tuple[int, int], Path] = {}
         for entry in self._all():
             if entry.is_published and entry.place not in found:
@@ -136,33 +143,33 @@ class ObjectStoreFolder(CheckpointFolder):
         return found
 
     def key_of(self, name: str) -> str:
-        """What a checkpoint that was found is called in the store."""
+        """The key in the store of a checkpoint that was found."""
         return self._keys[self.path / name]
 
     def begin(self, step: int) -> tuple[str, str]:
-        """Make a folder of this machine to write to, and choose the name to put its files under; both are returned."""
+        """Make a folder of this machine to write to, and choose the key to upload its files under; returns both."""
         beside, _ = super().begin(step)
         self._lease.require()
         number = max((entry.place[1] for entry in self._all() if entry.place[0] == step), default=-1) + 1
         return beside, f"{step_name(step, number)}~{self._holder.generation:06d}-{secrets.token_hex(4)}"
 
     def publish(self, beside: Path, manifest: Manifest, target: str = "") -> str:
-        """Put the manifest there, once all files are; what was written here stays as a copy where it is all there is.
+        """Upload the manifest once all files are there; the folder stays as a copy if it has all files.
 
-        Other replicas may have put their parts from other machines.
+        With shards other machines have the files of other replicas.
         """
         seal(beside, manifest)
         entry = next((entry for entry in self._all() if entry.key == target), None)
         for name, digest in manifest.files.items():
             if entry is None or entry.sizes.get(name) != digest.size:
-                raise CheckpointDamaged(f"{self._store.address}/{target}/{name} is not there as it was put")
+                raise CheckpointDamaged(f"{self._store.address}/{target}/{name} is not there as it was uploaded")
         assert entry is not None
         self._lease.require()
         self._store.write(f"{target}/{MANIFEST_NAME}", (beside / MANIFEST_NAME).read_bytes())
         try:
             self._lease.require()
         except PolluxError:
-            # Taken at that very moment.
+            # Another process has taken the lease at that moment.
             self._store.remove([f"{target}/{MANIFEST_NAME}"])
             raise
         path = self.path / entry.name
@@ -174,7 +181,7 @@ class ObjectStoreFolder(CheckpointFolder):
         return entry.name
 
     def retain(self, name: str, keep: int) -> None:
-        """As in a folder; where the store fails now, the next save clears it. Newer checkpoints are never removed."""
+        """As in a folder, but newer checkpoints are never removed; where the store fails, the next save tries again."""
         try:
             super().retain(name, keep)
             self._clear_halves()
@@ -186,7 +193,7 @@ class ObjectStoreFolder(CheckpointFolder):
             _logger.warning("older checkpoints in %s could not be cleared: %s", self._store.address, error)
 
     def drop_after(self, step: int) -> None:
-        """As in a folder; where the store fails, they stay, which the log says."""
+        """As in a folder; where the store fails, the checkpoints stay, with an error in the log."""
         try:
             super().drop_after(step)
         except PolluxError as error:
@@ -205,15 +212,15 @@ class ObjectStoreFolder(CheckpointFolder):
         self._spared.discard(path)
 
     def withdraw(self, target: str) -> None:
-        """Remove what was put there of one that was not published."""
+        """Remove the uploaded files of a checkpoint that was not published."""
         self._store.remove(self._objects(entry for entry in self._all() if entry.key == target and _is_half(entry)))
 
     def _stays(self, place: tuple[int, int], newest: tuple[int, int] | None) -> bool:
-        # Another that trains with this one may have published it while this one was still sending.
+        # Another process that trains with this one may have published it while this one was uploading.
         return newest is not None and place > newest
 
     def _clear_halves(self) -> None:
-        """Remove what was never published and was there the last time already: its sender is gone."""
+        """Remove unpublished attempts that were there at the last save already: their writers are gone."""
         halves = [entry for entry in self._all() if _is_half(entry)]
         self._store.remove(self._objects(entry for entry in halves if entry.key in self._halves))
         self._halves = {entry.key for entry in halves}
@@ -224,7 +231,7 @@ class ObjectStoreFolder(CheckpointFolder):
         return content.decode()
 
     def _is_whole(self, path: Path) -> bool:
-        """By its manifest and the sizes of its files: stores keep content, and a look at it costs a transfer."""
+        """Judge by the manifest and the sizes of the files: to read the content would cost a transfer."""
         try:
             _, manifest = self._manifest(path)
         except (CheckpointDamaged, CheckpointMismatch):
@@ -245,13 +252,10 @@ class ObjectStoreFolder(CheckpointFolder):
         where = f"{self._store.address}/{self._keys[path]}"
         try:
             content = self._store.read(f"{self._keys[path]}/{MANIFEST_NAME}")
-            manifest = decode(content)
         except FileNotFoundError as error:
             raise CheckpointDamaged(f"{where}: its manifest is gone") from error
-        except CheckpointDamaged as error:
-            raise CheckpointDamaged(f"{where}: {error}") from error
-        except CheckpointMismatch as error:
-            raise CheckpointMismatch(f"{where}: {error}") from error
+        with located(where):
+            manifest = decode(content)
         require_step(path, manifest)
         return content, manifest
 
@@ -259,13 +263,13 @@ class ObjectStoreFolder(CheckpointFolder):
         return _entries(self._store.sizes())
 
     def _objects(self, entries: Iterable[_Entry]) -> list[str]:
-        """Of these, the manifests first."""
+        """The names of the objects of these attempts, manifests first."""
         names = [f"{entry.key}/{name}" for entry in entries for name in entry.sizes]
         return sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}"))
 
 
 def _entries(sizes: Mapping[str, int]) -> list[_Entry]:
-    """Everything that looks like a checkpoint or a part of one, the newest first."""
+    """All attempts at checkpoints, published or not, the newest first."""
     found: dict[str, dict[str, int]] = {}
     for name, size in sizes.items():
         key, slash, file = name.partition("/")
@@ -285,7 +289,7 @@ def _is_half(entry: _Entry) -> bool:
 
 
 def _clear(cache: Path, *kept: Path) -> None:
-    """Remove copies of other checkpoints, what was begun of them, and what killed writers left."""
+    """Remove copies of other checkpoints, whole or partial, and what killed writers left."""
     for other in cache.iterdir():
         if other in kept or not (place_of(other) or other.name.startswith((".fetch-step", ".verified-"))):
             continue
@@ -325,7 +329,7 @@ def _download(store: ObjectStore, key: str, manifest: Manifest, beside: Path) ->
     for attempt in range(_ATTEMPTS):
         try:
             for name, digest in sorted(manifest.files.items()):
-                # What was brought before an end in between need not be brought again.
+                # A file that an interrupted fetch has copied whole is not fetched again.
                 if not ((beside / name).exists() and digest_file(beside / name) == digest):
                     store.download(f"{key}/{name}", beside / name)
             verify_files(beside, manifest.files)
@@ -333,14 +337,14 @@ def _download(store: ObjectStore, key: str, manifest: Manifest, beside: Path) ->
         except FileNotFoundError as error:
             raise CheckpointDamaged(f"{store.address}/{key}: a file of it is gone ({error})") from error
         except CheckpointDamaged as error:
-            # It may have been damaged on its way.
+            # The transfer may have damaged it.
             if attempt + 1 == _ATTEMPTS:
                 raise CheckpointDamaged(f"{store.address}/{key}: {error}") from error
 
 
 @contextlib.contextmanager
 def _one_at_a_time(cache: Path) -> Iterator[bool]:
-    """Only one process of this machine brings a copy; false where its file system knows no locks."""
+    """Let one process of this machine fetch at a time; false where the file system knows no locks."""
     lock = os.open(cache / ".fetch-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

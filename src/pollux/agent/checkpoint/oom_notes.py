@@ -1,6 +1,7 @@
-"""What a trial that ended its process leaves to the next start: two small files in the checkpoint folder.
+"""Notes for the next start about trials of a local batch that ended the process: two files in the checkpoint folder.
 
-Out of memory in the script's own code, or where a step cannot be dropped, ends the process. `oom` has the rest.
+A process ends where the script's own code runs out of memory, or where a step cannot be dropped; `step.oom` survives
+all other cases.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["Lesson", "TrialNotes"]
 
 _TRIAL = ".trial.json"
 _LIMITS = ".out-of-memory.json"
-# A kill may hit a trial by chance; the same one twice is its doing.
+# A kill may hit a trial by chance; where the same trial dies twice, it is the cause.
 _DEATHS = 2
 
 
@@ -28,11 +29,10 @@ class Lesson(NamedTuple):
 
 
 class TrialNotes:
-    """Trials by GPU type, kept outside of checkpoints: those are of steps before.
+    """Trials by GPU type. They are not part of checkpoints, whose state is from before the trial.
 
-    An out-of-memory error counts at once. Deaths without a reason, such as SIGKILL, count only with `counts_deaths`,
-    only above a batch that ran, and only when the same trial dies a second time. What cannot be written or read is left
-    out.
+    An out-of-memory error counts at once. A death without a reason, such as SIGKILL, counts only with `counts_deaths`,
+    above a batch that ran, when the same trial dies a second time. Files that cannot be written or read are ignored.
     """
 
     def __init__(self, folder: Path, gpu_type: str, counts_deaths: bool) -> None:
@@ -42,7 +42,7 @@ class TrialNotes:
         self._trying: Lesson | None = None
 
     def begin(self, local_batch: int, held: int, writes: bool = True) -> None:
-        """A step at a local batch that never ran is about to begin; `held`: the largest that did, 0 where none."""
+        """Note that a step at a local batch that never ran begins; `held` is the largest that ran, 0 for none."""
         self._trying = Lesson(local_batch, held or max(local_batch // 2, 1))
         if not (writes and self._counts_deaths and held):
             return
@@ -51,20 +51,20 @@ class TrialNotes:
         self._write(_TRIAL, self._trial(self._trying, before.get("deaths", 0) if same else 0, is_open=True))
 
     def end(self, writes: bool = True) -> None:
-        """The trial is over, and this process lives."""
+        """Remove the note: the trial is over, and this process lives."""
         if self._trying is not None and writes and self._counts_deaths:
             with contextlib.suppress(OSError):
                 (self._folder / _TRIAL).unlink(missing_ok=True)
         self._trying = None
 
     def ran_out(self) -> None:
-        """This process ends because memory ran out, which outside of a trial says nothing of the batch."""
+        """Note that memory ran out and ends this process; outside of a trial the batch is not the cause."""
         if self._trying is not None:
             self._learn(self._trying)
             self.end()
 
     def lesson(self, writes: bool = True) -> Lesson | None:
-        """What earlier starts learned on this GPU type; asked once, at the start, with `writes` by one replica."""
+        """What earlier starts learned on this GPU type; called once at the start, with `writes` on one replica."""
         if writes:
             self._count_death()
         known = self._read(_LIMITS).get(self._gpu_type)

@@ -1,6 +1,6 @@
-"""Reading a checkpoint: what it is, what it holds, and how a job's own tensors are filled from it.
+"""Reads a checkpoint, and fills a job's tensors from it.
 
-Each replica reads its own part, whatever the number of replicas that wrote it; nothing is changed before all fits.
+Each replica reads its own part, whatever the number of replicas that wrote it. All is checked before anything changes.
 """
 
 from __future__ import annotations
@@ -16,38 +16,18 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from pollux.agent.checkpoint.manifest import JSON, Manifest, read_manifest, require_same_signature, verify_files
+from pollux.agent.checkpoint.state import State
 from pollux.core.errors import CheckpointDamaged, CheckpointMismatch
 
-__all__ = ["Loaded", "Saved", "load", "parameter_signature", "read_saved", "saved_at", "tensor_layout"]
+__all__ = ["Saved", "load", "parameter_signature", "read_saved", "tensor_layout"]
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A whole checkpoint on disk: where, of which step, and what its manifest says.
-
-    `created` is UTC in ISO 8601; `values` and `signature` are those passed to `Checkpointer.save`; `tied` maps the
-    name of a tensor that shares another's content to that other name.
-    """
+    """A whole checkpoint on disk: its folder, and its manifest."""
 
     path: Path
-    step: int
-    num_replicas: int
-    created: str
-    values: Mapping[str, JSON]
-    signature: Mapping[str, JSON]
-    tied: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a checkpoint held beyond the tensors that were filled in place.
-
-    `tensors` are those the caller did not pass, whole and on the host; `objects` and `values` are those of `save`.
-    """
-
-    tensors: dict[str, Tensor]
-    objects: dict[str, object]
-    values: Mapping[str, JSON]
+    manifest: Manifest
 
 
 def parameter_signature(tensors: Mapping[str, Tensor]) -> dict[str, JSON]:
@@ -59,7 +39,7 @@ def read_saved(folder: Path) -> Saved:
     """The checkpoint in `folder`, after all its checksums were verified; `CheckpointDamaged` where one is wrong."""
     manifest = read_manifest(folder)
     verify_files(folder, manifest.files)
-    return saved_at(folder, manifest)
+    return Saved(folder, manifest)
 
 
 def tensor_layout(saved: Saved) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -76,16 +56,16 @@ def load(
     tensors: Mapping[str, Tensor] | None = None,
     *,
     signature: Mapping[str, JSON] | None = None,
-) -> Loaded:
-    """Fill `tensors` in place and return the rest; every replica calls it for its own, and none waits for another.
+) -> State:
+    """Fill `tensors` in place and return the rest; each replica calls it for itself, and does not wait for others.
 
-    Distributed tensors read their own shards, whatever the number of replicas that wrote them. Tensors of the
-    checkpoint that are not passed come back new. Objects are unpickled: `saved` must come from `Checkpointer.latest`
-    or `read_saved`, and from somebody who may run code here. Raises `CheckpointMismatch`
-    naming the first difference, before anything is changed, where `signature` or a tensor does not fit.
+    Distributed tensors read their own shards, whatever the number of replicas that wrote them. The tensors in the
+    answer are those of the checkpoint that were not passed: new, whole and on the host. Objects are unpickled: `saved`
+    must come from `Checkpointer.latest` or `read_saved`, and its writer must be allowed to run code here. Where
+    `signature` or a tensor does not fit, `CheckpointMismatch` names the first difference, before anything is changed.
     """
     if signature is not None:
-        require_same_signature(saved.signature, signature)
+        require_same_signature(saved.manifest.signature, signature)
     reader, metadata = _metadata(saved)
     given = dict(tensors or {})
     for name, tensor in given.items():
@@ -94,35 +74,22 @@ def load(
     _read(reader, metadata, wanted)
     _restore_tied(saved, given, wanted)
     rest = {name: value for name, value in wanted.items() if name not in given}
-    return Loaded(
+    return State(
         tensors={name: value for name, value in rest.items() if _is_tensor(metadata, name)},
         objects={name: value for name, value in rest.items() if not _is_tensor(metadata, name)},
-        values=saved.values,
+        values=dict(saved.manifest.values),
     )
 
 
 def _places_for_rest(saved: Saved, metadata: Metadata, given: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-    """What is read beside the tensors that were given: all objects, and all other tensors."""
+    """What to read beside the tensors that were passed: all objects, and new tensors for all others."""
     places: dict[str, Tensor | None] = {}
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             places[name] = None
-        elif name not in given and saved.tied.get(name, name) == name:
+        elif name not in given and saved.manifest.tied.get(name, name) == name:
             places[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     return places
-
-
-def saved_at(path: Path, manifest: Manifest) -> Saved:
-    """The checkpoint there, by its manifest."""
-    return Saved(
-        path=path,
-        step=manifest.step,
-        num_replicas=manifest.num_replicas,
-        created=manifest.created,
-        values=manifest.values,
-        signature=manifest.signature,
-        tied=manifest.tied,
-    )
 
 
 def _shape_text(shape: torch.Size, dtype: torch.dtype) -> str:
@@ -154,7 +121,7 @@ def _metadata(saved: Saved) -> tuple[dcp.FileSystemReader, Metadata]:
 
 
 def _read(reader: dcp.FileSystemReader, metadata: Metadata, wanted: dict[str, Any]) -> None:
-    # The steps of dcp.load for one process: each replica reads its own, so no collective is needed.
+    # The steps of dcp.load for one process: each replica reads its own part, without a collective.
     planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(wanted, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, True)
@@ -165,7 +132,7 @@ def _read(reader: dcp.FileSystemReader, metadata: Metadata, wanted: dict[str, An
 
 
 def _restore_tied(saved: Saved, given: Mapping[str, Tensor], wanted: dict[str, Any]) -> None:
-    """New tensors that shared their content when saved share it again; with the caller's, they are copies."""
-    for name, first in saved.tied.items():
+    """Let new tensors share their content as they did when they were saved; one tied to a passed tensor is a copy."""
+    for name, first in saved.manifest.tied.items():
         if name not in given:
             wanted[name] = given[first].detach().clone() if first in given else wanted[first]

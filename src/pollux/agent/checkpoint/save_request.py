@@ -1,4 +1,4 @@
-"""One save of a checkpoint: what it is to hold, and why it may not be made or published."""
+"""One save of a checkpoint: its content, and the checks before it is written and published."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """One save: its manifest without the files, and the copied state, or the problem that came instead.
+    """One save: its manifest without the files, and the copied state, or the error of copying.
 
-    `finite` names the tensors whose values must all be finite; `abandoned` is set where the save is given up; `began`
-    is when it was asked for.
+    `finite` names the tensors whose values must all be finite, `abandoned` is set when the save is to stop, `began` is
+    the time of the request.
     """
 
     manifest: Manifest
@@ -35,7 +35,7 @@ class SaveRequest:
     began: float
 
     def proceed(self) -> None:
-        """Raise `Abandoned` where the save was given up."""
+        """Raise `Abandoned` where the save is to stop."""
         if self.abandoned.is_set():
             raise Abandoned
 
@@ -47,7 +47,7 @@ class SaveRequest:
             host = staged.host
             if name not in wanted or not (host.is_floating_point() or host.is_complex()):
                 continue
-            # Types of one byte have no isfinite of their own.
+            # Types of one byte have no isfinite.
             if not bool(torch.isfinite(host.float() if host.itemsize == 1 else host).all()):
                 raise NonFiniteValue(
                     f"{name} has values that are NaN or infinite; lower the learning rate or clip gradients"
@@ -60,7 +60,7 @@ def pickled_objects(objects: Mapping[str, object]) -> dict[str, bytes]:
 
 
 def check_pickling(objects: Mapping[str, object]) -> None:
-    """Raise `InvalidInput` naming the first object that cannot be pickled; nothing is kept."""
+    """Raise `InvalidInput` naming the first object that cannot be pickled."""
     for name, value in objects.items():
         _pickling(name, value, lambda item: torch.save(item, _Nowhere()))
 
@@ -76,7 +76,7 @@ def _pickling(name: str, value: object, pickle: Callable[[object], _T]) -> _T:
 
 
 class _Nowhere(io.BytesIO):
-    """A file that keeps nothing, so that pickling large objects takes no memory."""
+    """A file that discards its content, so that pickling a large object takes no memory."""
 
     def write(self, data: Any) -> int:
         return memoryview(data).nbytes

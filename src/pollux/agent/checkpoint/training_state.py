@@ -1,37 +1,30 @@
-"""Everything a job needs to go on, as flat tensors, plain values and the few objects that are neither.
+"""Reads and writes the state of a job: model, optimiser, scheduler, random states, the user's own objects.
 
-Used for checkpoints and for the copy in memory that a roll-back returns to. Files are the matter of `checkpointer`.
+Checkpoints hold it, a roll-back returns to a copy of it, and joining replicas receive it. `checkpointer` writes files.
 """
 
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
+import itertools
 import json
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pollux.agent.checkpoint.checkpointer import Loaded, Saved, parameter_signature, tensor_layout
+from pollux.agent.checkpoint.reader import Saved, parameter_signature, tensor_layout
+from pollux.agent.checkpoint.state import State
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.core.errors import CheckpointMismatch, InvalidInput
 
-__all__ = [
-    "State",
-    "Stateful",
-    "TrainingState",
-    "from_loaded",
-    "mixed_seed",
-    "read_rng",
-    "require_stateful",
-    "write_rng",
-]
+__all__ = ["Stateful", "TrainingState", "mixed_seed", "read_rng", "require_stateful", "write_rng"]
 
 _log = logging.getLogger("pollux")
 
@@ -43,24 +36,15 @@ _EXTRA = "_extra_state"
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can be saved and restored."""
+    """An object of the user's that can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save."""
+        """The state to save."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Go on from it."""
+        """Restore a state."""
         ...
-
-
-@dataclass(slots=True)
-class State:
-    """Tensors by flat name, objects that only PyTorch's own format holds, and plain values."""
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    objects: dict[str, object] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
 
 
 def mixed_seed(*parts: int) -> int:
@@ -104,10 +88,9 @@ def _tensor(text: str) -> Tensor:
 
 
 class TrainingState:
-    """Model, optimiser, scheduler, scaler, random states and the user's objects of one job, read and written.
+    """Model, optimiser, scheduler, scaler, random states and the user's objects of one job.
 
-    Parameters go by their names in the model, so that a checkpoint fits any number of replicas and loads without
-    Pollux.
+    Parameters have their names in the model, so that a checkpoint fits any number of replicas and loads without Pollux.
     """
 
     def __init__(
@@ -133,14 +116,14 @@ class TrainingState:
         return names
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name, as they lie in memory."""
+        """Parameters and buffers of the model by name, not copied."""
         state = self._model.state_dict()
         return {f"{_MODEL}{_clean(name)}": value for name, value in state.items() if _in_memory(name, value)}
 
     def model_objects(self) -> dict[str, object]:
-        """What else the model's state has by name: its modules' extra state, and what its own hooks add.
+        """The rest of the model's state by name: extra state of modules, and what hooks of the model add.
 
-        Extra state counts here even where it is a tensor, since it is made by asking and can only be given back whole.
+        Extra state belongs here even where it is a tensor: a module makes it on request and takes it back whole.
         """
         state = self._model.state_dict()
         return {f"{_MODEL}{_clean(name)}": value for name, value in state.items() if not _in_memory(name, value)}
@@ -148,7 +131,7 @@ class TrainingState:
     def unsaved_buffers(self) -> dict[str, Tensor | None]:
         """Buffers that the model's state lacks (`persistent=False`), by name; None where one is registered but not set.
 
-        A checkpoint does without them, as plain PyTorch does. Replicas must hold them alike all the same.
+        Checkpoints leave them out, as plain PyTorch does, but all replicas must hold the same ones.
         """
         saved = {_clean(name) for name in self._model.state_dict()}
         return {name: module._buffers[key] for name, (module, key) in self._places().items() if name not in saved}
@@ -163,13 +146,13 @@ class TrainingState:
         }
 
     def set_buffers(self, buffers: Mapping[str, Tensor | None]) -> None:
-        """Hold the buffers of `unsaved_buffers` of another replica, of whatever shape they have become there."""
+        """Set the buffers to the `unsaved_buffers` of another replica, whose shapes may differ from those here."""
         places = self._places()
         modules = {_clean(name): module for name, module in self._model.named_modules(remove_duplicate=False)}
         for name in buffers:
             if name not in places and name.rpartition(".")[0] not in modules:
                 raise CheckpointMismatch(
-                    f"the replicas that go on have a buffer '{name}', and no such module is here: build all of the "
+                    f"the other replicas have a buffer '{name}', and this one has no such module: build all of the "
                     "model before pollux.init, so that every replica has the same modules"
                 )
         with torch.no_grad():
@@ -179,12 +162,12 @@ class TrainingState:
                 _set_buffer(module, key, value)
 
     def parameter_names(self) -> frozenset[str]:
-        """`model.NAME` of every trainable parameter: what must stay finite, unlike buffers (such as a mask of −inf)."""
+        """`model.NAME` of every trainable parameter: these must stay finite; a buffer may be a mask of −inf."""
         named = self._model.named_parameters(remove_duplicate=False)
         return frozenset(f"{_MODEL}{_clean(name)}" for name, parameter in named if parameter.requires_grad)
 
     def signature(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to fit: names, shapes and types, and the kind of optimiser."""
+        """What must be equal in checkpoint and job: names, shapes and types of tensors, and the kind of optimiser."""
         shapes = parameter_signature({name.removeprefix(_MODEL): each for name, each in self.model_tensors().items()})
         extra = {name.removeprefix(_MODEL): "kept" for name in self.model_objects() if _is_extra(name)}
         known: dict[str, Any] = {"optimizer": type(self._optimizer).__name__, **shapes}
@@ -196,7 +179,7 @@ class TrainingState:
                 yield self._names[id(parameter)], key, value
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors of model and optimiser by name, as they lie in memory."""
+        """All tensors of model and optimiser by name, not copied."""
         optimizer = {
             f"{_OPTIMIZER}{name}.{key}": value
             for name, key, value in self._optimizer_entries()
@@ -205,16 +188,16 @@ class TrainingState:
         return {**self.model_tensors(), **optimizer}
 
     def user_objects(self) -> dict[str, object]:
-        """The states of the user's own objects, scheduler and scaler, by the names they are saved under."""
+        """The states of the user's objects, the scheduler and the scaler, by their names in a checkpoint."""
         return {f"object.{name}": item.state_dict() for name, item in self._stateful.items()}
 
     def rng_texts(self) -> list[str]:
-        """Everyone's random states, by replica; a collective."""
+        """The random states of all replicas, by replica; a collective."""
         texts = self._replicas.gather_bytes(read_rng(self._replicas.device).encode())
         return [text.decode() for text in texts]
 
     def own(self, rng_texts: Sequence[str]) -> State:
-        """The state of this replica, with random states that are known already; empty: restoring draws new ones."""
+        """This replica's state with the given random states; where there are none, restoring it draws new ones."""
         state = State(self.tensors())
         others: dict[str, dict[str, Any]] = {}
         for name, key, value in self._optimizer_entries():
@@ -232,7 +215,7 @@ class TrainingState:
         return state
 
     def check_schedule(self, values: Mapping[str, Any]) -> None:
-        """Refuse a state whose LR scheduler is of another kind: its numbers would be loaded without an error."""
+        """Refuse a state with a scheduler of another kind, which would otherwise load its numbers without an error."""
         here, there = self._schedule_kind(), values.get("lr_scheduler")
         if here is not None and there is not None and here != there:
             raise CheckpointMismatch(
@@ -245,8 +228,7 @@ class TrainingState:
         return None if schedule is None else _kind(schedule)
 
     def copied(self, state: State) -> State:
-        """The same with tensors and objects of its own on the host, for a return to it later."""
-        import copy
+        """A copy of a state, with its tensors on the host."""
 
         def on_host(tensor: Tensor) -> Tensor:
             return tensor.detach().to("cpu", copy=True)
@@ -255,9 +237,9 @@ class TrainingState:
         return State(tensors, copy.deepcopy(state.objects), copy.deepcopy(state.values))
 
     def templates(self, saved: Saved) -> dict[str, Tensor]:
-        """The tensors that a checkpoint is read into: the model's own, and sharded ones for the optimiser's state.
+        """The tensors to read a checkpoint into: the model's own, and sharded ones for the optimiser's state.
 
-        Reading creates what an unsharded optimiser keeps.
+        The reader makes new tensors for the state of an optimiser that is not sharded.
         """
         tensors = self.model_tensors()
         parameters = {self._names[id(parameter)]: parameter for parameter in self._model.parameters()}
@@ -270,11 +252,11 @@ class TrainingState:
         return tensors
 
     def restore(self, state: State, *, tensors_in_place: bool = False) -> None:
-        """Go on from a state; `tensors_in_place` says that the model's tensors were filled already."""
+        """Restore a state; `tensors_in_place`: the model's tensors have its values already."""
         if not tensors_in_place:
             with torch.no_grad():
                 for name, tensor in self.model_tensors().items():
-                    # What was received where it belongs need not be copied.
+                    # A tensor that was received in place needs no copy.
                     if tensor.data_ptr() != state.tensors[name].data_ptr():
                         tensor.copy_(state.tensors[name])
         self._restore_model_objects(state)
@@ -299,7 +281,7 @@ class TrainingState:
             )
 
     def _restore_model_objects(self, state: State) -> None:
-        """Give the modules their extra state back the way PyTorch does: by loading, with the tensors as they are."""
+        """Restore the extra state of modules through `load_state_dict`, which leaves the tensors as they are."""
         objects = {name.removeprefix(_MODEL): value for name, value in state.objects.items() if name.startswith(_MODEL)}
         if objects:
             whole = self._model.state_dict()
@@ -322,7 +304,7 @@ class TrainingState:
             if name.startswith(_OPTIMIZER):
                 parameter, _, key = name.removeprefix(_OPTIMIZER).rpartition(".")
                 entries.setdefault(parameter, {})[key] = tensor
-        numbers = iter(range(len(self._names) + 1_000_000))
+        numbers = itertools.count()
         saved_groups, by_number = [], {}
         for group, saved in zip(self._optimizer.param_groups, groups, strict=True):
             members = []
@@ -335,7 +317,7 @@ class TrainingState:
         self._optimizer.load_state_dict({"state": by_number, "param_groups": saved_groups})
 
     def restore_rng(self, values: Mapping[str, Any], step: int) -> None:
-        """This replica's own random state; at another number of replicas one drawn from (seed, step, replica)."""
+        """Restore this replica's random state; at another number of replicas draw one from (seed, step, replica)."""
         texts = values["rng"]
         if len(texts) == self._replicas.num_replicas:
             write_rng(texts[self._replicas.replica], self._replicas.device)
@@ -343,20 +325,15 @@ class TrainingState:
             self.seed_rng(step)
 
     def seed_rng(self, step: int) -> None:
-        """Random states from (seed, step, replica), so that replicas differ and a run can be repeated."""
+        """Seed the random states from (seed, step, replica), so that replicas differ and a run can be repeated."""
         seed = mixed_seed(self._seed, step, self._replicas.replica)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
 
 
-def from_loaded(loaded: Loaded, in_place: Mapping[str, Tensor]) -> State:
-    """What was read from a checkpoint, together with the tensors that it was read into."""
-    return State({**in_place, **loaded.tensors}, dict(loaded.objects), dict(loaded.values))
-
-
 def require_stateful(objects: Mapping[str, object]) -> dict[str, Stateful]:
-    """The user's objects, each of which must be able to save and restore itself."""
+    """The user's objects; `InvalidInput` where one lacks `state_dict` or `load_state_dict`."""
     for name, item in objects.items():
         missing = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(item, method, None))]
         if missing:
@@ -375,7 +352,7 @@ def _kind(schedule: object) -> str:
 
 
 def _set_buffer(module: nn.Module, key: str, value: Tensor | None) -> None:
-    """In place where it fits: others may look at the same memory. What does not is a new buffer."""
+    """Copy into the buffer where shape and type fit, since others may share its memory; else replace the buffer."""
     here = module._buffers.get(key)
     if value is not None and here is not None:
         value = value.to(here.device)
@@ -393,10 +370,10 @@ def _is_extra(name: str) -> bool:
 
 
 def _in_memory(name: str, value: object) -> bool:
-    """Whether an entry of a model's state is one of its tensors, and not something made for the occasion."""
+    """Whether an entry of a model's state is a tensor of the model, and not extra state that was made on request."""
     return isinstance(value, Tensor) and not _is_extra(name)
 
 
 def _clean(name: str) -> str:
-    """A compiled model has the same parameters as the model itself."""
+    """The name without the prefix that a compiled model adds."""
     return name.replace("_orig_mod.", "")

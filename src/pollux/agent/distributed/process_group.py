@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pollux.agent.distributed import abort, rendezvous
+from pollux.agent.distributed import abort, byte_collectives, rendezvous
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_batchnorm
 from pollux.core.errors import InvalidInput
@@ -314,16 +314,9 @@ class ReplicaGroup:
         sums: list[int] = self.add_up(torch.tensor(values, dtype=torch.int64)).tolist()
         return sums
 
-    def gather_bytes(self, text: bytes) -> list[bytes]:
+    def gather_bytes(self, content: bytes) -> list[bytes]:
         """Everyone's bytes, by replica; a collective."""
-        if self.num_replicas == 1:
-            return [text]
-        sizes = self.gather([float(len(text))])[:, 0].astype(int)
-        mine = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else mine[:0]
-        parts = [torch.empty_like(mine) for _ in range(self.num_replicas)]
-        dist.all_gather(parts, mine, group=self.control)
-        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        return byte_collectives.gather_bytes(content, self.num_replicas, self.control)
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """The mean over replicas of every gradient, for steps that went without the wrapper's own averaging.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-from pollux.agent.checkpoint.training_state import State
+from pollux.agent.checkpoint.state import State
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.heartbeat import HeartbeatSource
 from pollux.agent.elastic.member_states import CutOff, FirstStep, Gone, Regrouping, StateTrack

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from pollux.agent.checkpoint.training_state import State
+from pollux.agent.checkpoint.state import State
 from pollux.agent.distributed.process_group import ReplicaGroup, is_loss
 from pollux.agent.elastic import generation_move
 from pollux.agent.elastic.generation_move import GenerationMove, NotNeeded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from pollux.agent.checkpoint.training_state import State
+from pollux.agent.checkpoint.state import State
 
 __all__ = ["Resizable"]
 

@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pollux.agent.checkpoint.training_state import State
+from pollux.agent.checkpoint.state import State
+from pollux.agent.distributed.byte_collectives import broadcast_bytes
 from pollux.agent.elastic.state_codec import decode, encode
 from pollux.core.errors import CheckpointMismatch, PolluxError
 
-__all__ = ["Packed", "Piece", "Segment", "broadcast_bytes", "cut", "exchange", "pack", "share_out"]
+__all__ = ["Packed", "Piece", "Segment", "cut", "exchange", "pack", "share_out"]
 
 _PIECE_BYTES = 4 << 20
 _MOST_PIECES = 64
@@ -33,11 +34,6 @@ class Packed:
 
     manifest: str
     tensors: tuple[Tensor, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 def pack(state: State) -> Packed:
@@ -124,18 +120,6 @@ def share_out(pieces: Sequence[Piece], num_senders: int) -> list[int]:
     return senders
 
 
-def broadcast_bytes(content: bytes | None, source: int, group: dist.ProcessGroup | None) -> bytes:
-    """Rank `source`'s bytes on all ranks of the group; a collective. Others pass None."""
-    length = torch.tensor([len(content) if content is not None else 0])
-    dist.broadcast(length, source, group=group)
-    buffer = torch.empty(int(length), dtype=torch.uint8)
-    if content:
-        buffer = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    if buffer.numel():
-        dist.broadcast(buffer, source, group=group)
-    return buffer.numpy().tobytes()
-
-
 def exchange(
     packed: Packed | None,
     senders: Sequence[int],
@@ -151,7 +135,7 @@ def exchange(
     in `into` filled in place. `PolluxError`, on all ranks, where a checksum differs.
     """
     rank = dist.get_rank()
-    mine = packed.manifest.encode() if rank == senders[0] and packed is not None else None
+    mine = b"" if packed is None else packed.manifest.encode()
     manifest = json.loads(broadcast_bytes(mine, senders[0], group))
     if not receivers:
         return State(values=manifest["values"]), 0

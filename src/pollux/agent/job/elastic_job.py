@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import Tensor
 
-from pollux.agent.checkpoint.training_state import State
+from pollux.agent.checkpoint.state import State
 from pollux.agent.distributed.process_group import is_loss
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm, synchronise_batchnorm
 from pollux.agent.job.run import JobRun

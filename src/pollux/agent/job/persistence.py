@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pollux.agent.checkpoint.checkpointer import Saved, load
 from pollux.agent.checkpoint.manifest import created_at
-from pollux.agent.checkpoint.training_state import State, from_loaded
+from pollux.agent.checkpoint.reader import Saved, load
+from pollux.agent.checkpoint.state import State
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.record import RunRecord
 from pollux.agent.reporting.status import merge_ledger
@@ -93,7 +93,7 @@ class JobPersistence:
             return
         (step, progress, pause), self._unconfirmed = self._unconfirmed, None
         saved = checkpointer.last_saved
-        if checkpointer.last_error is None and saved is not None and saved.step == step:
+        if checkpointer.last_error is None and saved is not None and saved.manifest.step == step:
             text = f"saved to {checkpointer.where}"
             self._parts.receipt.event("checkpointed", step, progress, text, pause=pause)
             self._record.reports.note_save(time.time())
@@ -187,11 +187,11 @@ class JobPersistence:
         """Go on from a checkpoint, at whatever number of replicas there are now."""
         parts, record = self._parts, self._record
         # Before anything is read into the model: data of another shape is refused, and the model stays as it was.
-        parts.loader.check_state(dict(saved.values["data"]))  # type: ignore[arg-type]
-        parts.state.check_schedule(saved.values)
+        parts.loader.check_state(dict(saved.manifest.values["data"]))  # type: ignore[arg-type]
+        parts.state.check_schedule(saved.manifest.values)
         tensors = parts.state.templates(saved)
-        loaded = load(saved, tensors, signature=parts.state.signature())
-        state = from_loaded(loaded, tensors)
+        state = load(saved, tensors, signature=parts.state.signature())
+        state.tensors = {**tensors, **state.tensors}
         self.restore(state, in_place=True)
         values: Mapping[str, Any] = state.values
         parts.adaptation.load_state_dict(values["adaptation"], self._progress.steps)
@@ -200,7 +200,7 @@ class JobPersistence:
         parts.state.restore_rng(values, self._progress.steps)
         self.restore_record(values)
         self._resumed_at = self._progress.steps, self._progress.epoch
-        record.reports.note_save(created_at(saved.created))
+        record.reports.note_save(created_at(saved.manifest.created))
         before, after = int(values["num_replicas"]), parts.replicas.num_replicas
         if before != after:
             record.event("resized", f"from {before} to {after} replicas", before=before, after=after)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pollux.agent.adaptation.adaptation import RoundReport
 from pollux.agent.adaptation.batch_tuner import BatchChange
-from pollux.agent.checkpoint.training_state import State
+from pollux.agent.checkpoint.state import State
 from pollux.agent.job.batch_feed import BatchFeed
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.persistence import JobPersistence

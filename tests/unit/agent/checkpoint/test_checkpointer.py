@@ -19,8 +19,9 @@ from torch import nn
 
 from pollux.agent.checkpoint import checkpointer as checkpointer_module
 from pollux.agent.checkpoint import folder, host_buffers
-from pollux.agent.checkpoint.checkpointer import Checkpointer, load, parameter_signature, read_saved, tensor_layout
+from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.manifest import FORMAT, MANIFEST_NAME, encode, read_manifest
+from pollux.agent.checkpoint.reader import load, parameter_signature, read_saved, tensor_layout
 from pollux.core.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
@@ -37,7 +38,7 @@ def test_what_was_saved_is_loaded(writer):
     saved = newest(writer)
     assert saved == writer.last_saved == read_saved(saved.path)
     assert saved.path == writer.folder / "step-0000000003"
-    assert (saved.step, saved.num_replicas, saved.values) == (3, 1, {"step": 3})
+    assert (saved.manifest.step, saved.manifest.num_replicas, saved.manifest.values) == (3, 1, {"step": 3})
     loaded = load(saved)
     assert loaded.objects == {"user": {"step": 3}}
     assert loaded.values == {"step": 3}
@@ -123,7 +124,7 @@ def test_one_in_flight(writer, monkeypatch):
         writer.save(step, state(step), {}, {}, {})
     writer.wait()
     assert running == [1] * 5
-    assert newest(writer).step == 4
+    assert newest(writer).manifest.step == 4
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -140,7 +141,7 @@ def test_older_ones_are_removed_only_after_the_newer_is_published(writer, monkey
     discard = folder.CheckpointFolder.discard
 
     def watched(self, path):
-        seen.append(read_saved(writer.folder / "step-0000000003").step)
+        seen.append(read_saved(writer.folder / "step-0000000003").manifest.step)
         discard(self, path)
 
     monkeypatch.setattr(folder.CheckpointFolder, "discard", watched)
@@ -151,9 +152,9 @@ def test_older_ones_are_removed_only_after_the_newer_is_published(writer, monkey
 def test_after_a_roll_back_later_ones_are_dropped(writer):
     put(writer, 1, 2)
     writer.drop_after(1)
-    assert newest(writer).step == 1
+    assert newest(writer).manifest.step == 1
     put(writer, 2)
-    assert newest(writer).step == 2
+    assert newest(writer).manifest.step == 2
 
 
 def test_the_last_whole_one_is_not_dropped_before_there_is_another(writer):
@@ -161,7 +162,7 @@ def test_the_last_whole_one_is_not_dropped_before_there_is_another(writer):
     writer.drop_after(2)
     assert names(writer) == {"step-0000000003"}, "the nearest stays"
     writer.drop_after(2)
-    assert newest(writer).step == 3
+    assert newest(writer).manifest.step == 3
     put(writer, 2)
     assert names(writer) == {"step-0000000002"}, "and goes with the first save on the new course"
 
@@ -170,7 +171,7 @@ def test_a_damaged_one_is_no_reason_to_drop_the_last_whole_one(writer):
     put(writer, 1, 2)
     flip(writer.folder / "step-0000000001" / "__0_0.distcp", 300)
     writer.drop_after(1)
-    assert newest(writer).step == 2
+    assert newest(writer).manifest.step == 2
 
 
 def test_where_none_is_whole_nothing_is_dropped(writer):
@@ -187,7 +188,7 @@ def test_a_spared_one_stays_when_the_next_save_fails(writer, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         put(writer, 2)
-    assert newest(writer).step == 3
+    assert newest(writer).manifest.step == 3
 
 
 def test_a_name_once_known_as_damaged_can_be_used_again(writer):
@@ -198,7 +199,7 @@ def test_a_name_once_known_as_damaged_can_be_used_again(writer):
     writer.drop_after(1)
     put(writer, 2)
     assert names(writer) == {"step-0000000001", "step-0000000002"}
-    assert newest(writer).step == 2
+    assert newest(writer).manifest.step == 2
 
 
 def test_a_just_published_one_of_an_older_step_stays(writer):
@@ -228,8 +229,8 @@ def test_a_damaged_one_is_skipped_before_anything_is_unpickled(writer, damage):
     damage(writer.folder / "step-0000000002")
     with mock.patch("pickle.load", side_effect=AssertionError("unpickled")):
         with pytest.warns(UserWarning, match="skipped a damaged checkpoint.*step-0000000002"):
-            assert newest(writer).step == 1
-        assert newest(writer).step == 1, "and the warning comes once"
+            assert newest(writer).manifest.step == 1
+        assert newest(writer).manifest.step == 1, "and the warning comes once"
     assert (load(newest(writer)).tensors["model.weight"] == 1).all()
     damage(writer.folder / "step-0000000001")
     with (
@@ -310,7 +311,7 @@ def test_parameters_that_are_not_finite_are_not_published(writer, value, caplog)
     assert names(writer) == {"step-0000000001"}
     writer.save(2, bad, {}, {}, {}, wait=True, finite=())
     assert writer.last_error is None
-    assert newest(writer).step == 2
+    assert newest(writer).manifest.step == 2
 
 
 def test_only_the_tensors_named_must_be_finite(writer):
@@ -322,7 +323,7 @@ def test_only_the_tensors_named_must_be_finite(writer):
     bad["model.weight"][0, 0] = float("nan")
     writer.save(2, bad, {}, {}, {}, wait=True, finite={"model.weight"})
     assert isinstance(writer.last_error, NonFiniteValue)
-    assert newest(writer).step == 1
+    assert newest(writer).manifest.step == 1
 
 
 def test_a_tied_tensor_must_be_finite_under_either_name(writer):
@@ -334,7 +335,7 @@ def test_a_tied_tensor_must_be_finite_under_either_name(writer):
 def test_other_values_may_be_infinite(writer):
     tensors = {"optimizer.best": torch.tensor(float("inf")), "model.count": torch.tensor(3)}
     writer.save(1, tensors, {}, {"bound": float("inf")}, {}, wait=True)
-    assert newest(writer).values == {"bound": float("inf")}
+    assert newest(writer).manifest.values == {"bound": float("inf")}
 
 
 FAILING = {
@@ -356,7 +357,7 @@ def test_a_failed_write_leaves_the_older_ones_and_training_goes_on(writer, monke
     assert names(writer) == {"step-0000000001"}
     put(writer, 3)
     assert writer.last_error is None
-    assert newest(writer).step == 3
+    assert newest(writer).manifest.step == 3
 
 
 def test_what_the_disk_changed_is_not_published(writer, monkeypatch):
@@ -402,7 +403,7 @@ def test_an_object_that_cannot_be_pickled_is_refused_at_once_by_name(writer, cap
     assert caplog.text == "", "nothing was tried in the background"
     writer.check_objects({"fine": {"list": [1], "tensor": torch.zeros(1000)}})
     put(writer, 1)
-    assert newest(writer).step == 1
+    assert newest(writer).manifest.step == 1
 
 
 def test_wrong_calls_are_refused_at_once(writer):
@@ -430,7 +431,7 @@ def test_two_jobs_cannot_share_a_folder(writer, tmp_path):
     put(writer, 1)
     writer.close()
     second = Checkpointer(writer.folder)
-    assert newest(second).step == 1
+    assert newest(second).manifest.step == 1
     second.close()
 
 
@@ -479,12 +480,12 @@ def test_a_file_system_without_locks_still_works(tmp_path, caplog):
         checkpointer = Checkpointer(tmp_path / "c")
     assert "cannot be locked: No locks available" in caplog.text
     put(checkpointer, 1)
-    assert newest(checkpointer).step == 1
+    assert newest(checkpointer).manifest.step == 1
     checkpointer.close()
 
 
 def test_other_replicas_write_nothing_when_the_state_is_replicated(tmp_path):
-    with mock.patch.object(checkpointer_module, "broadcast_text", return_value='{"value": "", "problem": null}'):
+    with mock.patch.object(checkpointer_module, "broadcast_bytes", return_value=b'{"value": "", "problem": null}'):
         checkpointer = Checkpointer(tmp_path / "c", replica=1, num_replicas=2)
         checkpointer.prepare(state(1))
         put(checkpointer, 1)
@@ -493,4 +494,4 @@ def test_other_replicas_write_nothing_when_the_state_is_replicated(tmp_path):
         with pytest.raises(InvalidInput, match="'user' of type function"):
             checkpointer.save(1, state(1), {"user": lambda: None}, {}, {})
     assert not (tmp_path / "c").exists()
-    assert checkpointer._buffers.num_bytes == 0
+    assert not checkpointer._buffers._buffers

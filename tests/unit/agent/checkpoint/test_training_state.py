@@ -9,16 +9,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from pollux.agent.checkpoint.checkpointer import Checkpointer, load
+from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.manifest import require_same_signature
-from pollux.agent.checkpoint.training_state import (
-    TrainingState,
-    from_loaded,
-    mixed_seed,
-    read_rng,
-    require_stateful,
-    write_rng,
-)
+from pollux.agent.checkpoint.reader import load
+from pollux.agent.checkpoint.training_state import TrainingState, mixed_seed, read_rng, require_stateful, write_rng
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.core.errors import CheckpointMismatch, InvalidInput, NonFiniteValue
@@ -216,7 +210,8 @@ def test_what_modules_keep_beside_tensors_goes_on_too(tmp_path, wrap):
     other, _, fresh = remembering(None)
     in_place = fresh.templates(saved)
     loaded = load(saved, in_place, signature=fresh.signature())
-    fresh.restore(from_loaded(loaded, in_place), tensors_in_place=True)
+    loaded.tensors.update(in_place)
+    fresh.restore(loaded, tensors_in_place=True)
     assert (other.note, other.amax.value) == (["a"], 2.5)
 
 

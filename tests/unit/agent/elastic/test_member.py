@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer
-from pollux.agent.checkpoint.training_state import State
+from pollux.agent.checkpoint.state import State
 from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.step_shape import StepShape
 from pollux.agent.data.torch_reader import torch_loader
@@ -559,7 +559,7 @@ def test_the_folder_of_checkpoints_goes_to_whoever_is_replica_0(tmp_path):
     second.save(1, {"model.w": torch.ones(2)}, {}, {}, {}, wait=True)
     closing.join()
     assert second.last_error is None
-    assert second.latest().step == 1
+    assert second.latest().manifest.step == 1
     second.rebind(1, 2, None)
     again = Checkpointer(tmp_path)
     again.close()

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pollux.agent.checkpoint.training_state import State
+from pollux.agent.checkpoint.state import State
 from pollux.agent.elastic import state_transfer
 from pollux.agent.elastic.state_transfer import cut, exchange, pack, share_out
 from pollux.core.errors import InvalidInput, PolluxError
