@@ -2,12 +2,12 @@
 
 import json
 import os
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import slow_until
 
 from pollux.agent.distributed.authenticated_store import AuthenticatedStore
 from pollux.testing.jobs.live_supervisor import LiveSupervisor
@@ -102,16 +102,6 @@ def test_a_crowd_of_strangers_keeps_no_replica_out(job, tmp_path):
     LIVE.check_exact(values)
 
 
-# The script that follows, with waits of half a second and more until there is a certain file.
-SLOW_UNTIL = """
-import os, runpy, sys, time
-wait, done = time.sleep, sys.argv[1]
-time.sleep = lambda seconds: wait(0.0 if seconds >= 0.5 and os.path.exists(done) else seconds)
-sys.argv[:] = sys.argv[2:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 @pytest.fixture
 def service(tmp_path):
     running = SERVICE.Service(tmp_path / "home")
@@ -123,8 +113,7 @@ def test_a_job_of_the_service_is_as_safe(service):
     """The port that the machine shows to everybody, every attack at it, and a secret that it shows to nobody."""
     before = {*attacks.listening_ports()}
     attacked = service.home / "attacked"
-    slow = [sys.executable, "-c", SLOW_UNTIL, str(attacked), str(SERVICE.SCRIPT), "--step-wait", "0.5"]
-    run = [*slow, "--epochs", "6", "--copies", "1", "--sample-wait", "0"]
+    run = slow_until.command(attacked, SERVICE.SCRIPT, "--step-wait", "0.5", "--epochs", "6", "--copies", "1")
     asked = {"name": "digits", "run": run, "gpus": "2", "on_resize": "live", "workdir": str(service.home)}
     service.call("/v1/jobs", asked)
     service.until("a live agent", lambda job: job["state"] == "running" and job["resize_kind"] == "live")
