@@ -54,7 +54,7 @@ def pair(tmp_path):
     made = Generation(ordered(tmp_path, 1, "0", "1"), tmp_path, launcher, lambda: None, store)
     made.start()
     yield made
-    made.logs.drain((*made.members, *made.departed))
+    made.logs.drain(made.replicas.everyone)
     for place in [*launcher._ends]:
         launcher.end(place)
 

@@ -1,4 +1,4 @@
-"""The process on each lent node that starts and ends replicas there for the shims of jobs.
+"""The node daemon and its job runners: they start and end replicas on a lent node for the shims of jobs.
 
-One process on each node. Imports `shim`, `transport` and `process`.
+One daemon on each node, and one runner for each job there. Imports `shim`, `transport` and `process`.
 """

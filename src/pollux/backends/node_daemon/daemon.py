@@ -1,9 +1,9 @@
-"""The process on every lent node, which takes connections and forks a runner for each job.
+"""The node daemon: the process on every lent node that takes connections and forks a runner for each job.
 
 It is started with `python -m pollux.backends.node_daemon.daemon`.
 
-Single-threaded, with everything imported that training imports, so that replicas start in milliseconds. It knows
-nothing of engines: whoever lends the node starts it, and reads from a file where it listens.
+It has one thread and has imported what training scripts import, so that replicas start in milliseconds. It does not
+know which engine lends the node: the engine's part of Pollux starts it, and reads from a file where it listens.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class _RunnerHandle:
 
 
 class NodeDaemon:
-    """The loop. `warm_variables`: the environment under which everything was imported, None where nothing was.
+    """The loop of the daemon. `warm_variables`: the environment during the imports, None where nothing was imported.
 
-    `with_parent`: it ends when its input is closed; `is_patient`: not at SIGTERM, which the parent minds.
+    `with_parent`: the daemon ends when its input is closed. `is_patient`: it ignores SIGTERM, which its parent handles.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class NodeDaemon:
         self._ending = False
 
     def run(self) -> None:
-        """Serve until told to end; a forked replica leaves through `ForkedReplica`."""
+        """Run until told to end; a forked replica leaves through `ForkedReplica`."""
         proc.adopt_orphans()
         self._loop.listen_to_signals(None if self._is_patient else self._end)
         self._listener.setblocking(False)
@@ -168,12 +168,12 @@ class NodeDaemon:
 
     def _serve(self, line: SecureLine, request: Mapping[str, Any]) -> None:
         if "see" in request:
-            self._aside(line, request)
+            self._look_for_files(line, request)
         else:
             self._hand_over(line, from_plain(SessionRequest, request))
 
-    def _aside(self, line: SecureLine, request: Mapping[str, Any]) -> None:
-        """Look at the file system in a process of its own, since some file systems answer late, or never."""
+    def _look_for_files(self, line: SecureLine, request: Mapping[str, Any]) -> None:
+        """Answer which files exist, from a forked process, since some file systems answer late or never."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -186,7 +186,7 @@ class NodeDaemon:
         finally:
             os._exit(0)
 
-    # Keepers
+    # Job runners
 
     def _hand_over(self, line: SecureLine, request: SessionRequest) -> None:
         if request.session not in self._runners:
@@ -216,23 +216,23 @@ class NodeDaemon:
         self._listener.close()
         for stranger in self._strangers.values():
             stranger.line.peer.close()
-        for kept in self._runners.values():
-            kept.control.close()
+        for runner in self._runners.values():
+            runner.control.close()
 
     def _lose_runner(self, session: str) -> None:
-        kept = self._runners.pop(session, None)
-        if kept is not None:
-            kept.control.close()
+        runner = self._runners.pop(session, None)
+        if runner is not None:
+            runner.control.close()
 
     def _reap(self) -> None:
         ended = {pid for pid, _ in ended_children()}
         if not ended:
             return
         self._children -= ended
-        for session in [name for name, kept in self._runners.items() if kept.pid in ended]:
+        for session in [name for name, runner in self._runners.items() if runner.pid in ended]:
             self._lose_runner(session)
-        # What a runner leaves behind becomes ours, and nobody's.
-        ours = {*self._children, *(kept.pid for kept in self._runners.values())}
+        # Processes that a runner left behind become children of the daemon: no job owns them.
+        ours = {*self._children, *(runner.pid for runner in self._runners.values())}
         table = proc.process_table()
         proc.kill_all(
             row.pid for row in table.values() if row.parent == os.getpid() and row.pid not in ours and row.state != "Z"
@@ -280,7 +280,7 @@ def _secret(file: Path | None) -> bytes:
 
 
 def _warm(cold: bool) -> dict[str, str] | None:
-    """Import what training imports; the environment under which that was done, None where forks would not be safe."""
+    """Import what training scripts import; the environment during that, None where forks would not be safe."""
     variables = dict(os.environ)
     if cold or not forkserver.import_all():
         return None
@@ -288,10 +288,10 @@ def _warm(cold: bool) -> dict[str, str] | None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Be the host of a node; returns an exit code, a replica's in what became one."""
+    """Run the daemon of a node; returns its exit code, or in a forked replica that of the replica."""
     given = _arguments(words)
     if given.patient:
-        # From the first moment on: imports take seconds, and whoever reads the announcement may be quick.
+        # Before the imports, which take seconds: SIGTERM may come meanwhile.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     address, port = _where(given.listen)
     secret = _secret(given.secret_file)

@@ -1,8 +1,8 @@
-"""The process on a node that runs the replicas of one job's shim: forked by the node's host, single-threaded.
+"""The job runner: the process on a node that runs the replicas of one job. The node daemon forks it.
 
-It starts, signals and reads them as the shim says over a channel, and ends them all when its lease runs out: when the
-shim has not confirmed for so long anything that was sent. SIGTERM, which engines send to all processes on a node that
-they take back, is passed on to the shim as news.
+It starts and signals replicas, and reads their output, as the shim orders over a channel. It ends them all when its
+lease runs out: when the shim has confirmed no message for that time. Engines send SIGTERM to all processes on a node
+that they take back; the runner reports that to the shim.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.launcher import LocalLauncher, ReplicaProcess
+from pollux.backends.process.memory_check import MemoryCheck
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.transport.channel import Channel, SecureLine, clock
 from pollux.wire.live.codec import to_plain
@@ -49,16 +51,14 @@ __all__ = ["NodeJobRunner"]
 _READ_BYTES = 48 << 10
 _MAX_WAITING_BYTES = 4 << 20
 _DRAIN_READS = 1024
-_MEMORY_SECONDS = 0.25
-_MEMORY_SHARE = 20.0
 _SWEEP_SECONDS = 0.01
-# An engine signals one process after another: that of a replica may come so long before ours.
+# An engine signals one process after another: a replica may get its signal this much earlier than the runner.
 _NOTICE_SECONDS = 0.2
 _MOMENT = "POLLUX_STOPPED_AT"
 
 
 class NodeJobRunner:
-    """The loop. `environ` is what replicas inherit, `secret` the fleet's; connections come over `control`."""
+    """The loop of the runner. `environ`: what replicas inherit; `secret`: the fleet's; `control` brings connections."""
 
     def __init__(
         self,
@@ -81,9 +81,7 @@ class NodeJobRunner:
         self._codes: dict[str, int] = {}
         self._asked: set[str] = set()
         self._known: set[str] = set()
-        self._memory_bytes = 0.0
-        self._memory_at = 0.0
-        self._over_memory = False
+        self._memory = MemoryCheck(self._launcher)
         self._clear: ClearRequest | None = None
         self._ending = False
         self._noticed = False
@@ -93,7 +91,7 @@ class NodeJobRunner:
         self._connections = 0
 
     def run(self, parent: int) -> None:
-        """Serve until told to end, or until the lease is over; a forked replica leaves through `ForkedReplica`."""
+        """Run until the shim ends it or the lease runs out; a forked replica leaves through `ForkedReplica`."""
         proc.die_with_parent(parent)
         proc.adopt_orphans()
         proc.name_this("pollux-keeper")
@@ -110,20 +108,20 @@ class NodeJobRunner:
         self._noticed = True
 
     def _await_notice(self) -> None:
-        """A replica was ended by a signal that we did not send: where the engine did, it comes here as well."""
+        """Wait for the engine's SIGTERM: a replica ended by a SIGTERM that we did not send."""
         until = time.monotonic() + _NOTICE_SECONDS
         while not self._noticed and time.monotonic() < until:
             time.sleep(_SWEEP_SECONDS)
 
     def _pass_on_notice(self) -> None:
-        """Once, before the ends that it causes: what runs here has been asked to end, by the engine."""
+        """Report the engine's SIGTERM to the shim, once, before the exits that it causes."""
         if self._noticed and not self._notice_sent:
             self._notice_sent = True
             self._asked.update(self._processes.keys() - self._codes.keys())
             self._channel.send(NodeNoticeMessage())
 
     def _close_in_fork(self) -> None:
-        """In a forked process: close its copies of the sockets, without a word to anybody."""
+        """Close the copies of the sockets in a forked process; the other sides notice nothing."""
         self._loop.close()
         self._control.close()
         self._channel.detach()
@@ -134,8 +132,8 @@ class NodeJobRunner:
         times = [self._channel.confirmed_at + self._lease_seconds - clock()]
         if self._clear is not None:
             times.append(_SWEEP_SECONDS if self._clear.kill else 10 * _SWEEP_SECONDS)
-        if self._memory_bytes > 0 and self._processes and not self._over_memory:
-            times.append(self._memory_at - time.monotonic())
+        if self._memory.due is not None and self._processes:
+            times.append(self._memory.due - time.monotonic())
         return max(0.0, min(times))
 
     # The connection
@@ -209,7 +207,7 @@ class NodeJobRunner:
                 self._ending = True
 
     def _end_process(self, request: TerminateRequest | KillRequest | SweepRequest, process: ReplicaProcess) -> None:
-        """Signal a replica, or end what is left of one that has ended."""
+        """Signal a replica, or end the processes that an ended replica left behind."""
         match request:
             case TerminateRequest(key, alone):
                 if key not in self._codes and self._launcher.terminate(process, alone):
@@ -223,12 +221,12 @@ class NodeJobRunner:
                 self._channel.send(SweptMessage(key))
 
     def _start(self, request: StartReplicaRequest) -> None:
-        key, self._memory_bytes = request.key, request.memory_bytes
+        key, self._memory.limit_bytes = request.key, request.memory_bytes
         own = with_derived_secret(request.environ, self._secret)
         environ = {**self._environ, **_by_own_clock(own, request.sent_at)}
         start = ReplicaStart(request.argv, request.workdir, environ, request.cores, request.path_was_set)
         try:
-            process = self._launcher.start(start, "", self._memory_bytes, _nothing)
+            process = self._launcher.start(start, "", request.memory_bytes, lambda piece: None)
         except OSError as error:
             why = f"pollux: no process could be started: {error}\n"
             self._channel.send(OutputMessage(key, why.encode()))
@@ -239,17 +237,13 @@ class NodeJobRunner:
 
     def _forget(self, key: str) -> None:
         process = self._processes.pop(key, None)
-        if process is not None and process.output >= 0:
-            self._unfollow(process.output)
-            os.close(process.output)
+        if process is not None:
+            self._close_output(process)
 
     # Replicas
 
-    def _reader(self, key: str, process: ReplicaProcess) -> Callable[[], object]:
-        return lambda: self._read(key, process)
-
     def _read(self, key: str, process: ReplicaProcess) -> bool:
-        """Pass a piece on; whether there may be more."""
+        """Send a piece of a replica's output to the shim; whether there may be more."""
         if process.output < 0:
             return False
         try:
@@ -261,10 +255,12 @@ class NodeJobRunner:
         if piece:
             self._channel.send(OutputMessage(key, piece))
             return True
-        self._unfollow(process.output)
-        os.close(process.output)
-        process.output = -1
+        self._close_output(process)
         return False
+
+    def _close_output(self, process: ReplicaProcess) -> None:
+        self._unfollow(process.output)
+        process.close_output()
 
     def _drain(self, key: str, process: ReplicaProcess) -> None:
         for _ in range(_DRAIN_READS):
@@ -276,19 +272,19 @@ class NodeJobRunner:
             self._loop.unwatch(fd)
 
     def _follow(self) -> None:
-        """Read outputs only while what was read before gets through."""
+        """Read outputs only while the shim keeps up with what was read before."""
         held_back = self._channel.unconfirmed_bytes > _MAX_WAITING_BYTES
         for key, process in self._processes.items():
             if held_back:
                 self._unfollow(process.output)
             elif process.output >= 0 and process.output not in self._reading:
                 self._reading[process.output] = key
-                self._loop.watch(process.output, self._reader(key, process))
+                self._loop.watch(process.output, partial(self._read, key, process))
 
     def _reap(self) -> None:
         for pid, code in ended_children():
             for key, process in [*self._processes.items()]:
-                # A replica that ends because the lease is over has not failed: that nobody answers tells more.
+                # A replica that ends because the lease ran out has not failed: the shim already reports the silence.
                 if process.pid == pid and key not in self._codes and not self._ending:
                     self._replica_ended(key, process, code)
 
@@ -312,28 +308,21 @@ class NodeJobRunner:
                 self._forget(key)
             self._channel.send(ClearMessage(self._clear.number))
             self._clear = None
-        now = time.monotonic()
-        if self._memory_bytes > 0 and self._processes and not self._over_memory and now >= self._memory_at:
-            self._check_memory()
-            # To look may take long where there is much memory: never more than a twentieth of the time.
-            self._memory_at = now + max(_MEMORY_SECONDS, _MEMORY_SHARE * (time.monotonic() - now))
+        self._check_memory()
         self._follow()
         self._watch_line()
 
     def _check_memory(self) -> None:
-        living = dict(enumerate(self._processes))
-        over = self._launcher.over_memory({n: self._processes[key] for n, key in living.items()}, self._memory_bytes)
-        if over is not None:
-            self._over_memory = True
-            self._channel.send(OverMemoryMessage(living[over[0]], over[1]))
-
-
-def _nothing(piece: bytes) -> None:
-    """Output is read from the pipe."""
+        """Report a replica above the memory limit, once: the shim then ends the job."""
+        keys = [*self._processes]
+        found = self._memory.find_excess(dict(enumerate(self._processes.values())))
+        if found is not None:
+            self._memory.limit_bytes = 0.0
+            self._channel.send(OverMemoryMessage(keys[found[0]], found[1]))
 
 
 def _by_own_clock(environ: Mapping[str, str], sent_at: float) -> dict[str, str]:
-    """A moment that is told to replicas is by the sender's clock, and they compare it with the node's."""
+    """The environment with a moment in it converted from the sender's clock to the clock of this node."""
     own = dict(environ)
     with contextlib.suppress(ValueError):
         if _MOMENT in own:

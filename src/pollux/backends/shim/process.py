@@ -29,9 +29,10 @@ from pollux.backends.process.records import (
 )
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.protocol import ReplicasEnded
-from pollux.backends.shim.generation import Generation, RunningReplica
+from pollux.backends.shim.generation import Generation
 from pollux.backends.shim.live_generation import LiveGeneration
 from pollux.backends.shim.remote_launcher import NodeAnswer, NodeLoss, NodeNotice, RemoteExit, RemoteLauncher
+from pollux.backends.shim.replica_group import RunningReplica
 from pollux.backends.shim.service_connections import ServiceConnections
 from pollux.backends.shim.store import server as store_server
 from pollux.core.errors import BackendFailed, PolluxError
@@ -184,7 +185,7 @@ class Shim:
 
     def _newest_generation(self) -> int | None:
         """The newest one that it was told of, be it on disk or not."""
-        if self._generation is not None and not self._generation.is_noted:
+        if self._generation is not None and not self._generation.is_recorded:
             return self._generation.order.generation
         return newest_generation(self._folder)
 
@@ -260,7 +261,7 @@ class Shim:
             if self._remote is not None and order.fleet is not None:
                 self._remote.update_access(order.fleet)
             self._guarded(lambda live: live.resize(order))
-            if generation.is_noted:
+            if generation.is_recorded:
                 remove_records(self._folder, order.generation)
 
     def _guarded(self, what: Callable[[LiveGeneration], None]) -> None:
@@ -384,7 +385,7 @@ class Shim:
 
     def _act_on_due(self) -> None:
         generation = self._generation
-        if generation is not None and self._start_untold and generation.is_up:
+        if generation is not None and self._start_untold and generation.replicas.are_up:
             self._start_untold = False
             self._services.tell(StartedMessage(time.time(), generation.order.generation))
         if generation is not None and generation.ended is None:

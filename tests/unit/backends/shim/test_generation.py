@@ -8,7 +8,8 @@ import pytest
 
 from pollux.backends.process.launcher import ReplicaProcess
 from pollux.backends.process.records import read_record, record_path
-from pollux.backends.shim.generation import Generation, RunningReplica
+from pollux.backends.shim.generation import Generation
+from pollux.backends.shim.replica_group import RunningReplica
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
 
@@ -83,14 +84,14 @@ def test_a_record_of_what_came_about_is_written_later(places, monkeypatch):
     places.members[1].code = 0
     places.launcher.sweep = lambda process: None
     places.adopt_ranks({0: 0})
-    assert (places.is_noted, written(places, 2)) == (False, None)
+    assert (places.is_recorded, written(places, 2)) == (False, None)
     now = places.due()
     places.act_on_due()
-    assert not places.is_noted
+    assert not places.is_recorded
     relieve(places, 2)
     now = places.due()
     places.act_on_due()
-    assert places.is_noted
+    assert places.is_recorded
     assert written(places, 2)["places"] == ["0"]
     assert places.due() is None
 
@@ -98,7 +99,7 @@ def test_a_record_of_what_came_about_is_written_later(places, monkeypatch):
 def test_an_order_that_waits_is_taken_where_it_cannot_be_noted_yet(places):
     hinder(places, 3)
     places.renumber(3)
-    assert (places.order.generation, places.is_noted, places.is_ending) == (3, False, False)
+    assert (places.order.generation, places.is_recorded, places.is_ending) == (3, False, False)
 
 
 def test_all_that_ended_well_were_done(generation):
