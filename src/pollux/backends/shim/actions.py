@@ -1,6 +1,6 @@
-"""What a change of a running job's replicas is made of: the change itself, and the actions that carry it out.
+"""A change of a running job's replicas, and the actions that carry it out.
 
-`transition` decides which action comes when; `live_generation` carries it out.
+`transition` decides which action is taken when; `live_generation` takes it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One replica of a new generation. Its place in the list is its rank; `was` is its rank before, None: it joins.
+    """One replica of a new generation. Its index in the list is its rank; `was` is its rank before, None for a joiner.
 
-    `number` names its process as long as the process lives.
+    `number` identifies its process as long as the process runs.
     """
 
     number: int
@@ -51,7 +51,7 @@ class ReplicaChange:
         return {rank: seat.number for rank, seat in enumerate(self.seats) if seat.was is None}
 
     def rank_of(self, number: int) -> int:
-        """The rank that a replica is to have."""
+        """The rank of a replica in the new generation."""
         return next(rank for rank, seat in enumerate(self.seats) if seat.number == number)
 
     @property
@@ -61,7 +61,7 @@ class ReplicaChange:
 
     @property
     def senders(self) -> tuple[int, ...]:
-        """Numbers of the leavers, where no replica stays: they send the state to the joiners before they end."""
+        """Numbers of the leavers if no replica stays: they send the state to the joiners before they end."""
         return () if self.survivors else self.leavers
 
 
@@ -75,7 +75,7 @@ class SetKey:
 
 @dataclass(frozen=True, slots=True)
 class WatchKeys:
-    """From now on look for these keys, and for no other keys of a change."""
+    """Watch these keys, and no other keys of a change, from now on."""
 
     keys: tuple[str, ...]
 
@@ -90,16 +90,16 @@ class StartJoiner:
 
 @dataclass(frozen=True, slots=True)
 class KillReplica:
-    """Kill a process at once; it holds nothing that is needed."""
+    """Kill a process at once; it has no state that is needed."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportLoss:
-    """Tell the service that these ranks of a generation are lost; `kept` are the numbers of those that can go on.
+    """Tell the service that these ranks of a generation are lost; `kept` are the numbers of replicas that can go on.
 
-    `withdrawn`: all of them were to join, no other replica is gone, and none has paused.
+    `withdrawn`: all lost ranks were joiners, and no other replica has ended or paused.
     """
 
     generation: int
@@ -111,7 +111,7 @@ class ReportLoss:
 
 @dataclass(frozen=True, slots=True)
 class ReportStart:
-    """Tell the service that all replicas of a generation have taken their first step; `pauses` are theirs, by rank."""
+    """Tell the service that all replicas of a generation have taken their first step; `pauses` by rank."""
 
     generation: int
     pauses: Mapping[int, PauseReport]
@@ -119,18 +119,18 @@ class ReportStart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End all processes, so that the job starts again from its checkpoint."""
+    """End all processes, so that the job restarts from its checkpoint."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class DoubtEnd:
-    """A replica ended with 0 while only it and its peers held the state: the job is done only if it has said so."""
+    """Doubt the exit code 0 of a replica that had to send the state first: only a heartbeat shows that it finished."""
 
     number: int
     why: str
 
 
 Action = SetKey | WatchKeys | StartJoiner | KillReplica | ReportLoss | ReportStart | GiveUp | DoubtEnd
-"""What is to be done."""
+"""One thing for the shim to do."""

@@ -33,7 +33,7 @@ PRELOADED = (
     "torch.utils.data",
     "pollux.agent",
 )
-"""What is imported, where it can be: PyTorch, what its first optimiser would import, and the agent."""
+"""The modules to import where they are installed: PyTorch, what its first optimiser would import, and the agent."""
 
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # Asks the driver's library whether there are GPUs, instead of opening them, which would spoil every fork.
@@ -41,7 +41,7 @@ _GPU_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def import_all() -> bool:
-    """Import what training imports, without a trace in the environment; whether forks are safe from now on."""
+    """Import what training scripts import, and restore the environment; whether forks are safe from now on."""
     variables = dict(os.environ)
     os.environ.update(_THREADS | _GPU_CHECK)
     for name in PRELOADED:
@@ -57,7 +57,7 @@ def import_all() -> bool:
 def _fork_shim(
     request: Mapping[str, str], fds: list[int], variables: Mapping[str, str], control: socket.socket
 ) -> int | None:
-    """Two forks, so that the shim is nobody's child here; None here, an exit code in the process that came of it."""
+    """Fork twice, so that the shim is no child of this process; None here, an exit code in the forked process."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
@@ -74,7 +74,7 @@ def _fork_shim(
 
 
 def serve(control: socket.socket) -> int:
-    """Fork shims as told until the other end is closed; returns an exit code: a replica's, in what became one."""
+    """Fork shims as ordered until the other end is closed; the exit code, in a forked replica that of the replica."""
     proc.name_this("pollux-nursery")
     variables = dict(os.environ)
     control.send(json.dumps({"ready": import_all()}).encode())

@@ -1,6 +1,6 @@
-"""A generation whose replicas may change while they run: the state machine of `transition` put to work.
+"""A generation whose replicas can join and leave while the job runs: feeds the state machine of `transition`.
 
-Its actions become processes, keys of the job's store, and words to whoever is connected to the shim.
+It carries out the actions of the state machine: starts processes, writes keys of the job's store, tells the services.
 """
 
 from __future__ import annotations
@@ -39,34 +39,30 @@ __all__ = ["LiveGeneration", "Readiness"]
 _POLL_SECONDS = 0.02
 _BEAT_SECONDS = 1.0
 _FIRST_BEAT_SECONDS = 0.1
-# An agent tells that it is there as soon as it is built; without one nobody would follow an order. To import, and to
-# build a model, may take so many times the silence that is allowed later.
+# Without an agent in the replicas nothing would follow an order. An agent sends its first heartbeat once the script has
+# built it; imports and the model may take this many times the silence that is allowed later.
 _START_TIMES = 2.0
 _PATIENCE_SECONDS = 5.0
 _LEAST_REGROUP_SECONDS = 5.0
 _LEAST_ORDER_SECONDS = 5.0
 _PREPARE_TIMES = 3.0
-# Through, saved and stopped, or saved to be started anew.
 _WELL_ENDED = frozenset({0, exit_codes.STOPPED, exit_codes.RESTART})
 
 
 def _limits(hang_seconds: float) -> Limits:
-    """Who meets the others in a new group is silent meanwhile, and waits no longer than silence is borne.
-
-    Nor does who waits for a word after a loss.
-    """
+    """The limits of a change where replicas may be silent this long: they are silent while they wait for others."""
     usual = Limits()
     regroup = min(usual.regroup, max(_LEAST_REGROUP_SECONDS, hang_seconds))
     return replace(usual, regroup=regroup, order=min(usual.order, max(_LEAST_ORDER_SECONDS, hang_seconds)))
 
 
 class Readiness(enum.Enum):
-    """Whether the replicas can carry out an order to change, by what the agents in them have said.
+    """Whether the replicas can carry out an order to change, judged by the heartbeats of their agents.
 
-    `UNHEARD`: no agent has given a sign of life; an order waits for one, and is refused after a while. `READY`: they
-    can. `UNABLE`: an agent has said why they cannot; an order is refused. `FINISHED`: the job is through, and only its
-    script goes on; an order waits until the generation ends. Replicas that are ready survive the loss of others; in the
-    other cases the job ends with it.
+    `UNHEARD`: no agent has sent a heartbeat; an order waits for one, and is refused after a while. `READY`: they can.
+    `UNABLE`: an agent has said why they cannot; an order is refused. `FINISHED`: training has finished, and only the
+    script goes on; an order waits until the generation ends. Only replicas that are ready survive the loss of others;
+    in the other cases a loss ends the job.
     """
 
     UNHEARD = enum.auto()
@@ -76,9 +72,9 @@ class Readiness(enum.Enum):
 
 
 class LiveGeneration:
-    """Follows one generation, and those that come of it. `lost` is what was told of a loss and not answered yet.
+    """Follows one generation and its live resizes.
 
-    `pause` is what the last change that came about took.
+    `lost`: the loss that was reported and not answered yet. `pause`: how long the last completed change took.
     """
 
     def __init__(
@@ -99,17 +95,17 @@ class LiveGeneration:
         self._hung: dict[int, str] = {}
         self._pending: LaunchOrder | None = None
         self._was_heard = False
-        # When an order that waits for a first word is refused.
+        # When an order that waits for a first heartbeat is refused.
         self._refuse_at: float | None = None
-        # Where all of it stood still meanwhile, nobody was silent, or late.
+        # The clock stops while the machine or the whole job stands still: no replica is silent, or late, then.
         self._clock = ListeningClock(time.monotonic)
         self._began_at, self._launched_at = self._clock(), time.monotonic()
         self._commit_watch = CommitWatch()
         self._has_exited = False
         self._refusal = ""
-        # Keys whose values were malformed: each is told of once.
+        # Keys whose values were malformed: each is logged once.
         self._malformed: set[str] = set()
-        # Who is who in every generation that replicas may believe to be in, by the rank there.
+        # Numbers by rank, in each generation that some replica may believe to be in.
         self._numbers = {order.generation: self._by_rank()}
         self.lost: LostMessage | None = None
         self.pause: PauseReport | None = None
@@ -121,13 +117,13 @@ class LiveGeneration:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a change is under way, or awaited, be it in vain since the job is through."""
+        """Whether a change is under way or waits, even if in vain because the job has finished."""
         return self._transition.is_moving or self._pending is not None or self._transition.phase == "over"
 
     @property
     def readiness(self) -> Readiness:
         """Whether the replicas can carry out an order now."""
-        # Replicas are through together: one that has exited well speaks for all.
+        # Replicas finish together: one that has exited with 0 speaks for all.
         if self._has_exited or self._liveness.is_finished():
             return Readiness.FINISHED
         if not self._was_heard:
@@ -141,7 +137,7 @@ class LiveGeneration:
         return self._clock.at(min(times)) if times else None
 
     def resize(self, order: LaunchOrder) -> None:
-        """Carry an order out; one that comes while another is under way waits, one that comes too late ends there."""
+        """Carry out an order, or let it wait while another is under way; orders during the job's end have no effect."""
         readiness = self.readiness
         if self._generation.is_ending or self._transition.phase == "over":
             self._generation.renumber(order.generation)
@@ -164,7 +160,7 @@ class LiveGeneration:
         self._watch_beats()
 
     def _keep_waiting(self, order: LaunchOrder) -> None:
-        """Note it at once: whoever asks later, a new service say, must learn that this order was taken."""
+        """Keep an order, and record its generation at once: a new service must learn that the order was accepted."""
         if order.generation != self._generation.order.generation:
             self._generation.renumber(order.generation)
         self._pending = order
@@ -173,7 +169,7 @@ class LiveGeneration:
             self._refuse_at = max(patience, self._began_at + _START_TIMES * self._liveness.hang_seconds)
 
     def _resume_pending(self) -> None:
-        """Carry out the order that waits, once it can be."""
+        """Carry out the order that waits, if that is possible now."""
         can_answer = self.readiness in (Readiness.READY, Readiness.UNABLE)
         if self._pending is not None and can_answer and self._transition.takes_orders:
             order, self._pending = self._pending, None
@@ -184,7 +180,7 @@ class LiveGeneration:
         self._carry_out(self._transition.give_up_generation(f"it cannot change while it runs: {why}"))
 
     def key_found(self, key: str, text: str) -> None:
-        """A key of the store that was looked for; a value that says nothing is ignored, with one line."""
+        """Handle a watched key of the store; a malformed value is ignored, with one line on the error stream."""
         parts = keys.parse(key)
         try:
             if parts is not None and parts.kind == keys.BEAT:
@@ -203,12 +199,12 @@ class LiveGeneration:
             beat = Heartbeat.decode(text)
         except UnsupportedVersion as error:
             self._refusal = str(error)
-            self._note_first_word()
+            self._note_first_beat()
             return
         was_finished = self.readiness is Readiness.FINISHED
         self._refusal = beat.refusal
         self._note_alive(number, beat)
-        self._note_first_word()
+        self._note_first_beat()
         if self.readiness is not Readiness.FINISHED:
             if was_finished:
                 self._resume_pending()
@@ -226,28 +222,28 @@ class LiveGeneration:
             self._generation.believe_success()
 
     def _got_state(self, number: int) -> bool:
-        """Whether it joined where nobody stays: it can be through while those that sent it the state still wait."""
+        """Whether the replica joined a change in which no other stays: it may finish while the senders still wait."""
         change = self._transition.change
         return change is not None and bool(change.senders) and number in change.joiners.values()
 
-    def _note_first_word(self) -> None:
-        """An agent has spoken: what waited for that goes on."""
+    def _note_first_beat(self) -> None:
+        """Carry out what waited for the first heartbeat of an agent."""
         if self._was_heard:
             return
         self._was_heard, self._refuse_at = True, None
-        # Who joins does what those that run did until their first word, beside them.
+        # A joiner needs as long for its start as the others did, or longer, as it shares the machine with them.
         limits, took = self._transition.limits, time.monotonic() - self._launched_at
         self._transition.limits = replace(limits, prepare=max(limits.prepare, _PREPARE_TIMES * took))
         self._watch_beats()
         self._resume_pending()
 
     def store_ended(self) -> None:
-        """The host of the store is gone: a change under way cannot come about."""
+        """Give up a change that is under way: the process of the store has ended."""
         if self._transition.is_moving:
             self._carry_out(self._transition.give_up_generation("the process that hosts the job's store has ended"))
 
     def ended(self, member: RunningReplica) -> bool:
-        """A replica has ended; whether that is taken care of here."""
+        """Handle the end of a replica; whether the job goes on without it, or ends for a restart."""
         code = member.code or 0
         self._liveness.drop(member.number)
         actions = self._answer_to_end(member.number, code)
@@ -260,30 +256,30 @@ class LiveGeneration:
         return True
 
     def _answer_to_end(self, number: int, code: int) -> list[Action] | None:
-        """What the others are to do about it; None: nothing, the job ends with it, well or not."""
+        """The actions by which the others go on; None where the job ends with this replica."""
         if self.readiness is not Readiness.READY or (code < 0 and self._generation.lacks_memory):
             return None
         return self._transition.process_ended(number, code, self._clock(), self._hung.pop(number, ""))
 
     def _end_with(self, member: RunningReplica, code: int) -> None:
-        """The job ends as this replica did."""
+        """End changes where the job ends with this replica."""
         self.died_at_the_end([member])
         self._has_exited = self._has_exited or code == 0
         if code != 0 or self._transition.phase == "prepare":
             self.end_changes()
 
     def lost_with_node(self, members: Sequence[RunningReplica], why: str) -> bool:
-        """These are gone together; whether that is taken care of here."""
+        """Handle replicas that were lost together with their node; whether the job goes on, or ends for a restart."""
         if not self._was_heard:
             self.end_changes()
             return False
-        # Nobody may count on one of them while the others' ends are told.
+        # All of them are dead before the first loss is reported, so that no plan contains one of them.
         self._transition.dead.update(member.number for member in members if member.number in self._transition.ranks)
         cared_for = True
-        # An order that waits must not give their numbers to others before all of them have departed.
+        # An order that waits must not reuse their numbers before all of them have departed.
         pending, self._pending = self._pending, None
         for member in sorted(members, key=lambda member: member.number not in self._transition.ranks):
-            # A joiner may have gone with the change that an earlier one of them ended.
+            # A joiner may have departed already, if the loss of another one withdrew its change.
             if member in self._generation.members:
                 self._hung[member.number] = why
                 cared_for = self.ended(member) and cared_for
@@ -293,13 +289,13 @@ class LiveGeneration:
         return cared_for
 
     def died_at_the_end(self, members: Sequence[RunningReplica]) -> None:
-        """These have ended while the job ends; what those left are to know of it."""
+        """Tell the remaining replicas of those that died while the job ends."""
         dead = [member.number for member in members if (member.code or 0) not in _WELL_ENDED]
         if dead and self._was_heard and self._generation.is_ending:
             self._carry_out(self._transition.died_at_the_end(dead))
 
     def end_changes(self) -> None:
-        """The job ends: nothing changes any more."""
+        """Make no more changes: the job ends."""
         if self._transition.phase != "over":
             self._carry_out(self._transition.end_job())
         self._refuse_at = None
@@ -307,7 +303,7 @@ class LiveGeneration:
         self._store.watch("beats", (), _BEAT_SECONDS)
 
     def act_on_due(self) -> None:
-        """Act on what is due: replicas that are hung, phases that take too long."""
+        """Do what is due: kill hung replicas, act on phases that take too long."""
         now = self._clock()
         if self._refuse_at is not None and now >= self._refuse_at:
             self._refuse_at = None
@@ -338,7 +334,7 @@ class LiveGeneration:
         self._resume_pending()
 
     def _start_joiner(self, joiner: StartJoiner) -> bool:
-        """Whether there is a process; where not, the change is given up."""
+        """Start the process of a joiner; where that fails, withdraw the change and return False."""
         try:
             self._generation.join(joiner.rank, joiner.number)
         except (OSError, BackendFailed) as error:
@@ -366,14 +362,14 @@ class LiveGeneration:
     def _set_key(self, key: str, text: str) -> None:
         self._store.set(key, text)
         if key == keys.COMMITTED:
-            # Joiners take no steps.
+            # Only old replicas count: joiners take no steps.
             steps, ranks = self._liveness.steps(), self._transition.ranks
             self._commit_watch.begin({number: step for number, step in steps.items() if number in ranks}, self._clock())
 
     def _kill(self, number: int) -> None:
         self._generation.kill(number)
         for member in [*self._generation.members]:
-            # Who joins was never part of the job; who leaves is until it is gone.
+            # A joiner was never part of the job; a leaver is part of it until it has ended.
             if member.number == number and number not in self._transition.ranks:
                 self._generation.dismiss(member)
 

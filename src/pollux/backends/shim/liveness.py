@@ -1,4 +1,4 @@
-"""Signs of life of a job's replicas: who has been silent for too long. Pure; what is done about it is the shim's."""
+"""Finds replicas of a job that have been silent for too long. Pure: the shim decides what to do with them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["DEFAULT_HANG_SECONDS", "CommitWatch", "ListeningClock", "LivenessTra
 DEFAULT_HANG_SECONDS = 30.0
 """How long a replica that trains may be silent."""
 
-# What is announced may take long, and is told again every second, unless something holds the whole interpreter up. So
-# long, too, one may wait for data while others wait for it, and all may be silent together.
+# An announced activity may take this many times as long: heartbeats repeat it every second unless something blocks the
+# interpreter. The same holds for a replica that waits for data while others wait for it, and for common silence.
 _BUSY_TIMES = 10.0
-# Beats come once a second, and are looked for as often: silent together are those whose last ones are no further apart.
+# Heartbeats are sent and read once a second: replicas fell silent together if their last ones are no further apart.
 _TOGETHER_SECONDS = 3.0
 _TOGETHER_SHARE = 0.5
 _LONGEST_GAP_SECONDS = 2.0
-# Replicas agree on a boundary within two steps of hearing of a change, and they listen ten times a second.
+# Replicas read the keys of a change ten times a second, and agree on a boundary within two steps after that.
 _MOST_STEPS = 50
 _LEAST_BOUNDARY_SECONDS = 30.0
 
 
 class ListeningClock:
-    """Seconds in which this process ran and could hear something, by another clock.
+    """Seconds in which this process ran and could receive heartbeats.
 
-    A gap between two looks counts as two seconds at most: where a machine, or all processes of a job, stood still,
-    nobody was silent meanwhile.
+    A gap between two calls counts as two seconds at most: while the machine, or all processes of a job, stood still, no
+    replica was silent.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -37,30 +37,30 @@ class ListeningClock:
         self._heard = 0.0
 
     def __call__(self) -> float:
-        """Seconds that were lived through so far."""
+        """Seconds so far."""
         now = self._clock()
         self._heard += min(max(now - self._last, 0.0), _LONGEST_GAP_SECONDS)
         self._last = now
         return self._heard
 
     def at(self, due: float) -> float:
-        """When a time of this clock comes on the other one, or when to look in between, so that no gap is too long."""
+        """A time of this clock on the underlying clock; earlier if there is need for a call in between."""
         return self._last + min(due - self._heard, _LONGEST_GAP_SECONDS / 2)
 
 
 @dataclass(slots=True)
 class CommitWatch:
-    """Notices that replicas take step after step, though they were told to go to another generation."""
+    """Notices that replicas go on taking steps although they were told to move to another generation."""
 
     _begun_at: float = 0.0
     _steps: Mapping[int, int] = field(default_factory=dict)
 
     def begin(self, steps: Mapping[int, int], now: float) -> None:
-        """Everybody is told to go now; these are their steps so far, by number."""
+        """Note that all replicas are told to move now; `steps` are their steps so far, by number."""
         self._begun_at, self._steps = now, steps
 
     def why_ignored(self, steps: Mapping[int, int], now: float) -> str:
-        """Why the change will not come about, by the steps that they have taken now; empty where it still may."""
+        """Why the change will never be completed, judged by the present steps; empty where it still may be."""
         if now < self._begun_at + _LEAST_BOUNDARY_SECONDS:
             return ""
         taken = min((step - self._steps[number] for number, step in steps.items() if number in self._steps), default=0)
@@ -80,14 +80,14 @@ class _Sign:
 
 @dataclass(slots=True)
 class LivenessTracker:
-    """The last beat of each replica, by its number. Hung is who has stepped, and is silent for `hang_seconds`.
+    """The last heartbeat of each replica, by number. A replica has hung if it has stepped and is silent for too long.
 
-    Who announced something long is given ten times as much; who goes to another generation, `regroup_seconds` more,
-    while which it may wait for others in the store. So much, too, is given to replicas that fell silent together, all
-    of them, and to one that is the only one: nobody is known to be held up by them, and with them goes the last copy of
-    the state. `false_alarms` counts beats that came after their replica had been given up, for the reason in `words`.
-    Those in `unheard` began together with the others: once one of them has taken a step, all have, and who still says
-    nothing counts as if it had spoken then.
+    Too long means `hang_seconds`; ten times as long for a replica that announced a long activity; and
+    `regroup_seconds` more for one that moves to another generation, as it may wait for others in the store. Ten times
+    as long, too, where all replicas fell silent together, or where there is only one: they hold up no other replica,
+    and the last copy of the state would be lost with them. `false_alarms` counts heartbeats of replicas that had been
+    given up, for the reason in `words`. The replicas in `unheard` started together with the others and have sent
+    nothing: once any replica has taken a step, all have, so they count as heard at that moment.
     """
 
     hang_seconds: float = DEFAULT_HANG_SECONDS
@@ -99,7 +99,7 @@ class LivenessTracker:
     _given_up: set[int] = field(default_factory=set)
 
     def heard(self, number: int, beat: Heartbeat, now: float) -> None:
-        """A beat that differs from the one before."""
+        """Note a heartbeat that differs from the one before."""
         if number in self._given_up:
             self.false_alarms += 1
             self._given_up.discard(number)
@@ -111,41 +111,41 @@ class LivenessTracker:
         self._signs[number] = _Sign(beat.step, beat.activity, now, beat.busy_seconds, beat.waiting)
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Forget all others."""
+        """Forget all replicas but these."""
         kept = set(numbers)
         self.unheard &= kept
         self._signs = {number: sign for number, sign in self._signs.items() if number in kept}
 
     def drop(self, number: int) -> None:
-        """It has ended."""
+        """Forget a replica that has ended."""
         self._signs.pop(number, None)
         self.unheard.discard(number)
 
     def renew(self, number: int) -> None:
-        """The number is another replica's from now on."""
+        """Forget the replica that had this number: a new one has it now."""
         self.drop(number)
         self._given_up.discard(number)
 
     def settle(self, numbers: Iterable[int], now: float) -> None:
-        """These are the replicas now, and each has just taken its first step among them."""
+        """Make these the replicas, each of which has just taken its first step in a new generation."""
         steps = self.steps()
         self.unheard.clear()
         self._signs = {number: _Sign(max(steps.get(number, 0), 0), Activity.TRAINING, now) for number in numbers}
 
     def steps(self) -> dict[int, int]:
-        """The last step that each has told of."""
+        """The last step that each replica has reported."""
         return {number: sign.step for number, sign in self._signs.items()}
 
     def is_finished(self) -> bool:
-        """Whether one says that the job is through."""
+        """Whether a replica has reported that the job is finished."""
         return any(sign.busy == Activity.FINISHED for sign in self._signs.values())
 
     def silent(self, now: float) -> list[int]:
-        """Those that are hung at this time; each is named once, and never all that hold the state at once."""
+        """The replicas that have hung; each is returned once, and never all that hold the state at once."""
         found = sorted((n for n in self._signs if self._due_of(n) <= now), key=lambda n: self._signs[n].at)
         holders = [number for number in found if self._signs[number].step >= 0]
         if len(holders) == len(self._holders()):
-            # Whoever fell silent first may hold the others up, which are heard again once it is gone.
+            # The first to fall silent may hold up the others, which will be heard again once it has ended.
             for number in holders[1:]:
                 self._signs[number].at = now
                 found.remove(number)
@@ -163,7 +163,7 @@ class LivenessTracker:
 
     @property
     def due(self) -> float | None:
-        """When the next one counts as hung, if nothing is heard."""
+        """When the next replica counts as hung, if no heartbeat comes."""
         at = min((self._due_of(number) for number in self._signs), default=float("inf"))
         return None if at == float("inf") else at
 
@@ -174,7 +174,7 @@ class LivenessTracker:
         return sign.at + self._patience(sign)
 
     def _patience(self, sign: _Sign) -> float:
-        """Seconds that a replica may be silent after this sign of life."""
+        """Seconds that a replica may be silent after this heartbeat."""
         most = self.hang_seconds * _BUSY_TIMES
         if sign.busy == Activity.DATA and any(other.waits for other in self._signs.values()):
             return max(most - sign.busy_seconds, 0.0)
@@ -185,10 +185,10 @@ class LivenessTracker:
         return most if sign.busy else self.hang_seconds
 
     def _holders(self) -> list[_Sign]:
-        """Those that have stepped: who joins holds nothing yet, and says nothing about the others."""
+        """The heartbeats of replicas that hold the state, which have stepped; joiners hold none yet."""
         return [sign for sign in self._signs.values() if sign.step >= 0]
 
     def _is_outlived(self, sign: _Sign) -> bool:
-        """Whether another one that holds the state was heard clearly later."""
+        """Whether another replica that holds the state was heard clearly later."""
         apart = min(_TOGETHER_SECONDS, self.hang_seconds * _TOGETHER_SHARE)
         return any(other.at > sign.at + apart for other in self._holders())

@@ -1,4 +1,4 @@
-"""What a shim knows of one node on which it runs replicas; `remote_launcher` keeps the connection."""
+"""The state of a shim's connection to one node, and its replicas there; `remote_launcher` changes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["NodeLink", "RemoteReplica"]
 
 @dataclass(slots=True)
 class RemoteReplica:
-    """A process on the node, what takes its output, and its exit code once it has ended."""
+    """A process on the node, the function that takes its output, and its exit code once it has ended."""
 
     process: ReplicaProcess
     sink: Callable[[bytes], None]
@@ -24,11 +24,11 @@ class RemoteReplica:
 
 @dataclass(slots=True)
 class NodeLink:
-    """All there is with one node: a session with a runner there, over one connection after another.
+    """A session with the job runner on one node, over one connection after another.
 
-    `stage` is how far the connection has come: "away", "connecting", "hello", "answer" or "open". `clear`: the number
-    of the `ClearRequest` that has no answer yet; 0 for none. `gone`: what its engine said of its end, and `answers`:
-    whether it has answered since.
+    `stage` is the stage of the connection: "away", "connecting", "hello", "answer" or "open". `clear`: the number of
+    the `ClearRequest` that has no answer yet; 0 for none. `gone`: why the engine says that the node is gone, empty
+    where it does not; `answers`: whether the node has answered since then.
     """
 
     node: str
@@ -55,10 +55,10 @@ class NodeLink:
 
     @property
     def has_living(self) -> bool:
-        """Whether something may run there."""
+        """Whether a process may run on the node."""
         return any(place.code is None for place in self.places.values())
 
     @property
     def is_needed(self) -> bool:
-        """Whether something may run there, or it is asked whether something is left."""
+        """Whether a process may run on the node, or the runner has been asked whether one is left."""
         return self.has_living or self.clear > 0

@@ -1,4 +1,4 @@
-"""What the replicas of a generation write: one log for each rank, read in bounded pieces."""
+"""The output of the replicas of a generation: one log for each rank, written in bounded pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DRAIN_PIECES = 1024
 
 @dataclass(slots=True)
 class ReplicaLog:
-    """What one replica writes, into the log of the rank it has. `tail` is the end of its own, whatever its ranks."""
+    """Writes one replica's output to the log of its rank. `tail` is the end of this replica's output under any rank."""
 
     of_rank: LogWriter
     tail: bytes = b""
@@ -35,7 +35,7 @@ class ReplicaLog:
 
 
 class _Writer(Protocol):
-    """A replica, as far as its output goes."""
+    """The parts of a replica that are needed to read its output."""
 
     number: int
     process: ReplicaProcess
@@ -44,7 +44,7 @@ class _Writer(Protocol):
 
 @dataclass(slots=True)
 class RankLogs:
-    """The logs of all ranks below `folder`. `flooded_until`: no output is read until then, since there was too much."""
+    """The logs of all ranks below `folder`. `flooded_until`: until then no output is read, as there was too much."""
 
     folder: Path
     cap_bytes: int
@@ -54,13 +54,13 @@ class RankLogs:
     _window_began: float = 0.0
 
     def of(self, rank: int) -> LogWriter:
-        """The one writer for all that have the rank, now and later: two would both put the full file aside."""
+        """The one writer of a rank, for all replicas that have it in turn: two would both rotate a full file."""
         if rank not in self._writers:
             self._writers[rank] = LogWriter(self.folder / f"{rank}.log", self.cap_bytes)
         return self._writers[rank]
 
     def read(self, replica: _Writer) -> None:
-        """Some output can be read: take a bounded piece of it, and hold a flood back."""
+        """Read a bounded piece of a replica's output; stop reading for a while after too much of it."""
         process = replica.process
         try:
             piece = os.read(process.output, _READ_BYTES)
@@ -81,12 +81,12 @@ class RankLogs:
             self.flooded_until = self._window_began + _FLOOD_SECONDS
 
     def change_rank(self, replica: _Writer, rank: int) -> None:
-        """From here on it writes to the log of that rank; all that its pipe holds was written under the rank before."""
+        """Write the replica's output to the log of that rank, but what is in its pipe now to that of the old rank."""
         _read_out(replica, 1)
         replica.log.of_rank = self.of(rank)
 
     def drain(self, replicas: Iterable[_Writer]) -> None:
-        """They have ended: read what is left, and close everything."""
+        """Read what is left of the output of replicas that have ended, and close all pipes and logs."""
         for replica in replicas:
             _read_out(replica, _DRAIN_PIECES)
             replica.process.close_output()
@@ -99,7 +99,7 @@ class RankLogs:
 
 
 def _read_out(replica: _Writer, pieces: int) -> None:
-    """At most so many pieces of what there is to be read; the file stays open, even at its end."""
+    """Read at most this many pieces that are there already; the pipe stays open, even at its end."""
     for _ in range(pieces):
         if replica.process.output < 0:
             return

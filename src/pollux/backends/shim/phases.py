@@ -1,6 +1,6 @@
-"""The phases of a change of a running job's replicas: one class for each says what may happen there, and how long.
+"""The phases of a change of a running job's replicas: one class for each phase handles events, and has a deadline.
 
-Each method takes an event with its time, and returns what is to be done. `transition` leads from phase to phase.
+Each method takes an event with its time, and returns actions. `transition` leads from phase to phase.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ __all__ = [
     "Withdrawn",
 ]
 
-# A process that one of these ends has crashed by itself, unless that follows from the end of another: libraries abort.
+# A process ended by one of these signals has crashed by itself, unless another ended before: libraries then abort.
 _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS}
 
 PhaseName = Literal["settled", "prepare", "move", "lost", "withdrawn", "over"]
-"""The phases; each is described by its class."""
+"""The names of the phases; their classes describe them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Seconds that each part of a change may take.
 
-    `prepare`: until all joiners are ready. `boundary`: until the first replica that stays has come; it may be at code
-    of its own between two steps, such as an evaluation. `move`: between two signs of the move, with the largest states
-    in mind. `leave`: until leavers have ended after it. `order`: until the service says how to go on after a loss; by
-    themselves, replicas wait for 30 s. `through`: until the others have ended once one replica has. `regroup` and
-    `transfer` are told to replicas.
+    `prepare`: until all joiners are ready. `boundary`: until the first of the old replicas arrives at a step's end; its
+    script may run an evaluation first. `move`: between two keys that replicas write during the move, enough for the
+    largest states. `leave`: until leavers have ended after the move. `order`: until the service answers a loss;
+    replicas wait 30 s for that. `through`: until all replicas have ended after the first has. `regroup` and `transfer`
+    are sent to the replicas.
     """
 
     prepare: float = 180.0
@@ -58,16 +58,16 @@ class Limits:
 
     @property
     def door(self) -> float:
-        """The longest that the first replica to come waits for the others: longer than the supervisor waits."""
+        """How long the first replica to arrive waits for the others: longer than the shim does."""
         return self.boundary + self.move
 
 
 @dataclass(slots=True)
 class Attempt:
-    """A change that was begun, until it has come about or another one begins.
+    """A change that has begun, until it is complete or another one begins.
 
-    `after_loss`: it is the answer to a loss. `gone`: the leavers that have ended. `handed`: the joiners have stepped,
-    so that the senders of the state may end.
+    `after_loss`: the change answers a loss. `gone`: the leavers that have ended. `handed`: the joiners have taken a
+    step, so the replicas that sent them the state may end.
     """
 
     change: ReplicaChange
@@ -77,47 +77,47 @@ class Attempt:
 
     @property
     def senders_hold_the_state(self) -> bool:
-        """Whether the leavers hold the state, and nobody else does."""
+        """Whether only the leavers hold the state."""
         return bool(self.change.senders) and not self.handed
 
     def dead_by_number(self, dead: set[int], ranks: Mapping[int, int]) -> list[int]:
-        """The dead among all that meet for the change, where senders are numbered after the members."""
+        """The dead replicas by their number in the change's process group, in which senders follow the members."""
         senders = sorted(self.change.senders, key=lambda number: ranks[number])
         there = [*(seat.number for seat in self.change.seats), *senders]
         return [place for place, number in enumerate(there) if number in dead]
 
 
 class Replicas(Protocol):
-    """What a phase knows of the state machine that it is in, and the transitions it may ask for: see `Transition`."""
+    """The part of `Transition` that phases use: what they know of the replicas, and the transitions they ask for."""
 
     ranks: dict[int, int]
     dead: set[int]
     limits: Limits
 
     def commit_change(self, attempt: Attempt, now: float) -> list[Action]:
-        """All joiners are ready: all replicas are to go."""
+        """Tell all replicas to move to the new generation: all joiners are ready."""
 
     def complete_change(self, change: ReplicaChange, pauses: Mapping[int, PauseReport]) -> list[Action]:
-        """The change has come about."""
+        """Note that the change is complete."""
 
     def withdraw_change(self, why: str) -> list[Action]:
         """Give up a change for which no replica has paused."""
 
     def leave_dead_behind(self, why: str, now: float) -> list[Action]:
-        """Some replicas are dead: the others go on without them."""
+        """Let the other replicas go on without the dead ones."""
 
     def note_early_leaver(self, attempt: Attempt, number: int) -> list[Action]:
-        """A leaver has ended though its change did not come about."""
+        """Note that a leaver has ended although its change was not completed."""
 
     def give_up_generation(self, why: str) -> list[Action]:
-        """The generation cannot go on."""
+        """End the generation: it cannot go on."""
 
     def end_job(self) -> list[Action]:
-        """The job ends."""
+        """Make no more changes: the job ends."""
 
 
 class Phase:
-    """What may happen in one phase. By default only replicas end, which is a loss or is judged as ever."""
+    """Handles the events of one phase. By default only the end of a replica matters: it is a loss, or ends the job."""
 
     name: ClassVar[PhaseName]
 
@@ -126,18 +126,18 @@ class Phase:
         self.due = due
 
     def key_found(self, kind: str, rank: int, text: str, now: float) -> list[Action]:
-        """A key of the change is there."""
+        """Handle a key of the change that a replica has written."""
         return []
 
     def tick(self, now: float) -> list[Action]:
-        """The time `due` has come."""
+        """Act on the deadline `due`, which has passed."""
         return []
 
     def process_ended(self, number: int, code: int, now: float, hung: str) -> list[Action] | None:
         """See `Transition.process_ended`."""
         machine = self.machine
         if number not in machine.ranks:
-            # A joiner of a change that was given up.
+            # A joiner of a change that was withdrawn.
             return []
         rank = machine.ranks[number]
         if code == exit_codes.RESTART:
@@ -150,16 +150,16 @@ class Phase:
         return machine.leave_dead_behind(hung or f"replica {rank} was killed by signal {-code}", now)
 
     def process_exited(self, number: int, code: int, now: float) -> list[Action] | None:
-        """A replica has ended by itself."""
+        """Handle the end of a replica that exited by itself."""
         return None
 
     def is_loss(self, code: int, hung: str) -> bool:
-        """Whether a replica that a signal ended is lost to the others; if not, its job has crashed."""
+        """Whether the end of a replica by a signal counts as a loss; otherwise the job has crashed."""
         return bool(hung) or -code not in _OWN_SIGNALS
 
 
 class Settled(Phase):
-    """Nothing changes."""
+    """No change is under way."""
 
     name = "settled"
 
@@ -169,7 +169,7 @@ class Settled(Phase):
 
 
 class Preparing(Phase):
-    """Joiners are being built, and no other replica knows of the change."""
+    """Joiners are starting; the other replicas do not know of the change yet."""
 
     name = "prepare"
 
@@ -194,7 +194,7 @@ class Preparing(Phase):
             why = f"joining replica {change.rank_of(number)} ended, exit code {code}, before it was ready"
             return self.machine.withdraw_change(why)
         if number in change.leavers and attempt.after_loss and not attempt.senders_hold_the_state:
-            # It was told to leave by the change before.
+            # The change before this one told the leaver to end.
             attempt.gone.add(number)
             return []
         return super().process_ended(number, code, now, hung)
@@ -207,10 +207,10 @@ class Preparing(Phase):
 
 
 class Moving(Phase):
-    """All replicas are told to go.
+    """All replicas have been told to move to the new generation.
 
-    `came`: a replica that stays or leaves has come, or has ended. `through`: one has ended with 0 instead, since the
-    job was done; `doubt` says why that may not be so.
+    `came`: one of the old replicas has arrived at the meeting point, or has ended. `through`: one has exited with 0
+    instead, since the job is finished; `doubt` says why that may not be so.
     """
 
     name = "move"
@@ -228,7 +228,7 @@ class Moving(Phase):
         if self.due is None or kind not in (keys.HERE, keys.DONE):
             return []
         if kind == keys.HERE and rank in self.attempt.change.joiners and not self.came:
-            # A joiner is at the door at once, however far away the others' boundary is.
+            # A joiner arrives at once, however long the step of the others takes.
             return []
         pause = decode(PauseReport, text) if kind == keys.DONE else None
         self.came = True
@@ -239,7 +239,7 @@ class Moving(Phase):
         return self.complete_if_all_came(now)
 
     def complete_if_all_came(self, now: float) -> list[Action]:
-        """Once all have taken the first step and the leavers have ended, the generation has come about."""
+        """Complete the change once all replicas have taken their first step and the leavers have ended."""
         attempt, change = self.attempt, self.attempt.change
         if len(self.pauses) < len(change.seats):
             return []
@@ -248,7 +248,7 @@ class Moving(Phase):
         self.due = now + self.machine.limits.leave
         if not attempt.senders_hold_the_state:
             return []
-        # From here on the joiners hold the state, and only they.
+        # From here on only the joiners hold the state.
         attempt.handed = True
         return [SetKey(keys.handed(change.generation), "")]
 
@@ -258,7 +258,7 @@ class Moving(Phase):
         if number in change.joiners.values():
             self.machine.dead.add(number)
             if code == 0:
-                # The job is done, and so are all other replicas.
+                # The job is finished, and so are all other replicas.
                 return None
             return self.machine.leave_dead_behind(
                 f"joining replica {change.rank_of(number)} ended, exit code {code}", now
@@ -275,11 +275,11 @@ class Moving(Phase):
         if code != 0:
             return None
         if not self.through:
-            # The replica was done before it saw the change: joiners must not wait for it.
+            # The replica finished before it saw the change: joiners must not wait for it.
             self.through, self.due = True, now + self.machine.limits.through
         if number not in self.attempt.change.senders:
             return None
-        # Either the job is done, which a heartbeat then says, or the state went with this replica.
+        # Either the job is finished, which a heartbeat then says, or the state is lost with this replica.
         self.doubt = f"replica {self.machine.ranks[number]} ended without handing over what it holds"
         return [DoubtEnd(number, self.doubt)]
 
@@ -295,7 +295,7 @@ class Moving(Phase):
         if self.through:
             return machine.end_job()
         if not self.came and not self.attempt.after_loss:
-            # All that run are well, and at something of their own, which must not be lost for a change.
+            # The old replicas are healthy, and busy with code of their own: no work is lost for a change.
             if change.joiners:
                 return machine.withdraw_change(f"no replica came to a step's end in {machine.limits.boundary:g} s")
             self.due = now + machine.limits.boundary
@@ -305,12 +305,12 @@ class Moving(Phase):
             return machine.give_up_generation(
                 f"replicas {missing} of generation {change.generation} did not come in time"
             )
-        # All that were to go on do so: a leaver that is still there is not needed.
+        # All replicas of the new generation train: a leaver that still runs is not needed.
         return [KillReplica(number) for number in change.leavers if number not in self.attempt.gone]
 
 
 class AwaitingOrder(Phase):
-    """Some replicas are lost, and the others wait for a plan without them."""
+    """Some replicas are lost, and the others wait for an order to go on without them."""
 
     name = "lost"
 
@@ -343,7 +343,7 @@ class AwaitingOrder(Phase):
 
 
 class Withdrawn(Phase):
-    """A change was given up before any replica paused, and an order is awaited; what runs goes on."""
+    """A change was withdrawn before any replica paused: the replicas train on until the next order."""
 
     name = "withdrawn"
 

@@ -1,7 +1,8 @@
-"""The small process that owns one job's replicas and outlives the service: `python -m pollux.backends.shim.process`.
+"""The shim: the small process that owns one job's replicas and outlives the service.
 
-It has one thread, so that it may fork. Services connect to a socket in its folder, and send and receive the messages of
-`pollux.wire.live.messages`. What the shim was told, and how its job ended, is on disk before it says so.
+It is started with `python -m pollux.backends.shim.process`, and has one thread, so that it may fork. Services connect
+to a socket in its folder, and exchange the messages of `pollux.wire.live.messages`. The shim writes its orders, and how
+its job ended, to disk before it reports them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.protocol import ReplicasEnded
 from pollux.backends.shim.generation import Generation
 from pollux.backends.shim.live_generation import LiveGeneration
-from pollux.backends.shim.remote_launcher import NodeAnswer, NodeLoss, NodeNotice, RemoteExit, RemoteLauncher
+from pollux.backends.shim.remote_launcher import NodeLeaving, NodeLoss, RemoteExit, RemoteLauncher
 from pollux.backends.shim.replica_group import RunningReplica
 from pollux.backends.shim.service_connections import ServiceConnections
 from pollux.backends.shim.store import server as store_server
@@ -56,14 +57,14 @@ from pollux.wire.live.messages import (
 __all__ = ["IDLE_SECONDS", "Shim", "serve"]
 
 IDLE_SECONDS = 60.0
-"""How long a shim without replicas waits for somebody to connect before it ends."""
+"""How long a shim without replicas waits for a service to connect before it ends."""
 
 _RETRY_SECONDS = 1.0
 _LONGEST_SLEEP_SECONDS = 3600.0
 
 
 class Shim:
-    """The loop. `warm_variables`: the environment under which everything was imported, None where nothing was."""
+    """The loop. `warm_variables`: the environment during the imports, None where nothing was imported."""
 
     def __init__(self, folder: Path, listener: socket.socket, warm_variables: Mapping[str, str] | None) -> None:
         self._folder = folder
@@ -80,7 +81,7 @@ class Shim:
         self._leaving = False
 
     def run(self) -> None:
-        """Serve until released, idle or told to end; a forked replica leaves through `ForkedReplica`."""
+        """Run until released, idle or told to end; a forked replica leaves through `ForkedReplica`."""
         proc.adopt_orphans()
         self._loop.listen_to_signals(self._leave)
         self._services.listen()
@@ -103,7 +104,7 @@ class Shim:
             self._generation.stop(grace_seconds)
 
     def _close_in_fork(self) -> None:
-        """In a forked process: close its copies of the sockets, without a word to anybody."""
+        """Close the copies of the sockets in a forked process; the other sides notice nothing."""
         self._loop.close()
         self._services.close()
         if self._store is not None:
@@ -121,7 +122,7 @@ class Shim:
         return self._leaving or idle
 
     def _due(self) -> float | None:
-        """When something is to be done, on the monotonic clock; None: only when something comes."""
+        """When something is due, on the monotonic clock; None: only when something happens."""
         now = time.monotonic()
         times: list[float | None] = [now + _LONGEST_SLEEP_SECONDS]
         if self._generation is not None and self._generation.ended is None:
@@ -137,7 +138,7 @@ class Shim:
         return min(found) if len(found) > 1 else None
 
     def _orphaned_at(self) -> float | None:
-        """When what runs is stopped unless somebody connects; None: it is not."""
+        """When the job is stopped unless a service connects; None: never."""
         if self._generation is None or self._services or self._leaving or not self._is_busy():
             return None
         seconds = self._generation.order.orphan_seconds
@@ -150,7 +151,7 @@ class Shim:
             self._leave()
 
     def _make_room(self) -> None:
-        """A service of another version is there: end once nothing runs, so that it can have a shim of its own."""
+        """End once no replica runs, so that a service of another version can start a shim of its own."""
         self._leaving = self._leaving or not self._is_busy()
 
     def _obey(self, request: ShimRequest) -> StatusMessage:
@@ -184,7 +185,7 @@ class Shim:
         return replace(status, ended=ended_to(generation.ended)) if generation.ended and not self._unwritten else status
 
     def _newest_generation(self) -> int | None:
-        """The newest one that it was told of, be it on disk or not."""
+        """The newest generation that was ordered, on disk or not."""
         if self._generation is not None and not self._generation.is_recorded:
             return self._generation.order.generation
         return newest_generation(self._folder)
@@ -210,11 +211,11 @@ class Shim:
         self._start_untold = True
 
     def _end_half_started(self, generation: Generation, error: Exception) -> None:
-        """Some of its replicas, or none, could be started: those end."""
+        """End a generation of which some or all replicas could not be started."""
         if not generation.members:
             self._refuse(generation, error)
             return
-        # Each by itself: to look for all that they started takes a file, which there may not be.
+        # One by one: a search for all their children needs to open files, and there may be none left.
         for member in generation.members:
             generation.kill(member.number)
         with contextlib.suppress(OSError):
@@ -222,7 +223,7 @@ class Shim:
         self._follow_outputs()
 
     def _refuse(self, generation: Generation, error: Exception) -> None:
-        """No replica could be started for lack of files, processes, memory or disk: that is no fault of the job's."""
+        """Refuse the launch: no replica could be started, for lack of files, processes, memory or disk."""
         why = f"no replica could be started on this machine ({error}): check its limits (ulimit -a), memory and disk"
         job_id, number = generation.order.job_id, generation.order.generation
         self._unwritten = generation.ended = ReplicasEnded(time.time(), job_id, number, "refused", (), why)
@@ -239,7 +240,7 @@ class Shim:
         return self._remote
 
     def _spared(self) -> tuple[int | None, ...]:
-        """Processes below this one that are none of the job's."""
+        """Processes below this one that are not the job's."""
         generation, store = self._generation, self._store
         return (None if generation is None else generation.store_host, None if store is None else store.pid)
 
@@ -249,7 +250,7 @@ class Shim:
             self._remote = None
 
     def _resize(self, order: LaunchOrder) -> None:
-        """Change a generation that runs; where it has ended, so has this one, in the same way."""
+        """Change a running generation; where it has ended, report that the new one has ended in the same way."""
         generation = self._generation
         newest = max(newest_generation(self._folder) or 0, generation.order.generation if generation else 0)
         if generation is None or order.generation <= newest:
@@ -265,22 +266,22 @@ class Shim:
                 remove_records(self._folder, order.generation)
 
     def _guarded(self, what: Callable[[LiveGeneration], None]) -> None:
-        """Do something with the live generation; an error there ends it, since nobody knows how far it went."""
+        """Call a method of the live generation; an error there ends it, since it is unknown how far the call got."""
         if self._live is None or self._generation is None:
             return
         try:
             what(self._live)
         except (OSError, PolluxError, ValueError, TypeError, LookupError) as error:
-            # Also where a replica has written what no agent would.
+            # Such errors also come from keys that no agent would write.
             self._live.end_changes()
             self._generation.end_for_restart(f"it cannot be followed any more: {error}")
         self._follow_outputs()
 
     def _open_store(self, order: LaunchOrder) -> store_server.StoreHost:
-        """The job's store, another one for every launch.
+        """Start the job's store, a new one for every launch.
 
-        Scripts that make their group themselves do so under the same keys each time, and would find those of replicas
-        that are gone.
+        Scripts that make their process group themselves use the same keys each time, and must not find those of
+        replicas that have ended.
         """
         self._close_store()
         self._store = store_server.StoreHost(self._close_in_fork, order.fleet)
@@ -304,7 +305,7 @@ class Shim:
             self._store.close()
 
     def _follow_outputs(self) -> None:
-        """Have the loop wait for exactly those outputs that are to be read now."""
+        """Watch exactly those outputs that are to be read now."""
         wanted = {member.output: member for member in self._generation.outputs} if self._generation else {}
         for fd in [*self._reading.keys() - wanted.keys()]:
             del self._reading[fd]
@@ -315,7 +316,7 @@ class Shim:
                 self._loop.watch(fd, partial(self._read, fd, member))
 
     def _read(self, fd: int, member: RunningReplica) -> None:
-        """Some of a replica's output is there, unless this was found out before that changed."""
+        """Read output of a replica, unless its file was closed since the loop found it ready."""
         assert self._generation is not None
         if member.output == fd and self._reading.get(fd) is member:
             self._generation.logs.read(member)
@@ -333,28 +334,28 @@ class Shim:
                     self._replica_ended(self._generation, member)
 
     def _handle_node_events(self) -> None:
-        """What became of replicas on other machines."""
+        """Handle what happened to replicas on other machines."""
         if self._remote is None or self._generation is None:
             return
         self._remote.keep_connections()
         while self._remote.events:
-            told = self._remote.events.pop(0)
-            if isinstance(told, NodeLoss):
-                self._lose(self._generation, told)
-            elif isinstance(told, NodeAnswer):
-                # Whoever decides takes the job off it, with its grace.
-                self._services.tell(NodeLeavingMessage(told.node, told.why))
-            elif isinstance(told, NodeNotice):
-                # What got the signal saves and ends, and the others with it: they go on elsewhere from there.
-                self._services.tell(NodeLeavingMessage(told.node, told.why))
-                if not self._generation.told_to_stop:
-                    if self._live is not None:
-                        self._live.end_changes()
-                    self._generation.end_for_restart(told.why)
-            else:
-                self._remote_exit(self._generation, told)
+            match self._remote.events.pop(0):
+                case NodeLoss() as loss:
+                    self._lose(self._generation, loss)
+                case NodeLeaving() as leaving:
+                    self._leave_node(self._generation, leaving)
+                case RemoteExit() as told:
+                    self._remote_exit(self._generation, told)
         while self._remote.false_alarms:
             self._services.tell(AlarmMessage(time.time(), self._remote.false_alarms.pop(0)))
+
+    def _leave_node(self, generation: Generation, leaving: NodeLeaving) -> None:
+        """Tell the service, which moves the job. Replicas that got SIGTERM save and end, so all others do, too."""
+        self._services.tell(NodeLeavingMessage(leaving.node, leaving.why))
+        if leaving.is_ending and not generation.told_to_stop:
+            if self._live is not None:
+                self._live.end_changes()
+            generation.end_for_restart(leaving.why)
 
     def _remote_exit(self, generation: Generation, told: RemoteExit) -> None:
         member = generation.on_remote_exit(told.process, told.code, told.asked)
@@ -411,14 +412,14 @@ class Shim:
             self._services.idle_since = time.monotonic()
             self._services.tell(EndedMessage(ended_to(ended)))
         if self._unwritten is not None and not self._folder.exists():
-            # Somebody removed it under our feet: there is no place to tell it, and nobody to ask.
+            # The shim's folder was removed while it ran: the end cannot be written, and no service will ask for it.
             self._unwritten, self._leaving = None, True
 
 
 def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, str] | None) -> int:
-    """Be the shim of that folder, whose lock this process holds by an open file; returns an exit code.
+    """Run the shim of that folder, whose lock this process holds by an open file.
 
-    In a replica forked with everything imported it returns that replica's.
+    Returns only in a replica that was forked with everything imported: its exit code.
     """
     pid = os.getpid()
     proc.name_this("pollux-shim")

@@ -1,7 +1,7 @@
-"""Replicas on other machines: a shim tells the daemons of nodes what to start and to end, and hears what became of it.
+"""Starts and ends replicas on other machines, through the job runners of the nodes.
 
-Nothing waits: connections are made, lost and made again beside the shim's loop. A node that is silent for too long is
-lost, and so is all that ran there for this job.
+Nothing waits: the shim's loop serves the connections, which are made again when they break. A node that is silent for
+too long is lost, with all replicas of the job there.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from pollux.wire.live.node_messages import (
     TerminateRequest,
 )
 
-__all__ = ["NodeAnswer", "NodeLoss", "NodeNotice", "RemoteExit", "RemoteLauncher"]
+__all__ = ["NodeLeaving", "NodeLoss", "RemoteExit", "RemoteLauncher"]
 
 _PING_SECONDS = 1.0
 _RETRY_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-# How long a node that was given up is listened for, to count it where that was too early.
+# How long to listen for a node that was given up, to count a false alarm if it answers.
 _GHOST_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteExit:
-    """A replica has ended; `asked`: it was told to while it ran."""
+    """A replica has ended; `asked`: it was told to end while it ran."""
 
     process: ReplicaProcess
     code: int
@@ -67,7 +67,7 @@ class RemoteExit:
 
 @dataclass(frozen=True, slots=True)
 class NodeLoss:
-    """These are gone with their node, or are as good as gone; `silent`: it did not answer."""
+    """These processes are lost with their node; `silent`: because the node did not answer."""
 
     processes: tuple[ReplicaProcess, ...]
     node: str
@@ -76,23 +76,20 @@ class NodeLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeNotice:
-    """Its engine takes this node back: what runs there has been told to end, and has little time."""
+class NodeLeaving:
+    """The engine takes this node back, and its replicas have to leave it.
+
+    `is_ending`: the engine has sent them SIGTERM, so that they have little time. Otherwise the engine says that the
+    node is gone, but it still answers.
+    """
 
     node: str
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeAnswer:
-    """Its engine has this node as gone, and it answers: what runs there goes on, and is to leave."""
-
-    node: str
-    why: str
+    is_ending: bool
 
 
 class RemoteLauncher:
-    """Replicas of one job on many nodes; `events` is what happened since it was last emptied.
+    """The replicas of one job on many nodes; `events` holds what happened since the shim last emptied it.
 
     `loop` is the shim's; the shim calls `keep_connections` by the time `due`.
     """
@@ -100,7 +97,7 @@ class RemoteLauncher:
     sweep_seconds = 1.0
 
     def __init__(self, fleet: FleetAccess, loop: SelectLoop) -> None:
-        self.events: list[RemoteExit | NodeLoss | NodeNotice | NodeAnswer] = []
+        self.events: list[RemoteExit | NodeLoss | NodeLeaving] = []
         self.false_alarms: list[str] = []
         self.session = secrets.token_hex(8)
         self._fleet = fleet
@@ -112,7 +109,7 @@ class RemoteLauncher:
         self._over_memory: dict[str, float] = {}
 
     def update_access(self, fleet: FleetAccess) -> None:
-        """Where hosts listen now."""
+        """Replace the addresses of the node daemons."""
         self._fleet = fleet
 
     @property
@@ -125,7 +122,7 @@ class RemoteLauncher:
     def start(
         self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
     ) -> ReplicaProcess:
-        """Have the runner on the node fork it; on a node that nobody knows it is lost at once."""
+        """Have the runner on the node fork the process; on an unknown node the replica is lost at once."""
         slot = Slot.read(place)
         node = slot.node
         self._count += 1
@@ -156,7 +153,7 @@ class RemoteLauncher:
         link = self._links.get(node)
         address = self._fleet.nodes[node]
         if link is not None and link.address != address and not link.has_living:
-            # A new host: the session with the old one is over.
+            # A new daemon: the session with the old one is over.
             self._leave(link)
             link = None
         if link is None:
@@ -174,25 +171,25 @@ class RemoteLauncher:
         return place.code is None
 
     def terminate(self, process: ReplicaProcess, alone: bool) -> bool:
-        """SIGTERM, there; whether it ran, as far as is known: its end tells more."""
+        """SIGTERM on its node; whether the process ran, as far as is known: its exit message says more."""
         return self._tell(process, TerminateRequest(process.key, alone))
 
     def kill(self, process: ReplicaProcess) -> None:
-        """SIGKILL, there."""
+        """SIGKILL on its node."""
         self._tell(process, KillRequest(process.key))
 
     def sweep(self, process: ReplicaProcess) -> None:
-        """End what it left there."""
+        """End the processes that it left behind on its node."""
         self._tell(process, SweepRequest(process.key))
 
     def kill_all(self) -> None:
-        """SIGKILL to everything on every node."""
+        """SIGKILL to all processes of the job on all nodes."""
         for link in self._links.values():
             if not link.is_clear:
                 link.channel.send(KillAllRequest())
 
     def is_clear(self, kill: bool) -> bool:
-        """Whether every node has said that nothing is left; it is asked of them where not."""
+        """Whether every node has reported that no process of the job is left; asks those that have not."""
         for link in self._links.values():
             wanted = 2 if kill else 1
             if not link.is_clear and link.clear != wanted:
@@ -201,7 +198,7 @@ class RemoteLauncher:
         return all(link.is_clear for link in self._links.values())
 
     def over_memory(self, processes: Mapping[int, ReplicaProcess], limit: float) -> tuple[int, float] | None:
-        """What nodes have told: they look by themselves."""
+        """The first excess that a node has reported: job runners check by themselves."""
         for number, process in processes.items():
             used = self._over_memory.get(process.key)
             if used is not None:
@@ -228,10 +225,8 @@ class RemoteLauncher:
         for link in [*self._links.values()]:
             self._keep_up(link, now)
             if link.is_needed and now - link.heard_at >= self._fleet.lost_seconds:
-                seconds = f"{now - link.heard_at:.0f} s"
-                why = f"node '{link.node}' is lost: no answer for {seconds}" + (
-                    f" ({link.trouble})" * bool(link.trouble)
-                )
+                trouble = f" ({link.trouble})" if link.trouble else ""
+                why = f"node '{link.node}' is lost: no answer for {now - link.heard_at:.0f} s{trouble}"
                 self._lose(link, why, silent=True)
                 link.until = now + _GHOST_SECONDS
                 self._ghosts.append(link)
@@ -251,9 +246,9 @@ class RemoteLauncher:
         self._watch(link)
 
     def node_is_gone(self, node: str, why: str) -> None:
-        """The engine says so. What ran there is lost at once where nobody listens any more, and else once it is silent.
+        """Note that the engine calls a node gone. Its replicas are lost once nothing listens there, or it is silent.
 
-        An engine may err, and may say so while it still lets replicas save: one that answers is told as `NodeAnswer`.
+        An engine may err, or may say so while replicas still save: a node that answers is reported as `NodeLeaving`.
         """
         link = self._links.get(node)
         if link is not None:
@@ -269,7 +264,7 @@ class RemoteLauncher:
             self.events.append(NodeLoss(living, link.node, why, silent))
 
     def release(self) -> None:
-        """Nothing runs any more: let the nodes know, and go."""
+        """End the runners and close all connections: no replica runs any more."""
         for link in [*self._links.values(), *self._ghosts]:
             if link.stage == "open":
                 link.channel.send(EndRunnerRequest())
@@ -283,7 +278,7 @@ class RemoteLauncher:
         self._disconnect(link)
 
     def close_in_fork(self) -> None:
-        """In a forked process: its copies of the sockets go."""
+        """Close the copies of the sockets in a forked process."""
         for link in (*self._links.values(), *self._ghosts):
             if link.peer is not None:
                 link.peer.close()
@@ -307,7 +302,7 @@ class RemoteLauncher:
         self._loop.watch(link.peer, lambda: self._ready(link), read=False, write=True)
 
     def _unreached(self, link: NodeLink, code: int) -> None:
-        """No connection could be made. Where its engine has it as gone and nobody listens there, it is."""
+        """Handle a failed connection: a node that the engine calls gone, and where nothing listens, is lost."""
         if link.gone and code == errno.ECONNREFUSED and not link.lost:
             self._lose(link, link.gone)
             self._leave(link)
@@ -372,10 +367,11 @@ class RemoteLauncher:
             link.channel.confirm()
             if link.gone and not link.answers and link.has_living:
                 link.answers = True
-                self.events.append(NodeAnswer(link.node, f"{link.gone}, and it answers: what runs there may save"))
+                why = f"{link.gone}, and it answers: what runs there may save"
+                self.events.append(NodeLeaving(link.node, why, is_ending=False))
 
     def _introduce(self, link: NodeLink, line: SecureLine, values: list[Any]) -> None:
-        """Say who we are, and hear the runner's greeting; both are taken off the values."""
+        """Answer the daemon's hello and read the runner's greeting, which are the first of these values."""
         if link.stage == "hello" and values:
             request = SessionRequest(link.session, link.channel.seen, self._fleet.lease_seconds)
             channel_module.answer(bytes.fromhex(self._fleet.secret), line, values.pop(0), to_plain(request))
@@ -387,7 +383,7 @@ class RemoteLauncher:
         if link.lost:
             self.false_alarms.append(f"node '{link.node}' answers again, having been given up")
         if link.attached and not greeting.known and not link.lost:
-            # The runner's lease was over, or somebody ended it: what it ran has ended with it.
+            # The runner's lease ran out, or it was killed: its replicas have ended with it.
             self._lose(link, f"what ran on node '{link.node}' was ended there")
             self._leave(link)
             return
@@ -400,7 +396,7 @@ class RemoteLauncher:
             self._leave(link)
 
     def _forget(self, link: NodeLink, process: ReplicaProcess) -> None:
-        """One that is no part of the job is gone for good: the last one's runner is not needed."""
+        """Forget a replica that departed and has been swept; end the runner after its last replica."""
         link.places.pop(process.key, None)
         if not link.places and not link.clear:
             link.channel.send(EndRunnerRequest())
@@ -410,7 +406,8 @@ class RemoteLauncher:
         match message:
             case NodeNoticeMessage():
                 if link.has_living:
-                    self.events.append(NodeNotice(link.node, f"node '{link.node}' is taken back by its engine"))
+                    why = f"node '{link.node}' is taken back by its engine"
+                    self.events.append(NodeLeaving(link.node, why, is_ending=True))
             case ClearMessage(number):
                 if number == link.clear:
                     link.clear, link.is_clear = 0, True
@@ -426,7 +423,7 @@ class RemoteLauncher:
         place: RemoteReplica,
         message: ForkedMessage | OutputMessage | OverMemoryMessage | SweptMessage | ExitMessage,
     ) -> None:
-        """What the runner says of one replica."""
+        """Handle a message about one replica."""
         match message:
             case ForkedMessage(_, pid):
                 place.process.pid, place.process.up = pid, True

@@ -22,7 +22,7 @@ _SEND_SECONDS = 5.0
 
 
 class ServiceConnection:
-    """One service."""
+    """The connection of one service."""
 
     def __init__(self, peer: socket.socket) -> None:
         peer.setblocking(True)
@@ -31,7 +31,7 @@ class ServiceConnection:
         self.reader = LineReader(peer, MAX_MESSAGE_BYTES)
 
     def send(self, message: ShimMessage) -> bool:
-        """Whether the service took it."""
+        """Send a message; whether the service took it."""
         try:
             self.peer.sendall(encode_message(message))
         except OSError:
@@ -40,10 +40,10 @@ class ServiceConnection:
 
 
 class ServiceConnections:
-    """All services that are connected; `idle_since` is when the last one left.
+    """All services that are connected; `idle_since` is when the last one disconnected.
 
-    `obey` carries a request out, and returns the answer. `on_unknown` is called for a line that this version does not
-    know.
+    `obey` carries out a request and returns the answer. `on_unknown` is called for a line that this version cannot
+    read.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class ServiceConnections:
         return bool(self._open)
 
     def listen(self) -> None:
-        """Take connections from now on."""
+        """Accept connections from now on."""
         self._listener.setblocking(False)
         self._loop.watch(self._listener, self._accept)
 
     def tell(self, message: ShimMessage) -> None:
-        """Send it to all."""
+        """Send a message to all services."""
         for connection in [*self._open]:
             if not connection.send(message):
                 self._drop(connection)
 
     def close(self) -> None:
-        """In a forked process: close its copies of the sockets."""
+        """Close the copies of the sockets in a forked process."""
         self._listener.close()
         for connection in self._open:
             connection.peer.close()
 
     def add(self, peer: socket.socket) -> None:
-        """A service has connected."""
+        """Serve a new connection."""
         connection = ServiceConnection(peer)
         self._open.append(connection)
         self._loop.watch(peer, lambda: self._hear(connection))
@@ -108,11 +108,11 @@ class ServiceConnections:
                 if not connection.send(self._obey(decode_message(line))):
                     self._drop(connection)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                # A service of another version: another shim may understand it.
+                # A service of another version: a shim of its own version will understand it.
                 print(f"not understood: {error!r}", file=sys.stderr, flush=True)
                 self._on_unknown()
             except OSError as error:
-                # What runs is not to end with it.
+                # An error of one request must not end the replicas.
                 print(f"could not be done: {error}", file=sys.stderr, flush=True)
 
     def _drop(self, connection: ServiceConnection) -> None:

@@ -1,7 +1,6 @@
-"""The state machine of a running job's replicas: from one generation to the next, to a loss, or to its end.
+"""The state machine of a running job's replicas: from one generation to the next, to a loss, or to the job's end.
 
-What may happen in each phase is in `phases`. Pure: events go in with their time, actions come out. Processes
-and the store are the business of `live_generation`.
+Pure: events go in with their time, actions come out. `phases` has the phases; `live_generation` takes the actions.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ _NEXT: Mapping[PhaseName, frozenset[PhaseName]] = {
 
 @dataclass(slots=True)
 class Transition:
-    """The replicas of one job: `ranks` by number in the generation `settled`, the last one that all were in.
+    """The replicas of one job. `settled`: the last generation that was complete; `ranks`: its ranks by number.
 
-    `dead` are the numbers of those that have died since then.
+    `dead`: the numbers of the replicas that have died since then.
     """
 
     settled: int
@@ -74,7 +73,7 @@ class Transition:
 
     @property
     def phase(self) -> PhaseName:
-        """The phase it is in."""
+        """The present phase."""
         return self._phase.name
 
     @property
@@ -84,7 +83,7 @@ class Transition:
 
     @property
     def change(self) -> ReplicaChange | None:
-        """The change that is under way, or was given up last; None once one has come about."""
+        """The change that is under way, or that was withdrawn last; None once one is complete."""
         return None if self._attempt is None else self._attempt.change
 
     @property
@@ -94,7 +93,7 @@ class Transition:
 
     @property
     def awaits_boundary(self) -> bool:
-        """Whether all are told to go, and no replica that runs has come."""
+        """Whether all replicas have been told to move, and none of the old ones has arrived."""
         return isinstance(self._phase, Moving) and not self._phase.came
 
     @property
@@ -110,7 +109,7 @@ class Transition:
     # Events
 
     def begin_change(self, change: ReplicaChange, now: float) -> list[Action]:
-        """Carry a change out; the ranks in its seats are those of `settled`."""
+        """Begin a change; the ranks in its seats are those of the generation `settled`."""
         self._tell_story(f"order for generation {change.generation}")
         if not self.takes_orders:
             raise self._illegal("prepare")
@@ -136,7 +135,7 @@ class Transition:
         return [proposed, watched, *(StartJoiner(rank, number) for rank, number in change.joiners.items())]
 
     def key_found(self, key: str, text: str, now: float) -> list[Action]:
-        """A key that was watched for is there. `MalformedValue` where its value says nothing."""
+        """Handle a watched key that was written; `MalformedValue` where its value cannot be read."""
         parts = keys.parse(key)
         if parts is None or self.phase not in ("prepare", "move") or parts.generation != self.generation:
             return []
@@ -145,39 +144,39 @@ class Transition:
         return self._phase.key_found(parts.kind, parts.rank or 0, text, now)
 
     def process_ended(self, number: int, code: int, now: float, hung: str = "") -> list[Action] | None:
-        """A process has ended, with an exit code or minus a signal's number; `hung` says why we killed it, if we did.
+        """Handle the end of a process, by its exit code or minus a signal's number; `hung`: why we killed it, if so.
 
-        None: its end is no part of a change. The job ends by itself, well or not.
+        None: the end has nothing to do with a change; the job ends with this replica.
         """
         self._tell_story(f"replica process {number} ended with {code}")
         return self._phase.process_ended(number, code, now, hung)
 
     def tick(self, now: float) -> list[Action]:
-        """What follows from the time, where it is `due`."""
+        """Act on the deadline of the phase, if it has passed."""
         if self.due is None or now < self.due:
             return []
         self._phase.due = None
         return self._phase.tick(now)
 
     def cannot_join(self, rank: int, why: str) -> list[Action]:
-        """The process of a joiner could not be started, and no replica was told to go."""
+        """Withdraw the change: the process of a joiner could not be started."""
         return self.withdraw_change(f"joining replica {rank} could not be started: {why}")
 
     def end_job(self) -> list[Action]:
-        """The job ends, by itself or by order: no change comes any more, and joiners are not needed."""
+        """Make no more changes, and drop joiners: the job ends, by itself or by order."""
         actions = self._drop_joiners("the job ends")
         self._enter(Over(self))
         return [*actions, WatchKeys(())]
 
     def give_up_generation(self, why: str) -> list[Action]:
-        """The generation cannot go on: all replicas end, and the job starts again from its checkpoint."""
+        """End all replicas, so that the job restarts from its checkpoint."""
         self._tell_story(f"given up: {why}")
         actions = self._drop_joiners(why)
         self._enter(Over(self))
         return [*actions, WatchKeys(()), GiveUp(why)]
 
     def died_at_the_end(self, numbers: Iterable[int]) -> list[Action]:
-        """These were told to end and have died: the others must know which of them is the first, which saves."""
+        """Tell the others that these died while the job ends: the first of the remaining replicas saves."""
         found = {number for number in numbers if number in self.ranks}
         self.dead |= found
         self._lost |= {self.ranks[number] for number in found}
@@ -186,7 +185,7 @@ class Transition:
     # Transitions that phases decide on
 
     def commit_change(self, attempt: Attempt, now: float) -> list[Action]:
-        """All joiners are ready: all replicas are to go."""
+        """Tell all replicas to move to the new generation: all joiners are ready."""
         change = attempt.change
         generation, size = change.generation, len(change.seats)
         self._enter(Moving(self, now + self.limits.boundary, attempt))
@@ -195,7 +194,7 @@ class Transition:
         return [SetKey(keys.COMMITTED, str(generation)), WatchKeys((*present, *done, keys.failed(generation)))]
 
     def complete_change(self, change: ReplicaChange, pauses: Mapping[int, PauseReport]) -> list[Action]:
-        """The change has come about."""
+        """Note that the change is complete."""
         self.settled = change.generation
         self.ranks = {seat.number: rank for rank, seat in enumerate(change.seats)}
         self.dead, self._lost, self._attempt = set(), set(), None
@@ -203,7 +202,7 @@ class Transition:
         return [WatchKeys(()), ReportStart(self.settled, dict(pauses))]
 
     def withdraw_change(self, why: str) -> list[Action]:
-        """Give up a change for which no replica has paused: what runs goes on, and an order is awaited."""
+        """Withdraw a change for which no replica has paused: the replicas train on, and wait for an order."""
         attempt, was_committed = self._attempt, self.phase == "move"
         assert attempt is not None
         if attempt.change.senders:
@@ -215,22 +214,22 @@ class Transition:
         return [*actions, WatchKeys(()), ReportLoss(attempt.change.generation, lost, kept, why, withdrawn=True)]
 
     def leave_dead_behind(self, why: str, now: float) -> list[Action]:
-        """Some are dead: the others go on without them, once the service has said where.
+        """Let the other replicas go on without the dead ones, once the service has ordered a placement.
 
-        Where all were to leave their places, other jobs may be to have them: then the others save, and end.
+        Where all of them were to leave, other jobs may need their places: then the others save and end.
         """
         kept, attempt = self._kept(), self._attempt
         dead = {self.ranks[number] for number in self.dead if number in self.ranks}
-        # A replica that has left is not there to save, either.
+        # A replica that has left cannot save either.
         gone = set() if attempt is None else attempt.gone
         self._lost |= dead | {self.ranks[number] for number in gone if number in self.ranks}
         if attempt is not None and attempt.change.senders:
-            # A replica that is stuck with the dead on the way is freed by this key.
+            # This key frees a replica that waits for the dead ones during the move.
             stuck = keys.lost(attempt.change.generation)
             told = SetKey(stuck, encode(attempt.dead_by_number(self.dead, self.ranks)))
             return [self._lost_key(), told, *self.give_up_generation(why)]
         if not kept:
-            # The leavers are asked to end as well: the first of them must know that it is the first.
+            # The leavers are asked to end as well: the first of them must know that it has to save.
             return [self._lost_key(), *self.give_up_generation(f"{why}, and no other is left")]
         actions = [*self._drop_joiners(why), self._lost_key()]
         ranks = tuple(sorted(dead))
@@ -242,14 +241,14 @@ class Transition:
         return [*actions, WatchKeys(()), ReportLoss(self.generation, ranks, kept, why)]
 
     def note_early_leaver(self, attempt: Attempt, number: int) -> list[Action]:
-        """A leaver has ended, as it was told, though its change did not come about: it is not there to save."""
+        """Note that a leaver has ended although its change was not completed: it cannot save."""
         attempt.gone.add(number)
         self.dead.add(number)
         self._lost.add(self.ranks[number])
         return [self._lost_key()]
 
     def _drop_joiners(self, why: str, withdrawn: bool = False) -> list[Action]:
-        """Joiners hold nothing that the others do not hold; those of a withdrawn change must not come later."""
+        """Kill the joiners, which hold no state of their own; those of a withdrawn change must not arrive later."""
         attempt = self._attempt
         if attempt is None or self.phase not in ("prepare", "move") or attempt.handed:
             return []
@@ -258,7 +257,7 @@ class Transition:
         return actions + [KillReplica(number) for number in attempt.change.joiners.values() if number not in self.dead]
 
     def _kept(self) -> tuple[int, ...]:
-        """Numbers of the replicas that hold the state and are to stay, in the order of their ranks."""
+        """Numbers of the living replicas that hold the state and stay, in the order of their ranks."""
         attempt = self._attempt
         staying = {*self.ranks} if attempt is None else {*attempt.change.survivors.values()} - attempt.gone
         return tuple(sorted(staying - self.dead, key=lambda number: self.ranks[number]))
@@ -283,5 +282,5 @@ class Transition:
 
 
 def settled_at(generation: int, numbers: Sequence[int], limits: Limits | None = None) -> Transition:
-    """The state after a start: these numbers, in the order of their ranks."""
+    """The state machine after a start, with these numbers in the order of their ranks."""
     return Transition(generation, {number: rank for rank, number in enumerate(numbers)}, limits or Limits())

@@ -16,7 +16,7 @@ import pytest
 from pollux.backends.process.records import read_record, record_path
 from pollux.backends.protocol import ReplicasEnded
 from pollux.backends.shim.process import Shim
-from pollux.backends.shim.remote_launcher import NodeNotice
+from pollux.backends.shim.remote_launcher import NodeLeaving
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.live.codec import from_plain
 from pollux.wire.live.messages import (
@@ -70,7 +70,7 @@ def test_what_no_agent_would_write_ends_the_generation_and_not_the_shim(shim, er
 def test_a_change_under_way_is_over_where_a_node_is_taken_back(shim):
     """Else the end of a replica there would be told as a loss, and answered by an order for what is ending."""
     told = []
-    notice = NodeNotice("n0", "node 'n0' is taken back by its engine")
+    notice = NodeLeaving("n0", "node 'n0' is taken back by its engine", is_ending=True)
     far = SimpleNamespace(keep_connections=lambda: None, events=[notice], false_alarms=[])
     live = SimpleNamespace(end_changes=lambda: told.append("over"))
     generation = SimpleNamespace(told_to_stop=False, end_for_restart=lambda why: told.append(why))

@@ -19,7 +19,7 @@ from pollux.backends.node_daemon.daemon import SECRET_VARIABLE, main
 from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.select_loop import SelectLoop
-from pollux.backends.shim.remote_launcher import NodeAnswer, NodeLoss, NodeNotice, RemoteExit, RemoteLauncher
+from pollux.backends.shim.remote_launcher import NodeLeaving, NodeLoss, RemoteExit, RemoteLauncher
 from pollux.backends.transport.channel import VERSION, SecureLine, challenge, check
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed, InvalidInput
@@ -229,7 +229,7 @@ def test_what_a_node_hears_of_its_end_is_passed_on_once(make_shim):
     for _ in range(2):
         os.kill(runner, signal.SIGTERM)
     shim.until(lambda: shim.told)
-    assert shim.told == [NodeNotice("n0", "node 'n0' is taken back by its engine")]
+    assert shim.told == [NodeLeaving("n0", "node 'n0' is taken back by its engine", is_ending=True)]
     shim.launcher.terminate(process, True)
     exit_ = shim.ended(process)
     assert (exit_.code, exit_.asked) == (143, True)
@@ -247,7 +247,7 @@ def test_an_end_by_the_engines_signal_comes_after_its_notice(make_shim):
         os.kill(pid, signal.SIGTERM)
         time.sleep(0.02)
     exit_ = shim.ended(process)
-    assert [type(each) for each in shim.told] == [NodeNotice, RemoteExit]
+    assert [type(each) for each in shim.told] == [NodeLeaving, RemoteExit]
     assert (exit_.code, exit_.asked) == (-signal.SIGTERM, True)
 
 
@@ -267,7 +267,7 @@ def test_who_ends_well_at_the_engines_signal_was_asked_to(make_shim):
     for pid in map(int, shim.text(process).split()):
         os.kill(pid, signal.SIGTERM)
     exit_ = shim.ended(process)
-    assert [type(each) for each in shim.told] == [NodeNotice, RemoteExit]
+    assert [type(each) for each in shim.told] == [NodeLeaving, RemoteExit]
     assert (exit_.code, exit_.asked) == (0, True)
 
 
@@ -294,7 +294,9 @@ def test_a_node_that_its_engine_has_as_gone_and_that_answers_is_told_and_not_kil
         shim.told.clear()
         shim.launcher.node_is_gone("n0", "node 'n0' is gone")
         shim.until(lambda: shim.told)
-        assert shim.told == [NodeAnswer("n0", "node 'n0' is gone, and it answers: what runs there may save")]
+        assert shim.told == [
+            NodeLeaving("n0", "node 'n0' is gone, and it answers: what runs there may save", is_ending=False)
+        ]
     shim.launcher.terminate(process, True)
     exit_ = shim.ended(process)
     assert (exit_.code, exit_.asked, shim.text(process).split()) == (143, True, ["up", "saved"])
