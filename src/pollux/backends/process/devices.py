@@ -1,4 +1,4 @@
-"""What this machine has to hand out: GPUs where the driver shows some, else CPU slots; and the cores for each."""
+"""The slots of this machine: GPUs where the driver shows some, else CPU slots; and the cores for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ASK_THE_DRIVER = (
 
 
 class _NoGpus(Exception):
-    """Why no GPU was found, and what to do; `is_sure` where there is a driver, and it has nothing good to say."""
+    """Why no GPU was found, and what to do; `is_sure`: there is a driver, and it shows no GPU."""
 
     def __init__(self, why: str, remedy: str, is_sure: bool) -> None:
         super().__init__(why)
@@ -34,10 +34,10 @@ class _NoGpus(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The node, the GPU index behind each of its places (empty: they are CPU slots), and the cores it may use.
+    """The node, the GPU index behind each of its slots (empty for CPU slots), and the cores that it may use.
 
-    `why_none`: what was wrong where GPUs were looked for and not found, and `remedy` what to do; `has_driver`: whether
-    there was one to ask.
+    `why_none`: why no GPU was found, empty where none was looked for or some were found; `remedy`: what to do;
+    `has_driver`: whether there was a driver to ask.
     """
 
     node: Node
@@ -53,7 +53,7 @@ class Devices:
         return not self.gpus
 
     def cores_of(self, place: int, cpus_per_gpu: float = 0.0) -> tuple[int, ...]:
-        """The cores of one place: its even share, at least one; or as many as were asked for, from there on."""
+        """The cores of one slot: its even share, at least one; or as many as the job asked for, from that share on."""
         total, places = len(self.cores), max(1, self.node.num_gpus)
         first = place * total // places
         count = max(1, (place + 1) * total // places - first)
@@ -73,7 +73,7 @@ def _memory_bytes() -> float:
 
 
 def _gpus() -> list[tuple[int, str, str]]:
-    """Index, name and UUID of every GPU that the driver shows, all or none; `_NoGpus` where it cannot be asked."""
+    """Index, name and UUID of every GPU that the driver shows; `_NoGpus` where the driver cannot be asked."""
     try:
         pynvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -98,7 +98,7 @@ def _gpus() -> list[tuple[int, str, str]]:
 
 
 def _visible(found: list[tuple[int, str, str]], environ: Mapping[str, str]) -> list[tuple[int, str, str]]:
-    """Those of them that CUDA_VISIBLE_DEVICES leaves to this process, in its order; `_NoGpus` where it hides all."""
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process, in its order; `_NoGpus` where it hides all."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return found
@@ -117,7 +117,7 @@ def _visible(found: list[tuple[int, str, str]], environ: Mapping[str, str]) -> l
 
 
 def find_devices(slots: int | None, environ: Mapping[str, str]) -> Devices:
-    """GPUs in the driver's order; with `slots`, or where there are none, CPU slots: `slots`, or one per core."""
+    """The GPUs in the driver's order; CPU slots where `slots` says how many, or one per core where there is no GPU."""
     if slots is not None and (isinstance(slots, bool) or not 1 <= slots <= _MAX_SLOTS):
         raise InvalidInput(f"slots is {slots}: give a whole number from 1 to {_MAX_SLOTS}, or leave it out")
     cores = tuple(sorted(os.sched_getaffinity(0)))
@@ -138,10 +138,10 @@ def _node(num_gpus: int, gpu_type: str, num_cores: int) -> Node:
 
 
 def check_lent(found: Devices, gpus: Sequence[int], lender: str, remedy: str) -> str:
-    """What people should know of the GPUs that `lender` lends here: empty where the driver shows all of them.
+    """A warning about the GPUs that `lender` lends on this machine; empty where the driver shows all of them.
 
-    BackendFailed, with the remedy, where there is a driver and it does not: jobs on GPUs that are not there would use
-    up their crashes. Without one to ask, the lender is believed: its GPUs may be of another make.
+    BackendFailed, with the remedy, where the driver does not show all of them: jobs there would only crash. Without a
+    driver the lender is believed, with a warning: its GPUs may be of another make.
     """
     if set(gpus) <= set(found.gpus):
         return ""

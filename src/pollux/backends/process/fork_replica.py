@@ -1,7 +1,4 @@
-"""Starting one replica from a shim: a forked process with its own session, log, cores and environment.
-
-It goes on as the job's command; what happens to it afterwards is the generation's business.
-"""
+"""Starts one replica: forks a process with its own session, log, cores and environment that runs the job's command."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStart:
-    """Everything one replica is started with; `environ` is its whole environment, `cores` empty for any."""
+    """Everything that one replica is started with; `environ`: its whole environment; `cores`: empty for any core."""
 
     argv: tuple[str, ...]
     workdir: str
@@ -32,7 +29,7 @@ class ReplicaStart:
 
 
 class ForkedReplica(BaseException):
-    """Raised in the forked process to leave the shim's loop; `become` is called once nothing of the shim is left."""
+    """Raised in the forked process to leave the shim's loop; the caller then drops the shim, and calls `become`."""
 
     def __init__(self, become: Callable[[], int]) -> None:
         super().__init__()
@@ -42,13 +39,13 @@ class ForkedReplica(BaseException):
 def start_replica(
     start: ReplicaStart, output: int, warm_variables: Mapping[str, str] | None, close_in_fork: Callable[[], None]
 ) -> int:
-    """Fork; returns its number. `output` is where it writes; `warm_variables`, not None, allow running in the fork.
+    """Fork the replica's process and return its pid; it writes to the file `output`.
 
-    The forked process calls `close_in_fork` first, which closes its copies of the parent's sockets. It leaves through
-    `ForkedReplica`, or becomes another program.
+    The forked process first calls `close_in_fork`, which closes its copies of the parent's sockets. It then executes
+    another program; or, where `warm_variables` are given and the command is a Python script, it raises `ForkedReplica`.
     """
     shim = os.getpid()
-    # A signal that comes before the fork has its own handlers would be served by the shim's, in the wrong process.
+    # A signal that comes before the forked process has its own handlers would run the shim's handlers there.
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     try:
         pid = os.fork()
@@ -64,7 +61,7 @@ def start_replica(
         _reset_signals()
         proc.die_with_parent(shim)
         close_in_fork()
-        _settle(start, output)
+        _set_up_process(start, output)
         executable = warm_python.resolved(start.argv[0], start.environ, start.path_was_set)
         if executable is not None and warm_variables is not None:
             call = warm_python.python_call(start.argv, executable, start.workdir, start.environ, warm_variables)
@@ -83,7 +80,7 @@ def _become(start: ReplicaStart, call: warm_python.PythonCall) -> Callable[[], i
     threads = int(asked) if asked.isdigit() else 0
 
     def become() -> int:
-        # Its command line is for ever that of the process it was forked from.
+        # The command line in `ps` stays that of the process it was forked from.
         proc.name_this(f"pollux:{start.environ.get('POLLUX_JOB') or 'job'}")
         warm_python.make_like_fresh(start.environ, start.argv, threads or len(os.sched_getaffinity(0)))
         return warm_python.leave(warm_python.run_python(call))
@@ -98,7 +95,7 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
 
-def _settle(start: ReplicaStart, output: int) -> None:
+def _set_up_process(start: ReplicaStart, output: int) -> None:
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -124,13 +121,13 @@ def _close_from(first: int) -> None:
 
 
 def _execute(start: ReplicaStart, executable: str | None) -> int:
-    """Become the program; returns an exit code, as shells give it, only where that fails."""
+    """Execute the program; returns an exit code, as shells give it, only where that fails."""
     if executable is None:
         _say(f"command '{start.argv[0]}' was not found on PATH: install it, or give its full path")
         return 127
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        # Our interpreter finds its packages by its own path, which need not be on PATH.
+        # Our interpreter finds its packages by its own path, and may not be on PATH.
         first = executable if executable == sys.executable else start.argv[0]
         os.execve(executable, [first, *start.argv[1:]], dict(start.environ))
     except FileNotFoundError:

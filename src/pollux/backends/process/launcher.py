@@ -1,6 +1,6 @@
-"""Starting, signalling and measuring the processes of a job's replicas: the interface, and doing it by our own forks.
+"""Starts, signals and measures the processes of a job's replicas: the interface, and the launcher for this machine.
 
-`shim.remote_launcher` does the same on other machines.
+`shim.remote_launcher` is the launcher for other machines.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["LocalLauncher", "ReplicaLauncher", "ReplicaProcess"]
 
 @dataclass(slots=True, eq=False)
 class ReplicaProcess:
-    """One replica's process: number and start of it, the reading end of its output (-1: none here) and its pipe.
+    """One replica's process: its pid, its start time, the reading end of its output (-1 for none) and its pipe.
 
-    `key` and `node` name it where it runs elsewhere; `up` once it is a process.
+    `key` and `node` identify a process on another machine. `up`: the process has been started.
     """
 
     pid: int = 0
@@ -34,14 +34,14 @@ class ReplicaProcess:
     up: bool = True
 
     def close_output(self) -> None:
-        """Read its output no more."""
+        """Close the reading end of its output."""
         if self.output >= 0:
             os.close(self.output)
             self.output = -1
 
 
 class ReplicaLauncher(Protocol):
-    """What a generation does with processes; nothing waits. `session` names it to other nodes, empty without any."""
+    """What a generation does with processes; no method waits. `session`: its name on other nodes, empty without any."""
 
     sweep_seconds: float
     session: str
@@ -49,25 +49,25 @@ class ReplicaLauncher(Protocol):
     def start(
         self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
     ) -> ReplicaProcess:
-        """Start one; what it writes is to be read from its `output`, or goes into the sink."""
+        """Start a process; its output can be read from `output`, or goes into the sink where it runs elsewhere."""
 
     def terminate(self, process: ReplicaProcess, alone: bool) -> bool:
-        """SIGTERM, to it alone or to all it started; whether it still ran."""
+        """Send SIGTERM to the process alone or to all that it started; whether it still ran."""
 
     def kill(self, process: ReplicaProcess) -> None:
-        """SIGKILL to it and its session."""
+        """Send SIGKILL to the process and its session."""
 
     def sweep(self, process: ReplicaProcess) -> None:
-        """End what one that has ended left in its session."""
+        """Kill the processes that an ended replica left in its session."""
 
     def kill_all(self) -> None:
-        """SIGKILL to everything of the job."""
+        """Send SIGKILL to all processes of the job."""
 
     def is_clear(self, kill: bool) -> bool:
-        """Whether no process of the job is left; `kill`: what is left ends now."""
+        """Whether no process of the job is left; `kill`: kill those that are."""
 
     def over_memory(self, processes: Mapping[int, ReplicaProcess], limit: float) -> tuple[int, float] | None:
-        """Whose processes use more than the limit, and how much, in bytes."""
+        """The replica whose processes use more than the limit, and how many bytes; None where there is none."""
 
     @property
     def lacks_memory(self) -> bool:
@@ -75,10 +75,10 @@ class ReplicaLauncher(Protocol):
 
 
 class LocalLauncher:
-    """Processes below this one, all of one job, but for those that `spared` names.
+    """The descendants of this process, all of one job, except those that `spared` returns.
 
-    `warm_variables`: the environment under which everything was imported, None where nothing was. `close_in_fork` is
-    called first in every forked process.
+    `warm_variables`: the environment during the imports, None where nothing was imported. `close_in_fork` is called
+    first in every forked process.
     """
 
     sweep_seconds = 0.01
@@ -103,13 +103,13 @@ class LocalLauncher:
     def start(
         self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
     ) -> ReplicaProcess:
-        """Fork it. In the forked process this does not return: see `ForkedReplica`."""
+        """Fork the process. In the forked process this does not return: see `ForkedReplica`."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reading, False)
         try:
             pid = start_replica(start, writing, self._warm_variables, self._close_in_fork)
         except OSError:
-            # Only where no process came of it: in a forked one nothing here may run.
+            # Reached only where the fork failed: in a forked process nothing here may run.
             os.close(reading)
             os.close(writing)
             raise
@@ -118,40 +118,40 @@ class LocalLauncher:
         return ReplicaProcess(pid, proc.start_time(pid) or 0, reading, pipe)
 
     def terminate(self, process: ReplicaProcess, alone: bool) -> bool:
-        """SIGTERM; one that has ended and waits to be collected was through by itself."""
+        """Send SIGTERM; a process that has ended and waits to be reaped did not run any more."""
         ran = proc.is_alive(process.pid, process.start)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.kill if alone else os.killpg)(process.pid, signal.SIGTERM)
         return ran
 
     def kill(self, process: ReplicaProcess) -> None:
-        """SIGKILL to its session."""
+        """Send SIGKILL to its session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
     def sweep(self, process: ReplicaProcess) -> None:
-        """End what is left of its session."""
+        """Kill what is left of its session."""
         table = proc.process_table()
         proc.kill_all(row.pid for row in table.values() if row.session == process.pid)
 
     def _others(self, table: Mapping[int, proc.ProcessRow]) -> list[int]:
-        """Every process below this one that belongs to the job."""
+        """Every descendant of this process that belongs to the job."""
         spared = {*self._spared()}
         return [pid for pid in proc.descendants(os.getpid(), table) if pid not in spared]
 
     def kill_all(self) -> None:
-        """SIGKILL to everything below."""
+        """Send SIGKILL to all descendants that belong to the job."""
         proc.kill_all(self._others(proc.process_table()))
 
     def is_clear(self, kill: bool) -> bool:
-        """Whether nothing of the job is below this process."""
+        """Whether no descendant that belongs to the job is left."""
         left = self._others(proc.process_table())
         if left and kill:
             proc.kill_all(left)
         return not left
 
     def _owners(self, processes: Mapping[int, ReplicaProcess], table: Mapping[int, proc.ProcessRow]) -> dict[int, int]:
-        """The replica that each process of the job counts for: by ancestors, by session, else the first."""
+        """The replica to which each process of the job counts: by ancestors, by session, else the first."""
         sessions = {process.pid: number for number, process in processes.items()}
         families = {pid: number for number, b in processes.items() for pid in proc.descendants(b.pid, table)}
         first = next(iter(processes))
@@ -161,7 +161,7 @@ class LocalLauncher:
         }
 
     def over_memory(self, processes: Mapping[int, ReplicaProcess], limit: float) -> tuple[int, float] | None:
-        """Whose processes use most, where that is above the limit."""
+        """The replica whose processes use most memory, where that is above the limit."""
         if not processes:
             return None
         table = proc.process_table()
@@ -170,7 +170,7 @@ class LocalLauncher:
         for pid, number in whose.items():
             used[number] += table[pid].rss_bytes
         if max(used.values()) > limit:
-            # Pages that are shared, such as those of the process all were forked from, count there for everybody.
+            # This figure counts shared pages for every process, also those of the process that all were forked from.
             own = proc.memory_use(os.getpid()) if self._warm_variables is not None else None
             inherited = own[1] if own is not None else 0
             used = dict.fromkeys(used, 0)
@@ -181,6 +181,6 @@ class LocalLauncher:
 
 
 def _used(pid: int, resident: int, inherited: int) -> int:
-    """What a process added to the memory it began with, in bytes; all that it has where nobody can tell."""
+    """The bytes that a process has added to the memory it was forked with; `resident` where the kernel does not say."""
     use = proc.memory_use(pid)
     return resident if use is None else use[0] - min(use[1], inherited)

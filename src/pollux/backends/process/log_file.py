@@ -1,7 +1,4 @@
-"""One replica's log on disk: bounded in size, appended over generations, read by an offset that only grows.
-
-Where output comes from is the shim's business.
-"""
+"""One replica's log on disk: bounded in size, appended over generations, read by an offset that only grows."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _MOST_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Offsets in all that was ever written: the head file has [0, head), `.1` begins at `before`, the log at `now`."""
+    """Offsets in all output so far: the head file has [0, head), `.1` begins at `before`, the log itself at `now`."""
 
     head: int = 0
     before: int = 0
@@ -56,10 +53,10 @@ def _read_beside(path: Path, ending: str) -> bytes:
 
 
 class LogWriter:
-    """Appends to `path`; keeps at most about `cap_bytes`: the first MiB, and the newest.
+    """Appends to `path`; keeps at most about `cap_bytes`: the first MiB, and the newest output.
 
-    A disk that takes no more costs log lines, never an exception: `lost_bytes` counts them, and a line says so once
-    there is room. `tail` is the end of what came, written or not.
+    A full disk raises no exception: `lost_bytes` counts the output that could not be written, and a line in the log
+    says so once there is room. `tail` is the end of the output, written or not.
     """
 
     def __init__(self, path: Path, cap_bytes: int = DEFAULT_CAP_BYTES) -> None:
@@ -83,9 +80,9 @@ class LogWriter:
             self._shut()
 
     def _shut(self) -> None:
-        """Without a file, what comes is lost; every `write` tries to open it first."""
+        """Close the file; the next `write` tries to open it again."""
         if self._fd >= 0:
-            # Some file systems tell only now that they took no more.
+            # Some file systems report only now that they are full.
             with contextlib.suppress(OSError):
                 os.close(self._fd)
         self._fd, self._size = -1, 0
@@ -125,7 +122,7 @@ class LogWriter:
                 _beside(self.path, ".head").write_bytes(first)
                 head = len(first)
             self._parts = _Parts(head, parts.now, parts.now + self._size)
-            # What needs room comes first: once the file has its new name, it is not to be touched.
+            # Write what needs room first: once the file has its new name, nothing may fail any more.
             new = _beside(self.path, ".parts.new")
             new.write_text(json.dumps(asdict(self._parts)))
             os.replace(self.path, _beside(self.path, ".1"))
@@ -133,7 +130,7 @@ class LogWriter:
             os.replace(new, _beside(self.path, ".parts"))
         except OSError:
             if not moved:
-                # No room even for this: begin the file anew, which needs none.
+                # There is no room even for this: empty the file, which needs none.
                 try:
                     os.ftruncate(self._fd, 0)
                 except OSError:
@@ -150,12 +147,12 @@ class LogWriter:
             self._append(f"[pollux: {gap} bytes of log before {self.path.name}.1 were dropped]\n".encode())
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._shut()
 
 
 def _segments(path: Path) -> list[tuple[int, int, Path]]:
-    """Start, end and file of every part there is, in order, without overlap."""
+    """Start, end and file of every part on disk, in order, without overlap."""
     parts = _read_parts(path)
     found: list[tuple[int, int, Path]] = []
     reached = 0
@@ -170,7 +167,7 @@ def _segments(path: Path) -> list[tuple[int, int, Path]]:
             open_inside(path.parent.parent, path.parent.name, file.name).close()
         size = status.st_size
         end = start + (size if length < 0 else min(size, length))
-        # The head repeats the beginning of the first file, as long as that one is there.
+        # The head repeats the beginning of the first file, as long as that file exists.
         if found and found[-1][1] > start:
             found[-1] = (found[-1][0], start, found[-1][2])
         if end > max(start, reached):
@@ -196,7 +193,7 @@ def _piece(path: Path, offset: int, limit: int) -> tuple[bytes, int, int, int]:
 
 
 def whole_characters(piece: bytes) -> bytes:
-    """Without the beginning of a character that is cut in two."""
+    """The piece without an incomplete UTF-8 character at its end."""
     for back in range(1, min(4, len(piece)) + 1):
         lead = piece[-back]
         if lead & 0xC0 == 0x80:
@@ -207,9 +204,9 @@ def whole_characters(piece: bytes) -> bytes:
 
 
 def read_log(path: Path, offset: int = 0, limit: int = 65536) -> LogChunk:
-    """A piece of the log; where bytes were dropped a line says how many, and the offset goes on behind them.
+    """A piece of the log; where bytes were dropped, a line says how many, and the offset skips them.
 
-    Conflict where something else than plain files lies in its place: nothing of that is read.
+    Conflict where another kind of file lies in its place, which is not read.
     """
     for _ in range(_MOST_ATTEMPTS):
         before = _read_parts(path)
@@ -217,7 +214,7 @@ def read_log(path: Path, offset: int = 0, limit: int = 65536) -> LogChunk:
             piece, missing, begin, end = _piece(path, offset, max(4, limit))
         except OSError:
             piece, missing, begin, end = b"", 0, max(offset, 0), max(offset, 0) + 1
-        # Where its files were moved meanwhile, what was read may be of another place.
+        # If the log was rotated meanwhile, the piece may be from another offset.
         if _read_parts(path) == before:
             break
     if begin + len(piece) < end:

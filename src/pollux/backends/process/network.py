@@ -1,4 +1,4 @@
-"""Addresses of this machine, and the network interface that replicas on it are told to meet at."""
+"""Addresses of this machine, and the network interface that its replicas use to reach each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GLOO = "GLOO_SOCKET_IFNAME"
 
 
 def own_address() -> str:
-    """The address of this machine that others would use, as the kernel would choose it; the loopback where none is."""
+    """The address of this machine for others, as the kernel chooses it; the loopback where there is no network."""
     for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((far, 9))
@@ -25,7 +25,7 @@ def own_address() -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is reached from its own machine only."""
+    """Whether an address can be reached from its own machine only."""
     try:
         return ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
@@ -33,7 +33,7 @@ def is_loopback(address: str) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface that has this IPv4 address; empty where none does, or it is no such address."""
+    """The name of the interface that has this IPv4 address; empty where none has it, or for another kind of address."""
     try:
         wanted = ipaddress.IPv4Address(address).packed
     except ValueError:
@@ -44,7 +44,7 @@ def interface_of(address: str) -> str:
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
-                # One without an address.
+                # This interface has no address.
                 continue
             if answer[20:24] == wanted:
                 return name
@@ -52,9 +52,9 @@ def interface_of(address: str) -> str:
 
 
 def meeting_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Has replicas meet where the node's host listens, unless `environ` says where; nothing for the loopback.
+    """Variables by which replicas meet on the interface of this address; none where `environ` has them, or at loopback.
 
-    Gloo takes the address that the machine's own name has, which on Debian is 127.0.1.1: other nodes cannot reach it.
+    Gloo would use the address of the machine's own name, which on Debian is 127.0.1.1: other nodes cannot reach that.
     """
     name = "" if _GLOO in environ else interface_of(address)
     return {_GLOO: name} if name and not ipaddress.ip_address(address).is_loopback else {}

@@ -1,4 +1,4 @@
-"""How a generation ended, from how its replicas did: a pure judgement, with one line for people."""
+"""Judges how a generation ended by the exits of its replicas, with one line for people. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LONGEST_LINE = 300
 
 
 def said_last(tail: bytes) -> str:
-    """The line of a log's end that tells most: that of an exception where there is one, else the last."""
-    # PyTorch puts a replica's number before what it ends with.
+    """The most useful line at the end of a log: that of an exception where there is one, else the last."""
+    # PyTorch puts the rank before an exception.
     plain = (re.sub(r"^\[rank\d+\]:", "", line).strip() for line in tail.decode(errors="replace").splitlines())
     lines = [line for line in plain if line]
     errors = [line for line in lines[-30:] if re.match(r"[\w.]*(?:Error|Exception|Interrupt|Exit)\b", line)]
@@ -50,11 +50,12 @@ def judge(
     kernel_killed: bool = False,
     asked: frozenset[int] = frozenset(),
 ) -> tuple[Outcome, str]:
-    """Outcome and detail.
+    """The outcome, and its detail in one line.
 
-    `over_memory` says, with numbers, that a limit was passed; `kernel_killed` that the kernel ended processes for lack
-    of memory meanwhile. Replicas in `ended_by_us` were ended because another failed: they are no cause. Those in
-    `asked` still ran when they were asked to end: to exit with 0 then, as after saving, does not make them done.
+    `over_memory`: a sentence, with numbers, if a replica passed its memory limit. `kernel_killed`: the kernel killed
+    processes for lack of memory meanwhile. Replicas in `ended_by_us` were ended because another had failed, so they are
+    not the cause. Replicas in `asked` were asked to end: their exit code 0 means that they saved, not that they
+    finished.
     """
     if exits and all(exit_.code == 0 and exit_.replica not in asked for exit_ in exits):
         return "succeeded", ""
@@ -73,13 +74,13 @@ def judge(
 
 
 def _causes(exits: Sequence[Exit], ended_by_us: frozenset[int]) -> list[Exit]:
-    """The failures that the others may follow from, the first one first."""
+    """The failures that can have caused the others, in the order of time."""
     failed = sorted((exit_ for exit_ in exits if exit_.code != 0), key=lambda exit_: (exit_.at, exit_.replica))
     return [exit_ for exit_ in failed if exit_.replica not in ended_by_us] or failed
 
 
 def _lack_of_memory(cause: Exit, tail: bytes, kernel_killed: bool) -> str:
-    """What shows that a replica failed for lack of memory; empty where nothing does."""
+    """A line that shows that a replica failed for lack of memory; empty where nothing shows it."""
     if _OUT_OF_MEMORY.search("\n".join(tail.decode(errors="replace").splitlines()[-40:])):
         return _line(cause, tail)
     if cause.code == -signal.SIGKILL and kernel_killed:

@@ -1,6 +1,6 @@
-"""What the kernel knows of processes: identities that survive reuse of numbers, families, memory; Linux only.
+"""What the Linux kernel knows of processes: identities that survive the reuse of pids, descendants, memory.
 
-Who may be ended, and when, is decided by the callers.
+Why this is not psutil is in `docs/design/0018-reading-proc.md`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One line of the table: `start` in clock ticks since boot, which with the number names a process for good."""
+    """One process. `start`, in clock ticks since boot, identifies the process together with its pid."""
 
     pid: int
     state: str
@@ -52,7 +52,7 @@ def _row(pid: int) -> ProcessRow | None:
             text = file.read()
     except OSError:
         return None
-    # The command's name stands in brackets and may hold anything, brackets too.
+    # The command's name is in brackets, and may itself contain brackets.
     fields = text[text.rindex(b")") + 2 :].split()
     return ProcessRow(
         pid, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]), int(fields[21]) * _PAGE_BYTES
@@ -60,25 +60,25 @@ def _row(pid: int) -> ProcessRow | None:
 
 
 def start_time(pid: int) -> int | None:
-    """When that process began, in clock ticks since boot; None where there is none."""
+    """When a process started, in clock ticks since boot; None where there is no such process."""
     row = _row(pid)
     return row.start if row else None
 
 
 def is_alive(pid: int, start: int) -> bool:
-    """Whether this very process still runs; one that ended and waits to be collected does not."""
+    """Whether the process with this pid and start still runs; one that has ended and waits to be reaped does not."""
     row = _row(pid)
     return row is not None and row.start == start and row.state not in "ZX"
 
 
 def process_table() -> dict[int, ProcessRow]:
-    """All processes of the machine, by number."""
+    """All processes of the machine, by pid."""
     rows = (_row(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {row.pid: row for row in rows if row is not None}
 
 
 def descendants(root: int, table: Mapping[int, ProcessRow]) -> list[int]:
-    """Children, their children and so on, that have not ended."""
+    """Children of a process, their children and so on, that have not ended."""
     children: dict[int, list[int]] = {}
     for row in table.values():
         children.setdefault(row.parent, []).append(row.pid)
@@ -92,10 +92,10 @@ def descendants(root: int, table: Mapping[int, ProcessRow]) -> list[int]:
 
 
 def members(entry: str, sessions: Collection[int] = (), pipes: Collection[str] = ()) -> list[int]:
-    """Processes of one generation, found without their parent, that have not ended.
+    """The processes of one generation that have not ended, found without their parent.
 
-    They are in one of these sessions, or their environment at their start held this `NAME=value`, or they hold one of
-    these pipes (`pipe:[number]`): a forked process shows the environment of the one it was forked from.
+    They are in one of these sessions, or had this `NAME=value` in their environment, or have one of these pipes open
+    (`pipe:[number]`): a forked process shows the environment of the process it was forked from.
     """
     wanted = entry.encode()
     return [
@@ -129,17 +129,17 @@ def _holds_pipe(pid: int, pipes: Collection[str]) -> bool:
 
 
 def kill_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
-    """Send a signal to each; those that are gone do not matter."""
+    """Send a signal to each of these processes; those that have ended are ignored."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def memory_use(pid: int) -> tuple[int, int] | None:
-    """Bytes that a process answers for, and how many of them are its share of pages that others have too.
+    """The memory of a process in bytes, with its share of shared pages; and that share alone.
 
-    A page counts for each of those that have it by an equal part. None where the kernel does not say. It costs the
-    kernel a walk over all pages: some milliseconds for each GB.
+    A shared page counts in equal parts for the processes that share it. None where the kernel does not say. The kernel
+    walks over all pages for it, which takes some milliseconds for each GB.
     """
     kib = {"Pss": -1, "Private_Clean": 0, "Private_Dirty": 0}
     try:
@@ -157,9 +157,9 @@ def memory_use(pid: int) -> tuple[int, int] | None:
 
 
 def oom_kills() -> int:
-    """How often the kernel has ended a process for lack of memory: one of ours where it says so, else any since boot.
+    """How many processes the kernel has killed for lack of memory: of our control group, else all since boot.
 
-    0 where it does not say.
+    0 where the kernel does not say.
     """
     for path, name in ((f"{_control_group()}/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
         with contextlib.suppress(OSError, ValueError, IndexError), open(path) as file:
@@ -180,7 +180,7 @@ def _control_group() -> str:
 
 
 def boot_id() -> str:
-    """Differs after every start of the machine, as numbers of processes then mean nothing any more."""
+    """A name of this boot of the machine: pids from an earlier boot mean nothing."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -194,19 +194,19 @@ def _prctl(option: int, value: int) -> None:
 
 
 def name_this(name: str) -> None:
-    """Show this process under another name, of which `ps -o comm` has the first 15 bytes."""
+    """Set the name of this process that `ps -o comm` shows; the kernel keeps 15 bytes."""
     text = ctypes.create_string_buffer(name.encode()[:15])
     with contextlib.suppress(OSError):
         _prctl(_PR_SET_NAME, ctypes.addressof(text))
 
 
 def adopt_orphans() -> None:
-    """From here on, descendants whose parent ends become children of this process."""
+    """Make descendants whose parent ends children of this process, from now on."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process with its parent; ends it now where that one is gone already."""
+    """Have the kernel kill this process when its parent ends; exit now where the parent has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(137)

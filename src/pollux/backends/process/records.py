@@ -1,6 +1,6 @@
-"""Small JSON files that must be there after a crash: what a shim was told to run, and how it ended.
+"""Small JSON files that survive a crash: what a shim was ordered to run, and how it ended.
 
-Also the folder layout below the home, and the plain form of `ReplicasEnded`.
+Also the layout of folders below the home, and the plain form of `ReplicasEnded`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GENERATION = re.compile(r"generation-(\d{1,18})\.json")
 
 
 def check_job_id(job_id: str) -> str:
-    """The id, if it can be the name of a folder; InvalidInput otherwise."""
+    """The id itself if it can be the name of a folder; InvalidInput otherwise."""
     if not _JOB_ID.fullmatch(job_id):
         raise InvalidInput(
             f"job id {job_id[:140]!r} cannot name a folder: use letters, digits, '.', '_' and '-', at most 128 in all, "
@@ -49,17 +49,17 @@ def run_folder(home: Path, job_id: str) -> Path:
 
 
 def log_folder(home: Path, job_id: str) -> Path:
-    """Where the logs of a job's replicas are."""
+    """The folder of the logs of a job's replicas."""
     return home / "logs" / job_id
 
 
 def record_path(folder: Path, kind: str, generation: int) -> Path:
-    """The file of one record; `kind` is `generation` (told to run) or `ended`."""
+    """The file of one record; `kind` is `generation` for an order, or `ended`."""
     return folder / f"{kind}-{generation}.json"
 
 
 def write_record(path: Path, value: Mapping[str, Any]) -> None:
-    """Put the value there so that after a crash it is there whole or not at all."""
+    """Write a value so that after a crash the file is whole, or as it was before."""
     beside = path.with_suffix(".tmp")
     try:
         with open(beside, "w") as file:
@@ -77,7 +77,7 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """The value that is there; None for none, or for what is not a record."""
+    """The value in a file; None where there is no file, or no record in it."""
     with contextlib.suppress(OSError, ValueError):
         value = json.loads(path.read_text())
         return value if isinstance(value, dict) else None
@@ -85,7 +85,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def newest_generation(folder: Path) -> int | None:
-    """The highest generation that was told to run there; None for none."""
+    """The highest generation that was ordered in this folder; None for none."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -95,7 +95,7 @@ def newest_generation(folder: Path) -> int | None:
 
 
 def remove_records(folder: Path, before: int | None = None) -> None:
-    """Forget what was told to run there, and how it ended; only of generations `before` that one, where it is given."""
+    """Remove the records in this folder; only those of generations `before` that one, where it is given."""
     for path in sorted(folder.glob("*.json"), reverse=True):
         kind, _, number = path.stem.rpartition("-")
         if kind in ("generation", "ended") and number.isdigit() and (before is None or int(number) < before):
@@ -103,7 +103,7 @@ def remove_records(folder: Path, before: int | None = None) -> None:
 
 
 def ended_to(ended: ReplicasEnded) -> dict[str, Any]:
-    """Plain values of how a generation ended."""
+    """The plain form of an end."""
     return {
         "at": ended.at,
         "job_id": ended.job_id,
@@ -115,7 +115,7 @@ def ended_to(ended: ReplicasEnded) -> dict[str, Any]:
 
 
 def ended_from(value: Mapping[str, Any]) -> ReplicasEnded:
-    """What `ended_to` gave."""
+    """The end in the plain form of `ended_to`."""
     return ReplicasEnded(
         at=float(value["at"]),
         job_id=value["job_id"],

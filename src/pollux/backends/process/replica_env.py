@@ -1,4 +1,4 @@
-"""The environment of replicas: what they keep of the service's, the job's own, torchrun's. Pure."""
+"""The environment of replicas: variables of the service, of the job and of torchrun. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["common_variables", "inherited", "rank_variables", "run_id"]
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """The service's environment without what is its own: its tokens and settings, and any run it is itself part of."""
+    """The service's environment without its tokens and settings, and without variables of a run that it is part of."""
     return {
         name: value
         for name, value in environ.items()
@@ -23,7 +23,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_id(home: Path, job_id: str, generation: int) -> str:
-    """A name that no other generation of any job has, on this machine; every process of the generation carries it."""
+    """A name of a generation that is unique on this machine; every process of the generation has it as a variable."""
     place = hashlib.sha256(str(home).encode()).hexdigest()[:8]
     return f"pollux-{place}-{job_id}-{generation}"
 
@@ -31,9 +31,10 @@ def run_id(home: Path, job_id: str, generation: int) -> str:
 def common_variables(
     launch: Launch, identity: str, head: str = "127.0.0.1", threads: int | None = None, loopback: bool = True
 ) -> dict[str, str]:
-    """What all replicas of a generation get beside what they inherit; the port follows at the start.
+    """The variables of all replicas of a generation beside those they inherit; the port is added at the start.
 
-    `head`: where they meet; `threads`: cores for each, None where GPUs do the work; `loopback`: all are on one machine.
+    `head`: the address where replicas meet; `threads`: cores for each, None on GPUs; `loopback`: all run on one
+    machine.
     """
     size = str(launch.placement.num_gpus)
     variables = {"PYTHONUNBUFFERED": "1"}
@@ -56,9 +57,9 @@ def common_variables(
 
 
 def rank_variables(places: Sequence[str], gpus: Mapping[str, int]) -> tuple[dict[str, str], ...]:
-    """What each replica gets beside what is common to all: the places in the order of ranks, the GPU behind each.
+    """The variables of each replica by rank, from their places in that order and the GPU behind each place.
 
-    A replica takes the GPU of its local rank among those it sees at its start, and keeps it as long as it lives.
+    A replica takes the GPU of its local rank among those that it sees at its start, and keeps it as long as it runs.
     """
     slots = [Slot.read(place) for place in places]
     nodes = [*dict.fromkeys(slot.node for slot in slots)]

@@ -1,4 +1,4 @@
-"""What every process of a backend sleeps on: files, signals, wake-ups from other threads, and children that end."""
+"""The select loop of every process of a backend: waits for files, signals, other threads and children that end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ_BYTES = 4096
 
 
 class SelectLoop:
-    """A selector that calls a function for each file, and that signals and other threads can wake."""
+    """Calls a function for each file that is ready; signals and other threads can wake it."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -25,7 +25,7 @@ class SelectLoop:
         self.watch(self._wake_reader, self._drain_wakes)
 
     def watch(self, file: _Watched, call: Callable[[], object], read: bool = True, write: bool = False) -> None:
-        """Call the function whenever the file can be read, or written; a file that was watched is watched anew."""
+        """Call the function whenever the file can be read, or written; replaces what was watched on this file."""
         events = (selectors.EVENT_READ if read else 0) | (selectors.EVENT_WRITE if write else 0)
         if file in self._selector.get_map():
             self._selector.modify(file, events, call)
@@ -33,26 +33,26 @@ class SelectLoop:
             self._selector.register(file, events, call)
 
     def unwatch(self, file: _Watched) -> None:
-        """Watch the file no more; one that is closed already has left the kernel's list by itself."""
+        """Stop watching a file; nothing to do for one that is closed already."""
         with contextlib.suppress(KeyError, OSError, ValueError):
             self._selector.unregister(file)
 
     def ready(self, timeout: float | None) -> list[Callable[[], object]]:
-        """What is to be called, once a file is ready, or after the timeout in seconds; None: no timeout."""
+        """Wait until a file is ready or the timeout in seconds is over (None: no timeout); the functions to call."""
         return [key.data for key, _ in self._selector.select(timeout)]
 
     def turn(self, due: float | None) -> None:
-        """Sleep until that monotonic time at most, and call what is to be called."""
+        """Wait until that monotonic time at most, and call the functions of the files that are ready."""
         for call in self.ready(None if due is None else max(0.0, due - time.monotonic())):
             call()
 
     def wake(self) -> None:
-        """End the sleep; from any thread."""
+        """End the wait; may be called from any thread."""
         with contextlib.suppress(OSError):
             os.write(self._wake_writer, b"x")
 
     def listen_to_signals(self, on_terminate: Callable[[], object] | None) -> None:
-        """Have signals end the sleep: SIGTERM calls the function, None ignores it; SIGINT and SIGHUP are ignored."""
+        """Let signals end the wait. SIGTERM calls the function, None ignores it; SIGINT and SIGHUP are ignored."""
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         if on_terminate is None:
@@ -63,7 +63,7 @@ class SelectLoop:
             signal.signal(number, signal.SIG_IGN)
 
     def close(self) -> None:
-        """Close what this process has of it; in a forked process the parent's loop goes on. A `wake` does nothing."""
+        """Close the files of this loop; `wake` then does nothing. After a fork the parent's loop goes on."""
         self._selector.close()
         numbers, self._wake_reader, self._wake_writer = (self._wake_reader, self._wake_writer), -1, -1
         for fd in numbers:
@@ -76,7 +76,7 @@ class SelectLoop:
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """Number and exit code (minus the signal's number) of each child that has ended since the last time."""
+    """Pid and exit code (or minus the signal's number) of each child that has ended since the last call."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

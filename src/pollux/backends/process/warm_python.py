@@ -1,7 +1,6 @@
-"""How a process that was forked with everything imported becomes the interpreter of `python SCRIPT`.
+"""Runs `python SCRIPT` in a process that was forked with everything imported, as a fresh interpreter would run it.
 
-Which commands may go this way, and how script and exit are made to look like those of a fresh interpreter. The rest of
-a replica's surroundings is set in `fork_replica`.
+Decides which commands can run this way. `fork_replica` sets session, files and cores of the process.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pollux.wire.job import BARE_PYTHON
 
 __all__ = ["PythonCall", "exit_code_of", "leave", "make_like_fresh", "python_call", "resolved", "run_python"]
 
-# What interpreter, C library and PyTorch read once, when they are loaded: a forked process comes too late for it.
+# The interpreter, the C library and PyTorch read these variables when they are loaded, which is before the fork.
 _READ_ONCE = (
     "PYTHON", "LD_", "LANG", "LC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH_",
 )  # fmt: skip
@@ -48,7 +47,7 @@ class PythonCall:
 
 
 def resolved(command: str, environ: Mapping[str, str], path_was_set: bool) -> str | None:
-    """The file that a command's first word means; None for none.
+    """The file of a command's first word; None where there is none.
 
     `python` alone is the interpreter of Pollux, unless the job sets a PATH of its own.
     """
@@ -61,7 +60,7 @@ def resolved(command: str, environ: Mapping[str, str], path_was_set: bool) -> st
 
 
 def _is_ours(executable: str) -> bool:
-    """The same program in the same folder: an environment's interpreter is a link to one that others link to too."""
+    """Whether this is our interpreter: the same program in the same folder, since environments link to one program."""
     return os.path.realpath(executable) == os.path.realpath(sys.executable) and (
         os.path.realpath(os.path.dirname(executable)) == os.path.realpath(os.path.dirname(sys.executable))
     )
@@ -70,10 +69,10 @@ def _is_ours(executable: str) -> bool:
 def python_call(
     argv: Sequence[str], executable: str, workdir: str, environ: Mapping[str, str], ours: Mapping[str, str]
 ) -> PythonCall | None:
-    """What a forked interpreter would run; None where only a fresh one is right.
+    """The script or module that a forked interpreter can run; None where the command needs a fresh interpreter.
 
-    That is: another program or interpreter, flags of the interpreter, or variables that differ from `ours`, those of
-    this process, although they are read only once.
+    It does for another program or interpreter, for flags of the interpreter, and where variables that are read at its
+    start differ from `ours`, those of this process.
     """
     if len(argv) < 2 or not _is_ours(executable) or _comes_too_late(environ, ours):
         return None
@@ -88,13 +87,13 @@ def python_call(
 
 
 def _comes_too_late(environ: Mapping[str, str], ours: Mapping[str, str]) -> bool:
-    """Whether a variable that is read only once is to be another than the one that was read here."""
+    """Whether a variable that is read only once differs from the one that this process has read."""
     names = {name for name in {*environ, *ours} if name.startswith(_READ_ONCE) and name not in _SET_LATE}
     return any(environ.get(name) != ours.get(name) for name in names)
 
 
 def _shadows(folder: str) -> bool:
-    """Whether a module there has the name of one that is imported already, so that the wrong one would be used."""
+    """Whether a module in that folder has the name of one that is imported already, so that it would not be loaded."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -108,7 +107,7 @@ def _shadows(folder: str) -> bool:
 
 
 def make_like_fresh(environ: Mapping[str, str], argv: Sequence[str], threads: int) -> None:
-    """Undo what this process has of the one it was forked from: signals, streams, variables, random numbers."""
+    """Replace what this process has from its parent: signals, streams, variables, random numbers."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environ)
@@ -134,7 +133,7 @@ def _stream(number: int, errors: str, unbuffered: bool) -> io.TextIOWrapper:
 
 
 def run_python(call: PythonCall) -> int:
-    """Run it as `__main__` and return the exit code; what it left (threads, exit handlers, files) is for the exit."""
+    """Run the script as `__main__` and return the exit code; `leave` then ends its threads, exit handlers and files."""
     del sys.modules["__main__"]
     _before.update(sys.modules)
     main = types.ModuleType("__main__")
@@ -162,9 +161,9 @@ def run_python(call: PythonCall) -> int:
 
 
 def leave(code: int) -> int:
-    """End the process as an interpreter does: threads, exit handlers, what the script still holds, streams.
+    """End the process as an interpreter does: threads, exit handlers, objects of the script, streams.
 
-    Modules that were there before the fork are left alone: taking them apart would copy all the memory they share.
+    Modules that were imported before the fork are left alone: to destroy them would copy all the shared memory.
     """
     for step in (threading._shutdown, atexit._run_exitfuncs, _drop_modules):  # type: ignore[attr-defined]
         try:
@@ -181,13 +180,13 @@ def leave(code: int) -> int:
 
 
 def _drop_modules() -> None:
-    """Let go of the script and what it imported, so that open files are written and destructors run."""
-    # Threads that nobody waits for find nothing any more; in a real interpreter they would have been frozen.
-    threading.excepthook = lambda told: None
+    """Drop the script and the modules that it imported, so that open files are written and destructors run."""
+    # Daemon threads now fail as their modules are gone; a real interpreter would have frozen them.
+    threading.excepthook = lambda arguments: None
     namespace = vars(sys.modules["__main__"])
     for name in [name for name in sys.modules if name not in _before]:
         del sys.modules[name]
-    # Functions that somebody keeps hold on to the whole of it; and destructors may need the built-in names.
+    # A function that is still referenced keeps the whole namespace alive; destructors may need the built-in names.
     for name in [name for name in namespace if name != "__builtins__"]:
         namespace[name] = None
     gc.collect()
@@ -204,7 +203,7 @@ def _run_script(script: str, main: types.ModuleType) -> None:
 
 
 def _fail(error: BaseException) -> None:
-    """What an interpreter does with an error that nobody caught: exit handlers can tell it from an end."""
+    """Treat an uncaught error as an interpreter does: exit handlers can see it in `sys`."""
     sys.last_type, sys.last_value = type(error), error
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -213,7 +212,7 @@ def _fail(error: BaseException) -> None:
 
 
 def _show(error: BaseException) -> None:
-    """The traceback as it would be without the frames of this file."""
+    """Print the traceback without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -221,7 +220,7 @@ def _show(error: BaseException) -> None:
 
 
 def exit_code_of(stop: SystemExit) -> int:
-    """The exit code that an interpreter gives it; a text goes to the error stream, and the code is 1."""
+    """The exit code of an interpreter for this SystemExit; a text goes to the error stream, with code 1."""
     if stop.code is None:
         return 0
     if isinstance(stop.code, int):
