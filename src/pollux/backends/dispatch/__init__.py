@@ -1,4 +1,4 @@
-"""The service's side of a backend: which job has which slots, its shims, and what they say.
+"""The service's side of a backend: gives jobs slots, starts their shims, and handles what the shims report.
 
 Runs in a thread of the service. Imports `shim` for its messages, `nodes`, `transport` and `process`.
 """

@@ -1,4 +1,4 @@
-"""How a running job is brought to other slots: when there are slots for it, and what is done where there are none."""
+"""Brings a running job to other slots: orders a live resize once the slots are free, or a restart if they stay busy."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pollux.wire.live.messages import LaunchOrder, ResizeRequest
 
 __all__ = ["JobChanges"]
 
-# So long changes wait for places that nobody seems to leave; an engine may take seconds to hand some over.
-_TANGLED_SECONDS = 5.0
-# So long one waits for places elsewhere that nobody seems to give while it holds those that it has, by a quota say.
+# How long jobs wait for slots of one another; an engine may take seconds to hand slots over.
+_DEADLOCK_SECONDS = 5.0
+# How long a job waits for slots on other nodes while it holds its own: a quota may keep it from having both.
 _LONGEST_WAIT_SECONDS = 300.0
 
 _Slots = tuple[Slot, ...]
 
 
 class JobChanges:
-    """Sends orders to change to the shims of jobs that await one; `order_of` makes the order for slots."""
+    """Sends the order to resize to the shims of jobs that await one; `order_of` makes the order for slots."""
 
     def __init__(
         self, table: JobTable, thread: WorkerThread, site: Site, order_of: Callable[[Launch, _Slots], LaunchOrder]
@@ -31,7 +31,7 @@ class JobChanges:
         self._table, self._thread, self._site, self._order_of = table, thread, site, order_of
 
     def advance(self, job: DispatchedJob) -> None:
-        """Send the order to change, once there are slots for those that join, or it is known that none will be."""
+        """Send the order to resize once there are slots for the joiners, or it is known that there will be none."""
         now, held = job.now, job.next
         assert now is not None
         assert held is not None
@@ -41,11 +41,11 @@ class JobChanges:
             self._answer(job, now, held, *found)
 
     def _answer(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, why: str, target: _Slots) -> None:
-        """Do what these slots allow; `why` some of them will not be had, and none may come yet."""
+        """Do what the slots of `target` allow; `why`: some of them are not available. Empty: they may still come."""
         kept = now.remaining
         stays = bool(set(target) & set(kept))
         if not target:
-            self._untangle(job, now, held, kept)
+            self._end_deadlock(job, now, held, kept)
         elif stays and why and now.kept is None:
             self._refuse(job, why, target, kept)
         elif stays or not why:
@@ -55,23 +55,23 @@ class JobChanges:
             job.now, job.next = held, None
             job.link.send(ResizeRequest(self._order_of(held.launch, target)))
         else:
-            # It cannot be there, and must not be here any more.
+            # The job cannot have the new slots, and must leave the old ones.
             self._restart(now, held)
 
     def _find_slots(self, job_id: str, launch: Launch, now: HeldGeneration, kept: _Slots) -> tuple[str, _Slots] | None:
-        """The slots of a change, none where they may come yet; with why some of them will not be had.
+        """Why some slots of a change are not available, and its slots; no slots where they may still come.
 
-        None: it is not known yet whether they can be used.
+        None: it is not known yet whether the slots can be used.
         """
-        # Who was to leave may still be there.
+        # Replicas that were to leave may still run.
         leaving = tuple(place for place in now.places if now.target and place not in now.target)
         target = self._table.slots.allocate(job_id, launch.placement, kept, (*kept, *leaving))
         return self.vet(launch, target, kept) if target else self._table.slots.refused(job_id, launch.placement, kept)
 
     def vet(self, launch: Launch, target: _Slots, kept: _Slots) -> tuple[str, _Slots] | None:
-        """Why slots that were taken must not be used, and which are left then, as `SlotAllocator.refused` has it.
+        """Why some of these slots must not be used, and the slots with those marked as gone.
 
-        None: not known yet, and the thread is woken once it is.
+        None: not known yet; the thread is woken once it is.
         """
         found = self._site.check(launch, [place for place in target if place not in kept])
         if found is None:
@@ -80,36 +80,36 @@ class JobChanges:
             return "", target
         return found.why, tuple(slot if slot in kept else slot.gone for slot in target)
 
-    def _untangle(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, kept: _Slots) -> None:
-        """JobChanges that wait for slots of one another would wait for ever: the first saves, ends and starts again.
+    def _end_deadlock(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, kept: _Slots) -> None:
+        """Restart a job that has waited for slots too long: jobs may wait for slots of one another for ever.
 
-        So does a job that is to go elsewhere, and to which nobody gives anything while it holds what it has.
+        So may a job that is to move to other nodes, and that gets nothing there while it holds its own slots.
         """
         if held.waits_since is None:
             held.waits_since = time.monotonic()
-            for seconds in (_TANGLED_SECONDS, _LONGEST_WAIT_SECONDS):
+            for seconds in (_DEADLOCK_SECONDS, _LONGEST_WAIT_SECONDS):
                 self._thread.wake_after(seconds)
         assert held.launch is not None
         waited = time.monotonic() - held.waits_since
         elsewhere = not dict(self._table.slots.placement(kept)).keys() & dict(held.launch.placement).keys()
         is_long = waited >= _LONGEST_WAIT_SECONDS and elsewhere
-        if is_long or (waited >= _TANGLED_SECONDS and self._jobs_wait_for_each_other(job)):
+        if is_long or (waited >= _DEADLOCK_SECONDS and self._jobs_wait_for_each_other(job)):
             self._restart(now, held)
 
     def _jobs_wait_for_each_other(self, job: DispatchedJob) -> bool:
-        """Whether other jobs wait for places, too, and none of all jobs is about to leave some."""
+        """Whether other jobs wait for slots, too, and no job is about to free some."""
         jobs = self._table.jobs.values()
         return any(other.awaits_change for other in jobs if other is not job) and not any(j.is_moving for j in jobs)
 
     def _restart(self, now: HeldGeneration, held: HeldGeneration) -> None:
-        """What runs saves its state and ends, and what it was to become starts from there."""
+        """Have the running generation save and end; the next one then starts from the checkpoint."""
         assert held.launch is not None
         held.changes = False
         now.ask_to_stop(held.launch.grace_seconds)
         self._thread.wake()
 
     def _refuse(self, job: DispatchedJob, why: str, target: _Slots, kept: _Slots) -> None:
-        """Those that were to join have no slots: what runs goes on, and nobody in it hears of the change."""
+        """Report that there are no slots for the joiners; the running generation goes on and is not told."""
         assert job.next is not None
         generation, job.next = job.next.generation, None
         self._table.keep_slots(job)

@@ -1,7 +1,6 @@
-"""Moves jobs on: takes orders for them, gives them slots, and starts, changes and ends their generations.
+"""Carries out orders for jobs: gives them slots, and starts, changes and ends their generations.
 
-Processes belong to the jobs' shims, slots to the allocator. What may be asked of a backend, and what is refused, is in
-`shim_backend` and the backends themselves.
+The jobs' shims own the processes, the allocator the slots. `shim_backend` and the backends check orders.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ _MAX_FORKSERVERS = 5
 
 @dataclass(frozen=True, slots=True)
 class ShimSettings:
-    """How shims are started: `environ` is theirs; `warm`: forked from a process that has imported everything.
+    """How shims are started. `environ`: their environment; `warm`: forked from a process that has imported everything.
 
-    `hang_seconds`: silence after which a replica of a live job is ended as hung. `orphan_seconds`: how long jobs go on
+    `hang_seconds`: silence after which a replica of a live job is killed as hung. `orphan_seconds`: how long jobs go on
     without a service; None for ever.
     """
 
@@ -79,7 +78,7 @@ class Dispatcher:
         self._home_lock = -1
 
     def start(self, listener: Listener) -> None:
-        """Find what runs from before and tell how what ended meanwhile did; one object at a time works in a home."""
+        """Find running jobs, and report how others ended meanwhile; only one object at a time may work in a home."""
         if self.thread.was_started:
             raise BackendFailed("this backend was started already; make a new one")
         self._lock_home()
@@ -97,14 +96,14 @@ class Dispatcher:
         self.thread.start("pollux-backend")
 
     def submit(self, launch: Launch) -> None:
-        """Start it as soon as its slots are free; a generation that is not newer than the newest known is ignored."""
+        """Start the job as soon as slots are free; a generation that is not newer than the newest known is ignored."""
         with self.thread.lock:
             job = self.table.jobs.get(launch.job_id)
             if job is None:
                 job = DispatchedJob(launch.job_id, run_folder(self.home, launch.job_id))
                 self.table.jobs[launch.job_id] = job
             if job.to_forget and job.is_free:
-                # The name is used again before the shim of the job that had it is gone.
+                # The job's id is used again before the shim of the earlier job has ended.
                 job.now, job.newest = None, 0
                 _release(job)
             if launch.generation <= job.newest:
@@ -118,7 +117,7 @@ class Dispatcher:
         self.thread.wake()
 
     def resize(self, launch: Launch) -> None:
-        """Change what runs where that can be; end it and start the launch where not."""
+        """Resize the running generation live where that is possible; otherwise stop it, and start the launch."""
         with self.thread.lock:
             job = self.table.jobs.get(launch.job_id)
             if job is not None and launch.generation <= job.newest:
@@ -133,7 +132,7 @@ class Dispatcher:
         self.thread.wake()
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
-        """End what the job has up to that generation; what still waits ends at once."""
+        """End the job's generations up to that one; a generation that still waits ends at once."""
         with self.thread.lock:
             job = self.table.jobs.get(job_id)
             if job is None:
@@ -154,7 +153,7 @@ class Dispatcher:
             return tuple(each for each in found if each is not None)
 
     def forget(self, job_id: str) -> None:
-        """Remove its records, now or, where it still runs, when it has ended; its logs stay."""
+        """Remove the job's records, now or once it has ended; its logs stay."""
         with self.thread.lock:
             job = self.table.jobs.get(job_id)
             if job is not None and job.next is None:
@@ -164,14 +163,14 @@ class Dispatcher:
         self.thread.wake()
 
     def close(self) -> None:
-        """Let go of everything; shims and replicas go on, and a new object with the same home finds them."""
+        """Stop the thread and close all connections; shims and replicas go on, and a new object finds them."""
         self.thread.stop()
         with self.thread.lock:
             for job in [*self.table.jobs.values()]:
                 self._drop(job)
                 if job.link is not None:
                     if job.is_free and job.next is None:
-                        # Nothing is left for this shim to do; how its job ended is on disk.
+                        # This shim has nothing left to do: how its job ended is on disk.
                         _release(job)
                     job.link.close()
                     job.link = None
@@ -180,7 +179,7 @@ class Dispatcher:
                 self.forkserver = None
             self.thread.close()
             if self._home_lock >= 0:
-                # A process that another thread is just starting has it, too, until it is another program.
+                # A process that another thread is just starting has the lock, too, until it executes its program.
                 fcntl.flock(self._home_lock, fcntl.LOCK_UN)
                 os.close(self._home_lock)
                 self._home_lock = -1
@@ -202,7 +201,7 @@ class Dispatcher:
             raise BackendFailed(f"cannot work in {self.home}: {error.strerror}; set POLLUX_HOME elsewhere") from error
 
     def _find(self, folder: Path) -> None:
-        """One job of a time before: still running, ended, or lost with its shim."""
+        """Take up a job of an earlier service: it still runs, or has ended, or was lost with its shim."""
         generation = newest_generation(folder)
         link = find_shim(folder.name, folder)
         job = DispatchedJob(folder.name, folder, newest=generation or 0)
@@ -243,7 +242,7 @@ class Dispatcher:
     # What the thread does
 
     def advance(self) -> None:
-        """Move every job as far as it can go; cheap where nothing changed."""
+        """Do for every job what can be done now; cheap where nothing has changed."""
         step, jobs = self.thread.step, self.table.jobs
         step(self.site.step)
         step(self._reap)
@@ -289,13 +288,13 @@ class Dispatcher:
             self.table.end_unstarted(job, held, "refused", why)
 
     def _launch(self, job: DispatchedJob) -> None:
-        """Send the launch to the job's shim, once its slots can be used and it has a shim."""
+        """Send the launch to the job's shim, once its slots can be used and the job has a shim."""
         held = job.now
         if held is None or held.launch is None or not held.awaits_launch:
             return
         found = self.site.check(held.launch, held.places)
         if found is not None and found.why:
-            # Where no node sees the folders it is the job's own fault, else that of a node.
+            # If other nodes share the folders, this node is at fault; otherwise the job is.
             self.table.end_unstarted(job, held, "refused" if found.elsewhere else "crashed", found.why)
         elif found is not None:
             link = self._shim_for(job, held)
@@ -304,12 +303,12 @@ class Dispatcher:
                 link.send(LaunchRequest(self.order_of(held.launch, held.places)))
 
     def _shim_for(self, job: DispatchedJob, held: HeldGeneration) -> ShimClient | None:
-        """The job's shim, which is started where there is none; None where that is not possible now."""
+        """The job's shim, which is started if there is none; None where that is not possible now."""
         self._release_cold_shim(job)
         return job.link or self._connect(job, held)
 
     def _release_cold_shim(self, job: DispatchedJob) -> None:
-        """A shim that was started before the fork server was ready: from now on its job can have a better one."""
+        """Release a shim that was started before the fork server was ready: the next one starts replicas faster."""
         if self.forkserver is not None and self.forkserver.is_ready and job.link is not None and job.link.warm is False:
             _release(job)
 
@@ -329,7 +328,7 @@ class Dispatcher:
         return link
 
     def order_of(self, launch: Launch, places: tuple[Slot, ...]) -> LaunchOrder:
-        """What a shim is told of a launch at these slots."""
+        """The order to a shim for a launch at these slots."""
         identity = replica_env.run_id(self.home, launch.job_id, launch.generation)
         return LaunchOrder(
             job_id=launch.job_id,
@@ -349,7 +348,7 @@ class Dispatcher:
         )
 
     def _drop(self, job: DispatchedJob) -> None:
-        """Carry out `forget` once nothing of the job is left: first its shim goes, then its records."""
+        """Carry out `forget` once the job has ended: release its shim first, then remove its records."""
         if not job.to_forget or job.next is not None or not job.is_free or job.sweeping:
             return
         if job.link is not None:
@@ -361,7 +360,7 @@ class Dispatcher:
 
 
 def _release(job: DispatchedJob) -> None:
-    """Have the job's shim end, which has nothing left to do."""
+    """Tell the job's shim to end: it has nothing left to do."""
     if job.link is not None and not job.link.leaving:
         job.link.leaving = True
         job.link.send(ReleaseRequest())

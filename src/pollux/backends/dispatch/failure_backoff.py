@@ -1,4 +1,4 @@
-"""Steps of a thread's work of which none may end it: what goes wrong is logged, counted, and tried again later."""
+"""Keeps a thread working when a step of its work fails: logs and counts the failure, and tries again later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("pollux.backends")
 
 
 class FailureBackoff:
-    """Counts the turns in a row in which a step failed. One thread calls `turn` and `step`."""
+    """Counts turns in a row in which a step failed. One thread calls `turn` and `step`."""
 
     def __init__(self) -> None:
         self._bad_turns = 0
@@ -22,11 +22,11 @@ class FailureBackoff:
 
     @property
     def are_few(self) -> bool:
-        """Whether work gets done, not counting a mistake now and then; may be asked from any thread."""
+        """Whether there were failures in only a few turns in a row; may be read from any thread."""
         return self._bad_turns < _UNHEALTHY_TURNS
 
     def turn(self, what: Callable[[], object]) -> float:
-        """Do one turn; seconds to wait before the next, 0 where all of it went well."""
+        """Do one turn; the seconds to wait before the next, 0 where no step failed."""
         self._has_failed = False
         self.step(what)
         if not self._has_failed:
@@ -37,7 +37,7 @@ class FailureBackoff:
         return min(first * 2.0 ** min(self._bad_turns - 1, 10), longest)
 
     def step(self, what: Callable[[], object]) -> None:
-        """One step of a turn: a mistake in it holds up neither the other steps nor the other jobs."""
+        """Do one step of a turn; a failure of it does not stop the other steps."""
         try:
             what()
         except Exception:

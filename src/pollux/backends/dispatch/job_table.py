@@ -1,4 +1,4 @@
-"""The jobs of a backend with shims: of each, the generation that has processes and the one that waits for it."""
+"""The jobs of a backend with shims: the generation of each that has processes, and the one that waits."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ __all__ = ["DispatchedJob", "HeldGeneration", "JobTable"]
 
 @dataclass(slots=True)
 class HeldGeneration:
-    """One generation. `launch` is None for one found running; `sent`: its shim was told to start it.
+    """One generation. `launch`: None for a generation found running. `sent`: its shim was told to start it.
 
-    `stop_grace` is set once it was told to end, `stop_sent` is the last of it that the shim was told. `changes`: it is
-    to come about in the living processes of the one before; while it does, `places` are those of both, `target` its
-    own. `kept`: after a loss, the places of those that can go on. `waits_since`: a change has found no places then.
+    `stop_grace`: the grace once it was told to end; `stop_sent`: the last grace that the shim was told. `changes`: it
+    starts by a live resize of the generation before; during the resize `places` are the slots of both, `target` those
+    of this one. `kept`: after a loss, the slots of the replicas that can go on. `waits_since`: since when its resize
+    waits for slots.
     """
 
     generation: int
@@ -49,7 +50,7 @@ class HeldGeneration:
 
     @property
     def state(self) -> Literal["waiting", "running", "stopping", "ended"]:
-        """As the protocol names it."""
+        """The state, as in `Running`."""
         if self.ended is not None:
             return "ended"
         if self.stop_grace is not None:
@@ -58,28 +59,28 @@ class HeldGeneration:
 
     @property
     def awaits_launch(self) -> bool:
-        """Whether it has its slots, and its shim was not told to start it yet."""
+        """Whether it has its slots, but its shim was not told to start it yet."""
         return self.launch is not None and not self.sent and self.ended is None
 
     @property
     def remaining(self) -> tuple[Slot, ...]:
-        """The places of the replicas that can go on."""
+        """The slots of the replicas that can go on."""
         return self.places if self.kept is None else self.kept
 
     def begin_change(self, before: HeldGeneration, target: tuple[Slot, ...]) -> None:
-        """It comes about in the processes of the one before, and is to have the places of `target`."""
+        """Start this generation by a live resize of the one `before`, to the slots of `target`."""
         self.target, self.sent = target, True
         self.places = tuple(dict.fromkeys((*before.places, *target)))
 
     def ask_to_stop(self, grace_seconds: float) -> None:
-        """End it; asked again, only the shorter grace counts."""
+        """Note that it has to end within this grace; of several graces the shortest counts."""
         grace = max(0.0, grace_seconds)
         self.stop_grace = grace if self.stop_grace is None else min(self.stop_grace, grace)
 
 
 @dataclass(slots=True)
 class DispatchedJob:
-    """One job: `now` has, or had, processes; `next` waits until that has ended and its places are free."""
+    """One job. `now`: the generation that has, or had, processes; `next`: the one that waits to replace it."""
 
     id: str
     folder: Path
@@ -97,13 +98,13 @@ class DispatchedJob:
 
     @property
     def is_live(self) -> bool:
-        """Whether what runs may change its replicas while it runs, and is not to end."""
+        """Whether replicas can join and leave the running generation, and it was not told to end."""
         now = self.now
         return now is not None and now.live and now.ended is None and now.stop_grace is None
 
     @property
     def can_change(self) -> bool:
-        """Whether the generation that runs can become another: it is live, and neither ending nor changing itself."""
+        """Whether the running generation can be resized live now: it is neither ending nor being resized already."""
         now = self.now
         if now is None or self.link is None or not self.is_live:
             return False
@@ -111,25 +112,25 @@ class DispatchedJob:
 
     @property
     def awaits_change(self) -> bool:
-        """Whether it runs, and waits for the places of a change."""
+        """Whether the job runs, and waits for the slots of a live resize."""
         return self.next is not None and self.next.changes and self.can_change
 
     @property
     def is_moving(self) -> bool:
-        """Whether it is ending, starting or changing, and may leave places soon."""
+        """Whether the job is ending, starting or being resized, and may free slots soon."""
         now = self.now
         if now is None or now.ended is not None or not now.sent:
             return False
         return now.stop_grace is not None or (not now.started and now.kept is None)
 
     def running(self) -> Running | None:
-        """The newest generation, as `Backend.running` tells it; None for a job that was never given one."""
+        """The newest generation, for `Backend.running`; None for a job that has none."""
         held = self.next or self.now
         return None if held is None else Running(self.id, held.generation, held.state, held.ended)
 
 
 class JobTable:
-    """All jobs of a backend by id, and the slots that they hold; `tell` takes events. Used under the thread's lock."""
+    """All jobs of a backend by id, and the slots they hold; `tell` reports events. Used under the thread's lock."""
 
     def __init__(self, slots: SlotAllocator, tell: Callable[[BackendEvent], None]) -> None:
         self.jobs: dict[str, DispatchedJob] = {}
@@ -137,12 +138,12 @@ class JobTable:
         self.tell = tell
 
     def keep_slots(self, job: DispatchedJob) -> None:
-        """Have the job hold what it uses, and nothing else."""
+        """Free all slots of the job but those of its running generation."""
         now = job.now
         self.slots.release_except(job.id, () if now is None or now.ended is not None else now.places)
 
     def finish(self, job: DispatchedJob, ended: ReplicasEnded) -> None:
-        """Note and tell the end of the generation that runs; what is another's, or was told before, does not matter."""
+        """Note and report the end of the running generation, once; the ends of other generations are ignored."""
         held = job.now
         if held is None or held.ended is not None or held.generation != ended.generation:
             return
@@ -151,11 +152,11 @@ class JobTable:
         self.tell(ended)
 
     def end_unstarted(self, job: DispatchedJob, held: HeldGeneration, outcome: Outcome, detail: str) -> None:
-        """An end without processes, which only this object knows of."""
+        """Note and report the end of a generation that never had processes."""
         self.finish(job, ReplicasEnded(time.time(), job.id, held.generation, outcome, (), detail))
 
     def end_waiting(self, job: DispatchedJob, detail: str) -> HeldGeneration:
-        """The generation that waits never begins: note and tell it."""
+        """Note and report that the waiting generation never starts; returns that generation."""
         waiting, job.next = job.next, None
         assert waiting is not None
         waiting.ended = ReplicasEnded(time.time(), job.id, waiting.generation, "stopped", (), detail)

@@ -1,4 +1,4 @@
-"""What backends whose jobs have shims are asked in the same way, on one machine or on many."""
+"""The part that backends with shims have in common, on one machine or on many."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PlacementCheck", "ShimBackend", "can_be_warm", "seconds_from", "seco
 
 
 PlacementCheck = Callable[[Launch, bool], None]
-"""Raises BackendFailed for a launch whose placement cannot be; True where the launch changes a job that runs."""
+"""Raises BackendFailed for an impossible placement; the second argument is True for the resize of a running job."""
 
 
 class ShimBackend(BackendCapabilities):
@@ -34,41 +34,41 @@ class ShimBackend(BackendCapabilities):
 
     @property
     def is_warm(self) -> bool:
-        """Whether jobs start from a process that has everything imported; false while that one is on its way."""
+        """Whether jobs start from a process that has imported everything; false while that process still imports."""
         forkserver = self._dispatcher.forkserver
         return forkserver is not None and forkserver.is_ready
 
     @property
     def healthy(self) -> bool:
-        """Whether its thread runs and gets its work done; false after several turns in a row that failed."""
+        """Whether the backend's thread runs; false, too, after several turns in a row that failed."""
         return self._dispatcher.thread.healthy
 
     @property
     def false_alarms(self) -> int:
-        """How often a node or a replica that was given up gave a sign of life, since this object began."""
+        """How many nodes or replicas have answered after they had been given up, since this object was made."""
         return self._dispatcher.shims.false_alarms
 
     def start(self, listener: Listener) -> None:
-        """Find what runs from before and tell how what ended meanwhile did; one object at a time works in a home."""
+        """Find running jobs, and report how others ended meanwhile; only one object at a time may work in a home."""
         self._dispatcher.start(listener)
 
     def submit(self, launch: Launch) -> None:
-        """Start it as soon as its places are free; a generation that is not newer than the newest known is ignored."""
+        """Start the job as soon as slots are free; a generation that is not newer than the newest known is ignored."""
         _check_words(launch)
         self._check_placement(launch, False)
         self._dispatcher.submit(launch)
 
     def resize(self, launch: Launch) -> None:
-        """Another number of replicas, in living processes where the job was launched `live`; else by a restart.
+        """Change the number of replicas: by a live resize where the job was launched `live`, else by a restart.
 
-        Those that stay keep their places. GPUs that are not free yet are waited for while the job goes on.
+        Replicas that stay keep their slots. The job goes on while it waits for GPUs that are not free yet.
         """
         _check_words(launch)
         self._check_placement(launch, True)
         self._dispatcher.resize(launch)
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
-        """End what the job has up to that generation; what still waits ends at once."""
+        """End the job's generations up to that one; a generation that still waits ends at once."""
         self._dispatcher.stop(job_id, generation, grace_seconds)
 
     def running(self) -> tuple[Running, ...]:
@@ -76,17 +76,17 @@ class ShimBackend(BackendCapabilities):
         return self._dispatcher.running()
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
-        """A piece of `home/logs/<job>/<replica>.log`; empty where that replica never wrote anything."""
+        """A piece of `home/logs/<job>/<replica>.log`; empty where that replica has written nothing."""
         if replica < 0 or limit < 1:
             raise InvalidInput(f"replica is {replica} and limit {limit}: give 0 or more, and 1 or more")
         return read_log(log_folder(self._home, check_job_id(job_id)) / f"{replica}.log", offset, limit)
 
     def forget(self, job_id: str) -> None:
-        """Remove its records, now or, where it still runs, when it has ended; its logs stay."""
+        """Remove the job's records, now or once it has ended; its logs stay."""
         self._dispatcher.forget(job_id)
 
     def close(self) -> None:
-        """Let go of everything; shims and replicas go on, and a new object with the same home finds them."""
+        """Stop the thread and close all connections; shims and replicas go on, and a new object finds them."""
         self._dispatcher.close()
 
 
@@ -100,7 +100,7 @@ def _check_words(launch: Launch) -> None:
 
 
 def seconds_from(name: str, default: float, environ: Mapping[str, str] = os.environ) -> float:
-    """A time above 0 from a variable, or the default; InvalidInput for anything else."""
+    """The seconds in an environment variable, or the default; InvalidInput for anything but a number above 0."""
     text = environ.get(name, "")
     try:
         seconds = float(text or default)
@@ -112,10 +112,10 @@ def seconds_from(name: str, default: float, environ: Mapping[str, str] = os.envi
 
 
 def can_be_warm(wanted: bool) -> bool:
-    """Whether jobs can start from a process that has imported PyTorch."""
+    """Whether jobs can start from a process that has imported PyTorch: it is `wanted`, and PyTorch is installed."""
     return wanted and importlib.util.find_spec("torch") is not None
 
 
 def seconds_of_hang(given: float | None) -> float:
-    """After how much silence a replica counts as hung: as given, else POLLUX_HANG_SECONDS, else 30."""
+    """The silence after which a replica counts as hung: as given, else POLLUX_HANG_SECONDS, else 30."""
     return seconds_from("POLLUX_HANG_SECONDS", DEFAULT_HANG_SECONDS) if given is None else given

@@ -1,4 +1,4 @@
-"""The service's side of a shim: starts a shim, alone or by the fork server, finds one that runs, and talks to it."""
+"""The service's side of a shim: starts one, directly or by the fork server, or finds one, and exchanges messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BACKLOG = 16
 
 
 class ShimClient:
-    """A connection to one job's shim; `warm` is None until it is known whether the fork server forked the shim."""
+    """A connection to one job's shim. `warm`: whether the fork server forked the shim; None while that is not known."""
 
     def __init__(self, job_id: str, peer: socket.socket, warm: bool | None = None) -> None:
         peer.settimeout(_SEND_SECONDS)
@@ -38,7 +38,7 @@ class ShimClient:
         self._reader = LineReader(peer, MAX_MESSAGE_BYTES)
 
     def send(self, request: ShimRequest) -> None:
-        """Send a request; that the shim is gone is noticed when its connection is read."""
+        """Send a request; `receive` notices if the shim is gone."""
         with contextlib.suppress(OSError):
             self.peer.sendall(encode_message(request))
 
@@ -61,7 +61,7 @@ class ShimClient:
 
 
 class ForkserverClient:
-    """The process that forks warm shims; `is_ready` once it has imported everything."""
+    """The process that forks warm shims. `is_ready`: it has imported everything."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -75,7 +75,7 @@ class ForkserverClient:
             theirs.close()
 
     def hear(self) -> bool:
-        """Read what it says; False once it is gone, or cannot be used."""
+        """Read its message; False once the process is gone, or cannot fork safely."""
         try:
             message = self.control.recv(1 << 12)
         except OSError:
@@ -84,7 +84,7 @@ class ForkserverClient:
         return self.is_ready
 
     def fork_shim(self, folder: Path, listener: int, lock: int) -> bool:
-        """Have it fork a shim for that folder; False where the fork server cannot be reached."""
+        """Order a shim for that folder; False where the fork server cannot be reached."""
         message = json.dumps({"folder": str(folder), "output": str(folder / "shim.log")}).encode()
         try:
             socket.send_fds(self.control, [message], [listener, lock])
@@ -93,7 +93,7 @@ class ForkserverClient:
         return True
 
     def close(self) -> None:
-        """End it; shims that it forked go on."""
+        """End the fork server; the shims that it forked go on."""
         self.control.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, 15)
@@ -101,8 +101,8 @@ class ForkserverClient:
 
 
 def _spawn(module: str, arguments: list[str], fds: list[int], output: Path, environ: Mapping[str, str]) -> int:
-    """Start a module of ours in a session of its own; it gets the files as 3, 4, ... and nothing else."""
-    # Away from the low numbers, which are what they get there.
+    """Start a module of ours in a session of its own; it gets the files as 3, 4, ... and no others."""
+    # Copies with high numbers, so that none is overwritten by the numbers of the child.
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20) for fd in fds]
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -112,7 +112,7 @@ def _spawn(module: str, arguments: list[str], fds: list[int], output: Path, envi
     ]
     command = [sys.executable, "-P", "-m", module, *arguments]
     try:
-        # Signals that whoever started us has blocked would be blocked for jobs too, down to the last replica.
+        # Signals that are blocked in this process would otherwise be blocked in every replica, too.
         return os.posix_spawn(sys.executable, command, dict(environ), file_actions=actions, setsid=True, setsigmask=())
     except OSError as error:
         raise BackendFailed(f"cannot start {sys.executable}: {error.strerror}") from error
@@ -123,7 +123,7 @@ def _spawn(module: str, arguments: list[str], fds: list[int], output: Path, envi
 
 @contextlib.contextmanager
 def _short_path(folder: Path) -> Any:
-    """The shim's socket by a path that is short however deep the folder lies: the kernel takes 107 bytes."""
+    """A path of the shim's socket that is short for any folder: the kernel takes 107 bytes."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{number}/shim.sock"
@@ -144,7 +144,7 @@ def _connect(folder: Path) -> socket.socket:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """The lock that a living shim holds, as a file number; None where one holds it."""
+    """Take the lock of a folder and return its file number; None where a running shim holds it."""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,7 +155,7 @@ def _try_lock(folder: Path) -> int | None:
 
 
 def find_shim(job_id: str, folder: Path) -> ShimClient | None:
-    """A connection to the shim that lives there; None where none does. One that is just ending counts as none."""
+    """A connection to the shim that runs in that folder; None where none runs, or where it is just ending."""
     try:
         lock = _try_lock(folder)
         if lock is None:
@@ -169,9 +169,9 @@ def find_shim(job_id: str, folder: Path) -> ShimClient | None:
 def start_shim(
     job_id: str, folder: Path, forkserver: ForkserverClient | None, environ: Mapping[str, str]
 ) -> tuple[ShimClient, int]:
-    """A connection to the job's shim, which is started where none lives, and the number of a process started for it.
+    """A connection to the job's shim, which is started if none runs, and the pid of a child that was started for it.
 
-    The number is 0 where there is none to collect. Raises BlockingIOError where one is just ending: try again.
+    The pid is 0 where there is no child to reap. Raises BlockingIOError where a shim is just ending: try again.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = _try_lock(folder)

@@ -1,4 +1,4 @@
-"""What the shims of jobs say, and what follows where one has ended."""
+"""Handles the messages of the jobs' shims, and the end of a shim."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _MAX_ATTEMPTS = 3
 
 
 class ShimEvents:
-    """Listens to shims and notes what they say in the table of jobs; `false_alarms` are counted."""
+    """Reads messages of shims and notes them in the table of jobs; counts `false_alarms`."""
 
     def __init__(self, table: JobTable, thread: WorkerThread, site: Site) -> None:
         self._table, self._thread, self._site = table, thread, site
         self.false_alarms = 0
 
     def follow(self, job: DispatchedJob, link: ShimClient) -> None:
-        """Listen to the job's shim from now on."""
+        """Handle the messages of the job's shim from now on."""
         job.link = link
         self._thread.watch(link.peer, lambda: self.hear(job))
 
     def await_hellos(self) -> None:
-        """Hear from every shim what it has, since a launch may have reached it that is not on disk yet."""
+        """Wait for the status of every shim: a launch that it got last may not be on disk yet."""
         jobs = self._table.jobs
         waiting = {job.id: job.link for job in jobs.values() if job.link is not None}
         for link in waiting.values():
@@ -67,7 +67,7 @@ class ShimEvents:
                 link.peer.settimeout(_HELLO_SECONDS)
 
     def hear(self, job: DispatchedJob) -> None:
-        """Take in what the job's shim has said, or that it is gone."""
+        """Handle new messages of the job's shim, or its end."""
         if job.link is None:
             return
         messages = job.link.receive()
@@ -88,7 +88,7 @@ class ShimEvents:
                 )  # fmt: skip
 
     def handle(self, job: DispatchedJob, link: ShimClient, message: ShimMessage) -> None:
-        """Note what one message says."""
+        """Handle one message."""
         if self._site.heard(job, message):
             return
         if isinstance(message, AlarmMessage):
@@ -102,7 +102,7 @@ class ShimEvents:
             self._note_progress(job, held, message)
 
     def _note_status(self, job: DispatchedJob, link: ShimClient, status: StatusMessage) -> None:
-        """What a shim is, and what it runs where this service did not start it."""
+        """Note the state of a shim, and its generation where an earlier service started that."""
         link.warm = status.warm
         if job.now is None and status.generation is not None:
             self._learn(job, status.generation)
@@ -110,14 +110,14 @@ class ShimEvents:
         if held is None or held.launch is not None:
             return
         if status.moving:
-            # A service before this one ordered the change: its end is reported when it comes.
+            # An earlier service ordered the resize: the shim reports its completion.
             held.started = False
         elif held.live and held.started and not held.ended:
-            # The change may have come about while no service was connected.
+            # The resize may have been completed while no service was connected.
             self._table.tell(_started(job.id, StartedMessage(time.time(), held.generation, pause=status.pause)))
 
     def _note_progress(self, job: DispatchedJob, held: HeldGeneration, message: ShimMessage) -> None:
-        """The end, a loss or the start of the generation that runs."""
+        """Note the end, a loss or the start of the running generation."""
         match message:
             case EndedMessage(ended):
                 self._table.finish(job, ended_from(ended))
@@ -141,7 +141,7 @@ class ShimEvents:
         self._table.tell(_started(job.id, message))
 
     def _note_loss(self, job: DispatchedJob, held: HeldGeneration, message: LostMessage) -> None:
-        """Some replicas are gone: told once, and what is left is what an order may keep."""
+        """Report a loss once, and note the slots of the replicas that can go on."""
         kept = read_slots(message.kept)
         if message.generation != held.generation or held.stop_grace is not None or held.kept == kept:
             return
@@ -160,7 +160,7 @@ class ShimEvents:
         )
 
     def _learn(self, job: DispatchedJob, generation: int) -> None:
-        """A generation that reached its shim just before the service before this one ended."""
+        """Note a generation that its shim got just before the earlier service ended."""
         record = read_record(record_path(job.folder, "generation", generation)) or {}
         job.newest = max(job.newest, generation)
         places, live = read_slots(record.get("places", ())), bool(record.get("live"))
@@ -175,7 +175,7 @@ class ShimEvents:
             return
         link = find_shim(job.id, job.folder)
         if link is not None:
-            # It lives, and only the connection broke.
+            # The shim runs, and only the connection broke.
             self.follow(job, link)
             link.send(StatusRequest())
             return
@@ -185,7 +185,7 @@ class ShimEvents:
         elif newest_generation(job.folder) == held.generation:
             self.lose(job)
         elif held.attempts + 1 < _MAX_ATTEMPTS:
-            # It ended before it read the launch, so nothing was started.
+            # The shim ended before it read the launch, so it has started nothing.
             held.attempts += 1
             held.sent = False
         else:
@@ -193,7 +193,7 @@ class ShimEvents:
             self._table.end_unstarted(job, held, "crashed", why)
 
     def lose(self, job: DispatchedJob) -> None:
-        """The shim is gone, and its replicas with it: make sure of that, then say so."""
+        """Handle a shim that is gone: kill what is left of its replicas, then report the generation as lost."""
         job.sweeping = True
         held = job.now
         assert held is not None

@@ -1,4 +1,4 @@
-"""What a dispatcher asks of the place where its jobs run: which nodes come and go, and whether a job can run there."""
+"""The nodes of a dispatcher: which come and go, and whether a job can use them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["FolderCheck", "Site"]
 
 @dataclass(frozen=True, slots=True)
 class FolderCheck:
-    """Why folders cannot be used on some nodes, empty where they can.
+    """Why folders cannot be used on some nodes; empty where they can.
 
-    `silent`: a node that did not answer, so that it is not known. `elsewhere`: other nodes share them.
+    `silent`: a node that did not answer, so that its folders are unknown. `elsewhere`: other nodes share the folders.
     """
 
     why: str = ""
@@ -27,24 +27,24 @@ class FolderCheck:
 
 
 class Site:
-    """This machine, where nothing comes or goes; for other nodes see `fleet.node_watch`. Called under the lock."""
+    """This machine, which never comes or goes; for other nodes see `fleet.node_watch`. Called under the lock."""
 
     def attach(self, thread: WorkerThread, table: JobTable) -> None:
-        """Get to know the dispatcher's thread and its jobs."""
+        """Keep the dispatcher's thread and its jobs."""
 
     def start(self) -> None:
-        """Begin, before the jobs of a time before are looked for."""
+        """Find nodes, before the dispatcher looks for running jobs."""
 
     def step(self) -> None:
-        """Follow what came and went, before jobs are moved on."""
+        """Report nodes that came or went, before the dispatcher advances jobs."""
 
     def check(self, launch: Launch, slots: Sequence[Slot]) -> FolderCheck | None:
-        """Whether these slots can be used by the job; None: not known yet, and the thread is woken once it is."""
+        """Whether the job can use these slots; None: not known yet, the thread is woken once it is."""
         return FolderCheck()
 
     def heard(self, job: DispatchedJob, message: ShimMessage) -> bool:
-        """Whether what a shim told is about nodes alone, and has been dealt with."""
+        """Handle a shim's message about a node; False where the message is about its job."""
         return False
 
     def close(self) -> None:
-        """Let go."""
+        """Release threads and connections."""

@@ -1,7 +1,4 @@
-"""Which slots each job holds, on this machine or on lent nodes, and what replicas in them are started with.
-
-Jobs and their processes are not known here.
-"""
+"""Gives slots to jobs, on this machine or on lent nodes, and knows what replicas there are started with."""
 
 from __future__ import annotations
 
@@ -30,31 +27,31 @@ class SlotAllocator(Protocol):
     """The slots that a backend hands out."""
 
     def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
-        """Give the job slots for that placement and return them; give none while there are too few.
+        """Give the job slots for that placement and return them; none while too few are free.
 
-        First come those of `kept` that the placement has room for, in their order, then others that are not `busy`.
+        First come those of `kept` that fit the placement, in their order, then others that are not `busy`.
         """
 
     def release_except(self, job_id: str, places: Iterable[Slot]) -> None:
         """Free every slot that the job holds, except for these."""
 
     def mark_held(self, job_id: str, places: Iterable[Slot]) -> None:
-        """Note that a job that was found running uses these."""
+        """Note that a job found running uses these slots."""
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
-        """Why the slots that were asked for cannot be had, and the slots of the job then, those it lacks as gone ones.
+        """Why the slots are not available, and the slots of the placement with those that are not marked as gone.
 
         Empty where they may still come.
         """
 
     def placement(self, places: Iterable[Slot]) -> Placement:
-        """How many of these slots each node has, in the order in which the nodes come first."""
+        """How many of these slots are on each node; nodes in the order of their first slot."""
 
     def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
         """The fields of a `LaunchOrder` that depend on the slots."""
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
-        """End what is left of a generation whose shim is gone; whether nothing of it can run any more."""
+        """Kill what is left of a generation whose shim is gone; whether no process of it can run any more."""
 
 
 class LocalSlotAllocator:
@@ -67,10 +64,10 @@ class LocalSlotAllocator:
         self._held: dict[str, set[Slot]] = {}
 
     def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
-        """See `SlotAllocator.allocate`; neighbours, where there are some."""
+        """See `SlotAllocator.allocate`; neighbouring slots where possible."""
         wanted = placement.num_gpus
         staying = tuple(kept)[:wanted]
-        # The job still holds the slots of replicas that are gone.
+        # The job still holds the slots of replicas that have ended.
         spare = sorted(self._held.get(job_id, set()) - {*kept, *busy})[: wanted - len(staying)]
         missing = wanted - len(staying) - len(spare)
         taken = self._table.allocate(missing) if missing else ()
@@ -96,11 +93,11 @@ class LocalSlotAllocator:
         held |= new
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
-        """Never: what is here comes free some time."""
+        """Never: every slot of this machine will be free some time."""
         return "", ()
 
     def placement(self, places: Iterable[Slot]) -> Placement:
-        """On the one node there is."""
+        """All slots are on the one node."""
         return Placement.of({self._devices.node.id: len([*places])})
 
     def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
@@ -117,17 +114,17 @@ class LocalSlotAllocator:
         }
 
     def common(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, str]:
-        """What all replicas get beside what they inherit."""
+        """The variables that all replicas get beside those they inherit."""
         devices = self._devices
         share = min((len(devices.cores_of(slot.index)) for slot in places), default=1) if devices.is_cpu else None
         return replica_env.common_variables(launch, identity, threads=share)
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
-        """Looks for its processes, which a start of the machine has ended too."""
+        """Kill its processes; none is left from before the machine was booted."""
         if record.get("boot") != proc.boot_id():
             return True
         replicas = record.get("replicas", [])
-        # Numbers are used again: where another process has one now, its session is a stranger's.
+        # Pids are reused: where another process has one now, the session of that number is not ours.
         sessions = {int(pid) for pid, start, _ in replicas if proc.start_time(int(pid)) in (None, start)}
         left = proc.members(
             f"TORCHELASTIC_RUN_ID={record.get('run_id')}",
@@ -139,7 +136,7 @@ class LocalSlotAllocator:
 
 
 class FleetSlotAllocator:
-    """Nodes that a provider lends. `remembered`: those known from before, which count while it looks for them."""
+    """Nodes that a provider lends. `remembered`: nodes of an earlier service while the provider looks for them."""
 
     def __init__(
         self, provider: NodeProvider, secret: bytes, head: str, lease_seconds: float, lost_seconds: float
@@ -158,7 +155,7 @@ class FleetSlotAllocator:
 
     @property
     def hosts(self) -> Mapping[str, LentNode]:
-        """Nodes whose host is up, by name; the same object as long as nothing changed."""
+        """Nodes whose daemon is up, by name; the same object as long as nothing has changed."""
         listed = self._provider.hosts()
         if listed is not self._listed or len(self.remembered) != self._merged:
             self._listed = listed
@@ -170,11 +167,11 @@ class FleetSlotAllocator:
         return self._by_id
 
     def nodes(self) -> tuple[Node, ...]:
-        """As the provider lists them."""
+        """The nodes as values, in the provider's order."""
         return tuple(hosted.node for hosted in self.hosts.values())
 
     def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
-        """See `SlotAllocator.allocate`; the provider is asked once, and then looked at until it has given them all."""
+        """See `SlotAllocator.allocate`; asks the provider once, and returns none until it has given all of them."""
         staying, lacking = _staying(placement, kept)
         self._ask(job_id, lacking, busy)
         held = self._provider.held(job_id) if any(lacking.values()) else {}
@@ -188,21 +185,21 @@ class FleetSlotAllocator:
         return (*staying, *joining)
 
     def _ask(self, job_id: str, lacking: Mapping[str, int], busy: Sequence[Slot]) -> None:
-        """Ask the provider for as many slots as the job lacks on each node, beside those that are busy."""
+        """Ask the provider for the slots that the job lacks on each node, beside those that are busy."""
         used = Counter(slot.node for slot in busy)
         wanted = {node: used[node] + count for node, count in lacking.items() if count > 0}
         if wanted and self._asked.get(job_id) != wanted:
             self._asked[job_id] = wanted
             self._provider.ask(job_id, wanted)
         if not wanted and self._asked.pop(job_id, None) is not None:
-            # An order before this one asked for more: others may need it, and here it would lie idle.
+            # An earlier order asked for more slots, which this job would keep idle.
             self._provider.ask(job_id, {})
 
     def release_except(self, job_id: str, places: Iterable[Slot]) -> None:
         """See `SlotAllocator.release_except`."""
         kept = set(places)
         if self._asked.pop(job_id, None) is not None:
-            # What has not come yet must not come to a job that needs it no more.
+            # The job must not get slots any more that it does not need now.
             self._provider.ask(job_id, {})
         rest = {
             node: tuple(index for index in held if Slot(node, index) not in kept)
@@ -212,7 +209,7 @@ class FleetSlotAllocator:
             self._provider.drop(job_id, {node: numbers for node, numbers in rest.items() if numbers})
 
     def mark_held(self, job_id: str, places: Iterable[Slot]) -> None:
-        """See `SlotAllocator.mark_held`; the provider is told, whose books may be empty after a restart."""
+        """See `SlotAllocator.mark_held`; tells the provider, which may have started without records."""
         by_node: dict[str, tuple[int, ...]] = {}
         for slot in places:
             if not slot.is_gone:
@@ -221,7 +218,7 @@ class FleetSlotAllocator:
             self._provider.claim(job_id, by_node)
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
-        """What the provider says, or that a node is gone."""
+        """The provider's reason, or that a node is gone."""
         if any(node in self.remembered for node, _ in placement):
             return "", ()
         missing = [node for node, _ in placement if node not in self.hosts]
@@ -233,11 +230,11 @@ class FleetSlotAllocator:
         return why, (*staying, *others)
 
     def placement(self, places: Iterable[Slot]) -> Placement:
-        """By node, in the order in which they come first."""
+        """See `SlotAllocator.placement`."""
         return Placement.of(Counter(slot.node for slot in places))
 
     def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
-        """The job's own variables: the rest of the environment is the node's."""
+        """The job's own variables: replicas inherit the rest of their environment from their node."""
         there = [self.hosts[slot.node] for slot in places if slot.node in self.hosts]
         gpus = self._gpus_of(places)
         names = tuple(map(str, places))
@@ -255,13 +252,13 @@ class FleetSlotAllocator:
         }
 
     def _gpus_of(self, slots: Iterable[Slot]) -> dict[str, int]:
-        """The device index behind each slot, by its name; a node may have named fewer devices than it has slots."""
+        """The device index behind each slot, by the slot's name; a node may have fewer devices than slots."""
         hosts = self.hosts
         known = [slot for slot in slots if slot.node in hosts and slot.index < len(hosts[slot.node].gpus)]
         return {str(slot): hosts[slot.node].gpus[slot.index] for slot in known}
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
-        """Hosts end what nobody asks after, once the lease is over."""
+        """Node daemons end the replicas by themselves once the lease is over: wait for that."""
         run = str(record.get("run_id"))
         until = self._ends.setdefault(run, time.monotonic() + self.lost_seconds)
         if time.monotonic() < until:
@@ -271,7 +268,7 @@ class FleetSlotAllocator:
 
 
 def _staying(placement: Placement, kept: Sequence[Slot]) -> tuple[_Slots, dict[str, int]]:
-    """Those of the kept slots that the placement has room for, in their order; and how many each node lacks then."""
+    """The kept slots that fit the placement, in their order; and how many slots each node lacks then."""
     lacking = dict(placement)
     staying = []
     for slot in kept:

@@ -1,4 +1,4 @@
-"""The one thread of a backend: it sleeps until something comes, does its work, and tells the listener of events."""
+"""The one thread of a backend: it waits for messages, timers and orders, does its work, and reports events."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["WorkerThread"]
 
 
 class WorkerThread:
-    """Calls `work` under `lock` whenever something came; what goes wrong is tried again, later and later.
+    """Calls `work` under `lock` whenever it is woken; work that fails is tried again after longer and longer pauses.
 
-    `work` does whatever can be done now, and is cheap where nothing changed. Events are told without the lock.
+    `work` does whatever can be done now, and is cheap where nothing has changed. Events are reported without the lock.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -34,63 +34,63 @@ class WorkerThread:
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread runs and gets its work done, not counting a mistake now and then."""
+        """Whether the thread runs, and its work has not failed several turns in a row."""
         return self._thread is not None and self._thread.is_alive() and self._failures.are_few
 
     @property
     def was_started(self) -> bool:
-        """Whether it ran, or was ended before it could."""
+        """Whether the thread was started, or stopped before it was started."""
         return self._thread is not None or self.stopping.is_set()
 
     def start(self, name: str) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Return once the thread has ended."""
+        """End the thread, and wait for its end."""
         self.stopping.set()
         self.wake()
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Close what it sleeps on; after `stop`."""
+        """Close the files of its loop; after `stop`."""
         self._loop.close()
 
     def wake(self) -> None:
-        """Have it work now."""
+        """Have the thread do its work now."""
         self._loop.wake()
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do that, and then the work, after so long."""
+        """Call the function, and then do the work, after this time."""
         self._timers.append((time.monotonic() + seconds, what))
 
     def wake_after(self, seconds: float) -> None:
-        """Work again after so long."""
+        """Do the work again after this time."""
         self.after(seconds, lambda: None)
 
     def tell(self, event: BackendEvent) -> None:
-        """Have the listener hear of this, after what was told before."""
+        """Report an event to the listener, after all earlier ones."""
         self._events.append(event)
 
     def step(self, what: Callable[[], object]) -> None:
-        """One step of the work: a mistake in it holds up neither the other steps nor the other jobs."""
+        """Do one step of the work; a failure of it does not stop the other steps."""
         self._failures.step(what)
 
     def watch(self, file: socket.socket, heard: Callable[[], None]) -> None:
-        """Call `heard` whenever there is something to read."""
+        """Call `heard` whenever the socket can be read."""
         self._loop.watch(file, heard)
 
     def unwatch(self, file: socket.socket) -> None:
-        """Read there no more."""
+        """Stop watching the socket."""
         self._loop.unwatch(file)
 
     def _run(self) -> None:
         while not self.stopping.is_set():
             pause = self._failures.turn(self._turn)
             if pause > 0.0 and not self.stopping.wait(pause):
-                # What went wrong is tried again, also where nothing else happens.
+                # Try failed work again even if nothing else wakes the thread.
                 self.wake()
 
     def _turn(self) -> None:
@@ -104,7 +104,7 @@ class WorkerThread:
             timeout = self._timeout()
         told = bool(self._events)
         while self._events and self.listener is not None:
-            # Only what was heard is taken off: the end of a job must not get lost.
+            # Remove an event only after the listener has taken it: the end of a job must not get lost.
             self.listener(self._events[0])
             self._events.popleft()
         for call in self._loop.ready(0.0 if told else timeout):
