@@ -1,4 +1,4 @@
-"""What backends with many nodes share: dispatching over lent nodes, watching them, folders that nodes share.
+"""The part that backends with many nodes have in common: dispatching to lent nodes, watching them, shared folders.
 
 Runs in the service. Imports `dispatch` and what is below it.
 """

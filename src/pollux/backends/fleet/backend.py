@@ -1,7 +1,7 @@
-"""Jobs on nodes that an engine lends: shims beside the service, replicas on the nodes, whatever the engine is.
+"""Jobs on nodes that any engine lends: their shims run beside the service, their replicas on the nodes.
 
-An engine's backend is this one with its `NodeProvider`. What runs on nodes is in `node_daemon`; how losses are noticed
-is in `docs/design/0008-fleet.md`.
+An engine's backend is this one with its own `NodeProvider`. `node_daemon` runs on the nodes. How losses are noticed is
+described in `docs/design/0008-fleet.md`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pollux.core.errors import BackendFailed, InvalidInput
 __all__ = ["LEASE_SECONDS", "LOST_SECONDS", "FleetBackend", "fleet_secret"]
 
 LEASE_SECONDS = 10.0
-"""A host ends the replicas of a job whose shim has been silent for this time."""
+"""A node ends the replicas of a job whose shim has been silent for this time."""
 
 LOST_SECONDS = 12.0
 """Replicas on a node that is silent for this time are lost; longer than the lease, so that nothing runs twice."""
@@ -38,7 +38,7 @@ LOST_SECONDS = 12.0
 class FleetBackend(ShimBackend):
     """Runs jobs on the nodes of a provider; several objects, one after another, may work in the same `home`.
 
-    `head`: the address by which nodes reach this machine; None: found out. `lease_seconds` and `lost_seconds`: None for
+    `head`: the address by which nodes reach this machine; None: detected. `lease_seconds` and `lost_seconds`: None for
     POLLUX_LEASE_SECONDS and POLLUX_LOST_SECONDS, or 10 and 12. `warm` and `hang_seconds` as for the local backend.
     """
 
@@ -82,19 +82,19 @@ class FleetBackend(ShimBackend):
 
     @classmethod
     def head_of(cls, options: Mapping[str, Any]) -> str:
-        """The address that was given, or the one of this machine that others would use."""
+        """The address in the options, or else the address of this machine for others."""
         return str(options.get("head") or own_address())
 
     def reports_go_to(self, url: str) -> None:
-        """What agents are told to report to; warned of where nodes there are cannot reach it."""
+        """Note the URL that agents report to, to warn about nodes that cannot reach it."""
         self._reports_to = url
 
     def inventory(self) -> tuple[Node, ...]:
-        """Nodes whose host is up and answers."""
+        """The nodes whose daemon is up and answers."""
         return self._watch.nodes()
 
     def warnings(self) -> tuple[str, ...]:
-        """What is degraded now, a sentence each: nodes that do not answer, and what the provider says."""
+        """One sentence for each thing that does not work fully now: silent nodes, and the provider's warnings."""
         silent = tuple(f"{why}; it is not used until it answers" for why in self._watch.suspects.values())
         alarms = self._watch.node_alarms
         told = (f"{alarms} nodes were given up and answered later; raise POLLUX_LOST_SECONDS",) if alarms else ()
@@ -102,20 +102,20 @@ class FleetBackend(ShimBackend):
         return (*silent, *told, *deaf, *self._provider.warnings())
 
     def refuses(self, folders: Sequence[str]) -> str:
-        """Why a job with these folders cannot run on the nodes there are: one that is not shared with them."""
+        """Why a job with these folders cannot run on the nodes: one of the folders is not shared with them."""
         return self._shared.refuses(folders, self._slots.hosts.values())
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """How many nodes would be used, for engines that scale, and whether a job that has none waits for them."""
+        """Pass on how many nodes could be used, `awaited` by a job without GPUs, to an engine that scales."""
         self._provider.desire(num_nodes, awaited)
 
 
 def _check_placement(launch: Launch, there: Sequence[Node], is_change: bool) -> None:
-    """BackendFailed for a placement that cannot be."""
+    """Raise BackendFailed for an impossible placement."""
     if not launch.placement:
         raise BackendFailed(f"job '{launch.job_id}' cannot be placed nowhere: name nodes")
     if is_change:
-        # A node that has just gone is no reason to leave what runs without a word: the change is told as refused.
+        # If a node has just gone, the running job goes on, and the dispatcher reports the resize as refused.
         return
     nodes = {node.id: node for node in there}
     for node, count in launch.placement:
@@ -130,7 +130,7 @@ def _check_placement(launch: Launch, there: Sequence[Node], is_change: bool) -> 
 
 
 def _report_warnings(url: str, head: str, hosts: Iterable[LentNode]) -> tuple[str, ...]:
-    """What is wrong where agents on other machines are told to report to their own."""
+    """A warning where agents on other machines are told to report to a loopback address."""
     if not is_loopback(urlsplit(url).hostname or ""):
         return ()
     far = [
@@ -148,7 +148,7 @@ def _report_warnings(url: str, head: str, hosts: Iterable[LentNode]) -> tuple[st
 
 
 def fleet_secret(home: Path) -> bytes:
-    """The secret of the fleet that works at this home, made at the first call; 32 bytes."""
+    """The secret of the fleet of this home, made at the first call; 32 bytes."""
     path = Path(home) / "run" / "fleet.secret"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def fleet_secret(home: Path) -> bytes:
             number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(number, "w") as file:
                 file.write(secrets.token_hex(32))
-            # Of several processes the first one wins: a link is made once.
+            # Of several processes the first one wins: the link can be made only once.
             try:
                 os.link(beside, path)
             finally:

@@ -1,6 +1,6 @@
-"""The nodes of a fleet that come, go or fall silent, and what jobs that run there are told of it.
+"""Watches the nodes of a fleet that come, go or fall silent, and tells the jobs that run there.
 
-A node's end is told only after the losses of the jobs that ran there, so that those that can go on without it do.
+The end of a node is reported after the losses of its jobs, so that jobs that can go on without the node do so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,12 @@ from pollux.wire.live.messages import AlarmMessage, NodeGoneRequest, NodeLeaving
 __all__ = ["NodeWatch"]
 
 _log = logging.getLogger("pollux.backends")
-# Texts that differ in numbers only, such as how long, are the same news.
+# Warnings that differ only in numbers, such as a duration, are logged once.
 _NUMBER = re.compile(r"(?<![\w.-])\d+(\.\d+)?(?![\w.-])")
 
-# How long a job may take to say what it lost after its node is gone.
+# How long a job may take to report its loss after its node has gone.
 _LOSS_SECONDS = 5.0
-# How long after its start a provider may take to find the nodes that were there.
+# How long after its start a provider may take to find the nodes of an earlier service.
 _RETURN_SECONDS = 60.0
 _PROBE_SECONDS = 1.0
 # A node may be given back once it has been silent for this many times `lost_seconds`.
@@ -45,9 +46,9 @@ _LOG_SECONDS = 5.0
 
 
 class NodeWatch(Site):
-    """Watches the nodes that a provider lends, for a dispatcher. Its step tells the listener of nodes that come and go.
+    """Watches the nodes that a provider lends, for a dispatcher; its step reports nodes that come and go.
 
-    `node_alarms`: how many nodes were given up and answered later.
+    `node_alarms`: how many nodes answered after they had been given up.
     """
 
     def __init__(self, home: Path, slots: FleetSlotAllocator, provider: NodeProvider, shared: SharedFolders) -> None:
@@ -56,24 +57,24 @@ class NodeWatch(Site):
         self._home = home
         self._announced: dict[str, LentNode] = {}
         self._last_hosts: Mapping[str, LentNode] = {}
-        # Until when jobs may say what they lost with a node that is gone.
+        # Until when to wait for the losses that jobs report after a node has gone.
         self._losses_until: dict[str, float] = {}
-        # Nodes that their engine takes back: no job is placed there, and jobs there save.
+        # Nodes that the engine takes back: no job is placed there, and jobs there save.
         self._leaving: dict[str, LentNode] = {}
         self._last_leaving: Mapping[str, str] = {}
         self._suspects: dict[str, str] = {}
-        # At which address a node did not answer, and since when.
+        # The address at which a node does not answer, and since when.
         self._silent_since: dict[str, tuple[tuple[str, int], float]] = {}
         self._prober: threading.Thread | None = None
         self._logged: set[str] = set()
 
     def attach(self, thread: WorkerThread, table: JobTable) -> None:
-        """Get to know the dispatcher's thread and its jobs."""
+        """Keep the dispatcher's thread and its jobs."""
         self._thread, self._table = thread, table
 
     @property
     def suspects(self) -> Mapping[str, str]:
-        """Nodes that do not answer, and what was seen of it."""
+        """Nodes that do not answer, each with the reason for a warning."""
         with self._thread.lock:
             return dict(self._suspects)
 
@@ -83,7 +84,7 @@ class NodeWatch(Site):
             return tuple(lent.node for lent in self._usable().values())
 
     def start(self) -> None:
-        """Load the nodes that an earlier service noted, and have the provider look for its nodes."""
+        """Load the nodes that an earlier service recorded, and start the provider."""
         self._load_record()
         self._provider.start(self._slots.secret, self._slots.head, self._thread.wake)
 
@@ -96,9 +97,9 @@ class NodeWatch(Site):
         return self._home / "run" / "fleet-nodes.json"
 
     def _load_record(self) -> None:
-        """Nodes that an earlier service noted count as there until the provider has had time to find them."""
-        noted = (read_record(self._record_path) or {}).get("nodes", [])
-        rows = noted if isinstance(noted, list) else []
+        """Treat nodes that an earlier service recorded as lent until the provider has had time to find them."""
+        recorded = (read_record(self._record_path) or {}).get("nodes", [])
+        rows = recorded if isinstance(recorded, list) else []
         found = [lent for lent in map(_lent_node, rows) if lent is not None]
         if len(found) < len(rows):
             _log.warning(
@@ -111,13 +112,13 @@ class NodeWatch(Site):
 
     def _write_record(self) -> None:
         nodes = [
-            {"node": _plain(lent.node), "address": lent.address, "gpus": lent.gpus}
+            {"node": asdict(lent.node), "address": lent.address, "gpus": lent.gpus}
             for lent in (self._announced | self._leaving).values()
         ]
         try:
             write_record(self._record_path, {"nodes": nodes})
         except BackendFailed as error:
-            _log.warning("the nodes there are could not be noted: %s", error)
+            _log.warning("the list of nodes could not be written: %s", error)
 
     # Nodes that come and go
 
@@ -126,7 +127,7 @@ class NodeWatch(Site):
         return {node: lent for node, lent in self._slots.hosts.items() if node not in unusable}
 
     def step(self) -> None:
-        """Tell of nodes that came or went since the last time; nothing to do where none did."""
+        """Report nodes that came or went since the last step."""
         hosts, taken_back = self._slots.hosts, self._provider.leaving()
         if hosts is not self._last_hosts or taken_back.keys() != self._last_leaving.keys():
             self._last_hosts, self._last_leaving = hosts, taken_back
@@ -140,9 +141,9 @@ class NodeWatch(Site):
             self._tell_gone_nodes()
 
     def _notice_losses(self, hosts: Mapping[str, LentNode]) -> None:
-        """Nodes that are gone, or have another host: jobs that run there hear of it once."""
+        """Tell jobs once of their nodes that are gone, or that have a new daemon."""
         for node, lent in (self._announced | self._leaving).items():
-            # Told once: by the next time a job may be on the node's new host.
+            # Once only: later, jobs may already run on the new daemon of the node.
             if node not in self._losses_until and (node not in hosts or hosts[node].address != lent.address):
                 self._await_losses(node)
                 self._tell_shims(node, f"node '{node}' is gone")
@@ -158,7 +159,7 @@ class NodeWatch(Site):
                 job.link.send(NodeGoneRequest(node, why))
 
     def _counts_on(self, job: DispatchedJob, node: str) -> bool:
-        """Whether the job has replicas there, as far as it has told."""
+        """Whether the job has replicas on the node, as far as its shim has reported."""
         now = job.now
         if now is None or now.ended is not None or not now.sent:
             return False
@@ -189,7 +190,7 @@ class NodeWatch(Site):
     # Folders
 
     def check(self, launch: Launch, slots: Sequence[Slot]) -> FolderCheck | None:
-        """Whether the nodes of these places share the job's folders with this machine; None: not known yet."""
+        """Whether the nodes of these slots share the job's folders with this machine; None: not known yet."""
         hosts = self._slots.hosts
         nodes = [hosts[node] for node in dict.fromkeys(slot.node for slot in slots) if node in hosts]
         written = launch.env.get("POLLUX_CHECKPOINT_DIR")
@@ -202,7 +203,7 @@ class NodeWatch(Site):
     # Warnings
 
     def log(self, warnings: Callable[[], Sequence[str]]) -> None:
-        """From the start on, write what is degraded into the log too, once for as long as it lasts."""
+        """Write warnings into the log as well, from the start on; each once for as long as it lasts."""
         self._thread.after(0.0, lambda: self._log_warnings(warnings))
 
     def _log_warnings(self, warnings: Callable[[], Sequence[str]]) -> None:
@@ -215,7 +216,7 @@ class NodeWatch(Site):
     # Silent nodes
 
     def heard(self, job: DispatchedJob, message: ShimMessage) -> bool:
-        """What a shim told of a node: it is silent, or leaves, or answers again."""
+        """Handle a shim's message about a node that is silent, leaves, or answers again."""
         match message:
             case NodeSilentMessage(node, why):
                 self._suspect(node, why)
@@ -224,7 +225,7 @@ class NodeWatch(Site):
                 _log.warning("%s (job '%s')", why, job.id)
                 self._provider.check_node(node)
                 if node in self._losses_until:
-                    # It answers, and the job saves: tell that it leaves now, and do not wait for losses.
+                    # The node answers, and the job saves: report its end now, without waiting for losses.
                     self._losses_until[node] = time.monotonic()
                 return True
             case AlarmMessage(replica=None):
@@ -232,19 +233,19 @@ class NodeWatch(Site):
         return False
 
     def _suspect(self, node: str, why: str) -> None:
-        """A node did not answer a job: nothing is placed there until it answers us."""
+        """Place no job on a node that did not answer, until it answers the service."""
         if node in self._suspects or node not in self._slots.hosts:
             return
         _log.warning("%s; it is not used until it answers", why)
         self._suspects[node] = why
-        # Other jobs that run there find out for themselves, once their leases there are over.
+        # The shims of other jobs there notice the silence by themselves.
         self._await_losses(node)
         if self._prober is None or not self._prober.is_alive():
             self._prober = threading.Thread(target=self._probe, name="pollux-fleet-probe", daemon=True)
             self._prober.start()
 
     def _probe(self) -> None:
-        """Ask silent nodes until they answer or are gone; in a thread of its own."""
+        """Ask silent nodes until they answer or are gone; runs in a thread of its own."""
         while not self._thread.stopping.wait(_PROBE_SECONDS):
             with self._thread.lock:
                 left = {node: self._slots.hosts[node] for node in self._suspects if node in self._slots.hosts}
@@ -264,12 +265,12 @@ class NodeWatch(Site):
             self._release_silent(left)
 
     def _release_silent(self, asked: Mapping[str, LentNode]) -> None:
-        """Tell the provider which of these have been silent for long: each time all that still are."""
+        """Tell the provider all nodes among these that have been silent for long."""
         now, hosts = time.monotonic(), self._slots.hosts
         with self._thread.lock:
             silent = {node: lent for node, lent in asked.items() if node in self._suspects and node in hosts}
         since = {node: self._silent_since.get(node, (lent.address, now)) for node, lent in silent.items()}
-        # A new host of the same name has just begun to be silent, if it is.
+        # A new daemon of a node counts as silent from now on, not since its predecessor was.
         self._silent_since = {
             node: at if at[0] == silent[node].address else (silent[node].address, now) for node, at in since.items()
         }
@@ -280,22 +281,9 @@ class NodeWatch(Site):
 
 
 def _lent_node(row: Any) -> LentNode | None:
-    """A node as it was noted; None for what is none, or is one of another version."""
+    """The node in a row of the record; None for a row that cannot be read, such as one of another version."""
     try:
         address, port = row["address"]
         return LentNode(Node(**row["node"]), (str(address), int(port)), tuple(map(int, row["gpus"])))
     except (TypeError, ValueError, KeyError, AttributeError, PolluxError):
         return None
-
-
-def _plain(node: Node) -> dict[str, Any]:
-    return {
-        "id": node.id,
-        "num_gpus": node.num_gpus,
-        "gpu_type": node.gpu_type,
-        "num_cpus": node.num_cpus,
-        "memory_bytes": node.memory_bytes,
-        "preemptible": node.preemptible,
-        "isolated_network": node.isolated_network,
-        "schedulable": node.schedulable,
-    }

@@ -1,4 +1,4 @@
-"""Whether a folder is the same here and on nodes: a file written here is looked for there."""
+"""Checks whether nodes share a folder with this machine: writes a file here, and asks the nodes for it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PAUSE_SECONDS = 1.0
 
 
 class SharedFolders:
-    """Asks hosts, and remembers for ten minutes which folders they share with this machine.
+    """Asks nodes, and remembers for ten minutes which folders they share with this machine.
 
-    The first of the folders asked about is only read by a job, into the others it writes.
+    A job only reads the first of the folders, and writes into the others.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -38,15 +38,15 @@ class SharedFolders:
         self._answers: dict[tuple[object, ...], FolderCheck] = {}
 
     def refuses(self, folders: Sequence[str], hosts: Iterable[LentNode]) -> str:
-        """Why a job with these folders cannot run on these nodes; empty where it can, or nobody answers."""
+        """Why a job with these folders cannot run on these nodes; empty where it can, or no node answers."""
         return self._compare(folders, tuple(hosts)).why
 
     def verdict(
         self, folders: Sequence[str], hosts: Iterable[LentNode], changed: Callable[[], None]
     ) -> FolderCheck | None:
-        """The same without waiting, where a node that does not answer is no node that shares; None: not known yet.
+        """The same without waiting; a node that does not answer counts as one that does not share. None: not known yet.
 
-        `changed` is called, from another thread, once it is worth asking again.
+        `changed` is called from another thread once the answer is known.
         """
         there = tuple(hosts)
         key = (tuple(folders), tuple(host.address for host in there))
@@ -115,7 +115,7 @@ class SharedFolders:
         return [host for host in hosts if self._known.get((str(folder), host.address), 0.0) < now]
 
     def _ask(self, folder: Path, path: str, hosts: Sequence[LentNode]) -> tuple[str, str]:
-        """A node that does not see it, and one that does not answer; empty for none."""
+        """A node that does not see the path, and one that does not answer; empty for none."""
         silent = ""
         with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
             answers = pool.map(lambda host: self._sees(host, path), hosts)
@@ -140,7 +140,7 @@ def _names(hosts: Sequence[LentNode]) -> str:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """The folder, or the nearest existing one above it."""
     for path in (folder, *folder.parents):
         if path.is_dir():
             return path
@@ -149,7 +149,7 @@ def _nearest(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _marker(folder: Path) -> Iterator[str | None]:
-    """A file of a new name there; None where nothing can be written."""
+    """The path of a new file in the folder; None where nothing can be written there."""
     path = folder / f".pollux-shared-{secrets.token_hex(8)}"
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

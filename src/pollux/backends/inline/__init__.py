@@ -1,6 +1,6 @@
 """The backend for debugging: jobs run inside the process of the service, one after another.
 
-Imports `dispatch` and what is below it.
+Imports `dispatch` and the packages below it.
 """
 
 from pollux.backends.inline.backend import InlineBackend

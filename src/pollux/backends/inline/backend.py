@@ -1,14 +1,12 @@
 """Runs `python SCRIPT` jobs inside this very process, one after another, for debugging with pdb.
 
-One replica a job. Nothing is contained here: the script shares memory, working folder and environment with whoever
-started it.
+One replica a job. Jobs are not isolated: the script shares memory, working folder and environment with this process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
 import os
 import runpy
 import socket
@@ -16,8 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import BinaryIO, TextIO
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TextIO, cast
 
 from pollux.backends.dispatch.job_table import HeldGeneration
 from pollux.backends.process.log_file import whole_characters
@@ -43,51 +41,36 @@ from pollux.wire.live import exit_codes
 __all__ = ["InlineBackend"]
 
 
-class _Told(SystemExit):
+class _StopScript(SystemExit):
     """Raised inside a script that is told to stop; the exit code is that of SIGTERM."""
 
     def __init__(self) -> None:
         super().__init__(exit_codes.STOPPED)
 
 
-class _Copied(io.TextIOBase):
-    """A stream that also keeps what goes through it."""
+class _CopiedStream:
+    """Writes text to a stream and to `keep`; all else is the stream's own, also text that is written to its buffer."""
 
-    def __init__(self, through: TextIO, keep: Callable[[str], None]) -> None:
-        super().__init__()
-        self._through = through
+    def __init__(self, stream: TextIO, keep: Callable[[str], None]) -> None:
+        self._stream = stream
         self._keep = keep
 
     def write(self, text: str) -> int:
-        """Pass on and keep."""
+        """Write to both."""
         self._keep(text)
-        return self._through.write(text)
+        return self._stream.write(text)
 
-    def flush(self) -> None:
-        """Pass on."""
-        self._through.flush()
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write all of these to both."""
+        for line in lines:
+            self.write(line)
 
-    def isatty(self) -> bool:
-        """Whatever the stream behind it is."""
-        return self._through.isatty()
-
-    def fileno(self) -> int:
-        """That of the stream behind it; what is written there directly is not kept."""
-        return self._through.fileno()
-
-    @property
-    def buffer(self) -> BinaryIO:
-        """That of the stream behind it; what is written there directly is not kept."""
-        return self._through.buffer
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream behind it."""
-        return self._through.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class InlineBackend(BackendCapabilities):
-    """One node of `slots` places; jobs take turns, since command line, folder and environment are the process's.
+    """One node of `slots` slots; jobs run one at a time, since they use the command line and folder of the process.
 
     Output goes where this process's goes, and is kept for `logs`.
     """
@@ -112,11 +95,11 @@ class InlineBackend(BackendCapabilities):
 
     @property
     def healthy(self) -> bool:
-        """Whether its thread runs."""
+        """Whether the backend's thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, listener: Listener) -> None:
-        """Begin; nothing runs from before."""
+        """Start the thread; no job runs from before."""
         self._listener = listener
         self._thread = threading.Thread(target=self._run, name="pollux-inline-backend", daemon=True)
         self._thread.start()
@@ -126,7 +109,7 @@ class InlineBackend(BackendCapabilities):
         return (self._node,)
 
     def submit(self, launch: Launch) -> None:
-        """Run it when its turn comes."""
+        """Run the job after those that were submitted before."""
         self._check(launch)
         with self._changed:
             held = self._jobs.get(launch.job_id)
@@ -137,7 +120,7 @@ class InlineBackend(BackendCapabilities):
             self._changed.notify_all()
 
     def resize(self, launch: Launch) -> None:
-        """End what runs of the job, and run this when its turn comes."""
+        """Stop the job's earlier generation, and submit this one."""
         self._check(launch)
         with self._lock:
             held = self._jobs.get(launch.job_id)
@@ -148,26 +131,26 @@ class InlineBackend(BackendCapabilities):
         self.submit(launch)
 
     def stop(self, job_id: str, generation: int, grace_seconds: float) -> None:
-        """Raise SystemExit in the script at its next line of Python; there is no way to do more."""
+        """Raise SystemExit in the script at its next line of Python; a thread cannot be killed."""
         with self._changed:
             for job, held in self._waiting:
                 if job == job_id and held.generation <= generation:
                     held.ask_to_stop(grace_seconds)
             if self._script is not None and self._script[0] == job_id and self._script[1] <= generation:
                 thread = self._thread.ident if self._thread is not None else None
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), ctypes.py_object(_Told))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), ctypes.py_object(_StopScript))
                 held = self._jobs[job_id]
                 if held.generation == self._script[1]:
                     held.ask_to_stop(grace_seconds)
             self._changed.notify_all()
 
     def running(self) -> tuple[Running, ...]:
-        """Everything that was not forgotten."""
+        """Every job that was not forgotten."""
         with self._lock:
             return tuple(Running(job, held.generation, held.state, held.ended) for job, held in self._jobs.items())
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
-        """What the script wrote; empty for any replica but 0."""
+        """A piece of the script's output; empty for any replica but 0."""
         with self._lock:
             whole = bytes(self._logs.get(check_job_id(job_id), b"")) if replica == 0 else b""
         first = min(len(whole), offset if offset >= 0 else max(0, len(whole) + offset))
@@ -177,14 +160,14 @@ class InlineBackend(BackendCapabilities):
         return LogChunk(piece.decode(errors="replace"), first + len(piece), first + len(piece) >= len(whole))
 
     def forget(self, job_id: str) -> None:
-        """Drop what is kept of an ended job, but not what it wrote."""
+        """Forget an ended job, but keep its output."""
         with self._lock:
             held = self._jobs.get(job_id)
             if held is not None and held.ended is not None:
                 del self._jobs[job_id]
 
     def close(self) -> None:
-        """Let go; a script that runs goes on until it or this process ends."""
+        """End the thread; a running script goes on until it or this process ends."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -250,8 +233,8 @@ class InlineBackend(BackendCapabilities):
                 finally:
                     with self._lock:
                         self._script = None
-        except _Told:
-            # It came too late for the script, and must not end this thread.
+        except _StopScript:
+            # The script had ended already, and this thread must go on.
             return 0
         except OSError as error:
             keep(f"pollux: cannot start: {error}\n")
@@ -277,7 +260,7 @@ def _variables(launch: Launch, port: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _as_process(launch: Launch, keep: Callable[[str], None]) -> Iterator[None]:
-    """This process looks to the script as one of its own would, and is put back afterwards."""
+    """Give this process the command line, folder, variables and streams of the job, and restore its own afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     before = dict(os.environ), os.getcwd(), sys.argv, [*sys.path], sys.stdout, sys.stderr
@@ -286,7 +269,8 @@ def _as_process(launch: Launch, keep: Callable[[str], None]) -> Iterator[None]:
         os.environ.update(_variables(launch, port))
         sys.argv = [*launch.argv[1:]]
         sys.path.insert(0, os.path.dirname(os.path.abspath(launch.argv[1])))
-        sys.stdout, sys.stderr = _Copied(before[4], keep), _Copied(before[5], keep)
+        sys.stdout = cast(TextIO, _CopiedStream(before[4], keep))
+        sys.stderr = cast(TextIO, _CopiedStream(before[5], keep))
         yield
     finally:
         variables, folder, sys.argv, sys.path[:], sys.stdout, sys.stderr = before

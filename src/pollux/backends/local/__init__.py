@@ -1,6 +1,6 @@
 """The backend of this machine: a replica per GPU, or per CPU slot where there is no GPU.
 
-Runs in the service. Imports `dispatch` and what is below it.
+Runs in the service. Imports `dispatch` and the packages below it.
 """
 
 from pollux.backends.local.backend import LocalBackend

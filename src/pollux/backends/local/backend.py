@@ -1,7 +1,6 @@
 """This machine as a cluster of one node: a replica per GPU, or per CPU slot where there is no GPU.
 
-Here is what may be asked of it. The thread in `dispatch` does the work, and so do the jobs' shims, which go on when
-the service ends.
+The thread in `dispatch` and the jobs' shims do the work; shims go on when the service ends.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ __all__ = ["LocalBackend"]
 class LocalBackend(ShimBackend):
     """Runs jobs on this machine; several objects, one after another, may work in the same `home`.
 
-    `slots`: so many CPU slots instead of GPUs; None for the GPUs, or one slot per core without any. `warm`: keep a
-    process that has imported PyTorch (some 300 MB), from which `python SCRIPT` jobs start in milliseconds.
-    `hang_seconds`: silence after which a replica of a live job is ended as hung; None for POLLUX_HANG_SECONDS, or 30.
-    `orphan_seconds`: jobs are stopped, with their grace, once nobody has looked after them for so long, as after a
+    `slots`: use this number of CPU slots instead of GPUs; None for the GPUs, or one slot per core without any. `warm`:
+    keep a process that has imported PyTorch (some 300 MB), from which `python SCRIPT` jobs start in milliseconds.
+    `hang_seconds`: silence after which a replica of a live job is killed as hung; None for POLLUX_HANG_SECONDS, or 30.
+    `orphan_seconds`: stop jobs, with their grace, when no service has been connected for this time, as after a
     `kill -9`; None: they go on, and the next object finds them.
     """
 
@@ -54,16 +53,16 @@ class LocalBackend(ShimBackend):
         )
 
     def inventory(self) -> tuple[Node, ...]:
-        """One node; where it has no GPU, its type is `cpu` and its "GPUs" are CPU slots."""
+        """The one node; without GPUs its type is `cpu`, and its "GPUs" are CPU slots."""
         return (self._devices.node,)
 
     @property
     def no_gpus(self) -> tuple[str, str]:
-        """Why no GPU was found, and what to do; empty where some were, or CPU slots were asked for."""
+        """Why no GPU was found, and what to do; empty where some were found, or CPU slots were asked for."""
         return self._devices.why_none, self._devices.remedy
 
     def warnings(self) -> tuple[str, ...]:
-        """That jobs get CPU slots on a machine that has a driver for GPUs."""
+        """A warning where jobs get CPU slots on a machine that has a driver for GPUs."""
         why, remedy = self.no_gpus
         return (f"jobs get CPU slots instead of GPUs ({why}): {remedy}",) if why and self._devices.has_driver else ()
 
