@@ -4,6 +4,7 @@
 a second, for 60 seconds (`--quick`: 20), from a process of its own. The service is the real one, SQLite included, in a
 process of its own as well; only the replicas are made up. Then a while without load, for what it costs when idle, and
 the same for a service with the real `local` backend and two jobs that sleep, all its processes counted.
+Decisions are made in their own process as soon as they take long; `--decide-here`: in the service, to compare.
 `--viewers N`: after that time, as long again with so many open pages besides, each with its stream of events and the
 requests that the page makes after them; what decisions suffer is read from the one half beside the other.
 """
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +42,12 @@ SECRET = "benchmark"
 SLEEPERS = 2
 
 
-def serve(home: Path, seed: int) -> None:
+def serve(home: Path, seed: int, decide_here: bool = False) -> None:
     """The service, with replicas that only exist on paper."""
     from pollux import policies
     from pollux.core import Node
     from pollux.service import Engine, ServiceSettings, SystemClock
+    from pollux.service.deciding.process_policy import LONG_SECONDS
     from pollux.service.server import serve as serve_module
     from pollux.testing.servers.service import FakeBackend
 
@@ -56,6 +60,7 @@ def serve(home: Path, seed: int) -> None:
         store = serve_module.open_store(serve_module.store_file(home))
         telemetry = serve_module.open_telemetry(serve_module.telemetry_file(home))
         tokens = serve_module.Tokens(serve_module.operator_token(serve_module.token_file(home)), SECRET)
+        settings = replace(settings, long_decision_seconds=math.inf if decide_here else LONG_SECONDS)
         engine = Engine(policies.create("pollux"), Paper(), store, telemetry, settings, tokens=tokens)
         decided = engine.pipeline.apply_decision
 
@@ -356,8 +361,16 @@ def waited(is_so: Callable[[], bool], otherwise: str, seconds: float = 60.0) -> 
         time.sleep(0.05)
 
 
-def measure(home: Path, seconds: float, idle_seconds: float, seed: int, viewers: int = 0) -> dict[str, Any]:
-    service = subprocess.Popen([sys.executable, __file__, "--serve", str(home), "--seed", str(seed)])
+def resident_mb(pid: int) -> float:
+    """Memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+
+
+def measure(home: Path, seconds: float, idle_seconds: float, options: argparse.Namespace) -> dict[str, Any]:
+    seed, viewers = options.seed, options.viewers
+    more = ["--decide-here"] if options.decide_here else []
+    service = subprocess.Popen([sys.executable, __file__, "--serve", str(home), "--seed", str(seed), *more])
     try:
         until = time.monotonic() + 60
         while not (home / "service.json").exists() and time.monotonic() < until:
@@ -372,6 +385,7 @@ def measure(home: Path, seconds: float, idle_seconds: float, seed: int, viewers:
             result |= decisions(home, result.pop("alone_span"), "alone_")
             result |= compared(result)
         result["revision"] = ask(home, "/v1/status")["revision"]
+        result["memory_mb"] = [resident_mb(pid) for pid in family(service.pid)]
         time.sleep(3.0)
         before, began = core_seconds(service.pid), time.monotonic()
         time.sleep(idle_seconds)
@@ -389,13 +403,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--viewers", type=int, default=0, help="people who watch the page meanwhile")
+    parser.add_argument("--decide-here", action="store_true", help="make decisions in the service's own process")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--serve-local", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pid", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
-        serve(options.serve, options.seed)
+        serve(options.serve, options.seed, options.decide_here)
     elif options.serve_local is not None:
         serve_local(options.serve_local, options.seed)
     elif options.load is not None:
@@ -407,7 +422,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="pollux-service-") as folder:
             seconds = options.seconds or (20.0 if options.quick else 60.0)
             idle_seconds = 10.0 if options.quick else 30.0
-            result = measure(Path(folder) / "home", seconds, idle_seconds, options.seed, options.viewers)
+            result = measure(Path(folder) / "home", seconds, idle_seconds, options)
             if not options.viewers:
                 result |= idle_local(Path(folder) / "local", idle_seconds, options.seed)
         finish("service_viewers" if options.viewers else "service", result, options.quick)

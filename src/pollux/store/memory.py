@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from pollux.controller import Event
-from pollux.store._event_rows import check_saved, event_from_text, event_to_text, to_text
+from pollux.store._event_rows import check_saved, event_from_text, event_to_text, state_to_text, to_text
 from pollux.store._thinning import BETWEEN_THINNINGS, evenly, rows_to_keep
 from pollux.store.protocol import SavedState, TelemetryRow
 
@@ -51,7 +51,7 @@ class MemoryStore:
 
     def save(self, saved: SavedState) -> None:
         """Keep a snapshot of something that was logged; an empty store may begin with one."""
-        text = to_text(saved.state, "the controller's state")
+        text = state_to_text(saved.state)
         with self._lock:
             check_saved(saved, self._revision)
             self._revision = max(self._revision, saved.revision)

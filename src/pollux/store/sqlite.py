@@ -16,7 +16,7 @@ from pollux.controller import Event
 from pollux.core.errors import StoreFailed
 from pollux.store._database import Database
 from pollux.store._database_file import private_file
-from pollux.store._event_rows import check_saved, event_from_text, event_to_text, to_text
+from pollux.store._event_rows import check_saved, event_from_text, event_to_text, state_to_text
 from pollux.store.protocol import SavedState
 
 __all__ = ["SqliteStore", "fact_digest", "whole_snapshot"]
@@ -152,7 +152,7 @@ class SqliteStore:
 
     def save(self, saved: SavedState) -> None:
         """Keep a snapshot with its checksum, and the one before it; an empty store may begin with one."""
-        text = to_text(saved.state, "the controller's state")
+        text = state_to_text(saved.state)
         row = (saved.revision, _digest(saved.revision, text), text)
         with self._writing:
             check_saved(saved, self._revision)

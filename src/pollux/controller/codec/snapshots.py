@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -35,13 +36,19 @@ _CACHED = ("spec", "goodput", "reason")
 """Fields that seldom change: their written form is kept with the record."""
 
 
-def encode_state(state: ClusterState) -> dict[str, Any]:
-    """Nodes, queues and every job; parts of it are kept for the next time, so it is to be read, not changed."""
-    return {
+def encode_state(state: ClusterState) -> Callable[[], dict[str, Any]]:
+    """What gives nodes, queues and every job as they are now; it may be called later and in another thread.
+
+    Parts of it are kept for the next time, so it is to be read, not changed, and made by one thread at a time.
+    """
+    cluster, queues = state.cluster, [*state.queues.values()]
+    # Those that have ended change no more.
+    records = [copy.copy(record) if job_id in state.active else record for job_id, record in state.jobs.items()]
+    return lambda: {
         "format": _FORMAT,
-        "nodes": encode_value(state.cluster.nodes),
-        "queues": encode_value([*state.queues.values()]),
-        "jobs": [_encode_record(record) for record in state.jobs.values()],
+        "nodes": encode_value(cluster.nodes),
+        "queues": encode_value(queues),
+        "jobs": [_encode_record(record) for record in records],
     }
 
 

@@ -181,12 +181,13 @@ class Controller:
 
     def state(self) -> dict[str, Any]:
         """Everything but settings and the policy's memory, as plain JSON values."""
-        return {
-            "revision": self.revision,
-            **self._times.state(),
-            **snapshots.encode_state(self._cluster_state),
-            "bank": encode_bank(self.bank, self._written_kinds),
-        }
+        return self.state_later()()
+
+    def state_later(self) -> Callable[[], dict[str, Any]]:
+        """What gives the `state()` of this moment, later and in another thread, one at a time: it takes a while."""
+        revision, times, bank = self.revision, self._times.state(), self.bank
+        jobs = snapshots.encode_state(self._cluster_state)
+        return lambda: {"revision": revision, **times, **jobs(), "bank": encode_bank(bank, self._written_kinds)}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], settings: ControllerSettings | None = None) -> Controller:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.controller import JobRecord
-from pollux.core import Decision, Policy, Snapshot
+from pollux.core import Decision, Snapshot
 from pollux.core.errors import PolluxError, Unreachable
+from pollux.service.deciding.process_policy import ProcessPolicy
 from pollux.service.engine.forecast import Forecast, plan_of
 from pollux.service.engine.requests import our_fault
 from pollux.wire.status import Plan
@@ -51,9 +52,12 @@ class _PlanRequest:
 
 
 class DecisionThread:
-    """One policy in one thread. `jobs` are all records, for estimates; they may be read from any thread."""
+    """One policy in one thread, or in a process whose answers the thread waits for.
 
-    def __init__(self, policy: Policy, jobs: Mapping[str, JobRecord]) -> None:
+    `jobs` are all records, for estimates; they may be read from any thread.
+    """
+
+    def __init__(self, policy: ProcessPolicy, jobs: Mapping[str, JobRecord]) -> None:
         self._policy = policy
         self._jobs = jobs
         self._changed = threading.Condition()
@@ -88,7 +92,7 @@ class DecisionThread:
         return waiting.answer
 
     def stop(self) -> None:
-        """End when the policy has answered; plans that wait are refused."""
+        """End when the policy has answered, at once where it is asked in a process; plans that wait are refused."""
         with self._changed:
             self._stopped = True
             self._decisions.clear()
@@ -96,6 +100,7 @@ class DecisionThread:
             self._changed.notify_all()
         for waiting in refused:
             waiting.answer.set_exception(Unreachable(STOPPING))
+        self._policy.close()
         if self._thread is not None:
             self._thread.join()
 
@@ -106,6 +111,12 @@ class DecisionThread:
         self._changed.notify_all()
 
     def _run(self) -> None:
+        try:
+            self._work_until_stopped()
+        finally:
+            self._policy.end()
+
+    def _work_until_stopped(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._decisions or self._plans)
@@ -123,6 +134,8 @@ class DecisionThread:
         try:
             return self._policy.allocate(snapshot)
         except Exception:
+            if self._stopped:
+                return None
             _log.exception("policy '%s' failed; everything stays as it is until the next decision", self._policy.name)
             return None
         finally:

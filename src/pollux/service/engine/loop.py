@@ -21,6 +21,7 @@ from pollux.controller import HOLDING, GenerationEnded, require
 from pollux.core import Policy, Snapshot
 from pollux.core.errors import StoreFailed, Unreachable
 from pollux.service.auth.tokens import Tokens
+from pollux.service.deciding.process_policy import ProcessPolicy
 from pollux.service.engine.decision_thread import STOPPING, DecisionResult, DecisionThread
 from pollux.service.engine.forecast import Forecast
 from pollux.service.engine.pipeline import EventPipeline
@@ -86,7 +87,8 @@ class EngineLoop:
         self._reconcile_after = -math.inf
         self.pipeline = EventPipeline(policy, backend, store, telemetry, settings, tokens, clock.now, self._refused)
         self._begin_after_the_last_fact()
-        self._decisions = DecisionThread(policy, self.pipeline.views.board.records)
+        asked = ProcessPolicy(policy, settings.long_decision_seconds)
+        self._decisions = DecisionThread(asked, self.pipeline.views.board.records)
 
     def _begin_after_the_last_fact(self) -> None:
         """Where the machine's clock was put back, go on from the time of the newest event."""

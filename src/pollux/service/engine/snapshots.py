@@ -83,12 +83,12 @@ class Snapshots:
 
     def writing(self, controller: Controller, keep_after: float) -> Callable[[], None]:
         """What writes a snapshot of this moment and drops facts up to `keep_after`; it may be called in any thread."""
-        saved = SavedState(self._store.revision, controller.state())
+        revision, state = self._store.revision, controller.state_later()
 
         def write() -> None:
             try:
-                self._store.save(saved)
-                self._saved_at, self._revision = self._clock(), saved.revision
+                self._store.save(SavedState(revision, state()))
+                self._saved_at, self._revision = self._clock(), revision
                 self._store.trim(keep_after)
             except PolluxError as error:
                 self._not_before = self._clock() + _RETRY_SECONDS

@@ -25,10 +25,12 @@ from pollux.backends.protocol import Backend
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.core.version import __version__
 from pollux.service.auth.tokens import Tokens
+from pollux.service.deciding.process_policy import LONG_SECONDS
 from pollux.service.engine.engine import Engine
 from pollux.service.http.middleware import Guard
 from pollux.service.server.app import create_app
 from pollux.service.server.certificates import host_for_nodes, host_to_announce, names_of, trusted_text
+from pollux.service.server.short_collections import short_collections
 from pollux.service.settings import ANY_ADDRESS, AtStop, ServiceSettings
 from pollux.store import Store, open_store, open_telemetry
 from pollux.wire.home_layout import ca_file, service_file, store_file, telemetry_file, token_file
@@ -80,7 +82,8 @@ def serve(settings: ServiceSettings, on_ready: Callable[[Service], None] | None 
             _show_certificate(settings)
             engine.start()
             _keep_port(engine.store, settings.host, listener)
-            _answer(settings, engine, listener, on_ready)
+            with short_collections():
+                _answer(settings, engine, listener, on_ready)
         except BaseException:
             engine.stop("keep")
             raise
@@ -90,6 +93,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[Service], None] | None 
 def build_engine(settings: ServiceSettings) -> Engine:
     """An engine with the store, backend and policy that the settings name; not started yet."""
     policy = policies.create(settings.policy, **settings.policy_options)
+    settings = replace(settings, long_decision_seconds=LONG_SECONDS)
     kept = settings.store == "sqlite"
     store = open_store(store_file(settings.home) if kept else None)
     try:

@@ -32,6 +32,7 @@ class ServiceSettings:
     without HTTP), `serve` fills it in. `agents_url` is another for agents on nodes that reach this machine by another
     address, and `agents_ca` the certificate, as PEM text, that they trust there; None: as on this machine.
     `allowed_hosts` are further names under which the service may be addressed.
+    Once a decision has taken `long_decision_seconds` of processor time, the policy gets a process of its own.
     `resize_seconds` is what a re-allocation is expected to cost a job until it has measured its own; None: as the
     backend estimates it.
     Times are in seconds.
@@ -56,6 +57,7 @@ class ServiceSettings:
     at_stop: AtStop = "stop"
     report_every_seconds: float = 30.0
     resize_seconds: float | None = None
+    long_decision_seconds: float = math.inf
     snapshot_every_facts: int = 1000
     snapshot_every_seconds: float = 600.0
     keep_facts_seconds: float = 90 * 86400.0

@@ -56,6 +56,15 @@ def test_everything_comes_back(lived):
     assert again.jobs["a"].spec.request == lived.controller.jobs["a"].spec.request
 
 
+def test_a_state_that_is_made_later_is_that_of_its_moment(lived):
+    later, now = lived.controller.state_later(), saved(lived.controller)
+    lived.submit(40, "f")
+    lived(JobReported(41, "a", goodput_model(noise_scale=5000.0), 5e5, 20.0, 128))
+    lived(JobFinished(42, "a"))
+    lived(QueueChanged(43, Queue("s")))
+    assert json.loads(json.dumps(later())) == now != saved(lived.controller)
+
+
 def test_it_goes_on_in_the_same_way(lived):
     again = Controller.restored(saved(lived.controller), lived.controller.settings)
     for event in (TimerFired(32.0), TimerFired(510.0), GenerationEnded(511.0, "a", 1, "succeeded")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -185,3 +186,22 @@ def test_nobody_is_promised_what_an_earlier_job_may_get(tmp_path):
     assert (plan.starts_now, plan.gpus, plan.behind) == (False, 0, ("a",))
     assert "behind a" in plan.text
     engine.stop("keep")
+
+
+def test_an_engine_whose_policy_has_a_process_ends_with_it(tmp_path):
+    clock, settings = ManualClock(5.0), ServiceSettings(home=tmp_path, long_decision_seconds=0.0)
+    backend = FakeBackend([Node("n", 4)], clock)
+    engine = Engine(policies.create("pollux"), backend, MemoryStore(), MemoryTelemetry(), settings, clock)
+    policy = engine.loop._decisions._policy
+    engine.start()
+    for name in "ab":
+        result_of(engine.submit(request(name)))
+        clock.set(clock.time + 3.0, engine)
+        engine.loop.wait_until_idle()
+    assert [launch.job_id for launch in backend.launches] == ["a", "b"]
+    pid = policy.pid
+    assert pid is not None
+    engine.stop("keep")
+    assert policy.pid is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
