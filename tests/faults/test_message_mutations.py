@@ -53,6 +53,7 @@ from pollux.wire.live.messages import (
     NodeGoneRequest,
     NodeLeavingMessage,
     NodeSilentMessage,
+    RefusedMessage,
     ReleaseRequest,
     ResizeRequest,
     StartedMessage,
@@ -109,7 +110,7 @@ SHIM = (
     LaunchRequest(ORDER), ResizeRequest(ORDER), StopRequest(2, 30.0), NodeGoneRequest("n0", "gone"), ReleaseRequest(),
     StatusRequest(), LOST, StartedMessage(1.0, 2, ("n0/0",), PAUSE), StatusMessage(True, 2, lost=LOST, ended=ENDED),
     EndedMessage(ENDED), AlarmMessage(1.0, "it lives", 0), NodeLeavingMessage("n0", "leaves"),
-    NodeSilentMessage("n0", "silent"),
+    NodeSilentMessage("n0", "silent"), RefusedMessage(1.0, 3, "the store refused somebody"),
 )  # fmt: skip
 START = StartReplicaRequest("1", ("python",), "/tmp", {"A": "1"}, (0,), False, 1e9, 1.0)
 REQUESTS = (
@@ -483,7 +484,7 @@ RAY = [
 def test_a_line_of_rays_driver_is_heard_or_the_driver_is_started_again(chance, tmp_path):
     """Whatever it says, what nodes there are can be asked for afterwards."""
     lender = RayNodeProvider(tmp_path, RayOptions(), command=("true",))
-    expected = (ValueError, TypeError, KeyError, AttributeError, LookupError, OverflowError, RecursionError)
+    expected = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, PolluxError)
     for text in mutations.texts(RAY, chance, MESSAGES):
         mutations.read_or_refused(lambda text: lender._link._hear_line(json.loads(text)), expected, text)
         lender.hosts()

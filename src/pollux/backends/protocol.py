@@ -171,6 +171,11 @@ class BackendCapabilities(Protocol):
         return None
 
     @property
+    def refusals(self) -> int | None:
+        """How many connections of strangers processes of jobs refused; None where that is not counted."""
+        return None
+
+    @property
     def notice_seconds(self) -> float | None:
         """How long before its end jobs leave a node, to have time to save; None where nodes have no known end."""
         return None

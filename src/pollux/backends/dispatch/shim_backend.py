@@ -48,6 +48,11 @@ class ShimBackend(BackendCapabilities):
         """How many nodes or replicas have answered after they had been given up, since this object was made."""
         return self._dispatcher.shims.false_alarms
 
+    @property
+    def refusals(self) -> int:
+        """How many connections of strangers the jobs' processes here refused, since this object began."""
+        return self._dispatcher.shims.refusals
+
     def start(self, listener: Listener) -> None:
         """Find running jobs, and report how others ended meanwhile; only one object at a time may work in a home."""
         self._dispatcher.start(listener)

@@ -25,6 +25,7 @@ from pollux.wire.live.messages import (
     AlarmMessage,
     EndedMessage,
     LostMessage,
+    RefusedMessage,
     ShimMessage,
     StartedMessage,
     StatusMessage,
@@ -41,11 +42,12 @@ _MAX_ATTEMPTS = 3
 
 
 class ShimEvents:
-    """Reads messages of shims and notes them in the table of jobs; counts `false_alarms`."""
+    """Reads messages of shims and notes them in the table of jobs; counts `false_alarms` and `refusals`."""
 
     def __init__(self, table: JobTable, thread: WorkerThread, site: Site) -> None:
         self._table, self._thread, self._site = table, thread, site
         self.false_alarms = 0
+        self.refusals = 0
 
     def follow(self, job: DispatchedJob, link: ShimClient) -> None:
         """Handle the messages of the job's shim from now on."""
@@ -94,6 +96,10 @@ class ShimEvents:
         if isinstance(message, AlarmMessage):
             self.false_alarms += 1
             _log.warning("false alarm %d: %s (job '%s')", self.false_alarms, message.text, job.id)
+            return
+        if isinstance(message, RefusedMessage):
+            self.refusals += message.many
+            _log.warning("%s (job '%s')", message.text, job.id)
             return
         if isinstance(message, StatusMessage):
             self._note_status(job, link, message)

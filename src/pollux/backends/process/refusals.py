@@ -13,23 +13,55 @@ from collections.abc import Callable
 
 from pollux.backends.process.socket_owner import owner_of
 
-__all__ = ["RefusalLog"]
+__all__ = ["RefusalLog", "Refusals"]
 
 _LOG_SECONDS = 10.0
 
 
-def _print(text: str) -> None:
+# A line that is shorter is written whole, whoever else writes.
+_MAX_LINE_BYTES = 2000
+
+
+class Refusals:
+    """A pipe by which a process hears of refusals, its own and those of processes that it forks.
+
+    `fd` is the end to read. From its making on, every `RefusalLog` without a writer of its own also writes here.
+    """
+
+    _out = -1
+
+    def __init__(self) -> None:
+        self.fd, Refusals._out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def read(self) -> list[tuple[int, str]]:
+        """What was refused since the last time: how often, and the line about it."""
+        with contextlib.suppress(OSError):
+            lines = os.read(self.fd, 1 << 16).decode(errors="replace").splitlines()
+            return [(int(count), text) for count, _, text in (line.partition(" ") for line in lines) if count.isdigit()]
+        return []
+
+    @classmethod
+    def tell(cls, count: int, text: str) -> None:
+        """Write a line; where nobody reads, or there is no pipe, that is no matter."""
+        if cls._out >= 0:
+            with contextlib.suppress(OSError):
+                os.write(cls._out, f"{count} {text}"[:_MAX_LINE_BYTES].encode() + b"\n")
+
+
+def _print(text: str, count: int) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())
+    Refusals.tell(count, text)
 
 
 class RefusalLog:
     """One line for each kind of refusal in so many seconds, with how many there were since the last one.
 
-    `what` is what refuses, as in "the job's store"; `write` takes a line, the error stream where none is given.
+    `what` is what refuses, as in "the job's store"; `write` takes a line and how many refusals it
+    tells of; the error stream and the pipe of `Refusals` where none is given.
     """
 
-    def __init__(self, what: str, write: Callable[[str], None] = _print) -> None:
+    def __init__(self, what: str, write: Callable[[str, int], None] = _print) -> None:
         self._what = what
         self._write = write
         self._told: dict[str, tuple[float, int]] = {}
@@ -50,7 +82,7 @@ class RefusalLog:
             self._told[kind] = at, more + 1
             return
         self._told[kind] = now, 0
-        self._write(f"{self._what} refused {who}: {why}" + (f"; and {more} more before" if more else ""))
+        self._write(f"{self._what} refused {who}: {why}" + (f"; and {more} more before" if more else ""), more + 1)
 
     def _is_due(self, kind: str) -> bool:
         return time.monotonic() - self._told.get(kind, (float("-inf"), 0))[0] >= _LOG_SECONDS

@@ -28,6 +28,7 @@ from pollux.backends.process.records import (
     remove_records,
     write_record,
 )
+from pollux.backends.process.refusals import Refusals
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.protocol import ReplicasEnded
 from pollux.backends.shim.generation import Generation
@@ -45,6 +46,7 @@ from pollux.wire.live.messages import (
     NodeGoneRequest,
     NodeLeavingMessage,
     NodeSilentMessage,
+    RefusedMessage,
     ReleaseRequest,
     ResizeRequest,
     ShimRequest,
@@ -79,18 +81,25 @@ class Shim:
         self._unwritten: ReplicasEnded | None = None
         self._reading: dict[int, RunningReplica] = {}
         self._leaving = False
+        self._refusals = Refusals()
 
     def run(self) -> None:
         """Run until released, idle or told to end; a forked replica leaves through `ForkedReplica`."""
         proc.adopt_orphans()
         self._loop.listen_to_signals(self._leave)
         self._services.listen()
+        self._loop.watch(self._refusals.fd, self._tell_refusals)
         while not self._is_done():
             self._loop.turn(self._due())
             self._reap()
             self._handle_node_events()
             self._end_if_orphaned()
             self._act_on_due()
+
+    def _tell_refusals(self) -> None:
+        """Its log ends with the job: a service writes them into its own."""
+        for many, text in self._refusals.read():
+            self._services.tell(RefusedMessage(time.time(), many, text))
 
     def _leave(self) -> None:
         self._leaving = True

@@ -24,6 +24,7 @@ __all__ = [
     "NodeGoneRequest",
     "NodeLeavingMessage",
     "NodeSilentMessage",
+    "RefusedMessage",
     "ReleaseRequest",
     "ResizeRequest",
     "ShimMessage",
@@ -206,11 +207,27 @@ class NodeSilentMessage:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedMessage:
+    """So `many` connections of strangers were refused; the text says by what, who the last of them was, and why."""
+
+    at: float
+    many: int
+    text: str
+
+
 ShimRequest = LaunchRequest | ResizeRequest | StopRequest | NodeGoneRequest | ReleaseRequest | StatusRequest
 """What the service sends."""
 
 ShimMessage = (
-    StatusMessage | StartedMessage | LostMessage | EndedMessage | AlarmMessage | NodeLeavingMessage | NodeSilentMessage
+    StatusMessage
+    | StartedMessage
+    | LostMessage
+    | EndedMessage
+    | AlarmMessage
+    | NodeLeavingMessage
+    | NodeSilentMessage
+    | RefusedMessage
 )
 """What the shim sends."""
 

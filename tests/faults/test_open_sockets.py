@@ -1,0 +1,76 @@
+"""Every socket of a running local job, as the kernel lists them, under the hands of somebody who knows no secret."""
+
+import json
+import os
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from pollux.testing.jobs.replica_server import load_module
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
+
+attacks = load_module(str(Path(__file__).with_name("store_attacks.py")))
+sockets = load_module(str(Path(__file__).with_name("open_sockets.py")))
+SERVICE = load_module(str(Path(__file__).parents[1] / "integration" / "local" / "test_live.py"))
+SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20220"))
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = SERVICE.Service(tmp_path / "home")
+    yield running
+    running.pollux("down")
+
+
+def metrics(service) -> str:
+    asked = urllib.request.Request(f"{service.url}/metrics", headers={"Authorization": f"Bearer {service.token}"})
+    with urllib.request.urlopen(asked, timeout=PATIENCE_SECONDS) as answer:
+        return str(answer.read().decode())
+
+
+def role(each, service: int) -> str:
+    """What a socket is, by whose it is; one that is in no list of ours is named by its process."""
+    if each.kind == "unix":
+        return "shim.sock" if str(each.where).endswith("shim.sock") else f"unix {each.name} {each.where}"
+    if each.process == service or each.name in ("pollux-store", "pollux-shim", "pollux-nursery"):
+        return f"{'service' if each.process == service else each.name} {each.kind}"
+    return f"replica {each.kind}"
+
+
+def test_every_socket_of_a_local_job_stands_a_stranger(service):
+    run = [sys.executable, str(SERVICE.SCRIPT), "--epochs", "8", "--copies", "1", "--step-wait", "0.01"]
+    asked = {"name": "digits", "run": run, "gpus": "2", "on_resize": "live", "workdir": str(service.home)}
+    service.call("/v1/jobs", asked)
+    service.until("a live agent", lambda job: job["state"] == "running" and job["resize_kind"] == "live")
+    pid = json.loads((service.home / "service.json").read_text())["pid"]
+
+    def seen():
+        processes = sockets.ours(str(service.home))
+        found = sockets.opened(processes)
+        return (processes, found) if any(role(each, pid) == "replica tcp" for each in found) else None
+
+    processes, found = wait_until("a group of the replicas", seen, PATIENCE_SECONDS, 0.2)
+    assert {role(each, pid) for each in found} == {"service tcp", "pollux-store tcp", "replica tcp", "shim.sock"}, found
+    assert {each.where[0] for each in found if each.kind != "unix"} == {"127.0.0.1"}, found
+    memory, logs = sockets.sizes(processes, service.home)
+
+    where = [[each.kind, each.where] for each in found if each.kind != "unix"]
+    where += [["unix", str(path)] for path in service.home.glob("run/*/shim.sock")]
+    reached = attacks.as_stranger(sockets.poke, where, SEED)
+    assert reached >= sockets.CONNECTIONS
+
+    job = service.until("the end", lambda job: job["state"] == "succeeded")
+    after, grown = sockets.sizes(processes, service.home)
+    assert job["crashes"] == 0
+    assert service.told("digits").count('"job-running"') == 1
+    receipt = json.loads((service.home / "receipts" / "digits" / "receipt.json").read_text())
+    assert {entry["samples"] for entry in receipt["ledger"]} == {1437}
+    assert len({entry["hash"] for entry in receipt["ledger"]}) == 1
+    assert receipt["exact"]
+    assert grown - logs < sockets.LOG_BYTES
+    told = (service.home / "service.log").read_text()
+    assert "the job's store refused 127.0.0.1:" in told, "its own log is gone with the job"
+    assert "pollux_refused_connections_total 0" not in metrics(service), "they are counted"
+    assert all(after[each] - memory[each] < sockets.MEMORY_BYTES for each in after), (memory, after)
