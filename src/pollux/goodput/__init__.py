@@ -4,6 +4,7 @@ Nothing here knows of clusters, other jobs or clocks.
 """
 
 from pollux.goodput.batch import BatchChoice, BatchLimits, best_batch, published_best_batch, split_total
+from pollux.goodput.corrected import CorrectedThroughput, corrected
 from pollux.goodput.efficiency import Efficiency
 from pollux.goodput.fabric import FabricThroughput
 from pollux.goodput.fit import FitResult, Observation, fit, fit_fabric
@@ -15,6 +16,7 @@ __all__ = [
     "BatchChoice",
     "BatchLimits",
     "BatchTables",
+    "CorrectedThroughput",
     "Efficiency",
     "FabricThroughput",
     "FitResult",
@@ -24,6 +26,7 @@ __all__ = [
     "ThroughputModel",
     "batch_tables",
     "best_batch",
+    "corrected",
     "fit",
     "fit_fabric",
     "goodput_tables",

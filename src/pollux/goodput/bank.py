@@ -9,10 +9,11 @@ from statistics import median
 
 from pollux.core import Prior
 from pollux.goodput.batch import BatchLimits
+from pollux.goodput.corrected import corrected
 from pollux.goodput.efficiency import Efficiency
 from pollux.goodput.fit import Observation, fit
 from pollux.goodput.model import GoodputModel
-from pollux.goodput.throughput import PublishedThroughput
+from pollux.goodput.throughput import PublishedThroughput, ThroughputModel
 
 __all__ = ["KindMemory", "ModelBank"]
 
@@ -43,8 +44,9 @@ class KindMemory:
         """What a new job of the kind may be expected to be like; `None` while nothing was measured."""
         if not self.throughputs:
             return None
-        newest = list(self.throughputs.values())[-1]
-        by_type = {name: model for name, model in self.throughputs.items() if name}
+        models = {name: self._corrected(name) for name in self.throughputs}
+        newest = list(models.values())[-1]
+        by_type = {name: model for name, model in models.items() if name}
         return Prior(
             GoodputModel(newest, self.efficiency, self.limits, by_type),
             largest_gpus=max(place[2] for place in self.rows),
@@ -53,6 +55,10 @@ class KindMemory:
             total=median(self.totals) if self.totals else None,
             observations=tuple(self.rows.values()),
         )
+
+    def _corrected(self, gpu_type: str) -> ThroughputModel:
+        rows = [row for place, row in self.rows.items() if place[0] == gpu_type]
+        return corrected(self.throughputs[gpu_type], rows)
 
 
 @dataclass(frozen=True, slots=True)

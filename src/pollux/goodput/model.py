@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pollux.core import is_gpu_type
 from pollux.core.errors import InvalidInput
 from pollux.goodput.batch import BatchChoice, BatchLimits, best_batch
+from pollux.goodput.corrected import CorrectedThroughput
 from pollux.goodput.efficiency import Efficiency
 from pollux.goodput.throughput import ThroughputModel
 
@@ -47,11 +48,24 @@ class GoodputModel:
 
     def best_batch(self, num_nodes: int, num_gpus: int, gpu_type: str = "") -> tuple[BatchChoice, float]:
         """The batch with the highest goodput on a placement, and that goodput; see `best_batch`."""
-        return best_batch(self.throughput_on(gpu_type), self.efficiency, self.limits, num_nodes, num_gpus)
+        throughput = self.throughput_on(gpu_type)
+        choice, goodput = best_batch(throughput, self.efficiency, self.limits, num_nodes, num_gpus)
+        if goodput > 0.0 and isinstance(throughput, CorrectedThroughput):
+            goodput /= throughput.factor(num_nodes, num_gpus)
+        return choice, goodput
 
     def goodput(self, num_nodes: int, num_gpus: int, gpu_type: str = "") -> float:
         """Useful samples per second at the best batch; 0 where the job cannot run."""
         return self.best_batch(num_nodes, num_gpus, gpu_type)[1]
+
+    @property
+    def as_fitted(self) -> GoodputModel:
+        """The same without what measurements correct of the fit."""
+        models = (self.throughput, *self.by_type.values())
+        if not any(isinstance(model, CorrectedThroughput) for model in models):
+            return self
+        by_type = {name: _fitted(model) for name, model in self.by_type.items()}
+        return replace(self, throughput=_fitted(self.throughput), by_type=by_type)
 
     def goodput_at(self, choice: BatchChoice, num_nodes: int, gpu_type: str = "") -> float:
         """Useful samples per second at a given batch: M/T_iter, Eq. (G7), times the efficiency, Eq. (G10)."""
@@ -63,3 +77,7 @@ class GoodputModel:
     def efficiency_at(self, total_batch: float) -> float:
         """Progress per sample at a total batch, relative to the initial batch; Eq. (G10)."""
         return self.efficiency.efficiency(float(total_batch))
+
+
+def _fitted(model: ThroughputModel) -> ThroughputModel:
+    return model.base if isinstance(model, CorrectedThroughput) else model

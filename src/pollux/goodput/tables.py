@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pollux.core.errors import InvalidInput
 from pollux.goodput.batch import OVERLAP_EXPONENT
+from pollux.goodput.corrected import CorrectedThroughput, place_factors
 from pollux.goodput.model import GoodputModel
 from pollux.goodput.throughput import Array, FloatArray, SyncBasis, ThroughputModel
 
@@ -35,14 +36,24 @@ class BatchTables:
     accumulation: npt.NDArray[np.int64]
 
 
-def goodput_tables(models: Sequence[GoodputModel], num_nodes: Array, num_gpus: Array, gpu_type: str = "") -> FloatArray:
-    """The best goodput of every job on every placement (N[S], K[S]), shape [J, S]; 0 where it cannot run."""
-    return _tables(models, num_nodes, num_gpus, gpu_type)[0]
+def goodput_tables(
+    models: Sequence[GoodputModel], num_nodes: Array, num_gpus: Array, gpu_type: str = "", *, corrected: bool = True
+) -> FloatArray:
+    """The best goodput of every job on every placement (N[S], K[S]), shape [J, S]; 0 where it cannot run.
+
+    Without `corrected`, models that are corrected by measurements count as they were fitted.
+    """
+    goodput = _tables(models, num_nodes, num_gpus, gpu_type)[0]
+    times = [model.throughput_on(gpu_type) for model in models] if corrected else []
+    if any(isinstance(model, CorrectedThroughput) for model in times):
+        goodput /= place_factors(times, *_floats(num_nodes, num_gpus))
+    return goodput
 
 
 def batch_tables(models: Sequence[GoodputModel], num_nodes: Array, num_gpus: Array, gpu_type: str = "") -> BatchTables:
     """The best goodput of every job on every placement, with the batch that attains it."""
     goodput, local_batch, repeats = _tables(models, num_nodes, num_gpus, gpu_type)
+    goodput /= place_factors([model.throughput_on(gpu_type) for model in models], *_floats(num_nodes, num_gpus))
     runs = goodput > 0.0
     return BatchTables(
         goodput,
@@ -54,7 +65,7 @@ def batch_tables(models: Sequence[GoodputModel], num_nodes: Array, num_gpus: Arr
 def _tables(
     models: Sequence[GoodputModel], num_nodes: Array, num_gpus: Array, gpu_type: str
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    nodes, gpus = np.asarray(num_nodes, float), np.asarray(num_gpus, float)
+    nodes, gpus = _floats(num_nodes, num_gpus)
     if nodes.ndim != 1 or nodes.shape != gpus.shape:
         raise InvalidInput(
             f"num_nodes has shape {nodes.shape}, num_gpus {gpus.shape}: give two lists of the same length"
@@ -72,6 +83,10 @@ def _tables(
     if not exists.all():
         results[:, :, ~exists] = 0.0
     return results[0], results[1], results[2]
+
+
+def _floats(num_nodes: Array, num_gpus: Array) -> tuple[FloatArray, FloatArray]:
+    return np.asarray(num_nodes, float), np.asarray(num_gpus, float)
 
 
 def _job_columns(models: Sequence[GoodputModel]) -> FloatArray:

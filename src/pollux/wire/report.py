@@ -13,6 +13,7 @@ __all__ = [
     "SMALLEST_NUMBER",
     "ModelReport",
     "NoiseReport",
+    "PlaceCorrection",
     "Report",
     "ReportReply",
 ]
@@ -43,12 +44,22 @@ class NoiseReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceCorrection:
+    """How far measured step times are from the fitted ones on a placement: the logarithm of their ratio, −1 to 1."""
+
+    num_nodes: int
+    num_gpus: int
+    log_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """The learned goodput model as plain numbers.
 
     `parameters` are the seven of the published throughput model (αc βc αn βn αr βr γ) on `gpu_type`; `grad_sqr` and
     `grad_var` make the efficiency (1 and 0: exact mode, efficiency counts from the initial batch only).
-    Batches are in samples, at most `LARGEST_BATCH`; parameters but γ in seconds, at most `LARGEST_SECONDS`.
+    Batches are in samples, at most `LARGEST_BATCH`; parameters but γ in seconds, at most `LARGEST_SECONDS`. At most 32
+    `places` say what measurements correct of it.
     """
 
     parameters: tuple[float, ...]
@@ -60,6 +71,7 @@ class ModelReport:
     grad_var: float
     accumulation: bool = True
     local_batch_min: int = 1
+    places: tuple[PlaceCorrection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from pollux import policies
+from pollux.agent.reporting.reporter import model_report
 from pollux.backends.protocol import Launch, ReplicasEnded
 from pollux.controller import (
     Command,
@@ -57,7 +58,7 @@ from pollux.testing.servers.service import FakeBackend, ManualClock
 from pollux.wire.codec import encode
 from pollux.wire.job import JobRequest as Submission
 from pollux.wire.jobfile import job_to_mapping
-from pollux.wire.report import ModelReport, Report
+from pollux.wire.report import Report
 
 RESIZE_SECONDS = 30.0
 NUM_JOBS = 10
@@ -275,9 +276,9 @@ class Execution:
         self.up_at: dict[str, float] = {}
 
     def by_events(self) -> None:
-        """From moment to moment: an arrival, an epoch's end, replicas that are up, a decision that is due."""
+        """From moment to moment: an arrival, a job's news, replicas that are up, a decision that is due."""
         while self.arrivals or self.jobs:
-            wakes = {job_id: job.next_epoch_at() for job_id, job in self.jobs.items()}
+            wakes = {job_id: job.next_news_at() for job_id, job in self.jobs.items()}
             known = [at for at in wakes.values() if at is not None] + list(self.up_at.values())
             now = min([*known, *(request.time for request in self.arrivals[:1]), *self._due()])
             self._go_to(now)
@@ -359,22 +360,14 @@ class Execution:
             self.service.report(job_id, self._report(job, model))
 
     def _report(self, job: SimulatedJob, model: GoodputModel) -> Report:
-        assert isinstance(model.throughput, PublishedThroughput)
         assert job.batch is not None
-        limits, seven = model.limits, model.throughput
-        parameters = (
-            seven.alpha_c, seven.beta_c, seven.alpha_n, seven.beta_n, seven.alpha_r, seven.beta_r, seven.gamma
-        )  # fmt: skip
-        learned = ModelReport(
-            parameters, "", limits.initial, limits.maximum, limits.local_max, model.efficiency.grad_sqr,
-            model.efficiency.grad_var, limits.accumulation, limits.local_min,
-        )  # fmt: skip
+        limits = model.limits
         return Report(
             generation=self.generations[job.id], step=int(job.progress), samples=int(job.progress) * limits.initial,
             progress=job.progress * limits.initial, epoch=float(job.epoch), num_replicas=job.placement.num_gpus,
             num_nodes=job.placement.num_nodes, batch_size=job.batch.total, local_batch=job.batch.local_batch,
             accumulation=job.batch.accumulation, total_progress=job.application.progress[-1] * limits.initial,
-            model=learned, live=True,
+            model=model_report(model, ""), live=True,
         )  # fmt: skip
 
     def _decide(self, now: float) -> None:

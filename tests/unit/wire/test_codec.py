@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pollux.core.errors import InvalidInput, PolluxError, TooLarge
 from pollux.wire.codec import MAX_BODY_BYTES, decode, decode_json, encode, encode_json
 from pollux.wire.job import JobRequest
-from pollux.wire.report import ModelReport, NoiseReport, Report, ReportReply
+from pollux.wire.report import ModelReport, NoiseReport, PlaceCorrection, Report, ReportReply
 from pollux.wire.status import Eta, JobStatus, NodeStatus, Plan, QueueStatus, ReasonStatus, ServiceStatus
 
 KINDS = [
-    *(JobRequest, ModelReport, NoiseReport, Report, ReportReply),
+    *(JobRequest, ModelReport, NoiseReport, PlaceCorrection, Report, ReportReply),
     *(Eta, JobStatus, NodeStatus, Plan, QueueStatus, ReasonStatus, ServiceStatus),
 ]
 MODEL = ModelReport((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0), "h100", 128, 4096, 512, 0.5, 2.0)
@@ -131,6 +131,7 @@ EXAMPLES: dict[Any, Any] = {
     JobRequest: JobRequest("a", ("true",)),
     ModelReport: MODEL,
     NoiseReport: NOISE,
+    PlaceCorrection: PlaceCorrection(1, 4, 0.25),
     Report: REPORT,
     ReportReply: ReportReply(),
     Eta: Eta(1.0, 2.0),

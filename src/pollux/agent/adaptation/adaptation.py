@@ -25,7 +25,7 @@ from pollux.agent.adaptation.second_moments import SecondMoments
 from pollux.agent.adaptation.step_profile import Profile
 from pollux.agent.adaptation.step_recorder import StepRecorder
 from pollux.agent.data.step_shape import MicroBatch, StepShape
-from pollux.goodput import BatchChoice, BatchLimits, Efficiency, GoodputModel, PublishedThroughput
+from pollux.goodput import BatchChoice, BatchLimits, Efficiency, GoodputModel, PublishedThroughput, corrected
 
 __all__ = ["Adaptation", "BatchRange", "RoundReport"]
 
@@ -121,6 +121,14 @@ class Adaptation:
         efficiency = self.believed.efficiency if self.believed is not None else Efficiency(allowed.initial, 1.0, 1.0)
         most = allowed.maximum or allowed.initial
         return GoodputModel(self.model, efficiency, BatchLimits(allowed.initial, most, 1, self.local_max or most))
+
+    @property
+    def reported_model(self) -> GoodputModel | None:
+        """The same, corrected by what the fit leaves of this replica's measurements; for reports, not for decisions."""
+        model = self.goodput_model
+        if model is None or self.model is None:
+            return None
+        return replace(model, throughput=corrected(self.model, self.profile.observations(self._gpu_type)))
 
     def fitted(self) -> BatchChoice:
         """The present total batch as it runs on the present replicas."""

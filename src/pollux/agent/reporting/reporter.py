@@ -16,8 +16,8 @@ from pollux.agent.distributed.environment import Environment
 from pollux.agent.reporting.receipt_row import finite
 from pollux.agent.reporting.report_client import Address, Reporter
 from pollux.agent.reporting.status import TrainingStatus
-from pollux.goodput import GoodputModel, PublishedThroughput
-from pollux.wire.report import ModelReport, NoiseReport, Report
+from pollux.goodput import CorrectedThroughput, GoodputModel, PublishedThroughput
+from pollux.wire.report import ModelReport, NoiseReport, PlaceCorrection, Report
 
 __all__ = ["ReportBuilder", "model_report", "reporter_for"]
 
@@ -102,7 +102,7 @@ class ReportBuilder:
     def _report(self, last_round: RoundReport, final: bool) -> Report:
         """A report of where the job stands; numbers that are not finite are left out."""
         job, rate = self._status, finite(last_round.throughput)
-        model, efficiency = job.goodput_model, job.efficiency
+        model, efficiency = job.reported_model, job.efficiency
         total_progress = None if self._epochs is None else job.expected_progress(self._epochs)
         metrics = self._metrics or job.last_metrics()
         return Report(
@@ -148,6 +148,10 @@ def reporter_for(environment: Environment) -> Reporter | None:
 def model_report(model: GoodputModel, gpu_type: str) -> ModelReport | None:
     """A goodput model as plain numbers; None for a throughput model of another kind than the published one."""
     throughput, limits = model.throughput, model.limits
+    places: tuple[PlaceCorrection, ...] = ()
+    if isinstance(throughput, CorrectedThroughput):
+        places = tuple(PlaceCorrection(*place) for place in throughput.places)
+        throughput = throughput.base
     if not isinstance(throughput, PublishedThroughput):
         return None
     return ModelReport(
@@ -160,6 +164,7 @@ def model_report(model: GoodputModel, gpu_type: str) -> ModelReport | None:
         grad_var=model.efficiency.grad_var,
         accumulation=limits.accumulation,
         local_batch_min=limits.local_min,
+        places=places,
     )
 
 

@@ -132,6 +132,11 @@ class TrainingStatus:
         return self._adaptation.goodput_model
 
     @property
+    def reported_model(self) -> GoodputModel | None:
+        """The same, corrected by what was measured near each placement; for reports, not for decisions."""
+        return self._adaptation.reported_model
+
+    @property
     def predicted_goodput(self) -> float | None:
         """Goodput as predicted for the present batch, with the efficiency that progress is counted by."""
         model, choice = self.goodput_model, self._adaptation.choice

@@ -17,7 +17,7 @@ from pollux.controller.messages.events import Event, JobReported, JobSpec
 from pollux.controller.state.records import JobRecord
 from pollux.core import Decision, GoodputFunction, InvalidInput, Placement, PolluxError
 from pollux.core.errors import StoreFailed
-from pollux.goodput import FabricThroughput, GoodputModel, PublishedThroughput, ThroughputModel
+from pollux.goodput import CorrectedThroughput, FabricThroughput, GoodputModel, PublishedThroughput, ThroughputModel
 from pollux.goodput.fabric import AllReduce
 from pollux.wire.dataclass_codec import (
     SCALAR_READERS,
@@ -136,20 +136,29 @@ def _check_model(model: GoodputFunction) -> None:
             f"a goodput function of type {type(model).__name__} has no written form; report a GoodputModel"
         )
     for throughput in (model.throughput, *model.by_type.values()):
-        if not isinstance(throughput, PublishedThroughput | FabricThroughput):
+        if not isinstance(throughput, PublishedThroughput | FabricThroughput | CorrectedThroughput):
             raise InvalidInput(
                 f"a throughput model of type {type(throughput).__name__} has no written form; "
-                "report PublishedThroughput or FabricThroughput"
+                "report PublishedThroughput, FabricThroughput or CorrectedThroughput"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _WrittenThroughput:
-    """A throughput model as it is written: its kind, its parameters in their order, and for `fabric` the algorithm."""
+    """A throughput model as it is written: its kind and its parameters in their order.
 
-    kind: Literal["published", "fabric"]
+    For `fabric` the algorithm, for `corrected` the places: nodes, GPUs and correction.
+    """
+
+    kind: Literal["published", "fabric", "corrected"]
     parameters: tuple[float, float, float, float, float, float, float]
     algorithm: AllReduce | None = None
+    places: tuple[tuple[int, int, float], ...] = ()
+
+
+def _write_corrected(model: CorrectedThroughput, depth: int) -> dict[str, Any]:
+    places = [[nodes, gpus, float(value)] for nodes, gpus, value in model.places]
+    return _write_published(model.base, depth) | {"kind": "corrected", "places": places}
 
 
 def _write_published(model: PublishedThroughput | FabricThroughput, depth: int) -> dict[str, Any]:
@@ -162,7 +171,7 @@ def _write_fabric(model: FabricThroughput, depth: int) -> dict[str, Any]:
 
 def _read_throughput(value: Any) -> ThroughputModel:
     kind = value.get("kind") if isinstance(value, Mapping) else None
-    if kind not in ("published", "fabric"):
+    if kind not in ("published", "fabric", "corrected"):
         raise StoreFailed(
             f"a throughput model is of the kind {shown(kind)}, unknown to this version of Pollux; upgrade to read it"
         )
@@ -170,6 +179,8 @@ def _read_throughput(value: Any) -> ThroughputModel:
     try:
         if kind == "published":
             return PublishedThroughput(*written.parameters)
+        if kind == "corrected":
+            return CorrectedThroughput(PublishedThroughput(*written.parameters), written.places)
         return FabricThroughput(*written.parameters, algorithm=written.algorithm)
     except PolluxError as error:
         raise Misfit(f"does not fit: {error}") from None
@@ -208,6 +219,7 @@ _write: ValueWriter = ValueWriter(
         Placement: _write_placement,
         PublishedThroughput: _write_published,
         FabricThroughput: _write_fabric,
+        CorrectedThroughput: _write_corrected,
     },
     unwritten=_UNWRITTEN,
 )

@@ -9,7 +9,14 @@ from pollux.controller.messages.events import JobReported
 from pollux.controller.state.lifecycle import JobState
 from pollux.controller.state.records import JobRecord
 from pollux.core import Cluster, GoodputFunction, InvalidInput
-from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput
+from pollux.goodput import (
+    BatchLimits,
+    CorrectedThroughput,
+    Efficiency,
+    GoodputModel,
+    PublishedThroughput,
+    ThroughputModel,
+)
 from pollux.goodput.bank import ModelBank
 from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, ModelReport
 
@@ -39,8 +46,11 @@ def model_from(
     efficiency = Efficiency.from_estimates(report.initial_batch, report.grad_sqr, report.grad_var)
     # A time too short to be measured would make ratios that no number can hold.
     parameters = [0.0 if 0.0 <= value < _SHORTEST_SECONDS else value for value in report.parameters]
-    throughput = PublishedThroughput(*parameters)
-    by_type = {} if not isinstance(before, GoodputModel) else dict(before.by_type)
+    throughput: PublishedThroughput | CorrectedThroughput = PublishedThroughput(*parameters)
+    if report.places:
+        places = tuple((place.num_nodes, place.num_gpus, place.log_ratio) for place in report.places)
+        throughput = CorrectedThroughput(PublishedThroughput(*parameters), places)
+    by_type: dict[str, ThroughputModel] = {} if not isinstance(before, GoodputModel) else dict(before.by_type)
     if report.gpu_type:
         # The newest last: where there are too many, the oldest go.
         by_type.pop(report.gpu_type, None)

@@ -16,11 +16,12 @@ __all__ = ["Castor"]
 class Castor(RankRule):
     """Maximise `Σ w·c·(ρ·speedup)^p`: whoever has least left goes first, by what a second of its work costs all.
 
-    The options are those of `RankRule`, and `avoid_interference` and `growth_gain` of `SolverRules`.
+    The options are those of `RankRule`, and `avoid_interference`, `growth_gain` and `fill_idle` of `SolverRules`.
     """
 
     avoid_interference: bool = True
     growth_gain: float = 0.05
+    fill_idle: bool = True
 
     name: ClassVar[str] = "castor"
     batch: ClassVar[BatchMode] = "adaptive"
@@ -33,5 +34,5 @@ class Castor(RankRule):
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Ranks, then counts, then places."""
         objective = RankedWork(snapshot, self)
-        decision = solve(snapshot, objective, SolverRules(self.avoid_interference, self.growth_gain))
+        decision = solve(snapshot, objective, SolverRules(self.avoid_interference, self.growth_gain, self.fill_idle))
         return replace(decision, memory=objective.memory(decision.allocation))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pollux.core import InvalidInput, JobView, Snapshot
+from pollux.core import GoodputFunction, InvalidInput, JobView, Snapshot
 from pollux.goodput import GoodputModel, goodput_tables
 
 __all__ = ["Objective", "check_fairness", "gpu_cap", "restart_factors"]
@@ -36,8 +36,11 @@ class Objective:
 
     Weights are those of Eq. (G26). The constraints, among them the doubling rule, Eq. (G29), and the interference
     rule, Eq. (G30), are for whoever searches. `start_floor` is the least ρ of a job that holds nothing: by the
-    published formula a job of age 0 would be worth nothing to start.
+    published formula a job of age 0 would be worth nothing to start. With `corrected`, what measurements correct of a
+    job's fit counts; as published, it does not.
     """
+
+    corrected = False
 
     def __init__(
         self, snapshot: Snapshot, jobs: Sequence[JobView], fairness: float = -1.0, start_floor: float = 0.0
@@ -84,14 +87,21 @@ class Objective:
             fair = self.fair_gpus
             while fair > 1 and base[i] <= 0.0:
                 fair = min(fair // 2, function.max_gpus) if isinstance(function, GoodputModel) else fair // 2
-                base[i] = max(function.goodput(1, max(fair, 1), gpu_type) for gpu_type in self._gpu_types)
+                base[i] = self._on_one_node(function, max(fair, 1))
         return base
+
+    def _on_one_node(self, function: GoodputFunction, num_gpus: int) -> float:
+        """A job's goodput on so many GPUs of one node, of the best type."""
+        if isinstance(function, GoodputModel) and not self.corrected:
+            function = function.as_fitted
+        return max(function.goodput(1, num_gpus, gpu_type) for gpu_type in self._gpu_types)
 
     def _goodputs(self, num_nodes: Sequence[int], num_gpus: Sequence[int], gpu_type: str) -> FloatArray:
         """Goodput of every job on every placement; of a job never measured, its number of GPUs."""
         table = np.zeros((len(self.jobs), len(num_gpus)))
         if self._models:
-            rows = goodput_tables(self._models, np.asarray(num_nodes), np.asarray(num_gpus), gpu_type)
+            places = np.asarray(num_nodes), np.asarray(num_gpus)
+            rows = goodput_tables(self._models, *places, gpu_type, corrected=self.corrected)
             table[self._modelled] = rows
         if len(self._models) < len(self.jobs):
             for i, job in enumerate(self.jobs):

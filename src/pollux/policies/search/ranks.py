@@ -45,9 +45,10 @@ class RankRule:
 
     `power` is p. `curve` is the q of speed-ups k^q for which the costs c by rank are the best. `growth` is by how many
     times a job may pass what it was measured on. `fairness_bound` is the projected finish-time fairness from which on
-    a job is owed its fair share; `None` for never. `rank`, `bank`, `size_factor`, `doubt` and `steady` switch off the
-    costs by rank, models of earlier jobs of the same kind, the resize factor by remaining work, doubts in what jobs say
-    they have left, and that a job is moved only for more than its own predictions waver by.
+    a job is owed its fair share; `None` for never. `rank`, `bank`, `size_factor`, `doubt`, `steady`, `corrected` and
+    `crash_cap` switch off the costs by rank, models of earlier jobs of the same kind, the resize factor by remaining
+    work, doubts in what jobs say they have left, that a job is moved only for more than its own predictions waver by,
+    corrections of fits by what was measured, and that a job that keeps crashing gets no more than its minimum.
     """
 
     power: float = 0.85
@@ -59,6 +60,8 @@ class RankRule:
     size_factor: bool = True
     doubt: bool = True
     steady: bool = True
+    corrected: bool = True
+    crash_cap: bool = True
 
     def __post_init__(self) -> None:
         for name, value, (least, most) in (("power", self.power, _POWERS), ("curve", self.curve, _CURVES)):
@@ -74,7 +77,7 @@ class RankedWork(Objective):
     """Maximise `Σ w·c·(ρ·speedup)^p`, with c by rank of remaining work, and a floor for who falls behind."""
 
     def __init__(self, snapshot: Snapshot, rule: RankRule) -> None:
-        self.rule, self.snapshot = rule, snapshot
+        self.rule, self.snapshot, self.corrected = rule, snapshot, rule.corrected
         self.views = snapshot.jobs
         jobs = [_informed(job, snapshot) for job in snapshot.jobs] if rule.bank else snapshot.jobs
         super().__init__(snapshot, jobs, rule.power)
@@ -96,7 +99,7 @@ class RankedWork(Objective):
             if rule.bank and job.prior is not None:
                 known = max(known, job.prior.largest_gpus)
             most = rule.growth * max(known, 1)
-            if job.crashes >= _CRASHES:
+            if rule.crash_cap and job.crashes >= _CRASHES:
                 most = 1
             found[i] = min(max(most, job.limits.min_gpus), job.limits.max_gpus)
         return found
@@ -108,7 +111,7 @@ class RankedWork(Objective):
             most, function = job.limits.max_gpus, job.goodput
             if most >= self.fair_gpus:
                 continue
-            found = most if function is None else max(function.goodput(1, most, name) for name in self._gpu_types)
+            found = most if function is None else self._on_one_node(function, most)
             base[i] = found if found > 0.0 else base[i]
         return base
 

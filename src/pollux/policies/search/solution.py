@@ -30,11 +30,12 @@ class SolverRules:
     """With `avoid_interference` at most one distributed job uses a node, unless the node isolates traffic.
 
     `growth_gain` is the share of its cost that a running job must save to be resized only because GPUs would stay
-    idle otherwise.
+    idle otherwise. Without `fill_idle`, nobody grows into GPUs that the counts left idle.
     """
 
     avoid_interference: bool = True
     growth_gain: float = 0.05
+    fill_idle: bool = True
 
 
 def solve(snapshot: Snapshot, objective: Objective, rules: SolverRules) -> Decision:
@@ -260,7 +261,7 @@ class Solution:
 
     def _use_idle(self) -> None:
         """Grow jobs into GPUs that would stay idle on their node, the largest saving per GPU first."""
-        for n, node in enumerate(self.nodes):
+        for n, node in enumerate(self.nodes if self.rules.fill_idle else ()):
             while node.schedulable and self.board.free[n] > 0:
                 offers = [offer for j in self.board.residents[n] for offer in self._growth(j, n)]
                 if not offers:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from pollux.core import InvalidInput, JobLimits, Queue
 from pollux.goodput import BatchLimits, Efficiency, ThroughputModel
+from pollux.goodput.corrected import CorrectedThroughput
 from pollux.goodput.throughput import overlapped_seconds
 from pollux.sim.applications.application import FixedConfiguration
 
@@ -150,7 +151,8 @@ class ModelledApplication:
         sync = self.throughput.sync_seconds(float(num_nodes), float(num_gpus))
         sync *= 1.0 + self.imbalance * (1.0 - num_gpus / (num_nodes * max(counts)))
         step = overlapped_seconds(compute, sync, self.throughput.overlap)
-        return step, step - compute
+        off = self.throughput.factor(num_nodes, num_gpus) if isinstance(self.throughput, CorrectedThroughput) else 1.0
+        return off * step, off * (step - compute)
 
     def gradient_statistics(self, total_batch: float, epoch: int) -> tuple[float, float]:
         """(1, φ/M0) of the epoch, at every batch."""

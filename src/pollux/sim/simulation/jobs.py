@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from pollux.core import NOWHERE, GoodputFunction, InvalidInput, Placement
 from pollux.goodput import (
@@ -13,6 +13,8 @@ from pollux.goodput import (
     GoodputModel,
     Observation,
     PublishedThroughput,
+    ThroughputModel,
+    corrected,
     fit,
     split_total,
 )
@@ -26,6 +28,9 @@ __all__ = ["Batching", "FixedBatch", "LearnedBatch", "Oracle", "Sample", "Simula
 # A batch is kept unless another promises this much more. The published search tries 50 fixed totals and so cannot
 # see smaller differences either; following them would refit the model at every epoch for nothing.
 _BATCH_GAIN = 0.002
+
+# On other GPUs an agent has measured what steps take after so long, and says so at once.
+_FIRST_REPORT_SECONDS = 10.0
 
 # Rounding may leave a job this share of the clock short of its epoch's end; it counts as reached.
 _CLOCK_RESOLUTION = 1e-9
@@ -54,6 +59,10 @@ def _split(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
 class Batching(Protocol):
     """How a job chooses its batch for a placement, and what it tells the scheduler."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether it measures what steps take."""
+
     def choose(self, placement: Placement) -> BatchChoice:
         """The batch to run with on `placement`."""
 
@@ -74,6 +83,8 @@ class Batching(Protocol):
 
 class FixedBatch:
     """The user's total batch, whatever the placement."""
+
+    learns: ClassVar[bool] = False
 
     def __init__(self, application: Application, total: int) -> None:
         self._limits = application.limits
@@ -107,6 +118,8 @@ class LearnedBatch:
     statistics are the current true ones. `total` holds the batch of applications that may not adapt it.
     """
 
+    learns: ClassVar[bool] = True
+
     def __init__(self, application: Application, total: int | None = None) -> None:
         self._limits = application.limits
         self._total = total
@@ -114,6 +127,8 @@ class LearnedBatch:
         self._throughput: PublishedThroughput | None = None
         self._noise: Efficiency | None = None
         self._model: GoodputModel | None = None
+        self._reported: GoodputModel | None = None
+        self._corrected: ThroughputModel | None = None
         self._chosen: dict[tuple[int, int], BatchChoice] = {}
         self.num_failed_fits = 0
         self._last: tuple[tuple[int, int], BatchChoice] | None = None
@@ -121,8 +136,8 @@ class LearnedBatch:
 
     @property
     def model(self) -> GoodputModel | None:
-        """The current model."""
-        return self._model
+        """The current model, corrected by what it leaves of the measurements; the best batch is the same by both."""
+        return self._reported
 
     def measured_local_batch(self, placement: Placement) -> int | None:
         """The local batch that was measured last, if that was on so many nodes and GPUs."""
@@ -159,9 +174,12 @@ class LearnedBatch:
             result = fit(list(self._seen.values()), self._throughput)
             self._throughput = result.parameters
             self.num_failed_fits += not result.converged
-        if (new_key or noise != self._noise) and self._throughput is not None:
+            if self._throughput is not None:
+                self._corrected = corrected(self._throughput, list(self._seen.values()))
+        if (new_key or noise != self._noise) and self._throughput is not None and self._corrected is not None:
             self._noise = noise
             self._model = GoodputModel(self._throughput, noise, self._limits)
+            self._reported = GoodputModel(self._corrected, noise, self._limits)
             self._chosen.clear()
 
 
@@ -256,6 +274,13 @@ class SimulatedJob:
             return None
         rate, _, _ = self._rate(slowdown)
         return self.clock + self.standstill_seconds + (self.application.progress[self.epoch] - self.progress) / rate
+
+    def next_news_at(self, slowdown: float = 0.0) -> float | None:
+        """When it next has something to report if nothing changes: an epoch's end, or what steps take on new GPUs."""
+        at = self.next_epoch_at(slowdown)
+        if at is None or not self.batching.learns or self.batching.measured_local_batch(self.placement) is not None:
+            return at
+        return min(at, self.clock + self.standstill_seconds + _FIRST_REPORT_SECONDS)
 
     @property
     def useful_samples(self) -> float:

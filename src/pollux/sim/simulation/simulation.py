@@ -279,7 +279,7 @@ class _Run:
     def _set_wake(self, job_id: str, job: SimulatedJob) -> None:
         if self.rounds:
             return
-        at = job.next_epoch_at(self.slowdowns.get(job_id, 0.0))
+        at = job.next_news_at(self.slowdowns.get(job_id, 0.0))
         if at is None:
             self.wake.pop(job_id, None)
         else:

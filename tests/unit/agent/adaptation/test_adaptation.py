@@ -14,6 +14,7 @@ from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.adaptation.round_exchange import SummedNoise
 from pollux.agent.adaptation.second_moments import SecondMoments
+from pollux.agent.adaptation.step_profile import ProfileKey
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.step.gradient_norms import GradientNormMeter
@@ -372,3 +373,17 @@ def test_parts_are_counted_over_all_replicas(made, monkeypatch):
     one.round(10)
     assert one.tracker.num_measured == 2, "one part on each replica"
     assert one.tracker.num_dropped == 1, "no part at all says nothing"
+
+
+def test_the_reported_model_is_corrected_by_what_was_measured(made):
+    adaptation = made(BatchRange(16, 64, None, 0))
+    assert adaptation.reported_model is None
+    adaptation.model = FLAT
+    key = ProfileKey(1, 1, 16.0, adaptation._gpu_type)
+    for _ in range(8):
+        adaptation.profile.add(key, compute_seconds=0.02, step_seconds=0.02, data_seconds=0.0, repeats=1)
+    reported = adaptation.reported_model
+    assert reported is not None
+    assert reported.throughput.step_seconds(1.0, 1.0, 16.0) == pytest.approx(0.02)
+    assert adaptation.goodput_model is not None
+    assert adaptation.goodput_model.throughput is FLAT

@@ -11,9 +11,16 @@ import pytest
 from pollux.agent.reporting.report_client import Address, Reporter, post_report
 from pollux.agent.reporting.reporter import model_report
 from pollux.core.errors import InvalidInput
-from pollux.goodput import BatchLimits, Efficiency, FabricThroughput, GoodputModel, PublishedThroughput
+from pollux.goodput import (
+    BatchLimits,
+    CorrectedThroughput,
+    Efficiency,
+    FabricThroughput,
+    GoodputModel,
+    PublishedThroughput,
+)
 from pollux.testing.waiting import PATIENCE_SECONDS
-from pollux.wire.report import Report
+from pollux.wire.report import PlaceCorrection, Report
 
 REPORT = Report(
     generation=1,
@@ -189,6 +196,17 @@ def test_a_model_travels_as_plain_numbers():
     assert sent.parameters == (0.1, 0.01, 0.2, 0.02, 0.3, 0.03, 1.5)
     assert (sent.initial_batch, sent.max_batch, sent.local_batch_max) == (32, 512, 64)
     assert (sent.grad_sqr, sent.grad_var, sent.gpu_type) == (0.25, 0.75, "H200")
+
+
+def test_what_measurements_correct_travels_beside_it():
+    base = PublishedThroughput(0.1, 0.01, 0.2, 0.02, 0.3, 0.03, 1.5)
+    model = GoodputModel(
+        CorrectedThroughput(base, ((1, 4, 0.25),)), Efficiency(32, 0.25, 0.75), BatchLimits(32, 512, 1, 64)
+    )
+    sent = model_report(model, "H200")
+    assert sent is not None
+    assert sent.parameters == base.parameters
+    assert sent.places == (PlaceCorrection(1, 4, 0.25),)
 
 
 def test_a_model_of_another_kind_is_left_out():

@@ -11,9 +11,16 @@ from pollux.controller import model_from
 from pollux.controller.codec.events import decode_value, encode_model
 from pollux.controller.machine.reports import limited
 from pollux.core import InvalidInput
-from pollux.goodput import BatchLimits, Efficiency, GoodputModel, PublishedThroughput, goodput_tables
+from pollux.goodput import (
+    BatchLimits,
+    CorrectedThroughput,
+    Efficiency,
+    GoodputModel,
+    PublishedThroughput,
+    goodput_tables,
+)
 from pollux.testing import SaturatingGoodput, goodput_model
-from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, ModelReport
+from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, ModelReport, PlaceCorrection
 
 REPORT = ModelReport((0.01, 0.002, 0.1, 0.01, 0.05, 0.005, 2.0), "h100", 128, 4096, 256, 1.5, 3.0, True, 16)
 
@@ -37,6 +44,15 @@ def test_each_gpu_type_keeps_what_was_measured_on_it():
     assert both.throughput_on("H100") == both.throughput_on("A100") == PublishedThroughput(*fast)
     assert both.goodput(1, 4, "T4") < both.goodput(1, 4, "H100")
     assert decode_value(GoodputModel, encode_model(both)) == both
+
+
+def test_what_measurements_correct_comes_with_the_model():
+    places = (PlaceCorrection(1, 4, 0.25), PlaceCorrection(2, 8, -0.5))
+    model, plain = model_from(replace(REPORT, places=places)), model_from(REPORT)
+    assert model.throughput == CorrectedThroughput(plain.throughput, ((1, 4, 0.25), (2, 8, -0.5)))
+    assert model.goodput(1, 4) == pytest.approx(plain.goodput(1, 4) * np.exp(-0.25))
+    with pytest.raises(InvalidInput, match=r"a correction is 3\.0"):
+        model_from(replace(REPORT, places=(PlaceCorrection(1, 4, 3.0),)))
 
 
 def test_not_every_name_is_kept_for_ever():

@@ -5,12 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pollux.controller import ResizeJob, StartJob
 from pollux.controller.explanations.explain import explain
 from pollux.core import Allocation, Cluster, InvalidInput, JobLimits, JobView, Placement, Prior, Snapshot
+from pollux.goodput import BatchLimits, CorrectedThroughput
 from pollux.policies import create
 from pollux.policies.search.accounts import Account, Accounts, believed
 from pollux.policies.search.ranks import RankedWork, RankRule
+from pollux.policies.search.solution import Solution, SolverRules
 from pollux.policies.search.turns import Turns, turn_weights
+from pollux.sim.simulation.simulation import SimulationSettings, simulate
+from pollux.sim.workloads.workload import Workload, WorkloadJob
+from pollux.testing import FakeApplication, goodput_model
 
 
 class Curve:
@@ -64,6 +70,54 @@ def test_a_job_of_a_known_kind_starts_on_many_gpus():
     kind = JobView("fresh", 0.0, resize_cost_seconds=3.0, kind="kind", prior=known)
     assert unknown == 4
     assert create("castor").allocate(snapshot(kind, nodes=4)).allocation["fresh"].num_gpus > 4
+
+
+def test_what_measurements_correct_counts_unless_switched_off():
+    plain = goodput_model()
+    slow = replace(plain, throughput=CorrectedThroughput(plain.throughput, ((1, 4, 0.9),)))
+    views = [JobView("a", 0.0, goodput=model, largest_gpus=4, remaining=1e6) for model in (plain, slow)]
+    for view, switch, expected in (
+        (views[0], True, 1.0),
+        (views[1], True, np.exp(-0.9)),
+        (views[1], False, 1.0),
+    ):
+        objective = RankedWork(snapshot(view, nodes=1), RankRule(corrected=switch))
+        found = objective.fair_goodputs[0] / plain.goodput(1, 4)
+        assert found == pytest.approx(expected)
+
+
+def test_who_keeps_crashing_gets_its_minimum_unless_switched_off():
+    crashing = replace(job("a", 1e6), crashes=2)
+    assert create("castor").allocate(snapshot(crashing)).allocation["a"].num_gpus == 1
+    assert create("castor", crash_cap=False).allocate(snapshot(crashing)).allocation["a"].num_gpus == 8
+
+
+def test_nobody_grows_into_idle_gpus_when_that_is_switched_off():
+    held = {"a": Placement((("node-0", 2),))}
+    world = snapshot(job("a", 1e7), nodes=1, running=held)
+    for fills in (True, False):
+        rules = SolverRules(fill_idle=fills)
+        solution = Solution(world, RankedWork(world, RankRule()), rules)
+        solution.board.put(0, ((0, 2),))
+        solution._use_idle()
+        assert solution.board.shares[0] == (((0, 4),) if fills else ((0, 2),))
+
+
+def test_a_first_job_of_an_unknown_kind_is_measured_at_several_sizes_in_its_first_minute():
+    """On an empty cluster nothing idles for want of a model."""
+    large = FakeApplication("large", BatchLimits(256, 65536, 8, 512), progress=(1e5,), sync_seconds=0.01)
+    workload = Workload("one", (WorkloadJob("large-0", 0.0, "large", 1, 256),))
+    settings = SimulationSettings(16, 4, trigger="events", resize_seconds=3.0)
+    reported: dict[int, float] = {}
+
+    def listen(event, commands):
+        for command in commands:
+            if isinstance(command, StartJob | ResizeJob):
+                reported[command.placement.num_gpus] = event.at
+
+    simulate(workload, create("castor"), {"large": large}, settings, record=listen)
+    assert list(reported) == [4, 16, 64]
+    assert reported[64] < 60.0
 
 
 def test_the_loser_is_told_who_goes_first():

@@ -1,0 +1,155 @@
+"""A third throughput model: the published one, times what measurements near a placement were off by.
+
+The published form misfits real step times by some 10 %, and by more on some placements than on others. What it was off
+by where a job has run is known: that corrects the prediction there, and to a lesser degree at sizes nearby.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pollux.core.errors import InvalidInput
+from pollux.goodput.fit import Observation
+from pollux.goodput.throughput import FloatArray, PublishedThroughput, Quantity, SyncBasis, ThroughputModel
+
+__all__ = ["MOST_PLACES", "CorrectedThroughput", "corrected", "place_factors"]
+
+MOST_PLACES = 32
+"""The most places that a correction remembers; the last ones measured."""
+
+# What "no correction" weighs where nothing was measured, beside places nearby.
+_PRIOR_NEARBY = 0.5
+# How much a place on one node says of one on several, and the other way round, beside another of its own sort.
+_OTHER_SORT = 0.3
+# Nothing that was measured well is off by more than this, in powers of e.
+_MOST_LOG = 1.0
+# Where the form fits to this, it is left as it is.
+_LEAST_LOG = 1e-3
+_CELLS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedThroughput:
+    """T_iter of `base`, Eq. (G6), times e^ρ; ρ = ρ_p at a measured place p, else Σ_p κ_p·ρ_p / (1/2 + Σ_p κ_p).
+
+    `places` are (nodes, GPUs, ρ_p). κ_p = e^(−|log2 K − log2 K_p|), times 0.3 where one of the two is on one node and
+    the other on several. The factor does not depend on the batch, so that the best batch of a placement is that of
+    `base`; T_grad and T_sync are those of `base`.
+    """
+
+    base: PublishedThroughput
+    places: tuple[tuple[int, int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.places) > MOST_PLACES:
+            raise InvalidInput(f"a correction has {len(self.places)} places; give at most {MOST_PLACES}")
+        for nodes, gpus, value in self.places:
+            if not 1 <= nodes <= gpus:
+                raise InvalidInput(
+                    f"a correction is for {nodes} nodes and {gpus} GPUs: give 1 to as many nodes as GPUs"
+                )
+            if not abs(value) <= _MOST_LOG:
+                raise InvalidInput(f"a correction is {value}: give a number from -{_MOST_LOG:g} to {_MOST_LOG:g}")
+
+    @property
+    def overlap(self) -> float:
+        """γ of `base`."""
+        return self.base.overlap
+
+    @property
+    def parameters(self) -> tuple[float, float, float, float, float, float, float]:
+        """Those of `base`."""
+        return self.base.parameters
+
+    @property
+    def sync_basis(self) -> SyncBasis:
+        """That of `base`."""
+        return self.base.sync_basis
+
+    def compute_seconds(self, local_batch: Quantity) -> Quantity:
+        """T_grad(m) of `base`."""
+        return self.base.compute_seconds(local_batch)
+
+    def sync_seconds(self, num_nodes: Quantity, num_gpus: Quantity) -> Quantity:
+        """T_sync(N, K) of `base`."""
+        return self.base.sync_seconds(num_nodes, num_gpus)
+
+    def step_seconds(
+        self, num_nodes: Quantity, num_gpus: Quantity, local_batch: Quantity, accumulation: Quantity | int = 0
+    ) -> Quantity:
+        """T_iter of `base`, times the factor of the placement."""
+        seconds = self.base.step_seconds(num_nodes, num_gpus, local_batch, accumulation)
+        if isinstance(num_nodes, np.ndarray) or isinstance(num_gpus, np.ndarray):
+            nodes, gpus = np.broadcast_arrays(np.asarray(num_nodes, float), np.asarray(num_gpus, float))
+            factors = place_factors([self], nodes.ravel(), gpus.ravel()).reshape(nodes.shape)
+            result: Quantity = seconds * factors
+            return result
+        return seconds * self.factor(num_nodes, num_gpus)
+
+    def factor(self, num_nodes: float, num_gpus: float) -> float:
+        """By what T_iter differs from that of `base` on a placement."""
+        total, weights = 0.0, _PRIOR_NEARBY
+        for nodes, gpus, value in self.places:
+            if nodes == num_nodes and gpus == num_gpus:
+                return math.exp(value)
+            weight = math.exp(-abs(math.log2(num_gpus / gpus)))
+            if (nodes > 1) != (num_nodes > 1):
+                weight *= _OTHER_SORT
+            total += weight * value
+            weights += weight
+        return math.exp(total / weights)
+
+
+def corrected(base: PublishedThroughput, rows: Sequence[Observation]) -> PublishedThroughput | CorrectedThroughput:
+    """A fit corrected by what it leaves of its own measurements: ρ_p is the mean of log(measured/fitted) of a place.
+
+    The mean is over the local batches that were measured there, by their weight. `base` itself where it fits.
+    """
+    sums: dict[tuple[int, int], tuple[float, float]] = {}
+    usual = sum(row.weight for row in rows) / len(rows) if rows else 1.0
+    for row in rows:
+        place = row.num_nodes, row.num_gpus
+        fitted = base.step_seconds(float(row.num_nodes), float(row.num_gpus), float(row.local_batch))
+        if not (row.weight > 0.0 and row.step_seconds > 0.0 and math.isfinite(row.step_seconds) and fitted > 0.0):
+            continue
+        weight = row.weight / usual
+        total, weights = sums.pop(place, (0.0, 0.0))
+        sums[place] = total + weight * math.log(row.step_seconds / fitted), weights + weight
+    places = [
+        (nodes, gpus, min(max(total / weights, -_MOST_LOG), _MOST_LOG))
+        for (nodes, gpus), (total, weights) in sums.items()
+        if nodes <= gpus
+    ][-MOST_PLACES:]
+    if all(abs(value) < _LEAST_LOG for _, _, value in places):
+        return base
+    return CorrectedThroughput(base, tuple(places))
+
+
+def place_factors(times: Sequence[ThroughputModel], num_nodes: FloatArray, num_gpus: FloatArray) -> FloatArray:
+    """`factor` of many models (rows; 1 for models of other kinds) on many placements (columns), shape [J, S]."""
+    factors = np.ones((len(times), len(num_gpus)))
+    mine = [(i, model) for i, model in enumerate(times) if isinstance(model, CorrectedThroughput) and model.places]
+    if not mine or not len(num_gpus):
+        return factors
+    most = max(len(model.places) for _, model in mine)
+    known = np.ones((len(mine), most, 4))
+    known[:, :, 3] = 0.0
+    for row, (_, model) in enumerate(mine):
+        known[row, : len(model.places), :3] = model.places
+        known[row, : len(model.places), 3] = 1.0
+    logs, several = np.log2(num_gpus), num_nodes > 1
+    step = max(1, _CELLS_AT_ONCE // (most * len(num_gpus)))
+    for start in range(0, len(mine), step):
+        nodes, gpus, values, present = np.moveaxis(known[start : start + step, :, :, None], 2, 0)
+        weights = np.exp(-np.abs(logs - np.log2(gpus))) * present
+        weights *= np.where((nodes > 1) == several, 1.0, _OTHER_SORT)
+        nearby = (weights * values).sum(axis=1) / (_PRIOR_NEARBY + weights.sum(axis=1))
+        here = (nodes == num_nodes) & (gpus == num_gpus) & (present > 0.0)
+        exact = np.where(here, values, 0.0).sum(axis=1)
+        which = [i for i, _ in mine[start : start + step]]
+        factors[which] = np.exp(np.where(here.any(axis=1), exact, nearby))
+    return factors
