@@ -9,6 +9,7 @@ __all__ = [
     "LARGEST_BATCH",
     "LARGEST_NUMBER",
     "LARGEST_SECONDS",
+    "MOST_ERROR_CHARACTERS",
     "REPORT_VERSION",
     "SMALLEST_NUMBER",
     "ModelReport",
@@ -28,6 +29,9 @@ SMALLEST_NUMBER = 1e-30
 
 LARGEST_SECONDS = 1e9
 """No part of a step takes longer, in seconds."""
+
+MOST_ERROR_CHARACTERS = 500
+"""No `checkpoint_error` is longer."""
 
 LARGEST_BATCH = 10**12
 """No batch of a model is larger, in samples."""
@@ -82,9 +86,9 @@ class Report:
     `efficiency` useful samples per sample, `goodput` useful samples per second. `resize_seconds` is the measured
     pause of this job's last re-allocation, `resize_kind` what that was: "grow", "shrink", "move", "recover" (all in
     living processes) or "restart"; empty where it is not known. `live`: its replicas can follow a re-allocation without
-    ending. `checkpoint_seconds` is how long the newest checkpoint took until it was whole. `final` marks the last
-    report of a job that is done. Numbers are zero, or between `SMALLEST_NUMBER` and `LARGEST_NUMBER` in size; a
-    loss or metric beyond the largest is taken for unknown.
+    ending. `checkpoint_seconds` is how long the newest checkpoint took until it was whole, `checkpoint_error` why the
+    last one could not be written, else empty. `final` marks the last report of a job that is done. Numbers are zero, or
+    between `SMALLEST_NUMBER` and `LARGEST_NUMBER` in size; a loss or metric beyond the largest is taken for unknown.
     """
 
     generation: int
@@ -112,6 +116,7 @@ class Report:
     live: bool = False
     checkpoint_age_seconds: float | None = None
     checkpoint_seconds: float | None = None
+    checkpoint_error: str = ""
     exact: bool = True
     final: bool = False
     version: int = REPORT_VERSION

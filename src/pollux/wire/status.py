@@ -76,6 +76,7 @@ class JobStatus:
     resize_kind: str = ""
     resize_costs: Mapping[str, float] = field(default_factory=dict)
     checkpoint_age_seconds: float | None = None
+    checkpoint_error: str = ""
     gpu_seconds: float = 0.0
     reported_at: float | None = None
     outdated: bool = False

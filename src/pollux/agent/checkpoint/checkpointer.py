@@ -42,7 +42,7 @@ from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch, last_
 from pollux.agent.checkpoint.reader import Saved
 from pollux.agent.checkpoint.save_request import SaveRequest, check_pickling, pickled_objects
 from pollux.agent.distributed.byte_collectives import broadcast_bytes, gather_bytes
-from pollux.core.errors import InvalidInput, MisusedJob, PolluxError
+from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue, PolluxError, Unreachable
 from pollux.core.version import __version__
 from pollux.storage.object_store import ObjectStore
 
@@ -51,6 +51,8 @@ __all__ = ["Checkpointer"]
 _logger = logging.getLogger("pollux")
 _T = TypeVar("_T")
 _LOOK_SECONDS = 5.0
+# After these pauses a checkpoint that somebody waits for is tried again: a disk that was full may have room.
+_RETRY_SECONDS = (0.5, 2.0)
 
 
 class Checkpointer:
@@ -62,7 +64,7 @@ class Checkpointer:
     runs. With `sharded` true every replica writes its shards, and `save` is called on all of them. `group` must carry
     CPU tensors (gloo), and nothing else may use it while a sharded save is in flight; `None` is for one replica. The
     constructor and `latest` are collectives where `num_replicas` > 1. The writing thread calls `measured` with the
-    seconds from the request of a checkpoint until it was whole.
+    seconds from the request of a checkpoint until it was whole, and `failed` with the error where it was not written.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Checkpointer:
         self.last_error: Exception | None = None
         self.last_pause_seconds = 0.0
         self.measured: Callable[[float], None] = _unmeasured
+        self.failed: Callable[[Exception], None] = _unnoticed
         self._keep = keep
         self._replica = replica
         self._num_replicas = num_replicas
@@ -137,8 +140,8 @@ class Checkpointer:
         Tensors have flat names such as `model.layer.weight`. Where a tensor named in `finite` (`None`: all named
         `model.*`) has a value that is NaN or infinite, nothing is published. An object that cannot be pickled raises
         `InvalidInput` at once, on every replica that has it. A write that fails is logged and kept in `last_error`;
-        the older checkpoints stay. A whole checkpoint of the same step is replaced once the new one is whole.
-        Replicas that do not write only check the objects.
+        with `wait` it is tried twice more, within 3 s. The older checkpoints stay. A whole checkpoint of the same step
+        is replaced once the new one is whole. Replicas that do not write only check the objects.
         """
         began = time.perf_counter()
         if not self.writes:
@@ -147,7 +150,7 @@ class Checkpointer:
             return True
         if not self._end_save_before(step, wait):
             return False
-        request = self._request(step, tensors, objects, values, signature, finite)
+        request = self._request(step, tensors, objects, values, signature, finite, wait)
         refused = request.staged.problem if isinstance(request.staged.problem, InvalidInput) else None
         if refused is None or self._sharded:
             self._start(request)
@@ -293,6 +296,7 @@ class Checkpointer:
         values: Mapping[str, JSON],
         signature: Mapping[str, JSON],
         finite: Collection[str] | None,
+        insists: bool,
     ) -> SaveRequest:
         began = time.monotonic()
         if step < 0 or not tensors.keys().isdisjoint(objects):
@@ -315,7 +319,7 @@ class Checkpointer:
         staged = attempt(lambda: self._buffers.stage(tensors, pickled_objects(objects)))
         if finite is None:
             finite = [name for name in tensors if name.startswith("model.")]
-        return SaveRequest(manifest, staged, frozenset(finite), self._abandoned, began)
+        return SaveRequest(manifest, staged, frozenset(finite), self._abandoned, began, insists)
 
     def _start(self, request: SaveRequest) -> None:
         # A replica that hangs must not keep this process from exiting; without others the process finishes its write.
@@ -325,7 +329,15 @@ class Checkpointer:
 
     def _write(self, request: SaveRequest) -> None:
         """Write the checkpoint, in a thread; all writing replicas take part in all exchanges, even where one fails."""
-        step = request.manifest.step
+        pauses = _RETRY_SECONDS if request.insists else ()
+        for pause in pauses:
+            if self._try_to_write(request) or self._abandoned.wait(pause):
+                return
+        self._try_to_write(request)
+
+    def _try_to_write(self, request: SaveRequest) -> bool:
+        """Write the checkpoint, or say why that failed; whether there is nothing to be tried again."""
+        step, may_pass = request.manifest.step, False
         beside, target = "", ""
         try:
             beside, target = self._together(lambda: self._begin(request))[0]
@@ -343,7 +355,10 @@ class Checkpointer:
                 self.where,
                 str(error) or type(error).__name__,
             )
+            self.failed(self.last_error)
+            may_pass = not isinstance(error, NonFiniteValue | MisusedJob | Unreachable)
         self._clear(beside, target)
+        return not may_pass
 
     def _clear(self, beside: str, target: str) -> None:
         """Remove what an unpublished save has left: its folder, and its files in the store."""
@@ -419,6 +434,10 @@ class Checkpointer:
         answers = gather_bytes(outcome.encode(), self._num_replicas, self._group)
         outcome.get()
         return [Outcome[_T].decode(answer).get() for answer in answers]
+
+
+def _unnoticed(error: Exception) -> None:
+    """Does nothing, until `failed` is set."""
 
 
 def _unmeasured(seconds: float) -> None:

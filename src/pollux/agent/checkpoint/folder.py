@@ -6,6 +6,7 @@ counts. Whenever a writer dies, only whole checkpoints have such a name.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -29,7 +30,7 @@ from pollux.agent.checkpoint.manifest import (
 )
 from pollux.core.errors import CheckpointDamaged, CheckpointMismatch, InvalidInput, MisusedJob, PolluxError
 
-__all__ = ["CheckpointFolder", "flush", "last_created", "place_of", "require_step", "seal", "step_name"]
+__all__ = ["CheckpointFolder", "flush", "is_misuse", "last_created", "place_of", "require_step", "seal", "step_name"]
 
 _logger = logging.getLogger("pollux")
 _STEP_NAME = re.compile(r"step-(\d{10,})(?:-([1-9]\d*))?")
@@ -92,27 +93,46 @@ class CheckpointFolder:
     """The folder on disk. Replica 0 holds its lock, which the death of the process releases.
 
     With `insists` false a folder that another process has locked is used as well: then a lease says who may write.
+    A folder that the disk does not let us write to now can be read, and every `begin` tries to lock it again.
     """
 
     def __init__(self, path: Path, insists: bool = True) -> None:
         self.path = path
         self._damaged: set[Path] = set()
         self._spared: set[Path] = set()
+        self._insists = insists
+        self._exclusive = False
+        self._lock: int | None = None
+        self._problem = ""
+        self._open()
+        if self._problem:
+            _logger.error(
+                "checkpoint folder %s: %s; training goes on without new checkpoints, and each save tries again",
+                path,
+                self._problem,
+            )
+        _close_in_children(self)
+
+    def _open(self) -> None:
+        """Lock the folder; where only the disk is in the way, `_problem` says so afterwards."""
+        path, self._problem = self.path, ""
         try:
             path.mkdir(exist_ok=True)
-            lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise InvalidInput(f"checkpoint folder {path}: {_explained(path, error)}") from error
-        self._lock: int | None = lock
+            self._problem = _explained(path, error)
+            if not self._insists or is_misuse(path, error):
+                raise InvalidInput(f"checkpoint folder {path}: {self._problem}") from error
+            return
         try:
-            self._exclusive = self._acquire(lock, insists)
+            self._exclusive = self._acquire(self._lock, self._insists)
         except PolluxError:
             self._unlock()
             raise
-        _close_in_children(self)
 
     def release(self) -> None:
         """Let others write to the folder."""
+        self._problem = ""
         self._unlock()
 
     def _unlock(self) -> None:
@@ -122,7 +142,14 @@ class CheckpointFolder:
 
     def published(self) -> dict[tuple[int, int], Path]:
         """The folders of published checkpoints by (step, number), the newest first, damaged ones included."""
-        found = [(place_of(path), path) for path in self.path.iterdir() if path.is_dir()]
+        try:
+            found = [(place_of(path), path) for path in self.path.iterdir() if path.is_dir()]
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise InvalidInput(
+                f"checkpoint folder {self.path} cannot be read ({error.strerror}); repair the disk, or its rights"
+            ) from error
         return dict(sorted(((place, path) for place, path in found if place is not None), reverse=True))
 
     def newest_whole(self) -> tuple[str, str] | None:
@@ -148,6 +175,7 @@ class CheckpointFolder:
 
         The second text is the name that it will be published under; empty where that is not known yet.
         """
+        self._open_again()
         if self._lock is None:
             raise MisusedJob(f"checkpoint folder {self.path} was released by close(); make a new Checkpointer")
         if self._exclusive:
@@ -156,6 +184,17 @@ class CheckpointFolder:
         beside = self.path / f".tmp-{step}-{secrets.token_hex(4)}"
         beside.mkdir()
         return beside.name, ""
+
+    def _open_again(self) -> None:
+        """Try again what the disk did not allow, and make a folder anew that somebody has removed."""
+        if self._lock is not None and self._insists and not self.path.is_dir():
+            self._unlock()
+            self._problem = "it was removed"
+        if self._problem:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+        if self._problem:
+            raise InvalidInput(f"checkpoint folder {self.path}: {self._problem}")
 
     def publish(self, beside: Path, manifest: Manifest, target: str = "") -> str:
         """Write the manifest as the last file, flush all, and give the folder its final name, which is returned.
@@ -253,7 +292,11 @@ class CheckpointFolder:
 
     def _set_aside(self, path: Path) -> None:
         aside = self.path / f".damaged-{path.name}-{secrets.token_hex(4)}"
-        os.rename(path, aside)
+        try:
+            os.rename(path, aside)
+        except OSError as error:
+            _logger.warning("the damaged checkpoint %s cannot be moved aside: %s", path, error.strerror)
+            return
         self._damaged.discard(path)
         self._spared.discard(path)
         _logger.warning("the damaged checkpoint %s was moved to %s", path, aside)
@@ -277,7 +320,8 @@ class CheckpointFolder:
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             os.fsync(lock)
         except OSError as error:
-            raise InvalidInput(f"checkpoint folder {self.path}: {_explained(self.path, error)}") from error
+            # The name is for whoever finds the folder locked; the lock holds without it.
+            _logger.warning("checkpoint folder %s: its owner cannot be noted there (%s)", self.path, error.strerror)
         return True
 
 
@@ -291,6 +335,17 @@ def _close_in_children(folder: CheckpointFolder) -> None:
             forked._unlock()
 
     os.register_at_fork(after_in_child=close)
+
+
+def is_misuse(path: Path, error: OSError) -> bool:
+    """Whether a folder can never be made there, or was never ours to write to: no room and bad disks may pass."""
+    if isinstance(error, PermissionError):
+        return not path.is_dir()
+    return isinstance(error, FileNotFoundError | NotADirectoryError | FileExistsError) or error.errno in (
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.EINVAL,
+    )
 
 
 def _explained(path: Path, error: OSError) -> str:

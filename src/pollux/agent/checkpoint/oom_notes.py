@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["Lesson", "TrialNotes"]
 
+_log = logging.getLogger("pollux")
 _TRIAL = ".trial.json"
 _LIMITS = ".out-of-memory.json"
 # A kill may hit a trial by chance; where the same trial dies twice, it is the cause.
@@ -32,7 +34,7 @@ class TrialNotes:
     """Trials by GPU type. They are not part of checkpoints, whose state is from before the trial.
 
     An out-of-memory error counts at once. A death without a reason, such as SIGKILL, counts only with `counts_deaths`,
-    above a batch that ran, when the same trial dies a second time. Files that cannot be written or read are ignored.
+    above a batch that ran, when the same trial dies a second time. What cannot be written is said once.
     """
 
     def __init__(self, folder: Path, gpu_type: str, counts_deaths: bool) -> None:
@@ -40,6 +42,7 @@ class TrialNotes:
         self._gpu_type = gpu_type
         self._counts_deaths = counts_deaths
         self._trying: Lesson | None = None
+        self._said = False
 
     def begin(self, local_batch: int, held: int, writes: bool = True) -> None:
         """Note that a step at a local batch that never ran begins; `held` is the largest that ran, 0 for none."""
@@ -99,6 +102,12 @@ class TrialNotes:
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         beside = self._folder / f"{name}-{secrets.token_hex(4)}"
-        with contextlib.suppress(OSError):
+        try:
             beside.write_text(json.dumps(values), encoding="utf-8")
             os.replace(beside, self._folder / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            if not self._said:
+                self._said = True
+                _log.warning("notes of batches that memory may not hold cannot be kept in %s: %s", self._folder, error)

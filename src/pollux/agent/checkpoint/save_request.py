@@ -25,7 +25,7 @@ class SaveRequest:
     """One save: its manifest without the files, and the copied state, or the error of copying.
 
     `finite` names the tensors whose values must all be finite, `abandoned` is set when the save is to stop, `began` is
-    the time of the request.
+    the time of the request. Whoever `insists` waits for it: a write that fails is tried again a little later.
     """
 
     manifest: Manifest
@@ -33,6 +33,7 @@ class SaveRequest:
     finite: frozenset[str]
     abandoned: threading.Event
     began: float
+    insists: bool
 
     def proceed(self) -> None:
         """Raise `Abandoned` where the save is to stop."""

@@ -123,6 +123,11 @@ class StepRequests:
             self._every = asked if every is None else min(asked, every)
             self._due = self._saved_at + self._every
 
+    def save_again(self, seconds: float) -> None:
+        """The last save has failed: the next one is due after so many seconds, if that is earlier; from any thread."""
+        if self._every is not None:
+            self._due = min(self._due, self._clock() + seconds)
+
     def request(self, what: str) -> None:
         """Ask all replicas for `what` at the next step they agree on; safe in a signal handler."""
         self._wanted.add(what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -14,6 +15,7 @@ import torch
 from pollux.agent.adaptation.adaptation import Adaptation
 from pollux.agent.adaptation.progress import Schedule, TrainingProgress
 from pollux.agent.checkpoint.checkpointer import Checkpointer
+from pollux.agent.checkpoint.folder import is_misuse
 from pollux.agent.checkpoint.lease import Holder
 from pollux.agent.checkpoint.training_state import TrainingState
 from pollux.agent.data.loader import Loader
@@ -220,11 +222,17 @@ def _make_folders(options: JobOptions, replicas: ReplicaGroup) -> None:
 
 
 def _folder_problem(name: str, folder: Path) -> str:
-    """Make a folder; why it cannot be written to, empty where it can."""
+    """Make a folder; why it can never be one to write to, else empty.
+
+    What only a disk is the reason for, which is full or broken now, is logged: it is no reason not to train.
+    """
+    existed = folder.is_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError("no permission to write there")
+            raise PermissionError(errno.EACCES, "no permission to write there")
     except (OSError, ValueError) as error:
-        return f"{name} is '{folder}', which cannot be a folder to write to ({error}): give another"
+        if isinstance(error, ValueError) or (is_misuse(folder, error) and not existed):
+            return f"{name} is '{folder}', which cannot be a folder to write to ({error}): give another"
+        _log.error("%s is '%s', where nothing can be written now (%s): training goes on", name, folder, error)
     return ""

@@ -23,6 +23,9 @@ from pollux.wire.live.heartbeat import Activity
 
 __all__ = ["JobPersistence"]
 
+# A failed checkpoint is tried again after this time, where the next one would be later.
+_SAVE_AGAIN_SECONDS = 60.0
+
 
 class JobPersistence:
     """Captures, saves, restores and resumes the state of a job."""
@@ -36,6 +39,7 @@ class JobPersistence:
         self._resumed_at: tuple[int, int] | None = None
         if parts.checkpointer is not None:
             parts.checkpointer.measured = self._save_took
+            parts.checkpointer.failed = self._save_failed
             parts.requests.save_ahead(ahead_seconds(parts.environment.notice, None))
 
     # Saving
@@ -87,7 +91,7 @@ class JobPersistence:
                 member.beat.busy = before
 
     def confirm_save(self) -> None:
-        """Enter the last save into the receipt once it is known to have succeeded."""
+        """Enter the last save into the receipt, or that it failed, once that is known."""
         checkpointer = self._parts.checkpointer
         if self._unconfirmed is None or checkpointer is None or not checkpointer.finish_local_save():
             return
@@ -97,6 +101,9 @@ class JobPersistence:
             text = f"saved to {checkpointer.where}"
             self._parts.receipt.event("checkpointed", step, progress, text, pause=pause)
             self._record.reports.note_save(time.time())
+        elif checkpointer.last_error is not None:
+            text = f"the checkpoint failed: {checkpointer.last_error}"
+            self._parts.receipt.event("not-saved", step, progress, text, pause=pause)
 
     def _save_took(self, seconds: float) -> None:
         """Save more often from now on where a checkpoint, as this one, takes longer than the notice of a node's end.
@@ -104,9 +111,14 @@ class JobPersistence:
         Only replica 0 requests checkpoints by the clock, so the others need not know.
         """
         checkpointer = self._parts.checkpointer
-        self._record.reports.checkpoint_seconds = seconds
+        self._record.reports.checkpoint_seconds, self._record.reports.checkpoint_error = seconds, ""
         pause = 0.0 if checkpointer is None else checkpointer.last_pause_seconds
         self._parts.requests.save_ahead(ahead_seconds(self._parts.environment.notice, seconds, pause))
+
+    def _save_failed(self, error: Exception) -> None:
+        """Say so in the reports, and save again before long; called by the thread that writes."""
+        self._record.reports.checkpoint_error = str(error) or type(error).__name__
+        self._parts.requests.save_again(_SAVE_AGAIN_SECONDS)
 
     def prepare_buffers(self) -> None:
         """Allocate memory for checkpoints in a thread; called after a step, when the optimiser has its state."""

@@ -12,6 +12,7 @@ from pollux.agent.distributed.device import gpu_type
 from pollux.agent.distributed.sync_batchnorm import has_batchnorm
 from pollux.agent.job.parts import JobParts
 from pollux.agent.reporting.reporter import ReportBuilder
+from pollux.agent.reporting.said_once import SaidOnce
 from pollux.agent.reporting.status import TrainingStatus
 from pollux.agent.reporting.tensorboard import Scalars
 from pollux.core.errors import MisusedJob
@@ -34,6 +35,7 @@ class RunRecord:
         self._receipt = parts.receipt
         self._began = time.monotonic()
         self._row_at_step = -1
+        self._unwritten = SaidOnce()
         self.seconds_before = 0.0
         self.last_round = RoundReport(None, None)
         self.scalars = Scalars(None)
@@ -116,13 +118,20 @@ class RunRecord:
         if target is None:
             raise MisusedJob("there is no folder for the receipt: pass output_dir= to pollux.init, or a folder here")
         self.add_row()
-        return self._receipt.write(target) if self._parts.replicas.is_first else []
+        return self._write_receipt(target)
+
+    def _write_receipt(self, folder: Path) -> list[Path]:
+        """Write it, on replica 0; the files written, none where that failed."""
+        if self._parts.replicas.is_first:
+            with self._unwritten.tolerated(f"the receipt in {folder}"):
+                return self._receipt.write(folder)
+        return []
 
     def write_output(self) -> None:
         """Write everything out at the end of a run, or of this process's part in it."""
         self.add_row()
-        if self._parts.output_dir is not None and self._parts.replicas.is_first:
-            self._receipt.write(self._parts.output_dir)
+        if self._parts.output_dir is not None:
+            self._write_receipt(self._parts.output_dir)
         self.scalars.flush()
 
     def close_reports(self, final: bool) -> None:

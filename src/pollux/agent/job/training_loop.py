@@ -263,7 +263,6 @@ class TrainingLoop:
             except PolluxError as error:
                 # The model is trained, and what the script does next with it must not be lost as well.
                 _log.error("finished, but the last checkpoint could not be saved: %s", error)
-                self._run.record.event("not-saved", f"the last checkpoint failed: {error}")
         self._parts.requests.give_back_signals()
         self._finished = True
         if self._parts.member is not None:

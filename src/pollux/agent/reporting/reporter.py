@@ -17,7 +17,7 @@ from pollux.agent.reporting.receipt_row import finite
 from pollux.agent.reporting.report_client import Address, Reporter
 from pollux.agent.reporting.status import TrainingStatus
 from pollux.goodput import CorrectedThroughput, GoodputModel, PublishedThroughput
-from pollux.wire.report import ModelReport, NoiseReport, PlaceCorrection, Report
+from pollux.wire.report import MOST_ERROR_CHARACTERS, ModelReport, NoiseReport, PlaceCorrection, Report
 
 __all__ = ["ReportBuilder", "model_report", "reporter_for"]
 
@@ -26,7 +26,8 @@ class ReportBuilder:
     """Builds the reports of one job at its rounds, and the last one; only replica 0 sends them.
 
     On the other replicas it takes notes, in case this process becomes replica 0. `live` says whether the job can change
-    its replicas while it runs, `checkpoint_seconds` how long the last checkpoint took.
+    its replicas while it runs, `checkpoint_seconds` how long the last checkpoint took, `checkpoint_error` why it
+    failed.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class ReportBuilder:
     ) -> None:
         self.live = False
         self.checkpoint_seconds: float | None = None
+        self.checkpoint_error = ""
         self._status = status
         self._environment = environment
         self._gpu_type = gpu_type
@@ -131,6 +133,7 @@ class ReportBuilder:
             live=self.live,
             checkpoint_age_seconds=None if self._saved_at is None else max(time.time() - self._saved_at, 0.0),
             checkpoint_seconds=finite(self.checkpoint_seconds),
+            checkpoint_error=self.checkpoint_error[:MOST_ERROR_CHARACTERS],
             exact=job.is_exact,
             final=final,
         )

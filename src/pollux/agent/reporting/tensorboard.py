@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pollux.agent.reporting.receipt_row import ReceiptRow
+from pollux.agent.reporting.said_once import SaidOnce
 from pollux.core.errors import InvalidInput
 
 __all__ = ["Scalars"]
@@ -21,6 +22,7 @@ class Scalars:
 
     A run that was resumed at `resumed_samples` writes to the same folder: TensorBoard hides what an earlier process
     wrote beyond that point, so that no sample has two values. The first value opens the event file.
+    Once it cannot be written, nothing more is, and the log says so.
     """
 
     def __init__(
@@ -30,6 +32,8 @@ class Scalars:
         self.set_replica(replica)
         self._resumed_samples = resumed_samples
         self._writer: Any = None
+        self._unwritten = SaidOnce()
+        self._what = f"the TensorBoard scalars in '{self._folder}'"
         if self._writes:
             _summary_writer()
 
@@ -53,22 +57,26 @@ class Scalars:
     def flush(self) -> None:
         """Flush what was written to the file system."""
         if self._writer is not None:
-            self._writer.flush()
+            with self._unwritten.tolerated(self._what):
+                self._writer.flush()
 
     def close(self) -> None:
         """Close the event file; a later value opens another. May be called twice."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-            self._resumed_samples = None
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        self._resumed_samples = None
+        with self._unwritten.tolerated(self._what):
+            writer.close()
 
     def _write(self, values: Mapping[str, float], samples: int, prefix: str) -> None:
-        if not self._writes:
+        if not self._writes or self._unwritten.has_failed(self._what):
             return
-        if self._writer is None:
-            self._writer = self._open()
-        for name, value in values.items():
-            self._writer.add_scalar(f"{prefix}/{name}", float(value), samples)
+        with self._unwritten.tolerated(self._what):
+            if self._writer is None:
+                self._writer = self._open()
+            for name, value in values.items():
+                self._writer.add_scalar(f"{prefix}/{name}", float(value), samples)
 
     def _open(self) -> Any:
         # TensorBoard hides values of this step and of later ones.

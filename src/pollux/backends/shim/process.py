@@ -79,6 +79,7 @@ class Shim:
         self._remote: RemoteLauncher | None = None
         self._start_untold = False
         self._unwritten: ReplicasEnded | None = None
+        self._said_unwritten: int | None = None
         self._reading: dict[int, RunningReplica] = {}
         self._leaving = False
         self._refusals = Refusals()
@@ -156,7 +157,7 @@ class Shim:
     def _end_if_orphaned(self) -> None:
         at = self._orphaned_at()
         if at is not None and time.monotonic() >= at:
-            print("whoever started the job is gone: it is stopped", file=sys.stderr, flush=True)
+            _say("whoever started the job is gone: it is stopped")
             self._leave()
 
     def _make_room(self) -> None:
@@ -411,7 +412,7 @@ class Shim:
 
     def _write_end(self, ended: ReplicasEnded) -> None:
         path = record_path(self._folder, "ended", ended.generation)
-        with contextlib.suppress(BackendFailed):
+        try:
             intent = record_path(self._folder, "generation", ended.generation)
             if not intent.exists():
                 write_record(intent, {"generation": ended.generation, "job_id": ended.job_id})
@@ -420,6 +421,10 @@ class Shim:
             self._unwritten = None
             self._services.idle_since = time.monotonic()
             self._services.tell(EndedMessage(ended_to(ended)))
+        except BackendFailed as error:
+            if self._said_unwritten != ended.generation:
+                self._said_unwritten = ended.generation
+                _say(f"how generation {ended.generation} ended is told once it can be written: {error}")
         if self._unwritten is not None and not self._folder.exists():
             # The shim's folder was removed while it ran: the end cannot be written, and no service will ask for it.
             self._unwritten, self._leaving = None, True
@@ -432,7 +437,11 @@ def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, st
     """
     pid = os.getpid()
     proc.name_this("pollux-shim")
-    write_record(folder / "shim.json", {"pid": pid, "start": proc.start_time(pid)})
+    try:
+        write_record(folder / "shim.json", {"pid": pid, "start": proc.start_time(pid)})
+    except BackendFailed as error:
+        # Only people read it: the job is launched, or refused, for what else can be written.
+        _say(str(error))
     shim = Shim(folder, listener, warm_variables)
     try:
         shim.run()
@@ -442,6 +451,12 @@ def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, st
         os._exit(0)
     del shim, listener
     return become()
+
+
+def _say(text: str) -> None:
+    """A line in the shim's log, where its disk takes one."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _main() -> int:

@@ -12,7 +12,7 @@ from pollux.controller.state.costs import LIVE_KINDS, RESTART
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec
-from pollux.wire.report import LARGEST_NUMBER, REPORT_VERSION, SMALLEST_NUMBER, Report
+from pollux.wire.report import LARGEST_NUMBER, MOST_ERROR_CHARACTERS, REPORT_VERSION, SMALLEST_NUMBER, Report
 
 __all__ = ["check_report", "event_of_report", "row_of"]
 
@@ -61,6 +61,8 @@ def _faults_of(report: Report) -> Iterator[str]:
             yield f"{name} {value}; give a number up to {LARGEST_NUMBER:g}"
         elif value is not None and 0.0 < abs(value) < SMALLEST_NUMBER:
             yield f"{name} {value}; give 0, or a number from {SMALLEST_NUMBER:g} on"
+    if len(report.checkpoint_error) > MOST_ERROR_CHARACTERS:
+        yield f"a checkpoint_error of {len(report.checkpoint_error)} characters; give at most {MOST_ERROR_CHARACTERS}"
     kinds = (RESTART, *LIVE_KINDS)
     if report.resize_kind not in ("", *kinds):
         yield f"resize_kind '{report.resize_kind[:80]}'; give one of {', '.join(kinds)}"

@@ -111,6 +111,7 @@ class JobEntry:
             eta=eta, reason=explained(record),
             resize_seconds=record.resize_cost_seconds, resize_kind=record.likely_kind,
             resize_costs=medians(record.costs), checkpoint_age_seconds=report.get("checkpoint_age_seconds"),
+            checkpoint_error=report.get("checkpoint_error", ""),
             gpu_seconds=record.attained(now), reported_at=self.reported_at,
             outdated=self.outdated,
             fairness=fairness,

@@ -462,16 +462,23 @@ def test_folders_that_cannot_be_used_are_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="is a file"):
         Checkpointer(tmp_path / "file")
-    with (
-        mock.patch("os.open", side_effect=OSError(errno.EROFS, "Read-only file system")),
-        pytest.raises(InvalidInput, match=r"cannot be written to .Read-only file system.; give a folder"),
-    ):
+
+
+def test_a_disk_that_takes_nothing_now_is_said_and_tried_again_by_each_save(tmp_path, caplog):
+    with mock.patch("os.open", side_effect=OSError(errno.EROFS, "Read-only file system")):
+        checkpointer = Checkpointer(tmp_path / "c")
+        assert "cannot be written to (Read-only file system); give a folder" in caplog.text
+        assert checkpointer.latest() is None
+        put(checkpointer, 1)
+        assert "Read-only file system" in str(checkpointer.last_error)
+    put(checkpointer, 2)
+    assert checkpointer.last_error is None
+    with pytest.raises(MisusedJob, match="in use by process"):
         Checkpointer(tmp_path / "c")
-    with (
-        mock.patch("os.pwrite", side_effect=OSError(errno.ENOSPC, "No space left on device")),
-        pytest.raises(InvalidInput, match="No space left on device"),
-    ):
-        Checkpointer(tmp_path / "c")
+    checkpointer.close()
+    with mock.patch("os.pwrite", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+        Checkpointer(tmp_path / "c").close()
+    assert "its owner cannot be noted there (No space left on device)" in caplog.text
     Checkpointer(tmp_path / "c").close()
 
 

@@ -99,10 +99,14 @@ def test_nothing_is_opened_before_the_first_value(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_is_a_file_is_refused(tmp_path):
+def test_a_folder_that_is_a_file_is_said_once_and_nothing_is_written(tmp_path, caplog):
     (tmp_path / "taken").write_text("")
-    with pytest.raises(InvalidInput, match="cannot be written to"):
-        Scalars(tmp_path / "taken").row(row(16))
+    scalars = Scalars(tmp_path / "taken")
+    for samples in (16, 32):
+        scalars.row(row(samples))
+    scalars.flush()
+    scalars.close()
+    assert [text.getMessage().count("cannot be written to") for text in caplog.records] == [1]
     assert os.listdir(tmp_path) == ["taken"]
 
 

@@ -70,6 +70,8 @@ def _facts(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     yield from _progress_facts(status, now)
     yield from _speed_facts(status)
     yield from _cost_facts(status)
+    if status.get("checkpoint_error"):
+        yield "checkpoint", f"the last one could not be written: {status['checkpoint_error']}"
     if status.get("detail"):
         yield "detail", str(status["detail"])
     reason = status.get("reason")

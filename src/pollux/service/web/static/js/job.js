@@ -87,6 +87,7 @@ function showNow(found, noise) {
   fact("Re-allocations", `${found.reallocations?.count ?? job.restarts}, cost ${gpuTime(found.reallocations?.gpu_seconds ?? null)}`);
   fact("Next change costs", job.resize_seconds === null ? NONE : `${duration(job.resize_seconds)}${job.resize_kind ? `, ${job.resize_kind}` : ""}`);
   fact("Crashes", `${job.crashes} of ${job.retries}`);
+  if (job.checkpoint_error) fact("Last save", `failed: ${job.checkpoint_error}`);
   fact("Checkpoint", job.checkpoint_age_seconds === null ? NONE : `${duration(job.checkpoint_age_seconds)} old`);
 }
 
