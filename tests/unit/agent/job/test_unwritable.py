@@ -182,7 +182,7 @@ def test_folders_that_are_removed_under_way_are_made_again(tmp_path, trained):
     newest = checkpointer.latest()
     checkpointer.close()
     assert newest is not None
-    assert newest.step == 6
+    assert newest.manifest.step == 6
 
 
 def test_a_failed_checkpoint_is_told_and_the_good_one_stays(tmp_path, caplog):
