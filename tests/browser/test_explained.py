@@ -215,7 +215,7 @@ def test_the_list_and_who_waits_have_the_words_of_explain(told, operator):
     generation_cost = {"resize_seconds": 6.0, "resize_kind": "restart"}
     told.report("alpha", **generation_cost)
     cell = operator.page.locator("#jobs tr[data-job=alpha] td.cause")
-    expect(cell).to_contain_text("As of now, a change of its GPUs costs it about 6 s, by a restart")
+    expect(cell).to_contain_text("As of now, a change of its GPUs costs it about 6 s, with a restart")
     shown = cell.inner_text()
     waits = operator.page.locator("#queue tbody tr", has_text="runs after alpha").locator("td").last.inner_text()
     page = operator.open("/jobs/alpha").page

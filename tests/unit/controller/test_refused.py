@@ -72,7 +72,8 @@ def test_why_is_shown_with_the_pause(waiting):
     record = waiting.controller.jobs["a"]
     text, _ = explain(record.reason, record)
     assert text == (
-        "waits: the GPUs that it was given could not be had (1 time in a row); tried again after a pause of 1 s: " + WHY
+        "waits: the GPUs that it was given were not available (1 time in a row); asks again after a pause of 1 s: "
+        + WHY
     )
     assert record.detail == WHY
 
@@ -105,8 +106,8 @@ def test_a_change_that_was_not_lent_leaves_the_job_as_it_runs(running):
     assert (record.losses, record.failed_moves, record.moves_live, record.detail) == (0, 0, True, WHY)
     text, _ = explain(record.reason, record)
     assert text == (
-        "goes on with 2 of the 4 GPUs that it was given: the others could not be had (1 time in a row); more is tried "
-        "after a pause of 1 s: " + WHY
+        "goes on with 2 of the 4 GPUs that it was given: the others were not available (1 time in a row); asks for "
+        "more after a pause of 1 s: " + WHY
     )
 
 

@@ -71,7 +71,7 @@ def test_other_generations_are_echoes(running, generation):
 
 def test_what_grows_has_not_shrunk(running):
     revision = running.controller.revision
-    with pytest.raises(InvalidInput, match="not within"):
+    with pytest.raises(InvalidInput, match="not a part of"):
         shrunk(running, 100, "n1:2")
     assert running.controller.revision == revision
 

@@ -147,7 +147,7 @@ def test_what_it_costs_is_shown(running):
     result_of(running.engine.report("job", sample_report(2, live=True, resize_seconds=0.5, resize_kind="grow")))
     after = running.engine.job("job")
     assert (after.resize_seconds, after.resize_costs) == (0.4, {"grow": 0.4})
-    assert "0.4 s, in its living processes" in explain_cost(running.engine.views.board.get("job").record)
+    assert "0.4 s, live" in explain_cost(running.engine.views.board.get("job").record)
 
 
 def test_the_backend_says_what_to_expect_at_first(world):
@@ -223,7 +223,7 @@ def test_the_pause_of_a_change_that_became_a_restart_is_measured(running):
     status = running.engine.job("job")
     assert status.resize_costs == {"restart": 9.0}
     result_of(running.engine.report("job", sample_report(3, live=True, resize_seconds=1.5, resize_kind="shrink")))
-    assert "cost 9 s" in explain_cost(running.engine.views.board.get("job").record)
+    assert "with a restart about 9 s" in explain_cost(running.engine.views.board.get("job").record)
 
 
 def test_so_is_the_start_after_a_loss(running):

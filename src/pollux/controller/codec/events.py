@@ -1,6 +1,6 @@
 """Events as plain JSON values and back: what a log, an export and a snapshot of the controller's state are made of.
 
-Where they are kept is the store's business. Shapes carry versions; older ones are brought up to date on reading.
+Every shape has a version; older versions are converted when they are read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UPCASTS: dict[tuple[str, int], Upcast] = {}
 
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
-# An oracle exists in simulations only, a policy's memory never enters the log; the rest is derived.
+# Oracles exist in simulations only, a policy's memory is never logged, and the rest is derived.
 _UNWRITTEN: dict[type, tuple[str, ...]] = {
     JobSpec: ("oracle",),
     Decision: ("memory",),
@@ -116,7 +116,7 @@ def encode_value(value: Any) -> Any:
 
 
 def decode_value(kind: type[_Value], value: Any, where: str = "") -> _Value:
-    """A value of that type from what `encode_value` wrote; `where` names it in messages. Strict: no unknown field."""
+    """The value of that type that `encode_value` wrote; `where` names it in errors. Refuses unknown fields."""
     try:
         return typing.cast("_Value", _read(kind, value))
     except Misfit as misfit:
@@ -130,7 +130,7 @@ def encode_model(model: GoodputFunction) -> dict[str, Any]:
 
 
 def _check_model(model: GoodputFunction) -> None:
-    """Refuse any other goodput function: it may be a dataclass, but nobody could bring it back by its fields."""
+    """Refuse any other goodput function: it could be written, but not read again."""
     if not isinstance(model, GoodputModel):
         raise InvalidInput(
             f"a goodput function of type {type(model).__name__} has no written form; report a GoodputModel"

@@ -37,12 +37,12 @@ _CACHED = ("spec", "goodput", "reason")
 
 
 def encode_state(state: ClusterState) -> Callable[[], dict[str, Any]]:
-    """What gives nodes, queues and every job as they are now; it may be called later and in another thread.
+    """A function that encodes nodes, queues and every job as they are now; call it later, in any one thread at a time.
 
-    Parts of it are kept for the next time, so it is to be read, not changed, and made by one thread at a time.
+    Do not change its result: parts of it are reused the next time.
     """
     cluster, queues = state.cluster, [*state.queues.values()]
-    # Those that have ended change no more.
+    # Records of ended jobs do not change any more.
     records = [copy.copy(record) if job_id in state.active else record for job_id, record in state.jobs.items()]
     return lambda: {
         "format": _FORMAT,
@@ -62,7 +62,7 @@ def _encode_record(record: JobRecord) -> dict[str, Any]:
 
 
 def _cached_form(record: JobRecord, name: str) -> Any:
-    """The written form of a field that seldom changes; the last one again while it is the same object."""
+    """The written form of a field that seldom changes; reused while the field is the same object."""
     value = getattr(record, name)
     if value is None:
         return None
@@ -83,7 +83,7 @@ def decode_state(saved: Mapping[str, Any]) -> ClusterState:
 
 
 def decoded(decode: Callable[[Mapping[str, Any]], _Part], saved: Mapping[str, Any]) -> _Part:
-    """What `decode` makes of a part of a saved state; one that is damaged is StoreFailed."""
+    """A part of a saved state, read by `decode`; StoreFailed if it is damaged."""
     try:
         return decode(saved)
     except (KeyError, TypeError, ValueError, InvalidInput) as error:

@@ -1,6 +1,6 @@
-"""When a job will end: an interval from its model and what it may get, and how good such intervals were.
+"""When a job will end: an interval from its model and the GPUs that it may get, and scores of past intervals.
 
-Pure: from a record and a snapshot. Who asks, and when, is the service's.
+Pure: uses a record and a snapshot.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ NOMINAL = 0.9
 """The share of intervals that should hold the true end."""
 
 
-# Of a chain of jobs that wait for each other, how many are followed: beyond that nobody could tell anyway.
+# The most jobs that are followed in a chain of jobs that wait for each other; longer chains have no useful estimate.
 _MOST_LINKS = 16
 
 
-# Times below this are taken as this: whether a job ends in 10 or 20 ms is nobody's question.
+# Shorter times count as this one; milliseconds do not matter here.
 _LEAST_SECONDS = 1.0
-# An interval ten times as wide on both sides says that nobody knows; wider ones say no more.
+# An interval ten times as wide on both sides says nothing any more.
 _MOST_WIDENING = 10.0
 
 
 class EtaSeconds(NamedTuple):
-    """Seconds from now: on the GPUs it holds (None: holds none), and from best to worst of what it may get."""
+    """Seconds from now: on the GPUs that the job holds (None: it holds none), at best, and at worst."""
 
     current: float | None
     low: float
@@ -54,13 +54,13 @@ class Uncertainty:
 
 
 def fair_gpus(snapshot: Snapshot, record: JobRecord) -> int:
-    """GPUs for each job if all got as many, rounded up, at least 1, as in Eq. (G23); a job not yet shown counts too."""
+    """The cluster's GPUs per job, rounded up, as in Eq. (G23); counts `record` even if the snapshot lacks it."""
     num_jobs = len(snapshot.jobs) + (not record.is_ready)
     return max(math.ceil(snapshot.cluster.num_gpus / max(num_jobs, 1)), 1)
 
 
 def most_gpus(snapshot: Snapshot, limits: JobLimits, queue: str = "") -> int:
-    """The most that a job could get were it alone: by its limits, open nodes that suit it, and its queue's quota."""
+    """The most GPUs that a job could get alone, by its limits, the suitable nodes and its queue's quota."""
     found = Whole(snapshot.cluster).most(limits)
     known = snapshot.queues.get(queue)
     quota = math.inf if known is None or known.gpu_quota is None else known.gpu_quota
@@ -74,11 +74,12 @@ def eta(
     jobs: Mapping[str, JobRecord] | None = None,
     uncertainty: Uncertainty | None = None,
 ) -> EtaSeconds | None:
-    """When the job ends, in seconds from the snapshot; None where it has ended, is paused, or nobody can tell.
+    """When the job ends, in seconds from the snapshot; None if it has ended, is paused, or this is unknown.
 
-    The work left, at the goodput of the best that it could have alone (`low`), and of the smaller of its fair share and
-    what it holds (`high`), widened by the uncertainty. Who holds nothing waits first: for the first to end of those
-    that its reason names, or for the last of those that it is to follow, for which all `jobs` must be given.
+    `low` is the remaining work at the best goodput that the job could have alone; `high` at the goodput of its fair
+    share or of what it holds, whichever is smaller; both are widened by the uncertainty. A job that holds no GPUs waits
+    first: for the first end among the jobs that its reason names, or for the last end among those that it must run
+    after, which needs all `jobs`.
     """
     model, left = record.goodput, record.remaining
     if record.state in (*ENDED, JobState.PAUSED) or model is None or left is None:
@@ -98,7 +99,7 @@ def eta(
 
 
 def _rates(record: JobRecord, model: GoodputFunction, snapshot: Snapshot) -> tuple[float, float]:
-    """Goodput of the best it could get alone, and of the smaller of fair share and what it holds."""
+    """Goodput of the best placement alone, and of the fair share or the present placement, whichever is smaller."""
     limits, held = record.spec.limits, record.placement.num_gpus
     most = max(most_gpus(snapshot, limits, record.spec.queue), held)
     counts = {limits.min_gpus, most} | {2**i for i in range(most.bit_length()) if limits.min_gpus <= 2**i <= most}
@@ -115,7 +116,7 @@ def _known_goodput(model: GoodputFunction, num_nodes: int, num_gpus: int, gpu_ty
 
 
 def _goodput(model: GoodputFunction, num_nodes: int, num_gpus: int, gpu_type: str) -> float:
-    """Remembered, since people look far more often than models change; asked anew if a model has no hash."""
+    """Cached, since ETAs are read far more often than models change; not cached if a model has no hash."""
     try:
         return _known_goodput(model, num_nodes, num_gpus, gpu_type)  # type: ignore[arg-type]
     except TypeError:
@@ -123,7 +124,7 @@ def _goodput(model: GoodputFunction, num_nodes: int, num_gpus: int, gpu_type: st
 
 
 def _largest_nodes(snapshot: Snapshot, limits: JobLimits) -> dict[str, int]:
-    """GPUs of the largest node of each type that suits."""
+    """GPUs of the largest node of each suitable type."""
     largest: dict[str, int] = {}
     for node in snapshot.cluster.nodes:
         if node.num_gpus > largest.get(node.gpu_type, 0):
@@ -145,7 +146,7 @@ def _rate(model: GoodputFunction, placement: Placement, snapshot: Snapshot) -> f
 def _waiting_seconds(
     record: JobRecord, snapshot: Snapshot, jobs: Mapping[str, JobRecord], links: int = _MOST_LINKS
 ) -> float | None:
-    """How long a job that holds nothing is expected to go on so; None where that depends on what nobody knows."""
+    """How long a job without GPUs is expected to wait; None if that depends on something unknown."""
     if record.placement:
         return 0.0
     if record.waiting_for:
@@ -160,7 +161,7 @@ def _waiting_seconds(
 def _in_the_way(
     record: JobRecord, snapshot: Snapshot, jobs: Mapping[str, JobRecord]
 ) -> Sequence[JobRecord] | Sequence[JobView]:
-    """The jobs that a job's reason names; as the snapshot shows them where the records are not given."""
+    """The jobs that a job's reason names: their records, or without `jobs` their views in the snapshot."""
     names = () if record.reason is None else record.reason.jobs
     if jobs or not names:
         return [jobs[job_id] for job_id in names if job_id in jobs]
@@ -168,7 +169,7 @@ def _in_the_way(
 
 
 def _follows(record: JobRecord | None, snapshot: Snapshot, jobs: Mapping[str, JobRecord], links: int) -> float | None:
-    """When a job that another waits for ends, at its fair share where it holds nothing."""
+    """When a job that another must run after ends; at its fair share if it holds no GPUs."""
     if record is None or not links or record.goodput is None or record.remaining is None:
         return None
     wait, worst = _waiting_seconds(record, snapshot, jobs, links), _rates(record, record.goodput, snapshot)[1]
@@ -176,7 +177,7 @@ def _follows(record: JobRecord | None, snapshot: Snapshot, jobs: Mapping[str, Jo
 
 
 def _ends_in(other: JobRecord | JobView, snapshot: Snapshot) -> float | None:
-    """When a job ends if it keeps what it holds."""
+    """When a job ends if it keeps its GPUs."""
     placement = other.placement if isinstance(other, JobRecord) else snapshot.placement(other.id)
     if not placement or other.goodput is None or other.remaining is None:
         return None
@@ -186,16 +187,16 @@ def _ends_in(other: JobRecord | JobView, snapshot: Snapshot) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A prediction that was given: when, and between which times the job was to end; all on one clock."""
+    """A past prediction: when it was made, and the times between which the job was to end."""
 
     issued_at: float
     low: float
     high: float
 
     def miss(self, ended_at: float) -> float:
-        """By what factor the interval, in seconds from its issue, was too narrow for that end, as a logarithm.
+        """The logarithm of the factor by which the interval was too narrow for that end.
 
-        max(log(low/t), log(t/high)), t being the time that was left: below 0 where the end lies inside.
+        max(log(low/t), log(t/high)) in times since the issue, t being the end; below 0 if the end lies inside.
         """
         left = max(ended_at - self.issued_at, _LEAST_SECONDS)
         low = max(self.low - self.issued_at, _LEAST_SECONDS)
@@ -209,10 +210,10 @@ class Interval:
 
 
 def widening(misses: Iterable[float]) -> float:
-    """The factor, at least 1, with which `NOMINAL` of past intervals would have held their ends.
+    """The factor, at least 1, by which past intervals must be widened so that `NOMINAL` of them hold their ends.
 
-    exp of the ⌈(n+1)·NOMINAL⌉-th smallest of n misses, of the largest where that is beyond them: what split conformal
-    prediction promises for the next interval if it errs like those before.
+    exp of the ⌈(n+1)·NOMINAL⌉-th smallest of n misses, or of the largest: split conformal prediction, which holds for
+    the next interval if its error is like those before.
     """
     found = sorted(misses)
     if not found:
@@ -225,7 +226,7 @@ def widening(misses: Iterable[float]) -> float:
 class EtaScore:
     """How good intervals were: how many, the share that held the true end, and their mean width.
 
-    The width is relative to the time that was really left when they were given.
+    The width is relative to the true time left when they were made.
     """
 
     count: int
@@ -234,7 +235,7 @@ class EtaScore:
 
     @classmethod
     def of(cls, intervals: Iterable[Interval], ended_at: float) -> EtaScore | None:
-        """The score of one job's intervals; None if none was given before its end."""
+        """The score of one job's intervals; None if none was made before its end."""
         judged = [interval for interval in intervals if interval.issued_at < ended_at]
         if not judged:
             return None

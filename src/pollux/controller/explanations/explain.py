@@ -1,4 +1,4 @@
-"""Sentences from a reason: its word, its numbers and the jobs it names, and one next step. Nothing is recomputed."""
+"""Turns the code, numbers and jobs of a reason into a sentence and a next step. Recomputes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CODES", "explain", "explain_cost", "explain_lack", "explain_plan", "
 
 
 class _Story:
-    """A reason being told; remembers which numbers have been mentioned."""
+    """A reason that is being told; remembers which numbers the sentence has mentioned."""
 
     def __init__(self, reason: Reason, job_id: str) -> None:
         self.numbers, self.jobs, self.job_id = reason.numbers, reason.jobs, job_id
@@ -29,30 +29,30 @@ class _Story:
         return _number(self.numbers[name]) if name in self.numbers else "?"
 
     def get(self, name: str, default: float = 0.0) -> float:
-        """The number, for a command or a comparison; this does not tell it."""
+        """The number, for a command or a comparison; does not count as mentioned."""
         return self.numbers.get(name, default)
 
     def implied(self, value: float, *names: str) -> None:
-        """Leave these out where they are what anybody would think; any other value is told with the rest."""
+        """Count these as mentioned if they have the value that a reader expects anyway."""
         self.told |= {name for name in names if self.numbers.get(name) == value}
 
     def size(self, name: str) -> str:
-        """As a number of bytes, in a unit that people read."""
+        """The number as bytes, in the largest fitting unit."""
         self.told.add(name)
         return _size(self.numbers[name])
 
     def gpus(self, name: str) -> str:
-        """As a number of GPUs, with the word."""
+        """The number with the word GPU or GPUs."""
         return f"{self.say(name)} {'GPU' if self.numbers.get(name) == 1 else 'GPUs'}"
 
     def ratio(self, upper: str, lower: str) -> str:
-        """One speed-up over another; both as they are where one is 0."""
+        """The ratio of two speed-ups; both values if the lower is 0."""
         over, under = self.numbers[upper], self.numbers[lower]
         self.told |= {upper, lower}
         return f"{over / under:.4g}×" if under > 0 else f"{_number(over)} (from {_number(under)})"
 
     def taken(self, measured: str, assumed: str, name: str) -> str:
-        """One of two ways to tell a speed-up: of who reported a model, and of who did not yet."""
+        """`measured` for a job that has reported a model, else `assumed`."""
         self.implied(1.0, name)
         return assumed if self.get(name) else measured
 
@@ -63,20 +63,20 @@ class _Story:
         return f"pollux resize {self.job_id} --gpus {_number(least)}..{_number(max(least, most))}"
 
     def share(self) -> str:
-        """The fair share beside what the job holds."""
+        """The fair share, the GPUs that the job holds, and its limits."""
         text = ""
         if self.has("fair_gpus", "gpus_after"):
             text = f"; fair share {self.gpus('fair_gpus')}, you hold {self.say('gpus_after')}"
         return text + self.limits()
 
     def limits(self) -> str:
-        """What its user allows."""
+        """The limits that the user set."""
         if not self.has("min_gpus", "max_gpus"):
             return ""
         return f"; limits {self.say('min_gpus')}..{self.say('max_gpus')}"
 
     def rest(self) -> str:
-        """Numbers that no sentence has mentioned, by name: what a decision says is never left out."""
+        """All numbers that the sentence has not mentioned, by name."""
         left = [
             f"{name.replace('_', ' ')} {_number(self.numbers[name])}" for name in self.numbers if name not in self.told
         ]
@@ -85,12 +85,12 @@ class _Story:
 
 _Teller = Callable[[_Story], tuple[str, str]]
 
-# Reasons whose cause is a sentence of somebody else's, which the job's detail has.
+# Reasons whose cause is a sentence from outside the controller, kept as the job's detail.
 _WITH_DETAIL = ("refused", "fell-back", "left-node")
 
 
 def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
-    """What happened to the job and why, and the command that helps next; None: nobody has decided about it yet."""
+    """What happened to the job and why, and the next command to use; a None reason: no decision about it yet."""
     job_id = job if isinstance(job, str) else job.spec.id
     if reason is None:
         return "waits for the next decision", f"pollux show {job_id}"
@@ -102,18 +102,18 @@ def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
 
 
 def explain_cost(job: JobRecord) -> str:
-    """What a change of its GPUs would cost now, where that was measured, else ''; no part of any past decision."""
+    """What a change of its GPUs would cost now; '' if that was never measured. Past decisions did not use it."""
     if not job.costs or not job.placement:
         return ""
-    how = "in its living processes" if job.moves_live else "by a restart"
+    how = "live" if job.moves_live else "with a restart"
     text = f"as of now, a change of its GPUs costs it about {job.resize_cost_seconds:.2g} s, {how}"
     if job.moves_live and (restart := medians(job.costs).get(RESTART)) is not None:
-        text += f"; one that became a restart cost {restart:.2g} s"
+        text += f"; with a restart about {restart:.2g} s"
     return text
 
 
 def explain_plan(plan: PlanNumbers) -> str:
-    """What will become of a job that is submitted now, in one sentence."""
+    """The plan of a job that is submitted now, in one sentence."""
     if plan.lack is not None:
         return explain_lack(plan.lack)
     if plan.reason is not None and plan.reason.code == "fits-nowhere":
@@ -128,12 +128,12 @@ def explain_plan(plan: PlanNumbers) -> str:
 
 
 def explain_lack(lack: Reason) -> str:
-    """What a job needs that is not there, in one sentence; `lack` is a reason of the word `fits-nowhere`."""
+    """What the cluster lacks for a job, in one sentence; `lack` has the code `fits-nowhere`."""
     return explain(lack, "")[0]
 
 
 def gpus(count: float) -> str:
-    """A number of GPUs, with the word."""
+    """A number with the word GPU or GPUs."""
     return f"{_number(count)} {'GPU' if count == 1 else 'GPUs'}"
 
 
@@ -144,7 +144,7 @@ def _number(value: float) -> str:
 
 
 def _size(value: float) -> str:
-    """A number of bytes, in the largest unit of which there is one."""
+    """Bytes in the largest unit that gives at least 1."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
             break
@@ -153,7 +153,7 @@ def _size(value: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds in the unit that people would use."""
+    """Seconds in a unit that is easy to read."""
     for name, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * size:
             return f"{_number(round(seconds / size, 1) if seconds < 10 * size else round(seconds / size))} {name}"
@@ -161,35 +161,35 @@ def _duration(seconds: float) -> str:
 
 
 def _by_rank(story: _Story) -> str:
-    """Who goes first by the work that is left, where the policy goes by that."""
+    """The order by remaining work, if the policy uses it."""
     if not story.has("left_seconds", "rank"):
         return ""
     story.told |= {"left_seconds", "rank", "other_left_seconds", "left_assumed", "left_doubted"}
     left, other = story.get("left_seconds"), story.get("other_left_seconds", math.inf)
     own = f"{_duration(left)} left"
     if story.get("left_assumed"):
-        own = f"{own}, as far as can be told"
+        own = f"an estimated {own}"
     if story.get("left_doubted"):
-        return "; goes last: what it says it has left does not go down as it works"
+        return "; goes last: the remaining work that it reports does not shrink while it runs"
     if story.jobs and other < left and not story.has("other_lateness"):
         return f"; {story.jobs[0]} goes first: {_duration(other)} left against {own}"
     return f"; number {story.say('rank')} by the work that is left: {own}"
 
 
 def _by_lateness(story: _Story) -> str:
-    """Who is owed GPUs for having fallen behind, this job or the one that gained most."""
+    """Whether this job, or the one that gained most, gets GPUs because it has fallen behind its fair share."""
     story.told |= {"lateness", "other_lateness"}
     text = ""
     if story.jobs and story.has("other_lateness"):
         late = _number(round(story.get("other_lateness"), 1))
-        text = f"; {story.jobs[0]} goes first: it is on the way to take {late} times as long as on its fair share"
+        text = f"; {story.jobs[0]} goes first: it is expected to take {late} times as long as on its fair share"
     if story.has("lateness"):
         late = _number(round(story.get("lateness"), 1))
-        text += f"; it is owed its fair share: so far it is on the way to take {late} times as long as on that"
+        text += f"; it has a right to its fair share: so far it is expected to take {late} times as long as on that"
     return text
 
 
-# What policies say
+# Reasons of policies
 
 
 def _started(story: _Story) -> tuple[str, str]:
@@ -198,7 +198,7 @@ def _started(story: _Story) -> tuple[str, str]:
 
 
 def _speedup(story: _Story) -> str:
-    """By how much the larger of two numbers of GPUs is the faster."""
+    """How much faster the job is on the larger of two numbers of GPUs."""
     if not story.has("speedup_before", "speedup_after", "gpus_before", "gpus_after"):
         return ""
     after, before = story.say("gpus_after"), story.say("gpus_before")
@@ -216,7 +216,7 @@ def _grew(story: _Story) -> tuple[str, str]:
 
 
 def _winner(story: _Story) -> str:
-    """Who gained most, and what it gained by it."""
+    """The job that gained most, and its gain."""
     if not story.jobs:
         return ""
     first, others = story.jobs[0], story.jobs[1:]
@@ -256,15 +256,15 @@ def _moved(story: _Story) -> tuple[str, str]:
 
 def _preempted(story: _Story) -> tuple[str, str]:
     story.implied(0.0, "gpus_after")
-    text = f"stopped for others: gave up {story.gpus('gpus_before')}, keeps what it has saved and waits{_winner(story)}"
+    text = f"stopped for others: gave up {story.gpus('gpus_before')}, keeps its checkpoints and waits{_winner(story)}"
     if story.has("fair_gpus"):
         text += f"; fair share {story.gpus('fair_gpus')}"
-    text += "; a script that saves nothing begins anew"
+    text += "; a script that saves nothing starts from the beginning"
     return text + story.limits(), _smaller(story)
 
 
 def _smaller(story: _Story) -> str:
-    """The next step of who would run sooner on fewer GPUs, or can only look."""
+    """The next step of a waiting job: fewer GPUs if possible, else a look at the others."""
     least = story.get("gpus", story.get("min_gpus", 1.0))
     if least > 1:
         return story.resize(1.0, story.get("max_gpus", least))
@@ -287,7 +287,9 @@ def _waits_for_gpus(story: _Story) -> tuple[str, str]:
 
 def _no_room(story: _Story) -> tuple[str, str]:
     story.implied(0.0, "gpus_before", "gpus_after", "speedup_before")
-    text = f"waits for a place: {story.gpus('free_gpus')} free, but not the {story.say('gpus')} that suit it together"
+    text = (
+        f"waits for a place: {story.gpus('free_gpus')} free, but no {story.say('gpus')} of them suit the job together"
+    )
     return f"{text} (type, CPUs, memory, nodes){_holders(story)}", _smaller(story)
 
 
@@ -317,7 +319,7 @@ def _fits_nowhere(story: _Story) -> tuple[str, str]:
 
 
 def _lacking(story: _Story) -> str:
-    """What is needed and what there is of it, by the first of type, CPUs, memory, nodes and quota that is named."""
+    """What the job needs and what the cluster has: of CPUs, memory, quota, nodes or type, the first that is named."""
     if story.has("cpus_per_gpu"):
         largest = story.say("largest_node_cpus") if story.has("largest_node_cpus") else "fewer"
         return f"{story.say('cpus_per_gpu')} CPUs per GPU, and the largest node has {largest}{_room_for(story)}"
@@ -331,14 +333,16 @@ def _lacking(story: _Story) -> str:
     if not story.get("suitable_gpus"):
         there = "there are none"
     if story.has("max_nodes"):
-        nodes = "1 node" if story.get("max_nodes") == 1 else f"{story.say('max_nodes')} nodes"
+        one = story.get("max_nodes") == 1
+        nodes = "1 node" if one else f"{story.say('max_nodes')} nodes"
+        largest = "the largest node has" if one else f"the largest {nodes} have"
         story.implied(1.0, "max_nodes")
-        return f"{story.gpus('gpus')} on at most {nodes}, and {there} so"
+        return f"{story.gpus('gpus')} on at most {nodes}, and {largest} {story.say('suitable_gpus')}"
     return f"{story.gpus('gpus')}{_types(story, there)}"
 
 
 def _room_for(story: _Story) -> str:
-    """How many GPUs there are with that much beside them, where that is not simply none for one."""
+    """The number of GPUs with enough CPUs or memory; empty if the job needs one and there is none."""
     if story.get("gpus") == 1 and not story.get("suitable_gpus"):
         story.implied(1.0, "gpus")
         story.implied(0.0, "suitable_gpus")
@@ -352,14 +356,14 @@ def _types(story: _Story, there: str) -> str:
     if not wanted:
         return f", and {there}"
     for name in wanted:
-        # Of a single type, as many as suit is what anybody would think.
+        # For a single type, this is the number of suitable GPUs, which the sentence has already.
         story.implied(story.get("suitable_gpus"), name)
     found = ", ".join(f"{story.say(name)} of type {name.removeprefix(OTHER_TYPE)}" for name in others)
     kinds = " or ".join(name.removeprefix(WANTED_TYPE) for name in wanted)
     return f" of type {kinds}, and {there}" + (f" (here: {found})" if found else "")
 
 
-# What the controller says
+# Reasons of the controller
 
 
 def _crashes(story: _Story) -> str:
@@ -374,7 +378,7 @@ def _backoff(story: _Story) -> tuple[str, str]:
 def _batch_limit(story: _Story) -> str:
     if not story.has("local_batch_max"):
         return ""
-    return f"; from now on at most {story.say('local_batch_max')} samples for one GPU at once"
+    return f"; from now on at most {story.say('local_batch_max')} samples in the local batch"
 
 
 def _backoff_memory(story: _Story) -> tuple[str, str]:
@@ -395,18 +399,18 @@ def _crashed(story: _Story) -> tuple[str, str]:
 
 
 def _out_of_memory(story: _Story) -> tuple[str, str]:
-    return f"failed for lack of memory: {_crashes(story)}{_batch_limit(story)}", f"pollux logs {story.job_id}"
+    return f"failed because it ran out of memory: {_crashes(story)}{_batch_limit(story)}", f"pollux logs {story.job_id}"
 
 
 def _lost(story: _Story) -> tuple[str, str]:
     text = (
-        f"its replicas were lost {story.say('losses')} times without progress; given up at {story.say('most_losses')}"
+        f"its replicas were lost {story.say('losses')} times without progress; it fails at {story.say('most_losses')}"
     )
     return text, "pollux doctor"
 
 
 def _replicas_lost(story: _Story) -> tuple[str, str]:
-    text = f"lost replicas, {story.say('gpus_before')}→{story.say('gpus_after')}, and goes on from memory"
+    text = f"lost replicas, {story.say('gpus_before')}→{story.say('gpus_after')}, and goes on with its state in memory"
     return text, f"pollux logs {story.job_id}"
 
 
@@ -415,18 +419,18 @@ def _refused(story: _Story) -> tuple[str, str]:
     again = f"after a pause of {story.say('backoff_seconds')} s"
     if story.has("gpus_before", "gpus_after"):
         kept = f"goes on with {story.say('gpus_after')} of the {story.gpus('gpus_before')} that it was given"
-        return f"{kept}: the others could not be had ({times}); more is tried {again}", "pollux top"
-    return f"waits: the GPUs that it was given could not be had ({times}); tried again {again}", "pollux top"
+        return f"{kept}: the others were not available ({times}); asks for more {again}", "pollux top"
+    return f"waits: the GPUs that it was given were not available ({times}); asks again {again}", "pollux top"
 
 
 def _fell_back(story: _Story) -> tuple[str, str]:
-    text = f"could not change in its living processes; started anew from its checkpoint on {story.gpus('gpus_before')}"
+    text = f"could not be resized live; restarted from its checkpoint on {story.gpus('gpus_before')}"
     return text, f"pollux logs {story.job_id}"
 
 
 def _left_node(story: _Story) -> tuple[str, str]:
-    text = f"left a node that goes, {story.say('gpus_before')}→{story.say('gpus_after')}, and goes on from memory"
-    return text, "pollux top"
+    change = f"{story.say('gpus_before')}→{story.say('gpus_after')}"
+    return f"left a node that is going away, {change}, and goes on with its state in memory", "pollux top"
 
 
 def _gave_up(story: _Story, text: str, step: str) -> tuple[str, str]:
@@ -514,4 +518,4 @@ CODES: Mapping[str, _Teller] = {
     "succeeded": _succeeded,
     "failed": _failed,
 }
-"""Every code that our policies and the controller give; one of somebody else's policy is told by its name."""
+"""Every code of Pollux's policies and its controller; a code of another policy is printed as it is."""

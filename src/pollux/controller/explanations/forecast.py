@@ -1,4 +1,4 @@
-"""What would become of a job if it were submitted now: the policy's own answer, and nothing changed."""
+"""The plan of a job that would be submitted now, from the policy's own answer; changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pollux.policies.packing.empty_cluster import Whole
 __all__ = ["PlanNumbers", "lack_of", "plan_from"]
 
 
-# More names than that say no more to anybody.
+# More names would not help a reader.
 _MOST_NAMES = 3
 
 
@@ -22,9 +22,9 @@ _MOST_NAMES = 3
 class PlanNumbers:
     """The plan of one job.
 
-    `gpus` are those it gets at once, 0 if it waits; then `behind` are the jobs in its way. While it runs it is expected
-    to hold `low_gpus` to `high_gpus`; 0 to 0 where it cannot run on this cluster as it is, and `lack`, a reason as
-    policies give it, says why. `eta` is None where no model is known, and `reason` where the policy gives none.
+    `gpus` is what it gets at once; 0 if it waits, `behind` the jobs that hold the GPUs. While it runs it is expected
+    to hold `low_gpus` to `high_gpus`; both are 0 if it cannot run on the present cluster, and `lack` says why. `eta` is
+    None without a model, `reason` if the policy gives none.
     """
 
     job_id: str
@@ -49,11 +49,11 @@ def plan_from(
     jobs: Mapping[str, JobRecord] | None = None,
     undecided: Sequence[str] = (),
 ) -> PlanNumbers:
-    """The plan of a job that is new in the snapshot, from what a policy answered to it; `jobs` are all that are known.
+    """The plan of a job from a policy's `decision` on the snapshot; `jobs` are all known jobs.
 
-    A draft, or a job that was submitted and holds nothing yet. For one that is not ready no policy need be asked.
-    Where one of the `undecided`, which came before it, gets nothing in this answer though it could run, nobody can
-    promise that the next answer does not turn that round: then the job is said to wait behind it.
+    The job is a draft, or was submitted and holds no GPUs yet; if it is not ready, the decision may be empty. If one of
+    the earlier, `undecided` jobs gets nothing in this decision though it could run, the next decision may prefer it:
+    then the job counts as waiting behind it.
     """
     spec, limits = record.spec, record.spec.limits
     placement = decision.allocation.get(spec.id, NOWHERE)
@@ -73,9 +73,9 @@ def plan_from(
 
 
 def _contenders(spec: JobSpec, snapshot: Snapshot, decision: Decision, undecided: Sequence[str]) -> tuple[str, ...]:
-    """Those of the `undecided` that got nothing and may yet take what the job got.
+    """The `undecided` jobs that got nothing and may still take the job's GPUs.
 
-    Neither who cannot run on this cluster at all, nor who waits for the quota of another queue, can.
+    Jobs that cannot run on this cluster, or that wait for the quota of another queue, cannot.
     """
     views, whole = {job.id: job for job in snapshot.jobs}, Whole(snapshot.cluster)
     found = []
@@ -93,6 +93,6 @@ def _contenders(spec: JobSpec, snapshot: Snapshot, decision: Decision, undecided
 
 
 def lack_of(record: JobRecord, snapshot: Snapshot) -> Reason | None:
-    """What is there for a job beside what it needs, as policies say it, where that is too little; else None."""
+    """Why the job cannot run on the present cluster, as a reason with the numbers; None if it can."""
     lacks = Whole(snapshot.cluster).lacks(record.spec.limits, snapshot.queues.get(record.spec.queue))
     return Reason("fits-nowhere", lacks) if lacks else None

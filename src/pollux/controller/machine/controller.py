@@ -1,4 +1,4 @@
-"""The state machine between policies and whoever executes: events in, commands out.
+"""The state machine between policies and drivers: events in, commands out.
 
 No clock, no threads, no I/O: time comes with the events. The simulator and the service drive this same class.
 """
@@ -63,7 +63,7 @@ __all__ = ["Controller"]
 
 
 class Controller:
-    """Remembers jobs and nodes; turns events into commands."""
+    """Keeps the state of jobs and nodes; turns events into commands."""
 
     def __init__(
         self, cluster: Cluster, settings: ControllerSettings | None = None, queues: Iterable[Queue] = ()
@@ -111,17 +111,17 @@ class Controller:
 
     @property
     def queues(self) -> Mapping[str, Queue]:
-        """The queues that were set up; jobs of others have the weight 1 and no quota."""
+        """The queues that were set up; other queues have the weight 1 and no quota."""
         return self._cluster_state.queues
 
     @property
     def next_decision_at(self) -> float | None:
-        """When the policy is due, if it is."""
+        """When the next decision is due; None if none is."""
         return self._times.next_at
 
     @property
     def last_decision_at(self) -> float | None:
-        """When a policy's answer last came in."""
+        """When the last decision was made; None before the first."""
         return self._times.last_at
 
     @property
@@ -137,7 +137,9 @@ class Controller:
         """Apply an event and return the commands that follow from it. An event that is refused changes nothing."""
         handler = self._handlers.get(type(event))
         if handler is None:
-            raise InvalidInput(f"event {type(event).__name__} is unknown to this controller; use one of events.py")
+            raise InvalidInput(
+                f"event {type(event).__name__} is not known to the controller; see pollux.controller.messages.events"
+            )
         self.revision += 1
         try:
             return handler(event)
@@ -168,7 +170,7 @@ class Controller:
         return Snapshot(self.revision, now, self.cluster, tuple(jobs), running, self.queues, seed, memory)
 
     def narrowed(self, decision: Decision) -> Decision:
-        """What the decision changes, for a `DecisionMade` that is partial; see `decisions.narrowed`."""
+        """Only the changes of a decision, for a partial `DecisionMade`; see `decisions.narrowed`."""
         return decisions.narrowed(self._cluster_state.active, self._cluster_state.jobs, decision)
 
     def remember(self, memory: object) -> None:
@@ -191,12 +193,12 @@ class Controller:
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], settings: ControllerSettings | None = None) -> Controller:
-        """A controller that goes on exactly like the one that gave this `state()`, except for the policy's memory."""
+        """A controller with the state that `state()` returned; the policy's memory is not part of it."""
         cluster_state = snapshots.decode_state(saved)
         controller = cls(cluster_state.cluster, settings)
         controller._cluster_state = cluster_state
         controller.revision = saved["revision"]
-        # States that were saved before there was a model bank have none.
+        # Older states have no model bank.
         controller.bank = snapshots.decoded(decode_bank, saved.get("bank", {}))
         controller._times.restore(saved)
         return controller
@@ -207,7 +209,7 @@ class Controller:
         record = self._cluster_state.draft(event.spec, event.at)
         self._cluster_state.add(record)
         self._cluster_state.fail_if_orphaned(record, event.at)
-        return self._changed(event.at)
+        return self._note_change(event.at)
 
     def _running(self, event: JobRunning) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
@@ -238,7 +240,7 @@ class Controller:
         if event.goodput is None or self.settings.trigger != "events":
             return []
         drifted = significance.drifted(record, self.cluster, self.settings.model_drift)
-        return self._changed(event.at) if drifted else []
+        return self._note_change(event.at) if drifted else []
 
     def _generation_ended(self, event: GenerationEnded) -> list[Command]:
         record = self._cluster_state.jobs.get(event.job_id)
@@ -246,15 +248,15 @@ class Controller:
             return []
         current = event.generation == record.generation and bool(record.placement)
         if event.outcome == "succeeded":
-            # The job had finished before it noticed that it should stop or be resized.
+            # The job finished before the command to stop or resize reached it.
             before = NOWHERE if current else record.placement
             self.bank = completed_work(self.bank, record)
             self._cluster_state.end(record, JobState.SUCCEEDED, event.at, event.detail, Reason("succeeded"))
-            return [*_stop(record, before, "finished"), *self._changed(event.at)]
+            return [*_stop(record, before, "finished"), *self._note_change(event.at)]
         return self._ended_badly(record, event) if current else []
 
     def _generation_shrunk(self, event: GenerationShrunk) -> list[Command]:
-        """Some replicas are lost. The job goes on with the others, which hold its state, if they are enough."""
+        """Some replicas are lost. The job goes on with the others, which have its state, if they are enough."""
         record = self._cluster_state.jobs.get(event.job_id)
         if record is None or record.state not in HOLDING or event.generation != record.generation:
             return []
@@ -262,14 +264,14 @@ class Controller:
         if after == before:
             return []
         if any(count > before.on(node) for node, count in after.shares):
-            raise InvalidInput(f"job '{event.job_id}' shrank to '{after}', which is not within its '{before}'")
+            raise InvalidInput(f"job '{event.job_id}' shrank to '{after}', which is not a part of its '{before}'")
         ended = GenerationEnded(event.at, event.job_id, event.generation, _outcome_of(event), event.detail)
         retry = decide_retry(record, ended)
         if retry.state is JobState.FAILED or after.num_gpus < record.spec.limits.min_gpus:
             return self._shrunk_too_far(record, event, ended, stops=retry.state is not JobState.FAILED)
         reason = _note_shrunk(record, event, retry)
         self._cluster_state.place(record, after, event.at)
-        return [_resize(record, before, after, reason, event.detail, event.at), *self._changed(event.at)]
+        return [_resize(record, before, after, reason, event.detail, event.at), *self._note_change(event.at)]
 
     def _shrunk_too_far(
         self, record: JobRecord, event: GenerationShrunk, ended: GenerationEnded, stops: bool
@@ -279,7 +281,7 @@ class Controller:
         if event.withdrawn:
             record.note_failed_move(event.at)
         commands = self._ended_badly(record, ended, in_place=False)
-        # The replicas that are left wait for a command, unless a replica was refused: they know that already.
+        # The other replicas wait for a command, except after a refusal, which they know of.
         return [*_stop(record, before, ended.outcome), *commands] if stops and not event.refused else commands
 
     def _ended_badly(self, record: JobRecord, event: GenerationEnded, in_place: bool = True) -> list[Command]:
@@ -295,9 +297,9 @@ class Controller:
             record.goodput = limited(record.goodput, retry.local_batch_max)
         if retry.state is JobState.FAILED:
             self._cluster_state.end(record, JobState.FAILED, event.at, retry.detail, retry.reason)
-            # Replicas that were lost from sight may still be there.
+            # Lost replicas may still run where the backend cannot reach them.
             commands = _stop(record, before if event.outcome == "lost" else NOWHERE, "failed")
-            return [*commands, *self._changed(event.at)]
+            return [*commands, *self._note_change(event.at)]
         record.eligible_at, record.detail = retry.eligible_at, retry.detail
         record.quiet_until = returns.quiet_until(record, event.at, retry)
         if moved and in_place:
@@ -307,23 +309,23 @@ class Controller:
             return [StartJob(event.job_id, record.generation, record.placement)]
         self._cluster_state.requeue(record, event.at, retry.reason)
         if event.outcome != "refused":
-            return self._changed(event.at)
+            return self._note_change(event.at)
         record.refusals = retry.refusals
-        # An earlier generation of it may still be there.
-        return [*_stop(record, before, "refused"), *self._changed(event.at)]
+        # Replicas of an earlier generation may still run.
+        return [*_stop(record, before, "refused"), *self._note_change(event.at)]
 
     def _finished(self, event: JobFinished) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
         if event.outcome == "succeeded":
             self.bank = completed_work(self.bank, record)
         self._cluster_state.end(record, JobState(event.outcome), event.at, event.detail, Reason(event.outcome))
-        return self._changed(event.at)
+        return self._note_change(event.at)
 
     def _cancelled(self, event: JobCancelled) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
         before = record.placement
         self._cluster_state.end(record, JobState.CANCELLED, event.at, "", Reason("cancelled", _gpus_before(before)))
-        return [*_stop(record, before, "cancelled"), *self._changed(event.at)]
+        return [*_stop(record, before, "cancelled"), *self._note_change(event.at)]
 
     def _paused(self, event: JobPaused) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
@@ -331,7 +333,7 @@ class Controller:
         record.state = step(event.job_id, record.state, JobState.PAUSED, record.detail)
         self._cluster_state.place(record, NOWHERE, event.at)
         record.set_reason(event.at, Reason("paused", _gpus_before(before)))
-        return [*_stop(record, before, "paused"), *self._changed(event.at)]
+        return [*_stop(record, before, "paused"), *self._note_change(event.at)]
 
     def _resumed(self, event: JobResumed) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
@@ -340,7 +342,7 @@ class Controller:
         record.state = step(event.job_id, record.state, JobState.QUEUED)
         waits = Reason("waits-for-job", jobs=record.waiting_for) if record.waiting_for else Reason("resumed")
         record.set_reason(event.at, waits)
-        return self._changed(event.at)
+        return self._note_change(event.at)
 
     def _limits_changed(self, event: JobLimitsChanged) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
@@ -348,7 +350,7 @@ class Controller:
             raise IllegalTransition(f"job '{event.job_id}' has {record.state}; its limits cannot change any more")
         record.spec = replace(record.spec, limits=event.limits)
         record.forget_view()
-        return self._changed(event.at)
+        return self._note_change(event.at)
 
     def _forgotten(self, event: JobsForgotten) -> list[Command]:
         self._cluster_state.forget(event.ended_before)
@@ -358,7 +360,7 @@ class Controller:
 
     def _node_added(self, event: NodeAdded) -> list[Command]:
         self._cluster_state.add_node(event.node)
-        return self._changed(event.at)
+        return self._note_change(event.at)
 
     def _node_removed(self, event: NodeRemoved) -> list[Command]:
         commands: list[Command] = []
@@ -374,11 +376,11 @@ class Controller:
                 continue
             self._cluster_state.requeue(record, event.at, Reason("node-lost", _gpus_before(before)))
             commands += _stop(record, before, "node-lost")
-        return commands + self._changed(event.at)
+        return commands + self._note_change(event.at)
 
     def _queue_changed(self, event: QueueChanged) -> list[Command]:
         self._cluster_state.set_queue(event.queue)
-        return self._changed(event.at)
+        return self._note_change(event.at)
 
     def _timer_fired(self, event: TimerFired) -> list[Command]:
         commands: list[Command] = []
@@ -389,10 +391,10 @@ class Controller:
                 commands += self._time_is_up(record, event.at)
                 continue
             self._end_pauses(record, event.at)
-        return [*commands, *self._changed(event.at)] if due else []
+        return [*commands, *self._note_change(event.at)] if due else []
 
     def _end_pauses(self, record: JobRecord, at: float) -> None:
-        """End what a job is kept from after failures, as far as its time has come."""
+        """End the restrictions of a job after failures whose time is over."""
         if record.quiet_until is not None and record.quiet_until <= at:
             record.quiet_until = None
         if record.capped_until is not None and record.capped_until <= at:
@@ -448,8 +450,8 @@ class Controller:
         record.state = step(job_id, record.state, JobState.RESIZING)
         return ResizeJob(job_id, record.generation, change.before, change.after)
 
-    def _changed(self, at: float) -> list[Command]:
-        """Something happened that can change the policy's answer: under `events`, a decision is due."""
+    def _note_change(self, at: float) -> list[Command]:
+        """Note an event that can change the decision: under `events`, a decision is due."""
         return self._times.note_change(at, self.revision)
 
 
@@ -458,7 +460,7 @@ def _stop(record: JobRecord, before: Placement, reason: str) -> list[Command]:
 
 
 def _resize(record: JobRecord, before: Placement, after: Placement, reason: Reason, detail: str, at: float) -> Command:
-    """The command by which a job goes on, without a restart, on the GPUs on which it is placed now."""
+    """The command to resize a job live to its present placement."""
     record.state = step(record.spec.id, record.state, JobState.RESIZING)
     record.detail = detail
     record.set_reason(at, reason)
@@ -470,17 +472,17 @@ def _gpus_before(placement: Placement) -> dict[str, float]:
 
 
 def _outcome_of(event: GenerationShrunk) -> GenerationOutcome:
-    """What the loss of some replicas counts as; where all replicas that ran are still there, nothing is lost."""
+    """How the event counts: as a loss only if replicas that ran are gone."""
     if event.refused:
         return "refused"
     return "stopped" if event.withdrawn else "lost"
 
 
 def _note_shrunk(record: JobRecord, event: GenerationShrunk, retry: RetryDecision) -> Reason:
-    """Note on the record that the job goes on with fewer replicas; the reason for its new placement."""
+    """Note in the record that the job goes on with fewer replicas; returns the reason for its placement."""
     numbers = {"gpus_before": float(record.placement.num_gpus), "gpus_after": float(event.placement.num_gpus)}
     if event.refused:
-        # It runs on; the same GPUs are not asked for again at once.
+        # It goes on; for a while it does not ask for these GPUs again.
         record.refusals, record.capped_until = retry.refusals, retry.eligible_at
         return Reason("refused", {**retry.reason.numbers, **numbers})
     record.live = True

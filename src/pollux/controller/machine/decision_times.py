@@ -1,4 +1,4 @@
-"""When a policy is asked: in rounds, or after events that can change its answer. What it answers is in `decisions`."""
+"""When decisions are made: in rounds, or after events that can change them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DecisionTimes:
         return []
 
     def note_change(self, at: float, revision: int) -> list[Command]:
-        """Something happened that can change the policy's answer: under `events`, a decision is due."""
+        """Note an event that can change the decision: under `events`, a decision is due."""
         if self._settings.trigger != "events":
             return []
         self._last_change = revision
@@ -41,11 +41,11 @@ class DecisionTimes:
         return self.schedule(due) if self.next_at is None or self.next_at > due else []
 
     def note_decision(self, at: float) -> None:
-        """A decision was made; none is due any more."""
+        """Note that a decision was made, so that none is due."""
         self._last, self.next_at = at, None
 
     def schedule_next(self, at: float, revision: int) -> list[Command]:
-        """After a decision on the snapshot of `revision`: the next round, or a decision on what has changed since."""
+        """After a decision on the snapshot of `revision`, schedule the next round, or a decision on later events."""
         if self._settings.trigger == "rounds":
             return self.schedule(at + self._settings.interval_seconds)
         if self._last_change > revision:
@@ -58,10 +58,10 @@ class DecisionTimes:
         return [Decide(at)]
 
     def state(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The state as plain JSON values."""
         return {"last_decision": self.last_at, "next_decision": self.next_at, "last_change": self._last_change}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what `state()` gave."""
+        """Restore the state that `state()` returned."""
         self._last = -math.inf if saved["last_decision"] is None else saved["last_decision"]
         self.next_at, self._last_change = saved["next_decision"], saved["last_change"]

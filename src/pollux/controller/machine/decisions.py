@@ -1,6 +1,6 @@
-"""Between a policy's answer and its effect: the answer is cut down to what it changes, and completed by what stays.
+"""Reduces a decision to its changes for the log, and completes it again before it is applied.
 
-Pure; when a policy is asked is in `controller`.
+Pure; `decision_times` has when decisions are made.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pollux.core import NOWHERE, Allocation, Change, Decision, Reason, Snapshot
 
 __all__ = ["completed", "fallback_reason", "narrowed"]
 
-# A waiting job's reason is written again only when a number moved by more than this share: the log would fill up.
+# A waiting job's reason is logged again only if a number has changed by more than this share, to keep the log small.
 _SAME = 0.05
 
 
 def narrowed(active: Mapping[str, JobRecord], known: Mapping[str, JobRecord], decision: Decision) -> Decision:
-    """Only jobs whose placement changes (NOWHERE for those that lose it), with reasons for them and for who waits.
+    """Only jobs whose placement changes (NOWHERE for those that lose it), with reasons for them and for waiting jobs.
 
-    A waiting job's reason is left out where it is the one that is known already. Without the policy's memory.
+    The reason of a waiting job is left out if it is known already. Without the policy's memory.
     """
-    # Jobs that nobody knows stay in, so that the check can say so.
+    # Unknown jobs stay in, so that the check refuses them.
     allocation = {job_id: place for job_id, place in decision.allocation.items() if job_id not in known}
     for job_id, record in active.items():
         if record.is_ready and (after := decision.allocation.get(job_id, NOWHERE)) != record.placement:
@@ -43,14 +43,14 @@ def _is_new_to(record: JobRecord, reason: Reason) -> bool:
         return False
     if before is None or before.code != reason.code or before.numbers.keys() != reason.numbers.keys():
         return True
-    # The jobs that a reason names are examples of those in the way; while one of them still is, it need not change.
+    # A reason names examples of the jobs in the way; it stays while one of them still is.
     if (before.jobs or reason.jobs) and not set(before.jobs) & set(reason.jobs):
         return True
     return not all(math.isclose(reason.numbers[name], before.numbers[name], rel_tol=_SAME) for name in before.numbers)
 
 
 def completed(snapshot: Snapshot, decision: Decision, partial: bool, current: bool) -> Decision:
-    """The answer as a whole allocation; one that is late is cut down to jobs that are still there."""
+    """The decision with a whole allocation; unless it is `current`, without jobs that are gone."""
     allocation: Allocation = decision.allocation
     if not current:
         jobs = {job.id for job in snapshot.jobs}
@@ -61,7 +61,7 @@ def completed(snapshot: Snapshot, decision: Decision, partial: bool, current: bo
 
 
 def fallback_reason(change: Change) -> Reason:
-    """What can be said of a change that the policy gave no reason for: how many GPUs before and after."""
+    """The reason of a change for which the policy gave none: the numbers of GPUs before and after."""
     before, after = change.before.num_gpus, change.after.num_gpus
     if not before:
         code = "started"

@@ -1,4 +1,4 @@
-"""From what an agent reports to the model that policies ask."""
+"""Makes the models of policies from the reports of agents."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _SHORTEST_SECONDS = 1e-15
 def model_from(
     report: ModelReport, local_batch_max: int | None = None, before: GoodputFunction | None = None
 ) -> GoodputModel:
-    """The reported model; one GPU takes at most `local_batch_max` samples at once where that is known.
+    """The reported model; its local batch is at most `local_batch_max`, if that is known.
 
-    Its throughput is that of the GPU type it was measured on; what `before` knew of other types stays. A type
-    that was never measured is taken to be like the one measured last.
+    The reported throughput is for the GPU type that it was measured on; the model keeps other types from `before`. A
+    type that was never measured counts as equal to the one that was measured last.
     """
     if len(report.parameters) != _NUM_PARAMETERS:
         raise InvalidInput(
@@ -44,7 +44,7 @@ def model_from(
         report.initial_batch, report.max_batch, report.local_batch_min, report.local_batch_max, report.accumulation
     )
     efficiency = Efficiency.from_estimates(report.initial_batch, report.grad_sqr, report.grad_var)
-    # A time too short to be measured would make ratios that no number can hold.
+    # Shorter times cannot be measured, and ratios to them would overflow.
     parameters = [0.0 if 0.0 <= value < _SHORTEST_SECONDS else value for value in report.parameters]
     throughput: PublishedThroughput | CorrectedThroughput = PublishedThroughput(*parameters)
     if report.places:
@@ -52,7 +52,7 @@ def model_from(
         throughput = CorrectedThroughput(PublishedThroughput(*parameters), places)
     by_type: dict[str, ThroughputModel] = {} if not isinstance(before, GoodputModel) else dict(before.by_type)
     if report.gpu_type:
-        # The newest last: where there are too many, the oldest go.
+        # The newest goes last; if there are too many, the oldest are dropped.
         by_type.pop(report.gpu_type, None)
         by_type = dict([*by_type.items(), (report.gpu_type, throughput)][-_MOST_TYPES:])
     model = GoodputModel(throughput, efficiency, limits, by_type)
@@ -62,9 +62,9 @@ def model_from(
 
 
 def _check_model(report: ModelReport) -> None:
-    """Refuse numbers larger than those of any training job: products of them would be infinite."""
+    """Refuse numbers larger than those of any training job, since products of them would overflow."""
     for name, value in zip(("αc", "βc", "αn", "βn", "αr", "βr"), report.parameters, strict=False):
-        # `PublishedThroughput` refuses what is no number at all, or below zero.
+        # `PublishedThroughput` refuses NaN and negative numbers.
         if value > LARGEST_SECONDS:
             raise InvalidInput(f"a model has {name} {value}; give at most {LARGEST_SECONDS:g} seconds")
     for name in ("initial_batch", "max_batch", "local_batch_min", "local_batch_max"):
@@ -84,7 +84,7 @@ def check_numbers(event: JobReported) -> None:
 
 
 def learned(bank: ModelBank, record: JobRecord, cluster: Cluster, event: JobReported) -> ModelBank:
-    """The bank with what a report of a running job measured, for later jobs of its kind."""
+    """The bank with the measurements of a running job's report, for later jobs of its kind."""
     kind, model, place, batch = record.kind, record.goodput, record.placement, event.local_batch
     if not kind or not place or batch is None or record.state is not JobState.RUNNING:
         return bank
@@ -96,14 +96,14 @@ def learned(bank: ModelBank, record: JobRecord, cluster: Cluster, event: JobRepo
 
 
 def completed_work(bank: ModelBank, record: JobRecord) -> ModelBank:
-    """The bank with the total work of a job that has succeeded, where the job reported its progress."""
+    """The bank with the total work of a job that has succeeded, if the job has reported its progress."""
     if not record.kind or record.progress is None:
         return bank
     return bank.ended(record.kind, record.progress + (record.remaining or 0.0))
 
 
 def limited(model: GoodputFunction | None, local_batch_max: int | None) -> GoodputFunction | None:
-    """The same model where one GPU takes no more than `local_batch_max` samples at once (None: as it is)."""
+    """The model with a local batch of at most `local_batch_max` (None: unchanged)."""
     if model is None or local_batch_max is None:
         return model
     if not isinstance(model, GoodputModel) or model.limits.local_max <= local_batch_max:

@@ -1,6 +1,6 @@
-"""Whether a job whose replicas have ended is started again at once, later, or never.
+"""Decides whether a job whose replicas have ended starts again at once, later, or never.
 
-Pure: `controller` carries out what is decided here.
+Pure: `controller` applies the decision.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["MOST_LOSSES", "RetryDecision", "backoff_seconds", "decide_retry", "r
 
 _FIRST_BACKOFF_SECONDS = 2.0
 _LONGEST_BACKOFF_SECONDS = 300.0
-# A backend that has no GPUs now may have some at any moment, and must not be asked too often.
+# A backend without free GPUs may have some at any moment, but must not be asked too often.
 _FIRST_REFUSAL_SECONDS = 1.0
 _LONGEST_REFUSAL_SECONDS = 60.0
-# A job that ran this long was not broken from the start: its next pause is a short one again.
+# After a run of this length, the pauses after crashes start again from the shortest.
 _STEADY_SECONDS = 600.0
 
 MOST_LOSSES = 10
-"""A job fails when it has lost its replicas so many times without progress in between."""
+"""A job fails after this many losses of replicas without progress in between."""
 
 
 def backoff_seconds(streak: int) -> float:
@@ -54,20 +54,20 @@ class RetryDecision:
 
 
 def decide_retry(record: JobRecord, event: GenerationEnded) -> RetryDecision:
-    """What happens to a job whose generation has ended without success."""
+    """The next state of a job whose generation has ended without success."""
     if event.outcome in ("crashed", "out-of-memory"):
         return _after_crash(record, event)
     if event.outcome == "lost":
         return _after_loss(record, event)
     if event.outcome == "refused":
         return _after_refusal(record, event)
-    # Replicas that ended without a command, for instance because a service stopped: start them again.
+    # They ended without a command, for instance because a service stopped: start them again.
     reason = Reason("stopped", {"gpus_before": float(record.placement.num_gpus)})
     return replace(_requeue(record, reason), detail=record.detail)
 
 
 def _requeue(record: JobRecord, reason: Reason, detail: str = "") -> RetryDecision:
-    """The job waits again, with the counters it has."""
+    """The job waits again, with unchanged counters."""
     return RetryDecision(
         JobState.QUEUED, reason, detail, record.crashes, record.streak, record.losses, record.local_batch_max
     )
@@ -104,7 +104,7 @@ def _after_loss(record: JobRecord, event: GenerationEnded) -> RetryDecision:
 
 
 def _after_refusal(record: JobRecord, event: GenerationEnded) -> RetryDecision:
-    """Nothing was started, so nothing failed: the job waits, however often that happens."""
+    """Nothing was started, so this is no failure: the job waits, however often it is refused."""
     refusals = record.refusals + 1
     pause = refusal_seconds(refusals)
     reason = Reason("refused", {"refusals": float(refusals), "backoff_seconds": pause})
@@ -116,7 +116,7 @@ def _ran_well(record: JobRecord, event: GenerationEnded) -> bool:
 
 
 def _smaller_batch(record: JobRecord) -> int | None:
-    """Half of the local batch that did not fit; None where that is not known."""
+    """Half of the local batch that did not fit in memory; None if it is not known."""
     request = record.spec.request
     asked = None if request is None else request.batch_size.per_gpu_max
     tried = next((most for most in (record.local_batch, record.local_batch_max, asked) if most is not None), None)

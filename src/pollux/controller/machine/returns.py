@@ -1,4 +1,4 @@
-"""How a job whose replicas have failed comes back without shaking the others again and again; pure.
+"""How a job whose replicas have failed returns without moving other jobs again and again; pure.
 
 A job that fails over and over would take GPUs from its neighbours at each start and give them back at each crash. So it
 comes back once like any other job, and when it fails again it uses free GPUs only, for `RETURN_PERIOD_SECONDS`: what

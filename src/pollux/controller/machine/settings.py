@@ -1,4 +1,4 @@
-"""When a controller decides, and what a policy may ask of its driver."""
+"""When a controller decides, and whether a driver provides what a policy needs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class ControllerSettings:
 
 
 def require(policy: Policy, offered: Iterable[str]) -> None:
-    """Refuse, at set-up, a policy that reads what the driver cannot fill."""
+    """Refuse a policy that needs something that the driver does not offer."""
     missing = sorted(policy.needs - set(offered))
     if missing:
         raise InvalidInput(
-            f"policy '{policy.name}' needs {', '.join(missing)}, which is not known here; "
+            f"policy '{policy.name}' needs {', '.join(missing)}, which this driver does not know; "
             "use it in the simulator, or choose another policy"
         )

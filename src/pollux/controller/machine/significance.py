@@ -1,4 +1,4 @@
-"""Whether what a job reports is news: for the log, and for another decision. The rest is telemetry."""
+"""Whether a report is significant: enough to be logged as a fact, or to make another decision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pollux.core import Cluster, GoodputFunction
 
 __all__ = ["drifted", "is_news", "predicted", "remember_predictions"]
 
-# Shares by which a number must have moved since it was last logged.
+# Relative changes since the last logged value that are significant.
 _GOODPUT = 0.02
 _GOODPUT_ELSEWHERE = 0.05
 _REMAINING = 0.02
@@ -20,7 +20,7 @@ _LOCAL_BATCH = 0.10
 
 
 def predicted(record: JobRecord, model: GoodputFunction, cluster: Cluster, factor: int = 1) -> float:
-    """Useful samples per second where the job is now, by `model`; on `factor` times as many GPUs and nodes."""
+    """The goodput that `model` predicts for the job's placement, or for `factor` times as many GPUs and nodes."""
     placement = record.placement
     node = cluster.by_id.get(placement.shares[0][0])
     gpu_type = "" if node is None else node.gpu_type
@@ -28,7 +28,7 @@ def predicted(record: JobRecord, model: GoodputFunction, cluster: Cluster, facto
 
 
 def remember_predictions(records: Iterable[JobRecord], cluster: Cluster) -> None:
-    """Note what was predicted when a decision was made."""
+    """Note the predictions on which a decision was made."""
     for record in records:
         record.decided_goodput = None
         if record.goodput is not None and record.placement:
@@ -36,7 +36,7 @@ def remember_predictions(records: Iterable[JobRecord], cluster: Cluster) -> None
 
 
 def drifted(record: JobRecord, cluster: Cluster, share: float) -> bool:
-    """Whether a running job's prediction moved by more than `share` since the last decision, or is its first."""
+    """Whether a running job's prediction changed by more than `share` since the last decision, or is its first."""
     if record.goodput is None or not record.placement:
         return False
     if record.decided_goodput is None:
@@ -45,19 +45,19 @@ def drifted(record: JobRecord, cluster: Cluster, share: float) -> bool:
 
 
 def is_news(record: JobRecord, event: JobReported, cluster: Cluster) -> bool:
-    """Whether the report changes what a decision could say.
+    """Whether the report could change a decision, so that it must become a fact.
 
-    That is a first model; a predicted goodput that moved by 2 % where the job is, or 5 % on twice as much; remaining
-    work that moved by 2 %; a resize cost or a local batch that moved by 10 %; all from the values last logged. A pause
-    of a known kind is told once; so is that it can, or can no longer, change while it runs. After a loss, so is that it
-    got further, however little: by that the next loss is judged.
+    Compared with the last logged values, these are significant: a first model; a change of the predicted goodput by 2 %
+    at the present placement, or by 5 % at twice its size; of the remaining work by 2 %; of the resize cost or the local
+    batch by 10 %; a new pause of a known kind; a change of `live`; and after a loss, any progress, since the next loss
+    is judged by it.
     """
     if record.state in ENDED:
         return False
     return (
         _moved(record.remaining, event.remaining, _REMAINING)
         or _cost_moved(record, event)
-        or _got_further(record, event)
+        or _progressed_after_loss(record, event)
         or event.live not in (None, record.live)
         or _moved(record.local_batch, event.local_batch, _LOCAL_BATCH)
         or _model_moved(record, event.goodput, cluster)
@@ -70,7 +70,7 @@ def _cost_moved(record: JobRecord, event: JobReported) -> bool:
     return _moved(record.resize_cost_seconds, event.resize_cost_seconds, _COST)
 
 
-def _got_further(record: JobRecord, event: JobReported) -> bool:
+def _progressed_after_loss(record: JobRecord, event: JobReported) -> bool:
     if not record.losses or record.is_beyond_loss(record.remaining, record.progress):
         return False
     first = record.progress is None and event.progress is not None

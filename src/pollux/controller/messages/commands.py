@@ -1,4 +1,4 @@
-"""What the controller wants done. A driver executes them; (job, generation) is the idempotent key."""
+"""The commands that a driver executes; (job, generation) is the idempotent key."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["Command", "Decide", "ResizeJob", "StartJob", "StopJob"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Root of all commands."""
+    """Base class of all commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartJob(Command):
-    """Start replicas where there were none."""
+    """Start a job that has no replicas."""
 
     job_id: str
     generation: int
@@ -37,9 +37,9 @@ class ResizeJob(Command):
 class StopJob(Command):
     """End a job's replicas, all generations below this one.
 
-    `reason` is `preempted`, `paused`, `cancelled`, `node-lost`, `lost` (too few replicas are left), `refused` (what it
-    was given cannot be had), `time-limit`, `failed` (given up) or `finished` (it was through before it noticed that it
-    had been placed anew).
+    `reason` is `preempted`, `paused`, `cancelled`, `node-lost`, `lost` (too few replicas are left), `refused` (the
+    backend does not have its GPUs), `time-limit`, `failed` (no retries are left) or `finished` (it succeeded before a
+    resize reached it).
     """
 
     job_id: str
@@ -50,6 +50,6 @@ class StopJob(Command):
 
 @dataclass(frozen=True, slots=True)
 class Decide(Command):
-    """Ask the policy at this time, or at once when it is past; a later `Decide` replaces an earlier one."""
+    """Make a decision at this time, or at once if it is past; a later `Decide` replaces an earlier one."""
 
     at: float

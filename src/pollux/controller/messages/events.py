@@ -33,15 +33,15 @@ __all__ = [
 GenerationOutcome = Literal["succeeded", "crashed", "out-of-memory", "stopped", "lost", "refused"]
 """How the replicas of a generation ended; `crashed` and `out-of-memory` count against a job's retries.
 
-`refused`: none was ever started, since the backend could not have the places; it never counts as a failure."""
+`refused`: none was started, since the backend did not have the GPUs; this never counts as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a user submits, as far as scheduling goes; `request` is the whole of it, where there is something to launch.
+    """A submitted job, as far as scheduling needs it; `request` is the whole request, or None in simulations.
 
-    `retries` crashes are forgiven. It waits until the jobs of `after` have succeeded. `time_limit_seconds` count while
-    it holds GPUs.
+    It may crash `retries` times. It waits until the jobs of `after` have succeeded. `time_limit_seconds` counts while
+    its replicas run.
     """
 
     id: str
@@ -60,7 +60,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Root of all events; `at` is in seconds on the driver's clock."""
+    """Base class of all events; `at` is in seconds on the driver's clock."""
 
     VERSION: ClassVar[int] = 1
 
@@ -69,16 +69,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted(Event):
-    """A job is now known."""
+    """A job was submitted."""
 
     spec: JobSpec
 
 
 @dataclass(frozen=True, slots=True)
 class JobRunning(Event):
-    """Replicas of a generation are training: the end of a start or of a resize.
+    """All replicas of a generation are training: a start or a resize is complete.
 
-    `pause_seconds` is what a change in living processes took, `resize_kind` what it was; None and empty otherwise.
+    `pause_seconds` and `resize_kind` are those of a live resize; None and empty otherwise.
     """
 
     job_id: str
@@ -89,11 +89,11 @@ class JobRunning(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobReported(Event):
-    """A job's agent has news; fields that are `None` leave what is known as it is.
+    """A significant report of a job's agent; fields that are `None` do not change the record.
 
-    `resize_cost_seconds` is its last pause, and `resize_kind` of what kind that was (see `costs`); without a kind it is
-    what any change costs. The pause of a change in living processes stands in `JobRunning`; logs of before have it here
-    as well. `live`: its replicas can change while they run. `progress` are useful samples so far.
+    `resize_cost_seconds` is its last pause, of the kind `resize_kind` (see `costs`); without a kind, the cost of any
+    resize. The pause of a live resize is in `JobRunning`; older logs have it here, too. `live`: whether the job can
+    follow live resizes. `progress` is the number of useful samples so far.
     """
 
     job_id: str
@@ -108,10 +108,10 @@ class JobReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class GenerationShrunk(Event):
-    """Some replicas of this generation are gone, or never came; the others hold the state and wait at `placement`.
+    """Some replicas of this generation are lost, or never joined; the others have the state and wait at `placement`.
 
-    `refused`: no replica is lost; those that were to join got no GPUs, and were never started. `withdrawn`: no replica
-    that ran is lost, or has paused; those that were to join did not come.
+    `refused`: no replica is lost; new replicas got no GPUs and were never started. `withdrawn`: no replica that ran is
+    lost or has paused; new replicas did not join.
     """
 
     job_id: str
@@ -124,7 +124,7 @@ class GenerationShrunk(Event):
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnded(Event):
-    """No replica of this generation is left; what that means for the job (done, retry, failed) the controller says."""
+    """No replica of this generation is left; the controller decides whether the job has ended."""
 
     job_id: str
     generation: int
@@ -134,7 +134,7 @@ class GenerationEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class TimerFired(Event):
-    """The time that the controller named as `next_timer_at` has come: a pause after a crash or a time limit is over."""
+    """The time `next_timer_at` has come: a pause after a crash, or a time limit, is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +184,30 @@ class JobsForgotten(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeAdded(Event):
-    """A node arrived, or one that is there changed."""
+    """A node was added, or its description changed."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRemoved(Event):
-    """A node is gone, with whatever ran there."""
+    """A node is gone, with everything that ran on it."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class QueueChanged(Event):
-    """A queue was created, or has another weight or quota."""
+    """A queue was created, or its weight or quota changed."""
 
     queue: Queue
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade(Event):
-    """A policy's answer to the snapshot of `revision`; kept as a fact, so that a replay never asks the policy again.
+    """A policy's decision on the snapshot of `revision`; it is a fact, so that a replay does not ask the policy again.
 
-    Where it is `partial`, jobs that the allocation does not name keep what they hold, and NOWHERE takes it away.
+    If it is `partial`, jobs that the allocation does not name keep their placement, and NOWHERE takes it away.
     """
 
     revision: int

@@ -1,4 +1,4 @@
-"""From what a user submits to what is scheduled."""
+"""Makes the spec of a job from a user's request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["limits_from", "spec_from"]
 def limits_from(request: JobRequest) -> JobLimits:
     """The limits of a request.
 
-    A rigid job is pinned to the GPUs it once has, unless its user says that it may be stopped and asks for one number
-    of GPUs: then it comes back with as many, possibly elsewhere.
+    A rigid job is pinned to its first placement, unless its user allows preemption and asks for one number of GPUs:
+    then it comes back with the same number, possibly on other nodes.
     """
     returns_alike = request.is_preemptible and request.min_gpus == request.max_gpus
     return JobLimits(
@@ -31,10 +31,9 @@ def limits_from(request: JobRequest) -> JobLimits:
 def spec_from(
     request: JobRequest, job_id: str, resize_cost_seconds: float = 30.0, cluster_gpus: int | None = None
 ) -> JobSpec:
-    """The job as the controller knows it.
+    """The spec of a request. Rigid policies give the job its maximum, or `cluster_gpus` if that is less.
 
-    Policies that grant fixed numbers of GPUs give it the most it asks for, or `cluster_gpus` where that is less.
-    `resize_cost_seconds` is what a resize is expected to cost until the job has reported one.
+    `resize_cost_seconds` is the expected cost of a resize until the job has reported one.
     """
     most = request.max_gpus if cluster_gpus is None else min(request.max_gpus, cluster_gpus)
     return JobSpec(

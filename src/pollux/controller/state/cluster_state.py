@@ -1,6 +1,6 @@
-"""Jobs, nodes and queues as they are, the changes that keep them consistent, and what is due when.
+"""The state of jobs, nodes and queues, changes that keep it consistent, and the times at which something is due.
 
-Which event changes what is in `controller`.
+`controller` decides which event makes which change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_NAMES = 50
 
 
 def time_up(record: JobRecord) -> float | None:
-    """When a job that runs has reached its time limit; None for one that has none, or does not run."""
+    """When a running job reaches its time limit; None if it has none, or does not run."""
     limit = record.spec.time_limit_seconds
     if limit is None or record.running_since is None:
         return None
@@ -28,7 +28,7 @@ def time_up(record: JobRecord) -> float | None:
 
 
 class ClusterState:
-    """All records; `active` are the jobs that have not ended, in the order in which they became known."""
+    """All records; `active` are the jobs that have not ended, in the order of submission."""
 
     def __init__(self, cluster: Cluster, queues: Iterable[Queue] = ()) -> None:
         self.cluster = cluster
@@ -38,7 +38,7 @@ class ClusterState:
         self._due: dict[str, float] = {}
 
     def record(self, job_id: str) -> JobRecord:
-        """The record of a job; UnknownName where there is none."""
+        """The record of a job; UnknownName if there is none."""
         found = self.jobs.get(job_id)
         if found is None:
             raise self._unknown("job", job_id)
@@ -49,7 +49,7 @@ class ClusterState:
         return UnknownName(what, job_id, islice(reversed(self.jobs), _MOST_NAMES))
 
     def draft(self, spec: JobSpec, at: float) -> JobRecord:
-        """The record that a new job would get; refuses what could not be added, and changes nothing."""
+        """The record of a new job, without adding it; refuses a job that could not be added."""
         if spec.id in self.jobs:
             raise Conflict(f"job '{spec.id}' is known already; give the new one another name")
         for other in spec.after:
@@ -57,7 +57,7 @@ class ClusterState:
                 raise self._unknown("job to run after", other)
         waiting_for = tuple(other for other in spec.after if self.jobs[other].state is not JobState.SUCCEEDED)
         record = JobRecord(spec, at, resize_cost_seconds=spec.resize_cost_seconds, waiting_for=waiting_for)
-        record.view(at)  # refuses what no snapshot could hold, while its user is still there
+        record.view(at)  # refuses fields that no snapshot could hold, while the user waits for the answer
         hopeless = tuple(other for other in waiting_for if self.jobs[other].state in ENDED)
         if waiting_for:
             record.set_reason(
@@ -73,14 +73,14 @@ class ClusterState:
             self.note_due_time(record)
 
     def fail_if_orphaned(self, record: JobRecord, at: float) -> None:
-        """End a new job at once if one that it waits for can no longer succeed."""
+        """End a new job at once if a job that it must run after has failed or was cancelled."""
         for other in record.waiting_for:
             if self.jobs[other].state in ENDED:
                 self._orphan(record, self.jobs[other], at)
                 return
 
     def place(self, record: JobRecord, placement: Placement, at: float) -> None:
-        """Hold `placement` from `at` on; a new generation unless nothing changes."""
+        """Give the job `placement` from `at` on, as a new generation unless nothing changes."""
         if placement == record.placement:
             return
         record.attained_gpu_seconds = record.attained(at)
@@ -117,7 +117,7 @@ class ClusterState:
         record.forget_view()
 
     def requeue(self, record: JobRecord, at: float, reason: Reason) -> Placement:
-        """Take its GPUs from a job and let it wait again; the placement that it had."""
+        """Take its GPUs from a job and let it wait again; returns its old placement."""
         before, after = record.placement, step(record.spec.id, record.state, JobState.QUEUED)
         self.place(record, NOWHERE, at)
         record.state = after
@@ -125,7 +125,7 @@ class ClusterState:
         return before
 
     def end(self, record: JobRecord, state: JobState, at: float, detail: str, reason: Reason) -> None:
-        """End a job. Jobs that wait for it may go on, or end as well."""
+        """End a job, and the jobs that must run after it if it did not succeed."""
         self._end(record, state, at, detail, reason)
         ended = [record]
         while ended:
@@ -166,13 +166,13 @@ class ClusterState:
         self.cluster = Cluster(tuple(nodes))
 
     def remove_node(self, node_id: str) -> list[JobRecord]:
-        """Remove a node; the jobs that held GPUs there. Their placements still name it."""
+        """Remove a node; returns the jobs that hold GPUs there, whose placements still name it."""
         self.cluster = Cluster(tuple(node for node in self.cluster.nodes if node.id != node_id))
         return [record for record in self.active.values() if record.placement.on(node_id)]
 
     def set_queue(self, queue: Queue) -> None:
         """Add a queue, or replace one whose weight or quota has changed."""
-        # A new mapping: the last one may be in a snapshot.
+        # A new mapping, since a snapshot may hold the old one.
         self.queues = {**self.queues, queue.name: queue}
 
     # What is due
@@ -188,11 +188,11 @@ class ClusterState:
 
     @property
     def next_due(self) -> float | None:
-        """The earliest of these times."""
+        """The earliest time at which something is due."""
         return min(self._due.values(), default=None)
 
     def due(self, at: float) -> list[JobRecord]:
-        """Jobs whose time has come, in the order in which they became known."""
+        """Jobs for which something is due, in the order of submission."""
         if not any(due <= at for due in self._due.values()):
             return []
         return [record for job_id, record in self.active.items() if self._due.get(job_id, at + 1.0) <= at]

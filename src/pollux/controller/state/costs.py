@@ -1,4 +1,4 @@
-"""What a change of its GPUs has cost a job, by kind, and what the next one will; pure."""
+"""The measured pauses of a job's resizes, by kind, and an estimate of the next; pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 __all__ = ["LIVE_KINDS", "RESTART", "Costs", "likely_seconds", "medians", "with_pause"]
 
 LIVE_KINDS = ("grow", "shrink", "move", "recover")
-"""Changes in living processes: more replicas, fewer, as many elsewhere, and fewer after a loss."""
+"""Live resizes: more replicas, fewer, the same number elsewhere, and fewer after a loss."""
 
 RESTART = "restart"
-"""A change by ending all processes and starting others from the checkpoint."""
+"""A resize that ends all processes and starts new ones from the checkpoint."""
 
 Costs = Mapping[str, tuple[float, ...]]
-"""The last pauses of each kind, in seconds, oldest first; to be replaced, not changed."""
+"""The last pauses of each kind, in seconds, oldest first. Replace it, do not change it."""
 
 _KEPT = 5
 
@@ -30,10 +30,10 @@ def medians(costs: Costs) -> dict[str, float]:
 
 
 def likely_seconds(costs: Costs, live: bool, estimate: float, failed: float = 0.0) -> float:
-    """What the next change costs: the dearest kind of live resize, or a restart; `estimate` where it was not measured.
+    """The expected pause of the next resize: of the most expensive live kind, or of a restart; else `estimate`.
 
-    max over grow, shrink, move of the median of the last five; a recovery counts only where none of these is known.
-    Where such changes have become restarts of late, x of the most that are tried: live + x (restart - live).
+    The maximum over grow, shrink and move of the median of the last five; a recovery counts only if none of them was
+    measured. `failed` is the share x of failed live resizes, each of which costs a restart: live + x (restart - live).
     """
     known = medians(costs)
     if not live:

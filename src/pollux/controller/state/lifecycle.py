@@ -11,7 +11,7 @@ __all__ = ["ENDED", "HOLDING", "TRANSITIONS", "JobState", "step"]
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -32,7 +32,7 @@ HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
 _WHILE_HOLDING = frozenset({JobState.QUEUED, JobState.PAUSED, JobState.RESIZING}) | ENDED
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
-    # A job may end while it waits: it had finished just when it was told to stop.
+    # A waiting job may end: it finished just when it was told to stop.
     JobState.QUEUED: frozenset({JobState.STARTING, JobState.PAUSED}) | ENDED,
     # A start may be overtaken: moved elsewhere, preempted, or over before its first report arrives.
     JobState.STARTING: _WHILE_HOLDING | {JobState.RUNNING},

@@ -1,4 +1,4 @@
-"""What is known of one job. How jobs are kept together is in `cluster_state`, what changes them in `controller`."""
+"""The record of one job. `cluster_state` keeps all records, `controller` changes them."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class JobRecord:
 
     @property
     def kind(self) -> str:
-        """Jobs of one kind can be expected to be alike: as its spec says, else its command; '' where nobody knows."""
+        """The kind in its spec, else its command; '' if it has neither. Jobs of one kind are expected to be alike."""
         request = self.spec.request
         return self.spec.kind or ("" if request is None else " ".join(request.run))
 
     @property
     def num_restarts(self) -> int:
-        """How often it got other GPUs, or was started again, after its first start."""
+        """How often its GPUs changed, or it was started again, after its first start."""
         return max(self.num_starts - 1, 0)
 
     def is_over(self, before: float) -> bool:
@@ -100,14 +100,14 @@ class JobRecord:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a policy may place it, or leave it where it is."""
+        """Whether policies see it."""
         return self.eligible_at is None and not self.waiting_for and self.state is not JobState.PAUSED
 
     @property
     def moves_live(self) -> bool:
         """Whether its next resize is tried live: the job allows it and can follow it, and it has not failed too often.
 
-        A job that has not said whether it can is assumed to; its shim finds out, and restarts it where it cannot.
+        A job that has not reported whether it can is assumed to; its shim restarts it if it cannot.
         """
         return self._is_able_to_move and self.failed_moves < MOST_FAILED_MOVES
 
@@ -137,7 +137,7 @@ class JobRecord:
         """Note that replicas were lost; `losses` is the number of losses from now on."""
         self.losses, self.remaining_at_loss = losses, self.remaining
         known = [progress for progress in (self.progress, self.progress_at_loss) if progress is not None]
-        # The farthest one: a job that reaches the same point again and again makes no progress.
+        # The largest one: a job that reaches the same point again and again makes no progress.
         self.progress_at_loss = max(known, default=None)
 
     def note_pause(self, kind: str, seconds: float) -> None:
@@ -153,7 +153,7 @@ class JobRecord:
         self.estimate_cost()
 
     def note_failed_move(self, at: float) -> None:
-        """Note that a live resize, if one was under way, failed. A job that never said it can follow one cannot."""
+        """Note that a live resize, if there was one, failed. A job that has not reported `live` is then not live."""
         if not self.resizes_live:
             return
         self.failed_moves, self.failed_move_at = self.failed_moves + 1, at
@@ -161,7 +161,7 @@ class JobRecord:
         self.estimate_cost()
 
     def forgive_moves(self, at: float) -> None:
-        """Try live resizes again once the last failure is long ago."""
+        """Allow live resizes again if the last failure is long ago."""
         since = self.failed_move_at
         if self.failed_moves >= MOST_FAILED_MOVES and (since is None or at - since >= FORGIVEN_AFTER_SECONDS):
             self.failed_moves = 0
@@ -178,7 +178,7 @@ class JobRecord:
         return self.attained_gpu_seconds + self.placement.num_gpus * max(now - self.held_since, 0.0)
 
     def running_seconds(self, now: float) -> float:
-        """Seconds up to `now` in which its replicas ran; this is what a time limit counts, not the time it waited."""
+        """Seconds up to `now` in which its replicas ran, which a time limit counts; waiting does not count."""
         return self.held_seconds + (0.0 if self.running_since is None else max(now - self.running_since, 0.0))
 
     def set_reason(self, at: float, reason: Reason | None) -> None:
@@ -187,7 +187,7 @@ class JobRecord:
         self.reason_at = None if reason is None else at
 
     def view(self, now: float, prior: Prior | None = None) -> JobView:
-        """What a policy is shown; the same object as last time where nothing changed, see `forget_view`."""
+        """The job as policies see it; the same object as last time if nothing has changed, see `forget_view`."""
         attained = self.attained(now)
         view = self.seen
         if view is None:

@@ -37,8 +37,8 @@ def test_a_job_that_shrank_hears_why_for_whom_and_what_to_do():
 
 def test_who_is_stopped_for_others_is_promised_only_what_it_saved():
     text, _ = explain(SAMPLES["preempted"], "resnet18")
-    assert "keeps what it has saved" in text
-    assert "a script that saves nothing begins anew" in text
+    assert "keeps its checkpoints" in text
+    assert "a script that saves nothing starts from the beginning" in text
 
 
 def test_a_job_of_which_nothing_was_decided():
@@ -137,7 +137,7 @@ def test_what_a_job_lacks_is_told_with_what_there_is():
             "pollux resize a --gpus 1..1",
         ),
         "fits-nowhere, by nodes": (
-            "cannot start here now: it needs 6 GPUs on at most 1 node, and there are 4 so",
+            "cannot start here now: it needs 6 GPUs on at most 1 node, and the largest node has 4",
             "pollux resize a --gpus 1..4",
         ),
         "fits-nowhere, by quota": (

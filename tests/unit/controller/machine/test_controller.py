@@ -340,7 +340,7 @@ def test_an_event_of_no_known_kind_is_refused(desk):
     class Surprise(Event):
         pass
 
-    with pytest.raises(InvalidInput, match="event Surprise is unknown"):
+    with pytest.raises(InvalidInput, match="event Surprise is not known"):
         desk(Surprise(0.0))
 
 

@@ -90,9 +90,9 @@ def test_people_are_told_what_a_change_would_cost_now_apart_from_the_past_decisi
     before = explain(reason, record)
     assert explain_cost(record) == ""
     told(desk, 70, 0.42, "grow", live=True)
-    assert explain_cost(record) == ("as of now, a change of its GPUs costs it about 0.42 s, in its living processes")
+    assert explain_cost(record) == ("as of now, a change of its GPUs costs it about 0.42 s, live")
     told(desk, 71, 6.0, "restart", live=False)
-    assert explain_cost(record) == "as of now, a change of its GPUs costs it about 6 s, by a restart"
+    assert explain_cost(record) == "as of now, a change of its GPUs costs it about 6 s, with a restart"
     assert explain(reason, record) == before
 
 

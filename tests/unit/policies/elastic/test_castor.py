@@ -264,7 +264,7 @@ def test_who_fell_behind_is_owed_its_share_in_a_sentence():
     running = {"long": Placement((("node-0", 4), ("node-1", 4)))}
     decision = create("castor").allocate(snapshot(*views, running=running))
     for name, words in (
-        ("slow", "it is owed its fair share: so far it is on the way"),
+        ("slow", "it has a right to its fair share: so far it is expected to take"),
         ("long", "slow goes first: it is"),
     ):
         text, _ = explain(decision.reasons[name], name)

@@ -45,7 +45,7 @@ def test_the_list_has_the_cost_that_explain_adds(world, client):
     result_of(world.engine.report("a", sample_report(generation, resize_seconds=6.0, resize_kind="restart")))
     listed, alone = both(client, "a")
     assert listed == alone
-    assert listed["text"].endswith(". As of now, a change of its GPUs costs it about 6 s, by a restart")
+    assert listed["text"].endswith(". As of now, a change of its GPUs costs it about 6 s, with a restart")
 
 
 def test_for_whom_a_job_waits_is_of_the_moment_though_nothing_happens_to_the_job(world, client):

@@ -62,4 +62,4 @@ def test_the_cost_of_a_change_is_told_as_of_now_and_apart_from_the_decision(worl
     record = world.engine.views.board.get("a").record
     record.note_pause("restart", 6.0)
     assert told(world, "a")[1] == before
-    assert explain_cost(record) == "as of now, a change of its GPUs costs it about 6 s, by a restart"
+    assert explain_cost(record) == "as of now, a change of its GPUs costs it about 6 s, with a restart"
