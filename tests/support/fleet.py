@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pollux.backends.node_daemon.command import daemon_words
 from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.backends.process import proc
 from pollux.core import Node
@@ -58,10 +59,9 @@ class ProcessFleet(PooledNodeProvider):
         secret.write_text(self.secret.hex())
         secret.chmod(0o600)
         self._file(node).unlink(missing_ok=True)
-        words = ["--node", node, "--places", str(self._slots), "--listen", "127.0.0.1"]
-        words += ["--announce", str(self._file(node)), "--secret-file", str(secret)]
-        words += ["--cold"] * self._cold
-        command = [sys.executable, "-P", "-m", "pollux.backends.node_daemon.daemon", "--with-parent", *words]
+        words = daemon_words(node, self._slots, "127.0.0.1", self._file(node), warm=not self._cold)
+        words += ["--secret-file", str(secret)]
+        command = [sys.executable, "-P", *words]
         log = str(self.folder / f"{node}.log")
         # Only the end of this process closes the other end of the pipe; then the daemon ends, too.
         reading, _ = os.pipe2(os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Ray as a lender of nodes: the backend, a driver process beside the service, an actor on each node.
+"""The backend on nodes that Ray lends: with a driver process beside the service, and an actor on each node.
 
 `driver` runs in a process of its own, `node_actor` on nodes, everything else in the service.
 """

@@ -1,6 +1,6 @@
 """The nodes of a Ray cluster: one bundle per replica on the node that was decided, one actor per node as its host.
 
-Here is what may be asked of it; Ray is spoken to by a process of its own (`driver`), through `provider`.
+A process of its own (`driver`) speaks to Ray; `provider` speaks to that process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pollux.backends.ray.provider import RayNodeProvider
 __all__ = ["OLDEST", "RayBackend", "missing"]
 
 OLDEST = (2, 50)
-"""The oldest Ray that takes a node's label for a bundle."""
+"""The oldest Ray that can place a bundle by a label of a node."""
 
 
 class RayBackend(FleetBackend):
-    """Runs jobs on a Ray cluster, of which this machine must be a node; the package must be installed on every node.
+    """Runs jobs on a Ray cluster. This machine must be a node of it, and the package be installed on every node.
 
-    `asked` are the fields of `RayOptions`; the others as for every fleet.
+    `asked` are the fields of `RayOptions`; the other arguments are those of every fleet.
     """
 
     options_class: ClassVar[type | None] = RayOptions
@@ -45,7 +45,7 @@ class RayBackend(FleetBackend):
 
     @classmethod
     def preview(cls, home: Path, **given: Any) -> str:
-        """What Ray will be asked for, in words: how much depends on its nodes and on the jobs."""
+        """The requests to Ray in words, without their number, which depends on its nodes and on the jobs."""
         options = RayOptions(**{field.name: given[field.name] for field in fields(RayOptions) if field.name in given})
         is_cpu = options.slots is not None
         place = "{'CPU': 1}" if is_cpu else "{'GPU': 1}"

@@ -1,4 +1,4 @@
-"""The file of a service's claims on Ray's GPUs and of the nodes that they are on, written soon after each change."""
+"""The file with a service's claims on Ray's GPUs and with their nodes, written soon after each change."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["ClaimFile"]
 
 _log = logging.getLogger("pollux.backends")
 
-# A change that a crash loses within this time does no harm: a restart frees such claims, or makes them again.
+# A crash may lose changes of this time, which does no harm: a restart frees such claims, or makes them again.
 _PAUSE_SECONDS = 0.05
 
 
 class ClaimFile:
-    """Writes what `record` returns into `path` from a thread of its own, between `start` and `close`."""
+    """Writes the value of `record()` into `path` from a thread of its own, between `start` and `close`."""
 
     def __init__(self, path: Path, record: Callable[[], Mapping[str, Any]]) -> None:
         self._path, self._record = path, record
@@ -45,7 +45,7 @@ class ClaimFile:
         self._has_changed.set()
 
     def close(self) -> None:
-        """Write it for the last time."""
+        """Write the record for the last time."""
         self._is_closing = True
         self._has_changed.set()
         if self._thread.ident is not None:

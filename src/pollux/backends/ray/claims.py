@@ -1,6 +1,6 @@
-"""Which GPUs of a Ray cluster are claimed for which job: one claim is one placement group of one bundle.
+"""The claims of jobs on the GPUs of a Ray cluster: one claim is one placement group of one bundle.
 
-Plain bookkeeping, kept in a file so that a restarted service knows its claims; Ray itself is not spoken to here.
+Nothing here calls Ray. A file keeps the claims, so that a restarted service knows them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Claim", "ClaimBook"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One place on one node for one job; `place` is None until Ray has granted it, `waits` that it takes its time."""
+    """One place on one node for one job. `place`: None until Ray has granted it; `waits`: Ray has none to give now."""
 
     name: str
     job_id: str
@@ -25,7 +25,7 @@ class Claim:
 
 
 class ClaimBook:
-    """All claims of one service; `prefix` begins the names of its placement groups and of no other service's."""
+    """All claims of one service. `prefix`: the beginning of the names of this service's placement groups only."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -41,7 +41,7 @@ class ClaimBook:
         return self._claims
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> tuple[list[Claim], list[Claim]]:
-        """Bring a job's claims to the wanted number per node: the new claims, and those not needed now."""
+        """Bring a job's claims to the wanted number per node; the new claims, and those that were removed."""
         taken: list[Claim] = []
         freed: list[Claim] = []
         mine = self._of(job_id)
@@ -58,14 +58,14 @@ class ClaimBook:
         mine = self._of(job_id)
         gone = [claim for claim in mine if claim.place in places.get(claim.node_id, ())]
         if all(claim.place is None for claim in mine if claim not in gone):
-            # A job without any place has ended, or is about to ask for other places: what it waits for goes too.
+            # A job without any place has ended, or will ask for other places: drop the claims that wait, too.
             gone = mine
         return self._remove_all(gone)
 
     def adopt(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> list[Claim]:
-        """Make granted claims for places that a job uses and that have no claim, and return the new ones.
+        """Make granted claims for places that a job uses without a claim, and return the new ones.
 
-        Claims of the job there that were not granted come first: a grant may have come after the last note of it.
+        Ungranted claims of the job on the node are used first: the grant may have come after the file was written.
         """
         held = self.held(job_id)
         found = []
@@ -79,7 +79,7 @@ class ClaimBook:
         return found
 
     def claim_at(self, node_id: str, place: int) -> Claim | None:
-        """The claim that has this place, if any."""
+        """The claim that has this place; None where there is none."""
         return self._claims.get(self._places.get((node_id, place), ""))
 
     def swap_places(self, name: str, other: str) -> None:
@@ -89,7 +89,7 @@ class ClaimBook:
         self._put(replace(two, place=one.place))
 
     def replace_claim(self, name: str, other: str = "") -> Claim:
-        """Give the place of a claim to another one, by the name `other` or a new one, and remove the first."""
+        """Remove a claim, and give its place to a claim with the name `other`, or with a new name."""
         claim = self._claims[name]
         self.remove(name)
         new = Claim(other, claim.job_id, claim.node_id) if other else self._new(claim.job_id, claim.node_id)
@@ -100,7 +100,7 @@ class ClaimBook:
         return self._remove_all([claim for claim in self._claims.values() if claim.node_id not in known])
 
     def grant(self, name: str, place: int | None) -> Claim | None:
-        """Ray has granted a claim; None as place: the lowest free number of the node. None where it is none of ours."""
+        """Note that Ray has granted a claim, with this place or the lowest free one; None for an unknown claim."""
         claim = self._claims.get(name)
         if claim is None:
             return None
@@ -109,12 +109,12 @@ class ClaimBook:
         return self._put(replace(claim, place=place, waits=False))
 
     def note_waiting(self, name: str) -> None:
-        """Ray has not met a claim for some seconds."""
+        """Note that Ray has had nothing for a claim for some seconds."""
         if name in self._claims:
             self._put(replace(self._claims[name], waits=True))
 
     def retry_waiting(self, node_ids: Container[str]) -> list[str]:
-        """Have the waiting claims on these nodes, where something was given back, count as new; their names."""
+        """Make the waiting claims on these nodes count as new, since places were given back there; their names."""
         late = [claim for claim in self._claims.values() if claim.waits and claim.node_id in node_ids]
         for claim in late:
             self._put(replace(claim, waits=False))
@@ -131,7 +131,7 @@ class ClaimBook:
                 del self._jobs[claim.job_id]
 
     def held(self, job_id: str) -> dict[str, tuple[int, ...]]:
-        """Granted places of a job by node, in order."""
+        """The granted places of a job by node, in order."""
         found: dict[str, list[int]] = {}
         for claim in self._of(job_id):
             if claim.place is not None:
@@ -139,15 +139,15 @@ class ClaimBook:
         return {node_id: tuple(sorted(places)) for node_id, places in sorted(found.items())}
 
     def granted_on(self, node_id: str) -> int:
-        """How many places of a node are granted to us."""
+        """How many places of a node Ray has granted us."""
         return self._granted[node_id]
 
     def obtainable_on(self, node_id: str) -> int:
-        """How many places of a node are granted or may still be: all claims but those that Ray has nothing for."""
+        """How many places of a node are granted or may still be: all claims but those for which Ray has nothing."""
         return sum(claim.node_id == node_id and not claim.waits for claim in self._claims.values())
 
     def refusal(self, job_id: str, short: Container[str]) -> str:
-        """What Ray does not give a job on nodes that are `short`, for people; empty while all of it may come."""
+        """Which places Ray does not give a job on nodes that are `short`, for people; empty while all may come."""
         waiting: dict[str, int] = {}
         for claim in self._of(job_id):
             if claim.waits and claim.node_id in short:
@@ -161,12 +161,12 @@ class ClaimBook:
         )
 
     def record(self) -> dict[str, Any]:
-        """Plain values, for the file."""
+        """The claims as plain values, for the file."""
         rows = [[claim.name, claim.job_id, claim.node_id, claim.place] for claim in self._claims.values()]
         return {"next": self._next, "claims": rows}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """What `record` gave, in a new book; what is no such thing is left out."""
+        """Load the claims of a `record`; rows that cannot be read are left out."""
         rows = record.get("claims")
         for row in rows if isinstance(rows, list) else ():
             if _is_row(row) and row[0].startswith(self.prefix):
@@ -185,7 +185,7 @@ class ClaimBook:
         return self._put(claim)
 
     def _put(self, claim: Claim) -> Claim:
-        """Note a claim, or what became of it."""
+        """Note a new claim, or a new state of a known one."""
         before = self._claims.get(claim.name)
         if before is not None:
             self._leave(before)
@@ -197,7 +197,7 @@ class ClaimBook:
         return claim
 
     def _leave(self, claim: Claim) -> None:
-        """Free the place of a claim, unless another claim has it by now."""
+        """Free the place of a claim, unless another claim has that place by now."""
         if claim.place is not None and self._places.get((claim.node_id, claim.place)) == claim.name:
             del self._places[claim.node_id, claim.place]
 
@@ -212,7 +212,7 @@ class ClaimBook:
 
 
 def _is_row(row: object) -> bool:
-    """Whether this is what `record` makes of a claim."""
+    """Whether this is a row as `record` writes it for a claim."""
     if not isinstance(row, list) or len(row) != 4 or not all(isinstance(word, str) for word in row[:3]):
         return False
     return row[3] is None or type(row[3]) is int

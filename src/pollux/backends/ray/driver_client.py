@@ -1,4 +1,4 @@
-"""The line to the process that speaks to Ray: started, fed, heard, and started again when it ended or fell silent."""
+"""Runs the driver, the process that speaks to Ray: exchanges lines with it, and starts it again when it has ended."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _GIVE_UP_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 15.0
 _END_SECONDS = 5.0
 _LOG_BYTES = 1_000_000
-# That with all nodes of a large cluster is some hundred kilobytes.
+# The line with all nodes of a large cluster has some hundred kilobytes.
 _LONGEST_LINE_BYTES = 1 << 26
 _LISTEN_SECONDS = 0.5
 _LOOKED_THROUGH_BYTES = 100_000
-# Ray writes this to its log while it tries on for 20 seconds, and then says only that it failed to connect.
+# Ray writes this word to its log, tries on for 20 seconds, and then reports only that it failed to connect.
 _TOKEN_REFUSED = b"InvalidAuthToken"
 _TOKEN = "authentication token"
 _REMEDY = "check 'ray status' and --address"
@@ -46,9 +46,9 @@ _TOKEN_REMEDY = (
 
 
 class DriverClient:
-    """Keeps a driver running from `start` to `close`; `hear` gets each of its lines, in the link's own thread.
+    """Keeps a driver running from `start` to `close`; `hear` gets each of its lines, in the client's own thread.
 
-    `order` makes the first line for a new driver. Lines sent while there is none are lost: the order holds all.
+    `order` makes the first line for a new driver. Lines sent without a driver are lost: the first line says it all.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class DriverClient:
         self.trouble = ""
 
     def start(self) -> None:
-        """Begin to keep a driver."""
+        """Start the thread that keeps a driver running."""
         self._thread = threading.Thread(target=self._keep, daemon=True, name="pollux-ray")
         self._thread.start()
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Tell the driver, if there is one."""
+        """Send a line to the driver, if there is one."""
         with self._guard:
             if self._outbox is not None:
                 self._outbox.put(line_of(order))
@@ -105,7 +105,7 @@ class DriverClient:
             self._closing.wait(pause)
 
     def _complain(self, why: str = "") -> None:
-        """Say what is wrong, and have the backend look."""
+        """Note and log what is wrong, and tell the backend of new trouble."""
         before = self.trouble
         if why or not before:
             went = "lost the connection to Ray" if self._reached_once else "Ray cannot be reached"
@@ -117,7 +117,7 @@ class DriverClient:
             self._hear({"kind": "trouble"})
 
     def _run_once(self) -> None:
-        """One driver, from its start to its end."""
+        """Run one driver from its start to its end."""
         ours, theirs = socket.socketpair()
         ours.settimeout(_LISTEN_SECONDS)
         with ours:
@@ -133,7 +133,7 @@ class DriverClient:
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         with self._guard:
             self._outbox = outbox
-        # Made after the outbox is open: what is asked meanwhile comes twice, which does no harm, and never not at all.
+        # Made after the outbox is open: an order of this moment is sent twice, which does no harm, and never lost.
         first = line_of(self._order())
         writer = threading.Thread(target=_write, args=(process, first, outbox), daemon=True, name="pollux-ray-out")
         writer.start()
@@ -147,7 +147,7 @@ class DriverClient:
             writer.join(_END_SECONDS)
 
     def _listen(self, reader: LineReader) -> None:
-        """Hear what the driver says until it ends, or says nothing for too long."""
+        """Handle the driver's lines until it ends, or is silent for too long."""
         heard_at = time.monotonic()
         while not self._closing.is_set() and (lines := reader.lines()) is not None:
             for line in lines:
@@ -158,7 +158,7 @@ class DriverClient:
                 return
 
     def _is_silent_too_long(self, seconds: float) -> bool:
-        """Say what is wrong with a driver that has said nothing for so long; whether to give it up."""
+        """Report what is wrong with a driver that has been silent for this time; whether to give it up."""
         if not self.is_connected:
             if why := self._refused_token():
                 self._complain(why)
@@ -182,7 +182,7 @@ class DriverClient:
             self._hear(said)
 
     def _refused_token(self) -> str:
-        """That Ray does not let this driver in for want of a token, as its log tells; empty where it does not."""
+        """A sentence if the driver's log shows that Ray refused its token; else empty."""
         try:
             with self._log.open("rb") as log:
                 log.seek(self._log_begins)
@@ -204,7 +204,7 @@ class DriverClient:
         return f"its driver ended: {said[-1][:200]}" if said else "its driver ended"
 
     def _opened_log(self) -> Any:
-        """The driver's log, open for writing; an empty one where it has grown long."""
+        """The driver's log, open for writing; emptied where it has grown long."""
         try:
             mode = "wb" if self._log.exists() and self._log.stat().st_size > _LOG_BYTES else "ab"
             return self._log.open(mode)
@@ -230,7 +230,7 @@ def _write(process: subprocess.Popen[bytes], first: bytes, outbox: queue.SimpleQ
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for its end, which follows that of its input; not for long."""
+    """Wait a short time for the driver's end, which follows the end of its input; then kill it."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
     process.kill()

@@ -1,4 +1,4 @@
-"""The first line that a new driver reads: which cluster, how hosts are started, and what the service has claimed."""
+"""The first line that a new driver reads: which cluster, how to start hosts, and the claims of the service."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["DriverOrder"]
 
 @dataclass(frozen=True, slots=True)
 class DriverOrder:
-    """What a driver is started for.
+    """What a driver has to do.
 
-    `secret`: what hosts must know. `prefix` begins the names of the service's placement groups. `slots`: CPU slots of
-    each node instead of its GPUs, or None. `with_gpus`: whether what Ray calls GPUs are any. `warm`: whether hosts
+    `secret`: given to hosts. `prefix`: the beginning of the names of the service's placement groups. `slots`: CPU slots
+    of each node instead of its GPUs, or None. `with_gpus`: whether Ray's GPUs are real ones. `warm`: whether hosts
     import everything beforehand. `claims`: the name of the node by the name of the placement group. `desired`: how many
-    nodes to wish for from the autoscaler, None where it is not used; `awaited` by a job that has none; of `size` places
-    each, 0 for as many as the largest node has.
+    nodes to ask the autoscaler for, None where it is not used; `awaited`: a job without GPUs waits for them; `size`:
+    the places of each of these nodes, 0 for as many as the largest node has.
     """
 
     secret: str
@@ -33,10 +33,10 @@ class DriverOrder:
 
     @property
     def needs_gpu_numbers(self) -> bool:
-        """Whether it matters which GPU is behind a claim; to find out costs a process on the node."""
+        """Whether it matters which GPU is behind a claim; to find out takes a process on the node."""
         return self.with_gpus and self.slots is None
 
     @property
     def bundle(self) -> dict[str, int]:
-        """What one place is in Ray's books."""
+        """The resources of one place, in Ray's words."""
         return {"CPU": 1} if self.slots is not None else {"GPU": 1}

@@ -1,20 +1,20 @@
-"""What Ray's answers to claims mean: which job holds which place, what is asked for again, and what a job is refused.
+"""Handles Ray's answers to claims: which job holds which place, what is claimed again, and which jobs are refused.
 
 A claim without a place: Ray
 - grants a free GPU: the job has that place;
-- grants a GPU that another job uses, or fails: the job is refused, and nothing is placed on the node for a minute;
-- grants what is no whole GPU: the same, and the node stays blocked;
+- grants a GPU that another job uses, or fails: the job is refused, and no job is placed on the node for a minute;
+- grants a part of a GPU: the same, and the node stays blocked;
 - has nothing for some seconds: the node counts as smaller, and the job is refused.
 
 A claim with a place: Ray
 - grants the same GPU: nothing changes;
 - grants another GPU of the same job: the two claims exchange their places;
-- grants yet another GPU: that group is kept, and one more is asked for, until the right GPU has come;
-- has nothing more for it then: somebody else has the GPU. The last group stands for the place, the node is blocked;
+- grants a third GPU: that group is kept, and another one is claimed, until Ray grants the right GPU;
+- has no further GPU then: another Ray job has the right one. The last group stands for the place, the node is blocked;
 - fails: the driver asks again.
 
-A claim without a job (a sentinel, left in Ray's queue where other Ray jobs hold the node): whatever Ray says to it, the
-node has something to give again.
+A claim without a job is a sentinel: it stays in Ray's queue while other Ray jobs hold the node. Any answer to it means
+that the node has free places again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from pollux.backends.ray.node_book import RayNodeBook
 
 __all__ = ["Grants"]
 
-# For how long nothing is placed on a node where Ray failed to give a place.
+# How long no job is placed on a node where Ray failed to give a place.
 _BLOCKED_SECONDS = 60.0
 
 
 class Grants:
-    """The claims of `book` on the nodes of `nodes`, brought in line with Ray; `send` takes orders for the driver."""
+    """Keeps the claims of `book` on the nodes of `nodes` in line with Ray; `send` takes orders for the driver."""
 
     def __init__(
         self,
@@ -45,26 +45,26 @@ class Grants:
     ) -> None:
         self.book, self._nodes, self._send, self._clock = book, nodes, send, clock
         self._refusals: dict[str, str] = {}
-        # Groups with other GPUs than the one in use, by the claim for that one: kept until Ray has given it.
+        # By the claim on a GPU in use: groups with other GPUs, which are kept until Ray has granted that GPU.
         self._mismatched: dict[str, list[str]] = {}
-        # By node where other Ray jobs hold a part: the claim without a job that stays in Ray's queue.
+        # By the node of which other Ray jobs hold a part: the claim without a job that stays in Ray's queue.
         self._sentinels: dict[str, str] = {}
 
     # For jobs
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
-        """Claim the places by node that a job lacks, and give back claims that it waits for without need."""
+        """Claim the places that a job lacks on each node, and free waiting claims that it does not need."""
         self._refusals.pop(job_id, None)
         taken, freed = self.book.ask(job_id, wanted)
         self._take(taken)
         self._free(freed)
 
     def adopt(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Claim the places that a running job was found to use and that have no claim yet."""
+        """Claim the places that a job found running uses without a claim."""
         self._take(self.book.adopt(job_id, places))
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Give these places back; other jobs that wait on the same nodes may have them."""
+        """Free these places, and try again the claims of other jobs that wait for the same nodes."""
         self._refusals.pop(job_id, None)
         freed = self.book.drop(job_id, places)
         self._free(freed)
@@ -73,19 +73,19 @@ class Grants:
             self._send({"do": "retry", "names": again})
 
     def refusal(self, job_id: str) -> str:
-        """Why a job does not get what it asked for; empty while it may come."""
+        """Why a job does not get its places; empty while it may still get them."""
         return self._refusals.get(job_id) or self.book.refusal(job_id, self._nodes.limited())
 
     # For the driver
 
     def for_new_driver(self) -> dict[str, str]:
-        """Every claim with its node. The driver removes all other groups, so that none is left that does not match."""
+        """Every claim with its node. The driver removes all other groups, with those of other GPUs."""
         self._mismatched.clear()
         claims = {claim.name: claim.node_id for claim in self.book.claims.values()}
         return claims | {name: node_id for node_id, name in self._sentinels.items()}
 
     def granted(self, name: str, gpu: str | None) -> None:
-        """Ray has granted a claim, with this GPU of its node; None where it does not matter which."""
+        """Handle a granted claim, with this GPU of its node; None where it does not matter which."""
         claim = None if self._end_sentinel(name) else self.book.claims.get(name)
         if claim is None:
             return
@@ -108,10 +108,10 @@ class Grants:
         self._accept(claim, place)
 
     def waits(self, name: str) -> None:
-        """Ray has had nothing for a claim for some seconds.
+        """Handle a claim for which Ray has had nothing for some seconds.
 
-        Where our own jobs do not hold all of the node, others do: it has that much less to offer until Ray gives
-        something there again.
+        If our own jobs do not hold the whole node, other Ray jobs hold the rest: the node counts as smaller until Ray
+        grants a place there again.
         """
         self.book.note_waiting(name)
         claim = self.book.claims.get(name)
@@ -125,7 +125,7 @@ class Grants:
             known.limit = hoped_for
 
     def failed(self, name: str, why: str) -> None:
-        """Ray could not make a group, or lost it. For a place in use the driver makes another one."""
+        """Handle a group that Ray could not make, or has lost. For a place in use the driver makes another group."""
         claim = None if self._end_sentinel(name) else self.book.claims.get(name)
         if claim is None:
             return
@@ -136,19 +136,19 @@ class Grants:
             known.note("failure", text)
 
     def drop_claims_without_node(self) -> None:
-        """Drop the claims on nodes that Ray does not have any more."""
+        """Drop the claims on nodes that are no longer in the Ray cluster."""
         gone = [node_id for node_id in self._sentinels if node_id not in self._nodes]
         sentinels = [self._sentinels.pop(node_id) for node_id in gone]
         self._remove_groups([*(claim.name for claim in self.book.drop_except_on(self._nodes)), *sentinels])
 
     def free_sentinels(self) -> None:
-        """Give every sentinel back: the service ends."""
+        """Free every sentinel: the service ends."""
         self._send_free([*self._sentinels.values()])
 
     # What a grant means
 
     def _place_of(self, claim: Claim, gpu: int) -> int:
-        """The place of a GPU on its node; where the host is not up, the place of the claim is kept."""
+        """The place of a GPU on its node; while the host is not up, the place that the claim has."""
         known = self._nodes.get(claim.node_id)
         if known is not None and known.report is not None and gpu in known.report.gpus:
             return known.report.gpus.index(gpu)
@@ -168,20 +168,20 @@ class Grants:
                 known.note("failure", "")
 
     def _refuse(self, claim: Claim, why: str, seconds: float) -> None:
-        """Drop a claim whose grant is of no use; the job is refused, and nothing is placed on the node for a time."""
+        """Drop a claim whose grant is of no use; refuse the job, and block the node for this time."""
         self._block(claim.node_id, why, seconds)
         self._refusals[claim.job_id] = why
         self.book.remove(claim.name)
         self._remove_groups([claim.name])
 
     def _ask_for_another(self, claim: Claim) -> None:
-        """Ray made a new group for a place in use, with another GPU: keep that group, and ask for one more."""
+        """Claim again: Ray made a group for a place in use with another GPU, which is kept meanwhile."""
         new = self.book.replace_claim(claim.name)
         self._mismatched[new.name] = [*self._mismatched.pop(claim.name, []), claim.name]
         self._take([new])
 
     def _keep_mismatched(self, claim: Claim) -> None:
-        """Ray has no other GPU there: the last group stands for the place in Ray's books, and a warning says so."""
+        """Let the last group stand for the place, with a warning: Ray has no other GPU on the node."""
         *others, last = self._mismatched.pop(claim.name)
         self.book.replace_claim(claim.name, last)
         self._send_free([claim.name, *others])
@@ -200,7 +200,7 @@ class Grants:
             known.block(why, self._clock() + seconds)
 
     def _end_sentinel(self, name: str) -> bool:
-        """Drop the sentinel of that name, if it is one: as far as is known, its node has something to give again."""
+        """Drop the sentinel of that name, if there is one, and take its node for free again."""
         node_id = next((node_id for node_id, sentinel in self._sentinels.items() if sentinel == name), None)
         if node_id is None:
             return False
@@ -217,7 +217,7 @@ class Grants:
             self._send({"do": "take", "claims": {claim.name: claim.node_id for claim in claims}})
 
     def _free(self, claims: list[Claim]) -> None:
-        """Give claims back; one that waits at a limited node stays in Ray's queue, to tell when others have left."""
+        """Free claims; one that waits at a limited node stays in Ray's queue, to show when the node has room again."""
         freed = []
         for claim in claims:
             known = self._nodes.get(claim.node_id)
@@ -229,7 +229,7 @@ class Grants:
         self._remove_groups(freed)
 
     def _remove_groups(self, names: list[str]) -> None:
-        """Give these groups back, and the mismatched ones that were kept for them."""
+        """Remove these groups, and the groups with other GPUs that were kept for them."""
         self._send_free([*names, *(kept for name in names for kept in self._mismatched.pop(name, []))])
 
     def _send_free(self, names: list[str]) -> None:

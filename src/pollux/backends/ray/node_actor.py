@@ -1,6 +1,6 @@
-"""What runs on the nodes of a Ray cluster: the actor that keeps a node's host process, and the task that finds a GPU.
+"""The parts that run on the nodes of a Ray cluster: the actor that keeps a node's host, and the task that finds a GPU.
 
-Both are handed to Ray by name, so the package must be installed on every node. Claims and nodes are the driver's.
+The host is the node daemon. Ray gets both by name, so the package must be installed on every node.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pollux.backends.node_daemon.command import daemon_words, has_replicas
 from pollux.backends.process.devices import check_lent, find_devices
 from pollux.backends.process.network import meeting_variables
 from pollux.core.errors import BackendFailed
@@ -30,25 +31,25 @@ _START_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 _WATCH_SECONDS = 300.0
 _WATCH_POLL_SECONDS = 0.1
-# A driver asks again every `_WATCH_SECONDS`. One that said goodbye is not waited for as long as one that may be back.
+# A driver asks again every `_WATCH_SECONDS`. The wait for the next one is shorter after a driver that said goodbye.
 _ORPHAN_SECONDS = 900.0
 _PARTED_SECONDS = 60.0
-_MIND_SECONDS = 5.0
+_IDLE_CHECK_SECONDS = 5.0
 
 
 def secret_digest(secret: str) -> str:
-    """What tells two secrets apart without telling either."""
+    """A digest that shows whether two secrets are the same, and tells neither."""
     return hashlib.sha256(secret.encode()).hexdigest()[:16]
 
 
 def found_gpus() -> list[str]:
-    """The GPUs that Ray gave to the task that asks, as Ray names them on its node."""
+    """The GPUs that Ray gave to the calling task, as Ray names them on its node."""
     ray: Any = importlib.import_module("ray")
     return [str(found) for found in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
 
 
 def _visible() -> list[int] | None:
-    """The GPUs that the node's Ray was started with; None for all. Ray hides them from a process that asks for none."""
+    """The GPUs that Ray was started with on the node; None for all. Ray hides them from processes that claim none."""
     try:
         entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
@@ -59,7 +60,7 @@ def _visible() -> list[int] | None:
 
 
 def _compare(gpus: list[int]) -> str:
-    """What is doubtful about the GPUs that Ray lends; BackendFailed where their driver does not show all of them."""
+    """A doubt about the GPUs that Ray lends, or empty; BackendFailed where their driver does not show all of them."""
     found = find_devices(None, {})
     remedy = f"start Ray on it with --num-gpus={len(found.gpus)}"
     if found.why_none:
@@ -67,16 +68,8 @@ def _compare(gpus: list[int]) -> str:
     return check_lent(found, gpus, "Ray", remedy)
 
 
-def _has_work(pid: int) -> bool:
-    """Whether a host runs replicas: it has no other children."""
-    try:
-        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().strip())
-    except OSError:
-        return True
-
-
 def _free_groups(prefix: str, node_id: str) -> None:
-    """Give back what a service claimed on a node; a claim's name ends with that of its node and a number."""
+    """Remove the placement groups of a service on a node; a group's name ends with the node's name and a number."""
     ray: Any = importlib.import_module("ray")
     for row in ray.util.placement_group_table().values():
         name = str(row["name"])
@@ -90,11 +83,11 @@ def _end_actor() -> None:
 
 
 class NodeHost:
-    """Starts the host of its node as a child and keeps it: the host ends with this actor, whatever ends that.
+    """Starts the host of its node as a child and keeps it; the host ends when this actor ends, for whatever reason.
 
     `with_gpus` False: the places are CPU slots, whatever Ray calls them. `warm`: with everything imported beforehand.
-    `prefix` begins the names of the service's placement groups. Where the host has no work and no driver asks
-    after it, actor and host end after a while, and so do those groups on the node.
+    `prefix`: the beginning of the names of the service's placement groups. If the host has no work and no driver asks
+    for it, host and actor end after a while, and the groups on the node are removed.
     """
 
     def __init__(
@@ -109,44 +102,30 @@ class NodeHost:
         self._doubt = _compare(self._gpus)
         self._folder = Path(tempfile.mkdtemp(prefix="pollux-host-"))
         self._announce = self._folder / "announce.json"
-        words = [
-            sys.executable,
-            "-P",
-            "-m",
-            "pollux.backends.node_daemon.daemon",
-            "--node",
-            node_id,
-            "--places",
-            str(places),
-        ]
-        words += ["--listen", listen, "--announce", str(self._announce), "--with-parent"]
-        if not warm:
-            words.append("--cold")
-        if self._gpus:
-            words += ["--gpus", ",".join(map(str, self._gpus))]
+        words = [sys.executable, "-P", *daemon_words(node_id, places, listen, self._announce, self._gpus, warm)]
         hidden = ("RAY_", "POLLUX_", "CUDA_VISIBLE_DEVICES")
         environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         environ |= meeting_variables(listen, environ)
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, env={**environ, "POLLUX_FLEET_SECRET": secret}, start_new_session=True
         )
-        # Ray's workers are nice to everybody else (RAY_worker_niceness); only root may undo that for what they start.
+        # Ray lowers the priority of its workers (RAY_worker_niceness); only root may raise it again for their children.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
-        self._asked(_ORPHAN_SECONDS)
-        threading.Thread(target=self._mind, daemon=True, name="pollux-mind").start()
+        self._note_call(_ORPHAN_SECONDS)
+        threading.Thread(target=self._end_when_idle, daemon=True, name="pollux-idle").start()
 
-    def _asked(self, patience_seconds: float) -> None:
+    def _note_call(self, patience_seconds: float) -> None:
         self._patience, self._asked_at = patience_seconds, time.monotonic()
 
-    def _mind(self) -> None:
-        """End host and actor once there was neither work nor a question for too long.
+    def _end_when_idle(self) -> None:
+        """End host and actor once there was neither work nor a call for too long.
 
-        Nobody else would give back what the service had claimed here: other Ray jobs would wait for ever.
+        Otherwise the service's claims on this node would stay, and other Ray jobs would wait for ever.
         """
         while time.monotonic() - self._asked_at <= self._patience:
-            time.sleep(_MIND_SECONDS)
-            if self._process.poll() is None and _has_work(self._process.pid):
+            time.sleep(_IDLE_CHECK_SECONDS)
+            if self._process.poll() is None and has_replicas(self._process.pid):
                 self._asked_at = time.monotonic()
         self._clear()
         self._process.wait()
@@ -158,18 +137,18 @@ class NodeHost:
         _end_actor()
 
     def _clear(self) -> None:
-        """The end of its input is that of the host, if it is still there."""
+        """Close the host's input, which ends it, and remove its folder."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def release(self) -> None:
-        """The service ends with nothing running: wait for the next one for a short time only."""
-        self._asked(_PARTED_SECONDS)
+        """Wait for the next service for a short time only: this one ends, and nothing runs."""
+        self._note_call(_PARTED_SECONDS)
 
     async def report(self) -> dict[str, Any]:
-        """What the driver must know of the host, once the host listens; BackendFailed where it does not come up."""
-        self._asked(_ORPHAN_SECONDS)
+        """What the driver must know of the host, once the host listens; BackendFailed where it does not start."""
+        self._note_call(_ORPHAN_SECONDS)
         deadline = time.monotonic() + _START_SECONDS
         while not self._announce.exists():
             code = self._process.poll()
@@ -179,16 +158,16 @@ class NodeHost:
                 raise BackendFailed(f"its host was not up after {_START_SECONDS:g} s; see Ray's log of the actor")
             await asyncio.sleep(_POLL_SECONDS)
         said = json.loads(self._announce.read_text(encoding="utf-8"))
-        works = _has_work(self._process.pid)
+        works = has_replicas(self._process.pid)
         of_it = {"gpus": self._gpus, "doubt": self._doubt, "options": self._options, "works": works}
         return {**said, **of_it, "secret": self._secret}
 
     async def watch(self) -> int | None:
-        """Wait for the end of the host; its exit code, or None after a while without one.
+        """Wait for the end of the host; its exit code, or None if it still runs after a while.
 
-        The driver that asked may have ended by then, and Ray does not cancel its call: the wait must end.
+        The calling driver may have ended by then, and Ray does not cancel its call: the wait must end.
         """
-        self._asked(_ORPHAN_SECONDS)
+        self._note_call(_ORPHAN_SECONDS)
         deadline = time.monotonic() + _WATCH_SECONDS
         while (code := self._process.poll()) is None:
             if time.monotonic() > deadline:

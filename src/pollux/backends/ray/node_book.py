@@ -1,6 +1,6 @@
-"""What is known of each node of a Ray cluster: Ray's description, the report of its host, and what keeps it from use.
+"""The known nodes of a Ray cluster: Ray's description of each, the report of its host, and what prevents its use.
 
-Bookkeeping only: nothing here calls Ray, and times are passed in.
+Pure: nothing here calls Ray, and times are passed in.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NEW_HEAD = (
 )
 
 NodeProblem = Literal["no host", "other options", "doubt", "failure"]
-"""What can be wrong with a node: it has no host; its host was started with other options, so that what runs there may
-stay and nothing new comes; its GPUs are in doubt, and are used; Ray failed to give a place there."""
+"""A problem of a node. `no host`: it has none. `other options`: its host was started with other options, so that jobs
+there go on, and no new ones start. `doubt`: its GPUs are in doubt. `failure`: Ray failed to give a place there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class HostReport:
 
 @dataclass(slots=True)
 class KnownNode:
-    """A node that Ray has. `report` is None while its host is not up; `described` is Ray's description, for the record.
+    """A node of the Ray cluster. `report`: None while its host is not up; `described`: Ray's own description of it.
 
-    `problems` holds a sentence for people for each. `blocked_until`: nothing new is placed there until then (monotonic
-    seconds), None where it is not blocked. `limit`: how many places the node has for us while other Ray jobs hold some;
-    None for all.
+    `problems`: a sentence for people for each. `blocked_until`: no job is placed there until then (monotonic seconds);
+    None where the node is not blocked. `limit`: how many places we can have while other Ray jobs hold some; None for
+    all.
     """
 
     node: Node
@@ -59,7 +59,7 @@ class KnownNode:
     limit: int | None = None
 
     def offered(self, num_granted: int) -> LentNode | None:
-        """The node with the places that jobs may have there, at least those granted; None while its host is not up."""
+        """The node with the places that jobs can have, at least the granted ones; None while its host is not up."""
         if self.report is None:
             return None
         places = self.node.num_gpus if self.limit is None else self.limit
@@ -69,12 +69,12 @@ class KnownNode:
         return LentNode(lent, self.report.address, self.report.gpus)
 
     def block(self, why: str, until: float) -> None:
-        """Place nothing new there for a while."""
+        """Place no job there until that time."""
         self.note("failure", why)
         self.blocked_until = until
 
     def unblock(self, now: float) -> bool:
-        """End a block whose time has come; whether there was one."""
+        """End the block if its time is over; whether it ended."""
         if self.blocked_until is None or now < self.blocked_until:
             return False
         self.problems.pop("failure", None)
@@ -82,7 +82,7 @@ class KnownNode:
         return True
 
     def note(self, problem: NodeProblem, why: str) -> None:
-        """Keep what is wrong, and log it where that is news; empty for nothing."""
+        """Keep a problem, and log it if it is new; an empty text removes it."""
         if not why:
             self.problems.pop(problem, None)
         elif self.problems.get(problem) != why:
@@ -93,8 +93,8 @@ class KnownNode:
 class RayNodeBook:
     """Every node of the cluster by its name.
 
-    `leaving`: nodes that Ray takes back, with why. `is_first_look`: a new driver has yet to say which nodes there are.
-    `has_new_head`: at its first look a driver found none of the nodes that were there before.
+    `leaving`: nodes that Ray takes back, each with the reason. `is_first_look`: a new driver has not reported its nodes
+    yet. `has_new_head`: in its first report a driver had none of the nodes of before.
     """
 
     def __init__(self) -> None:
@@ -110,18 +110,18 @@ class RayNodeBook:
         return name in self._nodes
 
     def get(self, name: str) -> KnownNode | None:
-        """The node of that name; None where Ray has none."""
+        """The node of that name; None where there is none."""
         return self._nodes.get(name)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the driver has looked, and found no node."""
+        """Whether the driver has reported that there is no node."""
         return not self._nodes and not self.is_first_look
 
     def restore(self, rows: Iterable[Mapping[str, Any]], used: Collection[str]) -> None:
-        """Nodes of the record on which places are claimed count as there until Ray says otherwise.
+        """Take nodes of the record with claimed places for present until Ray reports otherwise.
 
-        Ray may be away for long, and what runs there does not need it; but jobs on nodes that are gone are ended.
+        Jobs run on while Ray does not answer, perhaps for long; but jobs on nodes that are gone would be ended.
         """
         for row in rows:
             with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
@@ -130,7 +130,7 @@ class RayNodeBook:
                     self._nodes[node.id] = KnownNode(node, dict(row["described"]), report)
 
     def record(self) -> list[dict[str, Any]]:
-        """The nodes whose host is up, as `restore` reads them."""
+        """The nodes whose host is up, in the form that `restore` reads."""
         return [
             {"described": known.described, "address": list(known.report.address), "gpus": list(known.report.gpus)}
             for known in self
@@ -138,8 +138,8 @@ class RayNodeBook:
         ]
 
     def replace_all(self, described: Collection[Mapping[str, Any]], leaving: Mapping[str, str]) -> None:
-        """These are all nodes that Ray has now."""
-        # Nodes that end one by one are told one by one.
+        """Replace the nodes by these, which are all that Ray has now."""
+        # All nodes at once: nodes that end one by one are reported one by one.
         if self.is_first_look and self._nodes and not described:
             self.has_new_head = True
             _log.warning("%s", NEW_HEAD)
@@ -152,7 +152,7 @@ class RayNodeBook:
         self.leaving = dict(leaving)
 
     def note_host(self, said: Mapping[str, Any]) -> None:
-        """A node's host is up."""
+        """Note that a node's host is up."""
         name, report = said["node"], HostReport.read(said)
         if (known := self.get(name)) is not None:
             known.report = report
@@ -161,7 +161,7 @@ class RayNodeBook:
             known.note("doubt", f"node '{name}': {said['doubt']}" if said["doubt"] else "")
 
     def note_host_gone(self, name: str, why: str) -> None:
-        """A node's host has ended, or does not come up."""
+        """Note that a node's host has ended, or could not be started."""
         if (known := self.get(name)) is not None:
             known.report = None
             known.note("other options", "")
@@ -169,7 +169,7 @@ class RayNodeBook:
             known.note("no host", why)
 
     def unblock(self, now: float) -> bool:
-        """End every block whose time has come; whether there was one."""
+        """End every block whose time is over; whether one ended."""
         unblocked = [known.unblock(now) for known in self._nodes.values()]
         return any(unblocked)
 
@@ -178,11 +178,11 @@ class RayNodeBook:
         return max((known.node.num_gpus for known in self._nodes.values() if known.report is not None), default=0)
 
     def limited(self) -> set[str]:
-        """Nodes of which other Ray jobs hold a part."""
+        """The nodes of which other Ray jobs hold a part."""
         return {name for name, known in self._nodes.items() if known.limit is not None}
 
     def warnings(self) -> list[str]:
-        """Nodes that are being left, and what is wrong with others, a sentence each."""
+        """One sentence for each node that is being left, and for each problem of a node."""
         left = [f"node '{name}' is being left: {why}" for name, why in sorted(self.leaving.items())]
         kinds: tuple[NodeProblem, ...] = get_args(NodeProblem)
         return left + [known.problems[kind] for kind in kinds for known in self if kind in known.problems]

@@ -1,4 +1,4 @@
-"""What `ray.nodes()` says, read into nodes of ours. Pure; nodes that are dead or have nothing to lend are left out."""
+"""Reads the rows of `ray.nodes()`. Pure; nodes that are dead or have nothing to lend are left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPE = "accelerator_type:"
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """One living node of a Ray cluster. `name` is made of its host's and of Ray's id, which a restart changes."""
+    """One living node of a Ray cluster. `name`: the machine's name with a part of Ray's id, which a restart changes."""
 
     ray_id: str
     name: str
@@ -29,7 +29,7 @@ class RayNode:
     preemptible: bool
 
     def described(self) -> dict[str, Any]:
-        """Plain values; `node_from` reads them."""
+        """The node as plain values, which `node_from` reads."""
         return {
             "name": self.name,
             "places": self.places,
@@ -41,7 +41,7 @@ class RayNode:
 
 
 def node_from(described: Mapping[str, Any]) -> Node:
-    """The node that was described."""
+    """The node of a description."""
     return Node(
         id=str(described["name"]),
         num_gpus=int(described["places"]),
@@ -53,10 +53,10 @@ def node_from(described: Mapping[str, Any]) -> Node:
 
 
 def lending_nodes(rows: Iterable[Mapping[str, Any]], slots: int | None, with_gpus: bool) -> list[RayNode]:
-    """The nodes that can lend something, in the order of their names.
+    """The nodes that can lend places, in the order of their names.
 
     `slots`: how many CPU slots each lends instead of its GPUs, at most as many as Ray has CPUs there. `with_gpus`
-    False: the GPUs are names only, and nodes are of type `cpu` where nothing else is said.
+    False: the GPUs are not real, and nodes are of type `cpu` unless Ray names a type.
     """
     found = [_seen(row, slots, with_gpus) for row in rows if row.get("Alive")]
     return sorted((node for node in found if node.places > 0), key=lambda node: node.name)
@@ -80,5 +80,5 @@ def _seen(row: Mapping[str, Any], slots: int | None, with_gpus: bool) -> RayNode
 
 
 def _gpu_type(resources: Mapping[str, float]) -> str:
-    """The types that Ray names among a node's resources; empty for none."""
+    """The GPU types that Ray names among a node's resources; empty for none."""
     return " and ".join(sorted(name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE)))

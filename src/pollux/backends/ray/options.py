@@ -1,4 +1,4 @@
-"""What people choose about a Ray cluster that lends nodes, checked once."""
+"""The options of a Ray cluster that lends nodes, checked once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RayOptions"]
 
 @dataclass(frozen=True, slots=True)
 class RayOptions:
-    """Which Ray cluster lends what.
+    """Which Ray cluster lends nodes, and what of them.
 
     `address`: of the cluster's head, HOST:PORT; `auto` for the one this machine belongs to. `slots`: how many CPU
     slots each node lends instead of its GPUs. `cpu_places`: what Ray calls GPUs are CPU slots, for clusters with

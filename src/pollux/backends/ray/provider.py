@@ -1,7 +1,7 @@
-"""A Ray cluster as a lender of nodes: what the service may ask of it.
+"""The provider of nodes that a Ray cluster lends.
 
-Nothing here calls Ray: a driver that loses its cluster may hang or end its process, so it has one of its own
-(`driver`), which `driver_client` starts again while it is needed. What it tells goes to `node_book` and `grants`.
+Nothing here calls Ray: a driver that loses its cluster may hang or end its process, so it has a process of its own
+(`driver`), which `driver_client` restarts. `node_book` and `grants` handle what the driver reports.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pollux.backends.nodes.provider import LentNode
+from pollux.backends.nodes.provider import LentNode, NodeProvider
 from pollux.backends.ray.claim_file import ClaimFile
 from pollux.backends.ray.claims import ClaimBook
 from pollux.backends.ray.driver_client import DRIVER, DriverClient
@@ -28,15 +28,15 @@ __all__ = ["RayNodeProvider"]
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """How many nodes of `size` places are wished for, None before any wish; `awaited` by a job that has none."""
+    """How many nodes of `size` places to ask for, None before any request; `awaited` by a job without GPUs."""
 
     num_nodes: int | None = None
     awaited: bool = False
     size: int = 0
 
 
-class RayNodeProvider:
-    """Lends the nodes of a Ray cluster; `home` keeps the name of this service and its claims.
+class RayNodeProvider(NodeProvider):
+    """Lends the nodes of a Ray cluster; `home` has the file with the name of this service and its claims.
 
     `warm`: hosts import everything beforehand. `command` starts the process that speaks to Ray.
     """
@@ -57,12 +57,12 @@ class RayNodeProvider:
         self._hosts: tuple[LentNode, ...] = ()
         self._is_stale = False
         self._service = self._secret = ""
-        self._changed: Callable[[], None] = _nothing
+        self._changed: Callable[[], None] = lambda: None
         self._file = ClaimFile(home / "ray.json", self._record)
         self._link = DriverClient(self._first_order, self._hear, home / "ray-driver.log", command)
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Read the claims of an earlier service and connect; nodes arrive as Ray and their hosts report."""
+        """Read the claims of an earlier service, and connect; nodes come as Ray and their hosts report them."""
         record, book = self._file.read(), self._grants.book
         self._service = str(record.get("service") or secrets.token_hex(4))
         book.prefix = f"pollux:{self._service}:"
@@ -74,7 +74,7 @@ class RayNodeProvider:
         self._link.start()
 
     def hosts(self) -> tuple[LentNode, ...]:
-        """Nodes whose host is up; fewer places than Ray has where other Ray jobs hold some."""
+        """Nodes whose host is up; with fewer places where other Ray jobs hold some."""
         with self._lock:
             if self._nodes.unblock(time.monotonic()) or self._is_stale:
                 book, self._is_stale = self._grants.book, False
@@ -85,46 +85,40 @@ class RayNodeProvider:
             return self._hosts
 
     def leaving(self) -> Mapping[str, str]:
-        """Nodes that Ray drains: before a preemption, or because its autoscaler or an operator wants them back."""
+        """Nodes that Ray drains before a preemption, or because its autoscaler or an operator wants them back."""
         with self._lock:
             return self._nodes.leaving
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
-        """A placement group of one bundle on the named node for every place that is missing."""
+        """Ask for a placement group of one bundle on the node for every missing place."""
         with self._lock:
             self._grants.ask(job_id, wanted)
             self._file.note_change()
 
     def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Keep the places that a job uses: their claims are on record, or are made now."""
+        """Keep the places that a job uses: their claims are in the file, or are made now."""
         with self._lock:
             self._grants.adopt(job_id, places)
             self._file.note_change()
 
     def held(self, job_id: str) -> Mapping[str, tuple[int, ...]]:
-        """Places whose placement group Ray has created."""
+        """The places whose placement group Ray has created."""
         with self._lock:
             return self._grants.book.held(job_id)
 
     def refusal(self, job_id: str) -> str:
-        """That Ray failed to give it, or that other Ray jobs hold it, once Ray had nothing to give for some seconds."""
+        """That Ray failed to give a place, or has had nothing for some seconds because other Ray jobs hold it."""
         with self._lock:
             return self._grants.refusal(job_id)
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Remove their placement groups."""
+        """Remove the placement groups of these places."""
         with self._lock:
             self._grants.drop(job_id, places)
             self._file.note_change()
 
-    def check_node(self, node: str) -> None:
-        """Nothing: Ray tells by itself."""
-
-    def release_silent(self, silent: Collection[LentNode]) -> None:
-        """Nothing: Ray sees its end within a minute or so, and what is held there goes with it."""
-
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """Pass the wish to Ray's autoscaler, where that was allowed."""
+        """Pass the number on to Ray's autoscaler, if the options allow that."""
         with self._lock:
             # The number of nodes was counted in nodes of the largest size that is up.
             wish = _Wish(num_nodes, awaited, self._nodes.largest())
@@ -133,12 +127,12 @@ class RayNodeProvider:
                 self._send({"do": "desire", "nodes": num_nodes, "awaited": awaited, "size": wish.size})
 
     def warnings(self) -> tuple[str, ...]:
-        """Ray out of reach, and nodes that it has but that cannot be used."""
+        """That Ray cannot be reached, and which of its nodes cannot be used."""
         with self._lock:
             return (*self._cluster_warnings(), *self._nodes.warnings())
 
     def _cluster_warnings(self) -> list[str]:
-        """What is wrong with the cluster as a whole; no node is no trouble where none is needed and one can be had."""
+        """What is wrong with the cluster as a whole; a missing node is no problem where the autoscaler can add one."""
         if self._link.trouble:
             return [self._link.trouble]
         if not self._link.is_connected:
@@ -155,7 +149,7 @@ class RayNodeProvider:
     def close(self) -> None:
         """End the driver; actors and placement groups stay in Ray, and the next object finds them.
 
-        Where no job holds anything, no nodes are wished for any more, and hosts end by themselves after a while.
+        If no job holds a place, no nodes are asked for any more, and hosts end by themselves after a while.
         """
         with self._lock:
             self._grants.free_sentinels()
@@ -189,7 +183,7 @@ class RayNodeProvider:
         return asdict(order)
 
     def _hear(self, said: Mapping[str, Any]) -> None:
-        """One line of the driver's, or its `trouble` with Ray, which `warnings` then tells."""
+        """Handle one line of the driver, or news of the client's `trouble`, which `warnings` then returns."""
         with self._lock:
             self._is_stale = True
             match said["kind"]:
@@ -212,7 +206,3 @@ class RayNodeProvider:
     def _record(self) -> dict[str, Any]:
         with self._lock:
             return {"service": self._service, **self._grants.book.record(), "nodes": self._nodes.record()}
-
-
-def _nothing() -> None:
-    """Until somebody wants to know."""

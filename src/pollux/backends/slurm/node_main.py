@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pollux.backends.node_daemon.command import daemon_words, has_replicas
 from pollux.backends.process.devices import check_lent, find_devices
 from pollux.backends.process.network import meeting_variables
 from pollux.core.errors import BackendFailed
@@ -147,18 +148,13 @@ class _Node:
 
     def start(self, facts: Mapping[str, Any], where: Where, warm: bool) -> subprocess.Popen[bytes]:
         """The host, `warm` with everything imported; it ends with us, since it holds the other end of its input."""
-        words = [sys.executable, "-m", "pollux.backends.node_daemon.daemon", "--node", self.claim_name()]
-        words += ["--places", str(facts["places"]), "--listen", where.listen, "--with-parent", "--patient"]
-        words += ["--announce", str(self._path("json"))]
-        words += ["--secret-file", str(self._folder / "secret")]
-        if facts["gpus"]:
-            words += ["--gpus", ",".join(map(str, facts["gpus"]))]
-        if not warm:
-            words.append("--cold")
+        announce = self._path("json")
+        words = daemon_words(self.claim_name(), facts["places"], where.listen, announce, facts["gpus"], warm)
+        words += ["--patient", "--secret-file", str(self._folder / "secret")]
         self.note("facts", json.dumps({**facts, "address": where.reached}))
         environ = without_slurm(os.environ)
         environ |= meeting_variables(where.meet, environ)
-        return subprocess.Popen(words, stdin=subprocess.PIPE, env=environ)
+        return subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE, env=environ)
 
     def read_pulse(self) -> str:
         """The file that the service rewrites every few seconds; empty where it cannot be read."""
@@ -187,14 +183,6 @@ def _where(head: str, ports: str, name: str) -> Where:
     return Where(meet, meet)
 
 
-def _has_work(pid: int) -> bool:
-    """Whether the host runs replicas: it has no other children."""
-    try:
-        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().strip())
-    except OSError:
-        return True
-
-
 def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> int:
     """Wait for the host's end; or end it where it has no work, and was told to go or no service came for long."""
     pulse, seen = node.read_pulse(), time.monotonic()
@@ -204,11 +192,11 @@ def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> 
             return _wait(node, host)
         except subprocess.TimeoutExpired:
             if node.is_taken_back:
-                if not _has_work(host.pid):
+                if not has_replicas(host.pid):
                     return _end(host)
                 continue
             now = node.read_pulse()
-            if now != pulse or _has_work(host.pid):
+            if now != pulse or has_replicas(host.pid):
                 pulse, seen = now, time.monotonic()
             # A service that went down properly is not waited for as long as one that may have crashed.
             patience = min(orphan_seconds, _CLOSED_SECONDS) if now.startswith(CLOSED) else orphan_seconds

@@ -42,7 +42,7 @@ def ended(monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(node_actor, "_end_actor", ended.set)
     monkeypatch.setattr(node_actor, "_free_groups", lambda prefix, node_id: None)
-    monkeypatch.setattr(node_actor, "_MIND_SECONDS", 0.01)
+    monkeypatch.setattr(node_actor, "_IDLE_CHECK_SECONDS", 0.01)
     return ended
 
 
@@ -137,7 +137,7 @@ def test_groups_are_given_back_once_the_host_has_ended_and_before_the_actor_does
 
 def test_work_and_questions_keep_a_host(ended, monkeypatch):
     works = threading.Event()
-    monkeypatch.setattr(node_actor, "_has_work", lambda pid: works.is_set())
+    monkeypatch.setattr(node_actor, "has_replicas", lambda pid: works.is_set())
     monkeypatch.setattr(node_actor, "_PARTED_SECONDS", 0.2)
     works.set()
     actor = NodeHost("n", 2, "127.0.0.1", SECRET, False, False, "pollux:s:")
@@ -156,8 +156,8 @@ def test_work_and_questions_keep_a_host(ended, monkeypatch):
 
 def test_a_host_without_children_has_no_work():
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as idle:
-        assert not node_actor._has_work(idle.pid)
-        assert node_actor._has_work(os.getpid())
+        assert not node_actor.has_replicas(idle.pid)
+        assert node_actor.has_replicas(os.getpid())
         idle.stdin.close()
 
 

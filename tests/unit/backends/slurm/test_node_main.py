@@ -152,7 +152,7 @@ def test_a_node_without_work_or_service_is_given_back(tmp_path, monkeypatch, pul
         return now[0]
 
     monkeypatch.setattr(node_main.time, "monotonic", clock)
-    monkeypatch.setattr(node_main, "_has_work", lambda pid: now[0] < 300.0)
+    monkeypatch.setattr(node_main, "has_replicas", lambda pid: now[0] < 300.0)
     (tmp_path / "pulse").write_text(pulse)
     host = PlayedHost()
     assert _keep(_Node(tmp_path, "1_0", "node1"), host, 900.0) == 0
@@ -164,7 +164,7 @@ def test_a_node_that_is_taken_back_waits_for_its_work_only(tmp_path, monkeypatch
     (tmp_path / "pilots").mkdir()
     node, host = _Node(tmp_path, "1_0", "node1"), PlayedHost()
     looks = iter([True, True, True, False])
-    monkeypatch.setattr(node_main, "_has_work", lambda pid: next(looks))
+    monkeypatch.setattr(node_main, "has_replicas", lambda pid: next(looks))
     node.note_leaving(signal.SIGTERM, None)
     assert _keep(node, host, 900.0) == 0
     assert host.stdin.closed

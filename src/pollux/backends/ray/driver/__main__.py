@@ -1,4 +1,4 @@
-"""Connects to Ray and works until its input ends: orders come as JSON lines, and what happens goes out as such."""
+"""Connects to Ray, and runs until its input ends: orders come as lines of JSON, and reports go out as such."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["listen", "main"]
 
 _CONNECT_CODE = 3
 _REACH_SECONDS = 10.0
-# Less than the service waits for the end.
+# Shorter than the service waits for the driver's end.
 _LAST_SECONDS = 4.0
 
 
 def main() -> None:
     """Connect, and work until the input ends."""
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # What Ray prints must not get between the lines.
+    # Ray's own output must not get between the lines.
     os.dup2(2, 1)
     lock = threading.Lock()
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _check_port(address: str) -> None:
-    """Fail at once where nobody listens; Ray itself would try for a minute."""
+    """Fail at once where nothing listens; Ray itself would try for a minute."""
     host, _, port = address.rpartition(":")
     if host:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS):
@@ -61,10 +61,10 @@ def _check_port(address: str) -> None:
 
 
 def listen(driver: Driver) -> None:
-    """Hand each line of the input to the driver's thread; at its end the process ends, once all of them are done."""
+    """Hand each line of the input to the driver's thread; at the end of the input the process ends after the last."""
     for line in sys.stdin:
         driver.events.put((driver.obey, (json.loads(line),)))
-    # The service is gone: what it has ordered is done, but no more; Ray's own end may take its time.
+    # The service has ended: carry out its last orders, and do not wait for Ray's own shutdown, which may take long.
     driver.events.put((os._exit, (0,)))
     time.sleep(_LAST_SECONDS)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""How many nodes Ray's autoscaler is asked for, and which nodes it may end again: Ray ends none that has an actor."""
+"""Asks Ray's autoscaler for nodes, and decides which nodes it may end: Ray ends no node that has an actor."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pollux.backends.ray.nodes import RayNode
 
 __all__ = ["Autoscaling"]
 
-# A node that is not needed is given up after this time.
+# A node that is not needed is left to Ray after this time.
 _SPARE_SECONDS = 15.0
 
 
 class Autoscaling:
-    """The wish for nodes, and the nodes beyond it. `claimed_nodes` gives the names of those with claims.
+    """The number of nodes to ask for, and the nodes beyond it. `claimed_nodes` returns the names of those with claims.
 
-    `look` is called once a node was given up, before its host is ended.
+    `look` is called once a node was left to Ray, before its host is ended.
     """
 
     def __init__(
@@ -37,26 +37,26 @@ class Autoscaling:
         self._desired, self._awaited, self._size = order.desired, order.awaited, order.size
         self._asked_for: list[dict[str, int]] | None = None
         self._largest = 1
-        # Nodes beyond those that were wished for, and since when; those that were given up, so that Ray may end them.
+        # Nodes beyond those that were asked for, and since when; those that were left to Ray, which may end them.
         self._spare_since: dict[str, float] = {}
         self._given_up: set[str] = set()
 
     def desire(self, num_nodes: int, awaited: bool, size: int) -> None:
-        """Wish for this number of nodes, each with `size` places."""
+        """Ask for this number of nodes, each with `size` places."""
         self._desired, self._awaited, self._size = num_nodes, awaited, size
         self._spare_since = {}
         self.ask_autoscaler()
 
     def withdraw(self) -> None:
-        """The service ends with nothing running: no nodes are wished for."""
+        """Ask for no nodes: the service ends, and no job runs."""
         if self._desired is not None:
             self._desired = 0
             self.ask_autoscaler()
 
     def ask_autoscaler(self) -> None:
-        """Tell the autoscaler how many nodes are desired, of the size of the largest; only where that has changed.
+        """Tell the autoscaler how many nodes are desired, of the size of the largest, if that has changed.
 
-        Ray keeps a wish when the process that made it has ended; 0 nodes take it back.
+        Ray keeps a request after the process that made it has ended; a request for 0 nodes takes it back.
         """
         if self._desired is None:
             return
@@ -68,10 +68,10 @@ class Autoscaling:
             importlib.import_module("ray.autoscaler.sdk").request_resources(bundles=wished)
 
     def needed(self, every: Mapping[str, RayNode]) -> dict[str, RayNode]:
-        """The nodes that are used: all, or as many as are wished for and all with claims, from the autoscaler.
+        """The nodes to use: all, or with the autoscaler as many as were asked for, and all with claims.
 
         The host of any other node is ended once it has no work; a node that is needed again gets a new host. While a
-        job waits, all nodes are needed: which of them suits the job is not known here.
+        job waits, all nodes are needed, as the driver does not know which of them suits the job.
         """
         if self._desired is None or self._awaited:
             self._spare_since, self._given_up = {}, set()
@@ -85,7 +85,7 @@ class Autoscaling:
         return {ray_id: node for ray_id, node in every.items() if ray_id not in self._given_up}
 
     def _spare(self, nodes: Collection[RayNode], desired: int) -> set[str]:
-        """Nodes beyond those desired and without claims: of the others the small ones, and those that are not up."""
+        """The nodes without claims beyond the desired number: small ones, and those that are not up, come first."""
         claimed = set(self._claimed_nodes())
         ranked = sorted(
             nodes,
@@ -94,7 +94,7 @@ class Autoscaling:
         return {node.ray_id for node in ranked[desired:] if node.name not in claimed}
 
     def _give_up(self, ray_id: str, now: float) -> None:
-        """Leave a node to Ray: at once where it has no actor, else when its host says that it has no work."""
+        """Leave a node to Ray: at once where it has no actor, else when its host reports that it has no work."""
         if self._hosts.actor_of(ray_id) is None:
             self._given_up.add(ray_id)
         elif self._hosts.is_up(ray_id):
@@ -102,13 +102,13 @@ class Autoscaling:
             self._hosts.ask_report(ray_id, self._end_if_idle)
 
     def _end_if_idle(self, said: Mapping[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
-        """End the host of a node that is still not needed, and has no work; the node is left out."""
+        """End the host of a node that is still not needed and has no work, and leave the node to Ray."""
         node = next((node for node in self._hosts.nodes() if node.ray_id == ray_id), None)
         if node is None or said is None or said["works"] or self._hosts.actor_of(ray_id) is not actor:
             return
-        # A claim, or a wish, may have come meanwhile.
+        # The node may have been claimed or asked for meanwhile.
         if ray_id in self._spare_since and node.name not in self._claimed_nodes():
             self._given_up.add(ray_id)
-            # Nothing may be started there any more by then.
+            # The service must not start anything there when the host ends.
             self._look()
             self._connection.ray.kill(actor)

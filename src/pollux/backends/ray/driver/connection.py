@@ -1,4 +1,4 @@
-"""Ray as the parts of the driver use it: modules, calls whose results come as events, and the line to the service."""
+"""The driver's connection to Ray: its modules, calls whose results come as events, and reports to the service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RayConnection"]
 class RayConnection:
     """`ray` is the module; `tell(kind, **more)` sends a line to the service.
 
-    `events` holds functions with their arguments, for the one thread that does everything.
+    `events` holds functions with their arguments for the driver's one thread to call.
     """
 
     def __init__(self, ray: Any, tell: Callable[..., None]) -> None:
@@ -27,7 +27,7 @@ class RayConnection:
         return self.strategies.NodeAffinitySchedulingStrategy(ray_id, soft=False)
 
     def then(self, ref: Any, handle: Callable[..., None], *given: Any) -> None:
-        """Have `handle(result, error, *given)` called by the driver's thread once a call to Ray has ended."""
+        """Have the driver's thread call `handle(result, error, *given)` once a call to Ray has ended."""
 
         def done(future: Any) -> None:
             error = future.exception()

@@ -1,4 +1,4 @@
-"""The actor on each node that keeps the node's host: started, asked for its report, watched, and started again."""
+"""Keeps an actor on each node, which runs the node's host: starts it, asks for its report, and restarts it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from pollux.backends.ray.nodes import RayNode
 __all__ = ["HostActors"]
 
 _RETRY_SECONDS = 15.0
-# After a host that has ended, or was ended.
+# The pause after a host has ended.
 _RESTART_SECONDS = 1.0
 _CHECK_SECONDS = 2.0
-# Longer than an actor waits for its host.
+# Longer than an actor waits for the start of its host.
 _REPORT_SECONDS = 150.0
 _REPORTED = frozenset({"address", "port", "gpus", "doubt", "options", "works", "secret"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Absent:
-    """No actor; the next one is started `at`."""
+    """The node has no actor; the next one is started `at` this time."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Starting:
-    """The actor has been asked for its report `since` then."""
+    """The actor was asked for its report, and has not answered `since` this time."""
 
     actor: Any
     since: float
@@ -40,7 +40,7 @@ class _Starting:
 
 @dataclass(frozen=True, slots=True)
 class _Up:
-    """The host is up. `check_at`: it has other options, and is asked then whether it still works; None for its own."""
+    """The host is up. `check_at`: when to ask a host with other options whether it still has work; None for others."""
 
     actor: Any
     check_at: float | None = None
@@ -48,7 +48,7 @@ class _Up:
 
 @dataclass(slots=True)
 class _Seat:
-    """A node, and what became of its actor."""
+    """A node, and the state of its actor."""
 
     node: RayNode
     state: _Absent | _Starting | _Up
@@ -59,7 +59,7 @@ class _Seat:
 
 
 class HostActors:
-    """Keeps an actor on each of the nodes given to `follow`; the service is told of each host that comes or goes."""
+    """Keeps an actor on each of the nodes given to `follow`, and reports each host that comes or goes."""
 
     def __init__(self, connection: RayConnection, order: DriverOrder, clock: Callable[[], float]) -> None:
         self._connection, self._order, self._clock = connection, order, clock
@@ -76,7 +76,7 @@ class HostActors:
             self._step(seat, now)
 
     def _step(self, seat: _Seat, now: float) -> None:
-        """What is due by now."""
+        """Do what is due for one node."""
         match seat.state:
             case _Absent(at) if now >= at:
                 self._start(seat, now)
@@ -100,16 +100,16 @@ class HostActors:
         return [seat.node for seat in self._seats.values()]
 
     def actors(self) -> list[Any]:
-        """All actors there are."""
+        """All actors."""
         return [seat.actor for seat in self._seats.values() if seat.actor is not None]
 
     def ask_report(self, ray_id: str, handle: Callable[..., None]) -> None:
-        """Have `handle(report, error, ray_id, actor)` called with what the actor of a node says of its host."""
+        """Have `handle(report, error, ray_id, actor)` called with the actor's report on the host of a node."""
         actor = self.actor_of(ray_id)
         self._connection.then(actor.report.remote(), handle, ray_id, actor)
 
     def _start(self, seat: _Seat, now: float) -> None:
-        """Find the actor of a node, or start one; then wait for what its host says of itself."""
+        """Find the actor of a node, or start one, and ask for its report."""
         node, ray = seat.node, self._connection.ray
         actor_class = ray.remote(NodeHost).options(
             name=f"host-{node.ray_id}",
@@ -125,11 +125,11 @@ class HostActors:
         self.ask_report(node.ray_id, self._reported)
 
     def _options(self, node: RayNode) -> dict[str, Any]:
-        """What a host is started with, and must have been started with to be used."""
+        """The options of a host; one that was started with others is not used."""
         return {"places": node.places, "with_gpus": self._order.needs_gpu_numbers, "warm": self._order.warm}
 
     def _seat_of(self, ray_id: str, actor: Any) -> _Seat | None:
-        """The seat of a node as long as it has this actor."""
+        """The seat of a node, if it still has this actor."""
         seat = self._seats.get(ray_id)
         return seat if seat is not None and seat.actor is actor else None
 
@@ -138,7 +138,7 @@ class HostActors:
         if seat is None:
             return
         if said is None:
-            # What failed once is not asked again: the next try has an actor of its own.
+            # An actor that failed is not asked again: the next try makes a new one.
             self._end(seat, actor, f"node '{seat.node.name}' cannot be used: {one_line(error)}", _RETRY_SECONDS)
         elif not said.keys() >= _REPORTED:
             why = f"node '{seat.node.name}' has a host of another version of pollux-scheduler: {SAME_VERSION}"
@@ -153,7 +153,7 @@ class HostActors:
             self._use(seat, actor, said)
 
     def _use(self, seat: _Seat, actor: Any, said: Mapping[str, Any]) -> None:
-        """The host is up: tell of it, and wait for its end."""
+        """Report that the host is up, and wait for its end."""
         node, options = seat.node, said["options"]
         odd = ""
         seat.state = _Up(actor)
@@ -168,7 +168,7 @@ class HostActors:
         self._connection.tell("host", node=node.name, address=address, gpus=said["gpus"], odd=odd, doubt=said["doubt"])
         self._watch(node.ray_id, actor)
         if self._order.needs_gpu_numbers:
-            # Leaves an idle worker on the node, so that the first claim there does not wait for one.
+            # This leaves an idle worker on the node, so that the first claim there does not wait for one.
             strategy = self._connection.on_node(node.ray_id)
             self._connection.ray.remote(found_gpus).options(num_cpus=0, scheduling_strategy=strategy).remote()
 
@@ -185,14 +185,14 @@ class HostActors:
         if seat is None:
             return
         if error is None and code is None:
-            # The host runs: an actor answers after a while, since the driver that asked may have ended.
+            # The host still runs: an actor answers after a while even so, since the calling driver may have ended.
             self._watch(ray_id, actor)
             return
         why = f"the host of node '{seat.node.name}' ended ({one_line(error) if error else code})"
         self._end(seat, actor if error is None else None, why, _RESTART_SECONDS)
 
     def _end(self, seat: _Seat, actor: Any, why: str, pause_seconds: float) -> None:
-        """Give up an actor, end it where one is given, and try another one after a pause."""
+        """Give up a node's actor, kill it where one is given, and start another one after a pause."""
         if actor is not None:
             self._connection.ray.kill(actor)
         seat.state = _Absent(self._clock() + pause_seconds)

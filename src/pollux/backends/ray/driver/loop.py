@@ -1,4 +1,4 @@
-"""The driver's one thread: it looks at the cluster every second, and does what the service orders."""
+"""The driver's one thread: it looks at the cluster every second, and carries out the service's orders."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Driver"]
 
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.03
-# Less than the service waits for the end.
+# Shorter than the service waits for the driver's end.
 _PART_SECONDS = 2.0
 
 
 class Driver:
-    """One connection to Ray, worked through by one thread; what Ray's own threads have to say comes as events.
+    """One connection to Ray in one thread; results from Ray's own threads come as events.
 
-    `tell(kind, **more)` sends a line to the service. `clock` (monotonic seconds) can be replaced for tests.
+    `tell(kind, **more)` sends a line to the service. `clock` (monotonic seconds) can be replaced in tests.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Driver:
         self._told: tuple[list[dict[str, Any]], dict[str, str]] | None = None
 
     def run(self) -> None:
-        """Work until the process ends."""
+        """Handle events until the process ends."""
         self.begin()
         next_look = self._clock() + _LOOK_SECONDS
         while True:
@@ -62,18 +62,18 @@ class Driver:
                 next_look = self._clock() + _LOOK_SECONDS
 
     def begin(self) -> None:
-        """Find the nodes, and take over the placement groups of an earlier driver."""
+        """Find the nodes, and adopt the placement groups of an earlier driver."""
         self.look()
         self.groups.recover()
 
     def look_around(self) -> None:
-        """Do what is due once a second: look for nodes, and ask what became of claims."""
+        """Do what is due once a second: look for nodes, and ask for the state of claims."""
         self.look()
         self.groups.make_missing()
         self.groups.see(self.groups.not_granted())
 
     def look(self) -> None:
-        """Find the nodes, and tell the service of a change; where there is none, that all is well."""
+        """Find the nodes, and report a change to the service, or that the connection works."""
         rows = self._connection.ray.nodes()
         every = {node.ray_id: node for node in lending_nodes(rows, self._order.slots, self._order.with_gpus)}
         used = self._autoscaling.needed(every)
@@ -88,7 +88,7 @@ class Driver:
         self._autoscaling.ask_autoscaler()
 
     def _drained(self, used: Mapping[str, RayNode]) -> dict[str, str]:
-        """Nodes that Ray drains, by name, with why. Its interface for that is not public: without it none is known."""
+        """Nodes that Ray drains, by name, with the reason; none where Ray lacks its private interface for that."""
         try:
             ends: Mapping[str, int] = self._connection.ray._private.state.state.get_draining_nodes()
         except AttributeError:
@@ -100,7 +100,7 @@ class Driver:
         }
 
     def obey(self, order: Mapping[str, Any]) -> None:
-        """One line of the input."""
+        """Carry out one order of the service."""
         match order["do"]:
             case "take":
                 self.groups.take(order["claims"])
@@ -114,7 +114,7 @@ class Driver:
                 self._release()
 
     def _release(self) -> None:
-        """The service ends with nothing running: no nodes are wished for, and hosts need not wait long."""
+        """Ask for no nodes, and let hosts end soon: the service ends, and no job runs."""
         self._autoscaling.withdraw()
         told = [actor.release.remote() for actor in self._hosts.actors()]
         if told:
@@ -122,5 +122,5 @@ class Driver:
 
 
 def _end_time(milliseconds: int) -> str:
-    """When Ray ends a node, by the clock; 0 for no such time."""
+    """The time of day when Ray ends a node, as a part of a sentence; empty for 0."""
     return time.strftime(", and ends it at %H:%M:%S", time.localtime(milliseconds / 1000.0)) if milliseconds else ""

@@ -1,4 +1,4 @@
-"""A placement group of one bundle for each claim: made, asked after, made again where Ray failed, and removed."""
+"""Keeps a placement group of one bundle for each claim: makes it, asks for its state, makes it again if Ray failed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["PlacementGroups"]
 
 _PATIENCE_SECONDS = 5.0
 _RETRY_SECONDS = 15.0
-# Up to this many groups are asked for one by one: the answer for all groups has every one that Ray ever had.
+# Up to this many groups are asked for one by one: the answer for all groups contains every group that Ray ever had.
 _MOST_SINGLE_QUESTIONS = 4
 
 
 @dataclass(slots=True)
 class _Group:
-    """The placement group of a claim. `waits_since` is None once it was granted, or was said to wait."""
+    """The placement group of a claim. `waits_since`: None once it was granted, or was reported to wait."""
 
     group: Any
     waits_since: float | None
@@ -41,7 +41,7 @@ class PlacementGroups:
         self._failed_at: dict[str, float] = {}
 
     def recover(self) -> None:
-        """Bring the groups that Ray has of this service in line with its claims."""
+        """Bring this service's groups in Ray in line with its claims."""
         for row in self._util.placement_group_table().values():
             name = row["name"]
             if not name.startswith(self._order.prefix) or row["state"] == "REMOVED":
@@ -61,37 +61,37 @@ class PlacementGroups:
             self._make(name)
 
     def free(self, names: Iterable[str]) -> None:
-        """Give these claims back."""
+        """Remove the groups of these claims."""
         for name in names:
             self.claims.pop(name, None)
             self._failed_at.pop(name, None)
             self._remove(name)
 
     def retry(self, names: Iterable[str]) -> None:
-        """Wait for these as if they were new: something was given back on their nodes."""
+        """Wait for these claims as if they were new: places were given back on their nodes."""
         for name in names:
             if name in self._groups:
                 self._groups[name].waits_since = self._clock()
 
     def make_missing(self) -> None:
-        """Make the groups of claims that have none: Ray failed to give one, or had not seen their node."""
+        """Make the groups of claims that have none: Ray failed to make one, or did not know the node yet."""
         late = self._clock() - _RETRY_SECONDS
         for name in self.claims.keys() - self._groups.keys():
             if self._failed_at.get(name, late) <= late:
                 self._make(name)
 
     def pending(self) -> list[str]:
-        """Claims of which nothing was told yet."""
+        """Claims of which nothing was reported yet."""
         return [name for name, known in self._groups.items() if known.waits_since is not None]
 
     def not_granted(self) -> list[str]:
-        """Claims that Ray has not granted, whether that was told or not."""
+        """Claims that Ray has not granted, whether that was reported or not."""
         return [name for name, known in self._groups.items() if not known.is_granted]
 
     def see(self, names: Collection[str]) -> None:
-        """Ask Ray which of these groups it has created, and tell the service of those that have waited for too long."""
+        """Ask Ray which of these groups it has created, and report those that have waited for too long."""
         late = {name for name in names if self._is_late(self._groups[name])}
-        # Where it matters which GPU it is, a task in the group tells that it is there.
+        # Where it matters which GPU it is, a task in the group reports that the group is there.
         asked = [name for name in names if name in late or not self._order.needs_gpu_numbers]
         created = self._created(asked)
         for name in asked:
@@ -107,7 +107,7 @@ class PlacementGroups:
         return known.waits_since is not None and known.waits_since < self._clock() - _PATIENCE_SECONDS
 
     def _created(self, names: list[str]) -> set[str]:
-        """Which of these groups are there. One question, however many they are, unless they are few."""
+        """The groups among these that exist: one question for all of them, or one for each of a few."""
         table = self._util.placement_group_table
         if len(names) <= _MOST_SINGLE_QUESTIONS:
             return {name for name in names if table(self._groups[name].group).get("state") == "CREATED"}
@@ -126,16 +126,16 @@ class PlacementGroups:
         self._follow(name, group)
 
     def _follow(self, name: str, group: Any) -> None:
-        """Wait for a group; where it matters, by asking from inside its bundle which GPU is behind it."""
+        """Wait for a group; where it matters which GPU it has, by a task that runs in it."""
         self._groups[name] = _Group(group, self._clock())
         if self._order.needs_gpu_numbers:
             inside = self._connection.strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-            # The GPU is asked for here and not where the task is declared: so its worker may be used again.
+            # `num_gpus` is given here and not where the task is declared, so that Ray can use its worker again.
             task = self._connection.ray.remote(found_gpus).options(num_cpus=0, num_gpus=1, scheduling_strategy=inside)
             self._connection.then(task.remote(), self._found, name, group)
 
     def _found(self, gpus: list[str] | None, error: Exception | None, name: str, group: Any) -> None:
-        """A group is there, with these GPUs, or Ray failed to make it."""
+        """Report a group that exists, with these GPUs, or that Ray failed to make."""
         known = self._groups.get(name)
         if known is None or known.group is not group:
             return
