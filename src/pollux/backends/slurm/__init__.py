@@ -1,4 +1,4 @@
-"""Slurm as a lender of nodes: the backend, pilots, one batch job for each job, and Slurm's commands.
+"""The backend on nodes that Slurm lends: in its mode with pilots, and in its mode with a batch job for each job.
 
 `node_main` runs on nodes, everything else in the service.
 """

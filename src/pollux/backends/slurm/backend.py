@@ -1,7 +1,6 @@
 """Nodes lent by Slurm: pilot jobs whose nodes are the pool, grown and given back as they are needed.
 
-Here is what may be asked of it. `pilot_provider` looks after the pilots; jobs run on their nodes as on any other lent
-ones (`pollux.backends.fleet`).
+`pilot_provider` keeps the pilots; jobs run on their nodes as on any other lent nodes (`pollux.backends.fleet`).
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from pollux.core.errors import BackendFailed
 __all__ = ["SlurmBackend", "missing"]
 
 _COMMANDS = ("sbatch", "squeue", "sinfo", "scancel")
-# The first with `srun --overlap`, which runs hosts beside the batch script.
+# The first version with `srun --overlap`, which runs hosts beside the batch script.
 _OLDEST = (20, 11)
 _VERSION_SECONDS = 10.0
-# Variables that people set for all their jobs, and that Slurm does not set inside a job.
+# Variables that users set for all their jobs, and that Slurm does not set inside a job.
 _OF_THE_SHELL = {
     "partition": "SBATCH_PARTITION",
     "account": "SBATCH_ACCOUNT",
@@ -40,14 +39,14 @@ _OF_THE_SHELL = {
 
 
 def missing() -> str:
-    """What keeps this machine from using Slurm, and the remedy; empty where nothing does."""
+    """Why this machine cannot use Slurm, with the remedy; empty where it can."""
     absent = [command for command in _COMMANDS if shutil.which(command) is None]
     if absent:
         return (
             f"Slurm's commands are not here (no {', '.join(absent)} in PATH): run the service on a login node of the "
             "cluster, or install its client packages (Debian: slurm-client)"
         )
-    # One that cannot tell its version may work all the same: what is wrong with it shows in the first round.
+    # A Slurm without a readable version may work all the same: if it does not, the first round shows why.
     with contextlib.suppress(BackendFailed):
         found = re.search(
             r"\b(\d+)\.(\d+)\S*", SlurmCommands(os.environ, _VERSION_SECONDS).run(["sbatch", "--version"])
@@ -60,7 +59,7 @@ def missing() -> str:
 class SlurmBackend(FleetBackend):
     """Runs jobs on nodes of a Slurm cluster; `asked` are the fields of `SlurmOptions`.
 
-    `pool`: a folder that this machine and the nodes share; None: one below the user's own folder, for this `home`.
+    `pool`: a folder that this machine and the nodes share; None: one below the user's home folder, for this `home`.
     `head`, `lease_seconds` and `lost_seconds` as for every fleet.
     """
 
@@ -84,24 +83,24 @@ class SlurmBackend(FleetBackend):
 
     @property
     def notice_seconds(self) -> float:
-        """How long before a pilot's time limit its node is left: jobs have that time to save."""
+        """How long before a pilot's time limit jobs leave its node: they have that time to save."""
         return self._slurm.options.margin_seconds
 
     def refuses(self, folders: Sequence[str]) -> str:
-        """Only hosts that are up can tell; the others are asked when a job is placed there."""
+        """See `Backend.refuses`; only hosts that are up can answer, others are asked when a job is placed there."""
         there = [hosted for node, hosted in self._slots.hosts.items() if self._slurm.is_up(node)]
         return self._shared.refuses(folders, there)
 
     @property
     def taken_back_seconds(self) -> float | None:
-        """What lies between Slurm's SIGTERM and SIGKILL: KillWait, and at a preemption the partition's GraceTime."""
+        """The time between Slurm's SIGTERM and SIGKILL: KillWait, and for a preemption the partition's GraceTime."""
         return self._slurm.grace_seconds
 
     @classmethod
     def preview(cls, home: Path, **given: Any) -> str:
-        """The command that asks for the fewest nodes to hold, and its script, exactly as they would be sent.
+        """The command that asks for the fewest nodes, and its script, exactly as they would be sent.
 
-        Without pilots: what a decision to run a job named JOB on a node named NODE would send.
+        Without pilots: the command for a job named JOB on a node named NODE.
         """
         known = {field.name for field in fields(SlurmOptions)}
         options = _options({name: value for name, value in given.items() if name in known})
@@ -116,14 +115,14 @@ class SlurmBackend(FleetBackend):
 
 
 def _options(given: Mapping[str, Any]) -> SlurmOptions:
-    """What is not given is as the user's shell has it for sbatch, which does not see that: the script says it."""
+    """The options; those not given come from the user's variables for sbatch, which are hidden from sbatch itself."""
     shell = {name: os.environ.get(variable, "") for name, variable in _OF_THE_SHELL.items()}
     missing = {name: value for name, value in shell.items() if value and not given.get(name)}
     return SlurmOptions(**{**given, **missing, **({"nodes": str(given["nodes"])} if "nodes" in given else {})})
 
 
 def _pool(home: Path, pool: Path | None) -> Path:
-    """Where service and nodes meet: by default in the user's own folder, which clusters share; a home is local."""
+    """The folder that service and nodes share: by default below the user's home folder, which clusters share."""
     if pool is not None:
         return Path(pool).absolute()
     return Path.home() / ".pollux-slurm" / hashlib.sha256(str(Path(home).absolute()).encode()).hexdigest()[:10]

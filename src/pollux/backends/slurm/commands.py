@@ -1,4 +1,4 @@
-"""Slurm's commands, each with a time limit: what they print, or why they did not. What it means is read elsewhere."""
+"""Runs Slurm's commands with a time limit, and returns what they print, or explains why they failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_WORDS = 200
 _AUTHENTICATION = "authentication is refused: is munge running here, with the cluster's key and a right clock?"
 _SHARED = "a limit that your account or QOS shares with others is reached; ask for fewer nodes=, or wait"
 _QUOTA = "your quota is used up; ask for fewer nodes= or gpus_per_node=, or another account= or another qos="
-# The first that is found counts: names of limits come before the words that all refusals for limits have.
+# The first match counts: names of limits come before the words that all refusals for limits contain.
 _REMEDIES = {
     "munge": _AUTHENTICATION,
     "authentication": _AUTHENTICATION,
@@ -47,14 +47,14 @@ _REMEDIES = {
     "configuration source": "this machine does not know its cluster: set SLURM_CONF, or have its slurm.conf put here",
     "Unable to contact": "is slurmctld up? 'scontrol ping' tells",
 }
-# The line that says why, where it is not the first: a limit's name, or what munge ran into.
+# The line with the reason, where it is not the first: the name of a limit, or munge's failure.
 _WHY = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+|\bMax\w+Per\w+|\bMunge \w+ failed")
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 _MUNGE_SOCKET = "/run/munge/munge.socket.2"
 
 
 class SlurmCommands:
-    """The commands that are needed. `seconds`: how long one may take before it is ended."""
+    """The commands that Pollux uses. `seconds`: how long one may take before it is killed."""
 
     def __init__(self, environ: Mapping[str, str], seconds: float) -> None:
         # Inside an allocation these would turn every request into one for that allocation.
@@ -67,7 +67,7 @@ class SlurmCommands:
         self._seconds = seconds
 
     def jobs(self, name: str) -> str:
-        """All jobs of that name, those that ended lately too; one row for each element of an array."""
+        """All jobs of that name, with those that ended lately; one row for each element of an array."""
         words = ["squeue", "-h", "-r", "-t", "all", f"--user={os.getuid()}", f"--name={name}", "-o", SQUEUE_FORMAT]
         return self.run(words)
 
@@ -76,16 +76,16 @@ class SlurmCommands:
         return self.run(["sinfo", "-h", "-N", f"--nodes={fold_nodes(names)}", "-o", SINFO_FORMAT])
 
     def all_nodes(self, partition: str) -> str:
-        """The state of every node of a partition, and what of it is used; of the cluster, where none is named."""
+        """State and used resources of every node of a partition; of the whole cluster where no partition is named."""
         where = [f"--partition={partition}"] if partition else []
         return self.run(["sinfo", "-h", "-N", *where, "-O", ALL_NODES_FORMAT])
 
     def limits(self) -> tuple[str, str]:
-        """What Slurm is configured to, and its partitions, a line each."""
+        """Slurm's configuration, and its partitions, a line each."""
         return self.run(["scontrol", "show", "config"]), self.run(["scontrol", "--oneliner", "show", "partition"])
 
     def submit(self, script: str, count: int, exclude: Sequence[str] = ()) -> str:
-        """Submit that many, not on the nodes `exclude`; the id of the array."""
+        """Submit an array of `count` jobs that avoid the nodes in `exclude`; the id of the array."""
         said = self.run(array_words(count, fold_nodes(exclude)), script).strip()
         found = re.fullmatch(r"(\d+)(?:;\S+)?", said.splitlines()[-1] if said else "")
         if found is None:
@@ -93,16 +93,16 @@ class SlurmCommands:
         return found.group(1)
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel these jobs; it does not matter where some have ended."""
+        """Cancel these jobs; jobs that have ended are ignored."""
         for first in range(0, len(ids), _MOST_WORDS):
             self.run(["scancel", "--quiet", *ids[first : first + _MOST_WORDS]])
 
     def keep_only(self, pilot: str, nodes: Sequence[str]) -> None:
-        """Have a batch job that runs give all its nodes back but these, of which the first has its script."""
+        """Have a running batch job give back all its nodes but these, the first of which runs its script."""
         self.run(["scontrol", "update", f"JobId={pilot}", f"NodeList={fold_nodes(nodes)}"])
 
     def run(self, words: Sequence[str], given: str = "") -> str:
-        """What a command prints; BackendFailed where it fails, is not there, or takes too long."""
+        """The output of a command; BackendFailed where it fails, does not exist, or takes too long."""
         try:
             process = subprocess.Popen(
                 list(words),
@@ -132,7 +132,7 @@ class SlurmCommands:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a command and all processes that it started, and do not wait for one that still holds its output."""
+    """Kill a command and all processes that it started, without waiting for one that keeps its output open."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,9 +144,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _no_munge(environ: Mapping[str, str]) -> str:
-    """What is wrong where munged has died: commands try its socket for most of a minute before they say so.
+    """A sentence if munged has died: commands try its socket for most of a minute before they report that.
 
-    Empty where somebody answers there, or where it is not known that munge is what this cluster goes by.
+    Empty where munged answers, or where it is not known that the cluster uses munge.
     """
     text = ""
     for path in [environ["SLURM_CONF"]] if environ.get("SLURM_CONF") else _CONFIGURATIONS:
@@ -164,14 +164,14 @@ def _no_munge(environ: Mapping[str, str]) -> str:
     except ConnectionRefusedError:
         return f"nobody answers at munge's socket {path}; {_AUTHENTICATION}"
     except OSError:
-        # Commands may have another place built in, and those that find nothing at theirs say so at once.
+        # The commands may use another path, and they fail at once where no socket is there.
         return ""
     return ""
 
 
 def _explain(command: str, code: int, complaint: str) -> str:
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-    # The last line says that it was refused, and often only one before it says why.
+    # The last line says that the request was refused, and often only an earlier one says why.
     why = next((line for line in lines if _WHY.search(line)), lines[0] if lines else "it said nothing")
     said = "; ".join(dict.fromkeys([why, *lines[-1:]]))
     remedy = next((text for key, text in _REMEDIES.items() if key.lower() in complaint.lower()), "")

@@ -1,4 +1,4 @@
-"""Slurm without pilots: which job wants and holds which places."""
+"""Slurm without pilots: the places that each job wants and holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["JobBooks"]
 
 
 class JobBooks(PooledNodeProvider):
-    """Gives places on nodes whose host is `up` only: others are offered that Slurm would have to lend first.
+    """Gives places only on nodes whose host is `up`; Slurm would have to lend the other nodes that are offered first.
 
-    `up` is set under the `lock`, so that no job is given a place on a host that is about to be ended.
+    `up` is set under the `lock`, so that no job gets a place on a host that is about to be ended.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class JobBooks(PooledNodeProvider):
         return self._books
 
     def tell_change(self) -> None:
-        """Have the backend look again."""
+        """Tell the backend that something has changed."""
         self._changed()
 
     def wanted(self) -> dict[str, set[str]]:
-        """The nodes that each job wants places on."""
+        """The nodes on which each job wants places."""
         with self.lock:
             return {job: set(nodes) for job, nodes in self._wanted.items()}
 
@@ -39,12 +39,12 @@ class JobBooks(PooledNodeProvider):
         return [job for job, nodes in self.wanted().items() if not nodes.isdisjoint(names)]
 
     def needed(self) -> set[str]:
-        """Nodes that jobs have places on, or wait for."""
+        """The nodes on which jobs hold or want places."""
         with self.lock:
             return self.nodes_in_use().union(*self._wanted.values())
 
     def working(self) -> set[str]:
-        """Nodes that jobs use; one that waits for some of the nodes it asked for uses none of these yet."""
+        """The nodes that jobs use; a job that waits for some of its nodes does not use the others yet."""
         with self.lock:
             return set().union(*map(self._works_on, self._held))
 

@@ -1,17 +1,17 @@
-"""Slurm without pilots: nodes are asked for when a decision names them, with one batch job for each job's generation.
+"""Slurm without pilots: asks for nodes when a decision names them, with one batch job for each generation of a job.
 
-A node's address is fixed before its host is there, so that it can be placed on. What runs on a granted node is as with
-pilots (`pilot_provider`). `node_offers` says what jobs may be placed on, `node_requests` asks Slurm for it,
-`node_returns` gives it back.
+A node's address is fixed before its host is up, so that jobs can be placed there. A granted node runs the same
+processes as with pilots (`pilot_provider`). `node_offers` offers nodes, `node_requests` asks Slurm for them,
+`node_returns` gives them back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pollux.backends.nodes.provider import LentNode
+from pollux.backends.nodes.provider import LentNode, NodeProvider
 from pollux.backends.slurm.commands import SlurmCommands
 from pollux.backends.slurm.job_books import JobBooks
 from pollux.backends.slurm.job_requests import nodes_of_request
@@ -24,11 +24,11 @@ from pollux.backends.slurm.script import SlurmOptions
 __all__ = ["SlurmJobProvider"]
 
 
-class SlurmJobProvider:
+class SlurmJobProvider(NodeProvider):
     """Offers all nodes of the partition that Slurm could lend, and asks for those that jobs want.
 
     Its files are in the folder `path`, which nodes must share. `commands` and `clock` (monotonic seconds) can be
-    replaced for tests. `do_round` is one round, done by the thread.
+    replaced in tests. A thread calls `do_round` for each round.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class SlurmJobProvider:
         self._returns = NodeReturns(self.queue, self.books, self._offers)
         self._knows_jobs = False
 
-    # What is asked of it
+    # The interface of a provider
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Offer what ran when the last service ended, and start the rounds."""
+        """Offer the nodes of the last service, and start the rounds."""
         self.books.start(secret, head, changed)
         self.queue.restore(secret)
         self._offers.refresh()
@@ -58,68 +58,62 @@ class SlurmJobProvider:
 
     @property
     def grace_seconds(self) -> float | None:
-        """What Slurm gives between SIGTERM and SIGKILL; None where that is not known (yet)."""
+        """The time between Slurm's SIGTERM and SIGKILL; None where that is not known (yet)."""
         return self.queue.grace_seconds
 
     def hosts(self) -> tuple[LentNode, ...]:
-        """Nodes that jobs may be placed on, also those that Slurm would have to lend first."""
+        """The nodes that jobs can be placed on, with those that Slurm would have to lend first."""
         return self.books.hosts()
 
     def is_up(self, node: str) -> bool:
-        """Whether the host of a node is up; Slurm would have to lend the other nodes that are offered."""
+        """Whether the host of a node is up; Slurm would have to lend the others first."""
         return node in self.books.up
 
     def leaving(self) -> Mapping[str, str]:
-        """Nodes that still work and are to be left now, with why."""
+        """Nodes that jobs must leave now, while they still work, each with the reason."""
         return self.queue.pool.leaving
 
     def ask(self, job_id: str, wanted: Mapping[str, int]) -> None:
-        """Ask Slurm for the nodes that are not there yet; places are given once their hosts are up."""
+        """Ask Slurm for the nodes that are missing; places are given once their hosts are up."""
         self._requests.refusals.pop(job_id, None)
         self._knows_jobs = True
         self.books.ask(job_id, wanted)
         self.rounds.wake()
 
     def claim(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Note what is in use."""
+        """Note the places as held."""
         self._knows_jobs = True
         self.books.claim(job_id, places)
 
     def held(self, job_id: str) -> Mapping[str, tuple[int, ...]]:
-        """Places on nodes whose host is up."""
+        """The places that the job holds, on nodes whose host is up."""
         return self.books.held(job_id)
 
     def refusal(self, job_id: str) -> str:
-        """What Slurm said to the batch job that was asked for."""
+        """Why Slurm has not lent the job's nodes."""
         return self._requests.refusals.get(job_id, "") or self.books.refusal(job_id)
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Free these places; a node that no job needs goes back to Slurm soon."""
+        """Free these places; a node that no job needs is given back to Slurm soon."""
         self.books.drop(job_id, places)
         self.rounds.wake()
 
     def check_node(self, node: str) -> None:
-        """Look at once for what it writes of its end."""
+        """Read the folder at once: the node may have announced its end there."""
         self.rounds.watch_folder()
 
-    def release_silent(self, silent: Collection[LentNode]) -> None:
-        """Nothing: a node goes back once no job needs it."""
-
-    def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """Nothing: Slurm is asked for what jobs are placed on."""
-
     def warnings(self) -> tuple[str, ...]:
-        """What Slurm, its commands or nodes keep from us."""
+        """One sentence for each problem of Slurm, of its commands or of nodes."""
         return self.queue.all_warnings()
 
     def close(self) -> None:
-        """End the rounds. Batch jobs that jobs use go on, and the next object finds them."""
+        """End the rounds. Batch jobs in use go on, and the next object finds them."""
         self.rounds.close()
 
     # A round
 
     def do_round(self, full: bool = True) -> None:
-        """One round; `full`: with a look at Slurm's queue, else only at what nodes wrote."""
+        """Do one round; `full`: read Slurm's queue, too, and not only the files of nodes."""
         self.queue.write_pulse()
         if full:
             self.queue.read(all_nodes=True)
@@ -127,7 +121,7 @@ class SlurmJobProvider:
         self._request_and_return()
 
     def _request_and_return(self) -> None:
-        """Give back what no job needs, refuse what Slurm keeps waiting, and ask for what is lacking."""
+        """Give back nodes that no job needs, refuse jobs that Slurm keeps waiting, and ask for missing nodes."""
         with self.books.lock:
             wanted = self.books.wanted()
             requested = {name for row in self.queue.rows.values() for name in nodes_of_request(row)}
@@ -141,7 +135,7 @@ class SlurmJobProvider:
             self._requests.submit_lacking(wanted, requested)
 
     def _give_back_unused(self) -> None:
-        """Give back what no job uses, and also what jobs asked for where it is known that no job runs."""
+        """Give back nodes that no job uses, also requested ones if it is known that no job runs."""
         if not self.books.nodes_in_use():
             idle = self._returns.idle_jobs(self.queue.clock())
             rows = self.queue.rows.values()

@@ -1,4 +1,4 @@
-"""Slurm without pilots: what a request for a job's nodes is, and what Slurm could lend now. Pure."""
+"""Slurm without pilots: the batch job that asks for a job's nodes, and which nodes Slurm could lend now. Pure."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from pollux.core.errors import BackendFailed
 __all__ = ["SpareNodes", "blamed_nodes", "could_lend", "host_port", "job_script", "lendable_node", "nodes_of_request"]
 
 _FIRST_PORT, _PORTS = 20000, 12000
-# After this time Slurm is asked again to take nodes back that it did not take.
+# When Slurm has refused to take nodes back, it is asked again after this time.
 _KEPT_SECONDS = 300.0
 _BUSY = ("allocated", "completing")
-# Reasons to wait that another node may not have, whatever the states of these look like.
+# Reasons to wait that concern the requested nodes, even if their states show nothing: other nodes may be free.
 _OF_THE_NODES = ("Resources", "ReqNodeNotAvail", "Nodes required", "Reservation")
-# Reasons that it would have on any node.
+# Reasons to wait that hold for any node.
 _OF_THE_USER = ("Assoc", "QOS", "JobHeld", "Dependency", "BeginTime", "MaxJobs", "MaxMem", "Licenses")
 
 
 def host_port(pool: str, node: str) -> int:
-    """Where a node's host listens in the pool of this folder: below the ports that systems hand out by themselves."""
+    """The port of a node's host in the pool of this folder: below the ports that systems assign by themselves."""
     digest = hashlib.sha256(f"{pool}\0{node}".encode()).digest()
     return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS
 
@@ -48,7 +48,7 @@ def job_script(
     nodes: Collection[str],
     addresses: Mapping[str, str] | None = None,
 ) -> str:
-    """The batch job that asks for these nodes for a job. `addresses`: what Slurm has for them, else their names."""
+    """The script of the batch job that asks for these nodes. `addresses`: those that Slurm has, else their names."""
     listed, known = fold_nodes(nodes), addresses or {}
     words = {name: name if known.get(name, name) == name else f"{name}={known[name]}" for name in nodes}
     ports = {words[name]: host_port(str(folder), name) for name in nodes}
@@ -56,7 +56,7 @@ def job_script(
 
 
 def nodes_of_request(row: PilotRow) -> tuple[str, ...]:
-    """The nodes of a batch job, also while it waits."""
+    """The nodes of a batch job, also while it waits for them."""
     if row.nodes:
         return row.nodes
     try:
@@ -66,7 +66,7 @@ def nodes_of_request(row: PilotRow) -> tuple[str, ...]:
 
 
 def could_lend(options: SlurmOptions, row: NodeRow) -> bool:
-    """Whether it answers Slurm, and has left all that a batch job asks for on each of its nodes."""
+    """Whether a node answers Slurm, and has free what a batch job asks for on each of its nodes."""
     asked, kind = options.request, gres_type(options.request)
     cpus = row.cpus if row.idle_cpus is None else row.idle_cpus
     return (
@@ -80,9 +80,9 @@ def could_lend(options: SlurmOptions, row: NodeRow) -> bool:
 
 
 def lendable_node(options: SlurmOptions, folder: Path, row: NodeRow, up: LentNode | None) -> LentNode:
-    """The node as it is, where its host is `up`, or would be lent; its address is the same in both cases."""
+    """The node as its host reports it, or as Slurm would lend it; with the same address in both cases."""
     address = (row.address or row.name, host_port(str(folder), row.name))
-    # By Slurm's name for it, since that is known before: a node must not be of another type once its host is up.
+    # Slurm's name of the type, which is known before the host is up: the type of a node must not change then.
     kind = "cpu" if options.slots else gres_type(row.gres) or "gpu"
     if up is not None:
         return LentNode(replace(up.node, gpu_type=kind), address, up.gpus)
@@ -91,28 +91,28 @@ def lendable_node(options: SlurmOptions, folder: Path, row: NodeRow, up: LentNod
 
 
 def blamed_nodes(options: SlurmOptions, states: Mapping[str, NodeRow], row: PilotRow) -> list[str]:
-    """The nodes that keep a batch job waiting; none where it would wait elsewhere, too."""
+    """The nodes that keep a batch job waiting; none where it would wait on other nodes, too."""
     if row.reason.startswith(_OF_THE_USER):
         return []
     names = [name for name in nodes_of_request(row) if name in states]
-    # Where each could be lent, what keeps them from it is not seen in their states.
+    # If each of them could be lent, their states do not show why they are not.
     blamed = [name for name in names if not could_lend(options, states[name])]
     return names if not blamed and row.reason.startswith(_OF_THE_NODES) else blamed
 
 
 class SpareNodes:
-    """Nodes of running batch jobs that no job needs while others of the same batch job are needed.
+    """Nodes of running batch jobs that no job needs while other nodes of the same batch job are needed.
 
-    The first node of a batch job has its script, and stays as long as any does.
+    The first node of a batch job runs its script, and stays as long as any other does.
     """
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
-        # Batch jobs of which Slurm did not take nodes back, and when it is asked again.
+        # Batch jobs of which Slurm did not take nodes back, and when to ask again.
         self._kept_until: dict[str, float] = {}
 
     def due(self, row: PilotRow, needed: Collection[str], now: float, linger_seconds: float) -> set[str]:
-        """The nodes of a batch job that have been spare for that time and go back now; other spare nodes are noted."""
+        """The nodes of a batch job that have been spare for that time and go back; notes the other spare nodes."""
         is_used = any(name in needed for name in row.nodes)
         spare = {name for name in row.nodes[1:] if name not in needed} if is_used else set()
         since = {name: self._since.get((row.id, name), now) for name in spare}
@@ -123,16 +123,16 @@ class SpareNodes:
         return {name for name, at in since.items() if may and now - at >= linger_seconds}
 
     def note_kept(self, pilot: str, now: float) -> float:
-        """Slurm did not take them back; the seconds until it is asked again."""
+        """Note that Slurm did not take nodes back; the seconds until it is asked again."""
         self._kept_until[pilot] = now + _KEPT_SECONDS
         return _KEPT_SECONDS
 
     def note_returned(self, pilot: str) -> None:
-        """Slurm has taken them back."""
+        """Note that Slurm has taken nodes back."""
         self._kept_until.pop(pilot, None)
 
     def forget_others(self, there: Mapping[str, PilotRow]) -> None:
-        """Only these batch jobs run."""
+        """Forget all batch jobs but these, which run."""
         self._kept_until = {pilot: at for pilot, at in self._kept_until.items() if pilot in there}
         self._since = {
             (pilot, name): at
@@ -141,5 +141,5 @@ class SpareNodes:
         }
 
     def stuck(self) -> set[str]:
-        """Batch jobs that have spare nodes which Slurm did not take back."""
+        """The batch jobs with spare nodes that Slurm did not take back."""
         return {pilot for pilot, _ in self._since if pilot in self._kept_until}

@@ -1,6 +1,6 @@
-"""What a pilot's step runs on a node: it says what the node has, keeps the host running, and notes a coming end.
+"""Runs in a pilot's step on a node: reports what the node has, keeps its host running, and reports Slurm's signals.
 
-Started by the batch script in `script`; the host itself, which runs replicas, is in `daemon`.
+The batch script in `script` starts it. The host is the node daemon (`node_daemon`), which runs replicas.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _EVERYWHERE = "0.0.0.0"
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a node's host listens: an address, and the port where one is fixed. Replicas `meet` at another.
+    """Where a node's host listens: an address, and the port where one is fixed. Replicas `meet` at an address.
 
-    `reached`: by what the service reaches it, where it does not read that from the host; empty where it does.
+    `reached`: the address by which the service reaches the host; empty where the service reads it from the host.
     """
 
     listen: str
@@ -54,7 +54,7 @@ class Where:
 def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any]:
     """What this node lends, from Slurm's variables and the driver; BackendFailed where the two do not agree.
 
-    `gpus` is how many were asked for on the node, `slots` how many CPU slots instead, 0 for none.
+    `gpus`: how many GPUs were asked for on the node; `slots`: how many CPU slots instead, 0 for none.
     """
     cpus, memory = environ.get("SLURM_CPUS_ON_NODE", ""), environ.get("SLURM_MEM_PER_NODE", "")
     facts: dict[str, Any] = {
@@ -77,7 +77,7 @@ def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any
 
 
 def _gpus_given(listed: str, asked: int) -> list[int]:
-    """As many GPUs as were asked for, of those that Slurm lists for the step."""
+    """The number of GPUs that were asked for, out of those that Slurm lists for the step."""
     words = [word.strip() for word in listed.split(",") if word.strip()]
     if not all(word.isdigit() for word in words):
         raise BackendFailed(f"Slurm gave the GPUs '{listed}', by names and not by numbers (MIG?): those cannot be used")
@@ -87,12 +87,12 @@ def _gpus_given(listed: str, asked: int) -> list[int]:
 
 
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for replicas: with Slurm's variables, frameworks would take them for the tasks of its step."""
+    """The environment for replicas, without Slurm's variables: frameworks would take replicas for tasks of a step."""
     return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OF_THE_STEP)}
 
 
 def address_towards(head: str) -> str:
-    """The address of this machine on the way to `head`: there it can be reached by it."""
+    """The address of this machine on its way to `head`, by which `head` can reach it."""
     family = socket.AF_INET6 if ":" in head else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -105,7 +105,7 @@ def address_towards(head: str) -> str:
 
 
 class _Node:
-    """The host of this node as a child, and what is noted of it in the pool's folder."""
+    """The host of this node, as a child process, and the files about it in the pool's folder."""
 
     def __init__(self, folder: Path, pilot: str, name: str) -> None:
         self._folder = folder
@@ -114,7 +114,7 @@ class _Node:
         self.is_taken_back = False
 
     def claim_name(self) -> str:
-        """The node's name; with the pilot's where another pilot has this node, too."""
+        """Take the node's name, and return it; with the pilot's name added where another pilot has this node, too."""
         names = self._folder / "names"
         names.mkdir(parents=True, exist_ok=True)
         try:
@@ -127,27 +127,27 @@ class _Node:
         return self.name
 
     def free_name(self) -> None:
-        """The name is free for the next pilot on this node."""
+        """Free the node's name for the next pilot on this node."""
         name = self._folder / "names" / self.name
         with contextlib.suppress(OSError):
             if name.read_text().strip() == self._pilot:
                 name.unlink()
 
     def note(self, what: str, text: str) -> None:
-        """A file about this node, whole or not at all."""
+        """Write a file about this node, whole or not at all."""
         path = self._path(what)
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.write_text(text)
         fresh.replace(path)
 
     def note_leaving(self, number: int, _: object) -> None:
-        """Slurm announced the end: say so, and go on until it comes, or until work there has saved and ended."""
+        """Report that Slurm announced the end; go on until it comes, or until the jobs here have saved and ended."""
         self.is_taken_back = self.is_taken_back or number == signal.SIGTERM
         with contextlib.suppress(OSError):
             self._path("leaving").write_text(signal.Signals(number).name)
 
     def start(self, facts: Mapping[str, Any], where: Where, warm: bool) -> subprocess.Popen[bytes]:
-        """The host, `warm` with everything imported; it ends with us, since it holds the other end of its input."""
+        """Start the host, `warm` with everything imported; it ends with this process, which holds its input open."""
         announce = self._path("json")
         words = daemon_words(self.claim_name(), facts["places"], where.listen, announce, facts["gpus"], warm)
         words += ["--patient", "--secret-file", str(self._folder / "secret")]
@@ -157,7 +157,7 @@ class _Node:
         return subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE, env=environ)
 
     def read_pulse(self) -> str:
-        """The file that the service rewrites every few seconds; empty where it cannot be read."""
+        """The text of the file that the service rewrites every few seconds; empty where it cannot be read."""
         with contextlib.suppress(OSError):
             return (self._folder / "pulse").read_text()
         return ""
@@ -167,10 +167,10 @@ class _Node:
 
 
 def _where(head: str, ports: str, name: str) -> Where:
-    """On the way to `head`; where `ports` fixes the port, the service comes by the address that Slurm has instead.
+    """Listen at the address on the way to `head`; where `ports` has this node, the service uses Slurm's address of it.
 
-    The two differ on nodes with several networks, and a name need not mean the same here: then on all of them. Who
-    does not know the secret is turned away on each.
+    The two differ on nodes with several networks, and a name may mean another address here: then the host listens on
+    all networks. It refuses every caller that does not know the secret.
     """
     meet = address_towards(head)
     for word in ports.split(","):
@@ -184,7 +184,7 @@ def _where(head: str, ports: str, name: str) -> Where:
 
 
 def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> int:
-    """Wait for the host's end; or end it where it has no work, and was told to go or no service came for long."""
+    """Wait for the host's end; or end an idle host when Slurm takes the node back, or no service came for long."""
     pulse, seen = node.read_pulse(), time.monotonic()
     patience = orphan_seconds
     while True:
@@ -198,7 +198,7 @@ def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> 
             now = node.read_pulse()
             if now != pulse or has_replicas(host.pid):
                 pulse, seen = now, time.monotonic()
-            # A service that went down properly is not waited for as long as one that may have crashed.
+            # The wait is shorter after a service that ended properly than after one that may have crashed.
             patience = min(orphan_seconds, _CLOSED_SECONDS) if now.startswith(CLOSED) else orphan_seconds
         if time.monotonic() - seen > patience:
             print(f"no work, and no service for {patience:g} s: this node is given back", flush=True)
@@ -206,7 +206,7 @@ def _keep(node: _Node, host: subprocess.Popen[bytes], orphan_seconds: float) -> 
 
 
 def _wait(node: _Node, host: subprocess.Popen[bytes]) -> int:
-    """The host's exit code; TimeoutExpired when it is time to look around, which is soon once the end is near."""
+    """The host's exit code; TimeoutExpired after some seconds, or soon where Slurm takes the node back."""
     until = time.monotonic() + _LOOK_SECONDS
     while not node.is_taken_back and time.monotonic() < until - _LAST_LOOKS_SECONDS:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -225,7 +225,7 @@ def _end(host: subprocess.Popen[bytes]) -> int:
 
 
 def main() -> int:
-    """Run the host of this node; the exit code."""
+    """Run the host of this node; returns the exit code."""
     parser = argparse.ArgumentParser(description="The host of a node lent by Slurm.")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--pilot", required=True)

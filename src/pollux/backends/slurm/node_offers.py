@@ -1,4 +1,4 @@
-"""Slurm without pilots: which nodes jobs may be placed on, those whose host is up and those that Slurm could lend."""
+"""Slurm without pilots: the nodes that jobs can be placed on, whose host is up or which Slurm could lend."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pollux.backends.slurm.queue_view import QueueView
 
 __all__ = ["NodeOffers"]
 
-# For how long a node is not offered after its batch job has ended, so that its next host is not taken for the last.
+# How long a node is not offered after the end of its batch job, so that its next host is not mistaken for the last.
 _REST_SECONDS = 5.0
 
 
 class NodeOffers:
-    """Offers nodes to `books`, as Slurm's `queue` and what nodes wrote show them."""
+    """Offers nodes to `books`, according to Slurm's `queue` and the files of nodes."""
 
     def __init__(self, queue: QueueView, books: JobBooks) -> None:
         self._queue, self._books = queue, books
-        # Until when nodes are not offered, unless their host is up.
+        # Until when each of these nodes is not offered, unless its host is up.
         self._resting: dict[str, float] = {}
 
     def refresh(self) -> None:
-        """Take in what nodes wrote, and offer what there is and what Slurm could lend."""
+        """Read the files of nodes, and offer the nodes there are and those that Slurm could lend."""
         queue, books = self._queue, self._books
-        # What was cancelled is not lent any more, though its end may take a while.
+        # Cancelled batch jobs do not lend nodes any more, though they may take a while to end.
         rows = [row for row in queue.current_rows() if row.id not in queue.cancelled]
         pool, now = queue.pool_of(rows), queue.clock()
         with books.lock:
@@ -49,14 +49,14 @@ class NodeOffers:
         self._resting.update(dict.fromkeys(names, until))
 
     def take_down(self, names: Iterable[str]) -> None:
-        """Give no more places on these nodes, whose hosts are about to be ended. The caller holds the lock."""
+        """Give no more places on these nodes, whose hosts will be ended. The caller holds the lock."""
         books = self._books
         gone = {name for name in names if name in books.up}
         books.up = {name: lent for name, lent in books.up.items() if name not in gone}
         self.leave_alone(gone, self._queue.clock() + _REST_SECONDS)
 
     def free_nodes(self, now: float) -> list[str]:
-        """Nodes that Slurm could lend, and that nothing of ours waits for."""
+        """The nodes that Slurm could lend, and that no batch job of ours waits for."""
         queue = self._queue
         taken = {name for row in queue.rows.values() for name in nodes_of_request(row)}
         could = [row.name for row in queue.states.values() if could_lend(queue.options, row)]
@@ -68,16 +68,16 @@ class NodeOffers:
         offered = (lent | self._asked_for(rows) | self._could_be_lent()) - self._resting_at(now)
         path, states = queue.folder.path, queue.states
         named = [lendable_node(queue.options, path, states[name], up.get(name)) for name in states if name in offered]
-        # Of a host that is up it need not be known what Slurm has to say: jobs run there.
+        # Hosts that are up are offered even if Slurm's state of the node is unknown: jobs run there.
         return (*named, *(host for name, host in up.items() if name in lent and name not in states))
 
     def _asked_for(self, rows: Collection[PilotRow]) -> set[str]:
-        """Nodes that batch jobs wait for and may still get: jobs are placed there already."""
+        """The nodes that batch jobs wait for and may still get: jobs are placed there already."""
         asked = {name for row in rows if row.is_waiting for name in nodes_of_request(row)}
         return {name for name, state in self._queue.states.items() if name in asked and state.stand == "held"}
 
     def _could_be_lent(self) -> set[str]:
-        """Nodes that Slurm could lend now; none while Slurm is not asked, since jobs would be refused there."""
+        """The nodes that Slurm could lend now; none during a pause of requests, since jobs would be refused there."""
         if not self._queue.pause.is_over:
             return set()
         return {name for name, state in self._queue.states.items() if could_lend(self._queue.options, state)}

@@ -1,4 +1,4 @@
-"""Slurm without pilots: batch jobs that ask for the nodes that jobs lack, and what jobs are refused."""
+"""Slurm without pilots: submits batch jobs for the nodes that jobs lack, and refuses jobs that wait too long."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["NodeRequests"]
 
 _log = logging.getLogger("pollux.backends")
 
-# For how long a node is not offered that kept a job waiting while others were free.
+# How long a node is not offered after it kept a job waiting while others were free.
 _AVOID_SECONDS = 300.0
 
 
 class NodeRequests:
-    """Asks Slurm for nodes, one batch job at a time. `refusals`: by job, why it does not get what it asked for last."""
+    """Asks Slurm for nodes, one batch job at a time. `refusals`: by job, why it does not get its nodes."""
 
     def __init__(self, queue: QueueView, books: JobBooks, offers: NodeOffers) -> None:
         self._queue, self._books, self._offers = queue, books, offers
         self.refusals: dict[str, str] = {}
-        # Batch jobs that wait in Slurm's queue, each with since when.
+        # Since when each batch job waits in Slurm's queue.
         self._pending_since: dict[str, float] = {}
 
     def submit_lacking(self, wanted: Mapping[str, set[str]], requested: Collection[str]) -> None:
-        """Ask Slurm for the nodes that each job wants, and that no batch job has or waits for."""
+        """Ask Slurm for the nodes that jobs want, and that no batch job has or waits for."""
         there = set(requested)
         for job_id, nodes in wanted.items():
             lacking = nodes - there
@@ -39,7 +39,7 @@ class NodeRequests:
                 there |= lacking
 
     def _submit(self, job_id: str, nodes: set[str]) -> None:
-        """Ask Slurm for nodes for a job; where Slurm says no, the job is refused."""
+        """Ask Slurm for nodes for a job; refuse the job if Slurm rejects the request."""
         queue, listed = self._queue, fold_nodes(nodes)
         try:
             addresses = {name: queue.states[name].address or name for name in nodes if name in queue.states}
@@ -58,7 +58,7 @@ class NodeRequests:
         _log.info("asked Slurm for %s, for job '%s': %s", listed, job_id, array)
 
     def refuse_late(self, now: float) -> None:
-        """Refuse what Slurm has kept waiting for its nodes while it has others to lend: it is placed there instead."""
+        """Refuse jobs that Slurm has kept waiting while it has other nodes to lend: they are then placed there."""
         queue = self._queue
         pending = [row for row in queue.rows.values() if row.state == "PENDING" and row.id not in queue.cancelled]
         since = self._pending_since = {row.id: self._pending_since.get(row.id, now) for row in pending}
@@ -66,7 +66,7 @@ class NodeRequests:
         free = self._offers.free_nodes(now) if late else []
         left = len(free)
         for row in sorted(late, key=lambda row: since[row.id]):
-            # No more leave their place in Slurm's queue than find others: the rest may be served there first.
+            # Cancel no more requests than there are other nodes: the rest may be served in the queue first.
             blamed = blamed_nodes(queue.options, queue.states, row)
             if blamed and len(blamed) <= left:
                 left -= len(blamed)
@@ -74,7 +74,7 @@ class NodeRequests:
                 self._refuse(row, blamed, f"{why}, and has others to lend ({fold_nodes(free)})", now)
 
     def _refuse(self, row: PilotRow, blamed: Collection[str], why: str, now: float) -> None:
-        """Cancel a batch job that waits, refuse its jobs, and leave the nodes alone that kept it."""
+        """Cancel a batch job that waits, refuse its jobs, and do not offer the nodes that kept it waiting."""
         why = f"Slurm has not lent {fold_nodes(blamed)} {why}: the job is placed anew"
         with self._books.lock:
             jobs = self._books.jobs_wanting(nodes_of_request(row))

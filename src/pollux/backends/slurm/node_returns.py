@@ -1,4 +1,4 @@
-"""Slurm without pilots: what is given back, batch jobs that are not needed and spare nodes of those that are."""
+"""Slurm without pilots: gives back batch jobs that no job needs, and spare nodes of the others."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ __all__ = ["NodeReturns"]
 
 _log = logging.getLogger("pollux.backends")
 
-# The next generation of a job is asked for a moment after the last one's places were given back.
+# The request for a job's next generation comes a moment after the places of the last one were freed.
 _LINGER_SECONDS = 2.0
 _SPARE = "spare "
 
 
 class NodeReturns:
-    """Finds what no job has needed for a moment, and gives it back."""
+    """Finds batch jobs and nodes that no job has needed for a moment, and gives them back."""
 
     def __init__(self, queue: QueueView, books: JobBooks, offers: NodeOffers) -> None:
         self._queue, self._books, self._offers = queue, books, offers
         self._spare = SpareNodes()
-        # Batch jobs of which no job needs a node, and since when.
+        # Since when no job needs a node of these batch jobs.
         self._idle_since: dict[str, float] = {}
 
     def idle_jobs(self, now: float) -> list[str]:
-        """Batch jobs of which no job has needed a node for a moment."""
+        """The batch jobs of which no job has needed a node for a moment."""
         return [pilot for pilot, at in self._idle_since.items() if now - at >= _LINGER_SECONDS]
 
     def take_down_idle(self, now: float) -> list[str]:
-        """Batch jobs that are not needed any more, or cannot be used; no job is given a place there from here on.
+        """The batch jobs that are not needed any more or cannot be used; jobs get no places there from now on.
 
-        The caller holds the lock, and cancels them.
+        The caller holds the lock, and cancels these batch jobs.
         """
         needed, working = self._books.needed(), self._books.working()
         asked = {row.id: set(nodes_of_request(row)) for row in self._queue.rows.values()}
         unneeded = [pilot for pilot, nodes in asked.items() if not nodes & needed]
         self._idle_since = {pilot: self._idle_since.get(pilot, now) for pilot in unneeded}
-        # A job that waits for a faulty host is refused when its node goes, and placed anew; a running one is spared.
+        # A job that waits for a faulty host is refused when the node goes, and is placed again; running jobs stay.
         faulty = [pilot for pilot in self._queue.pool.faulty if not asked.get(pilot, set()) & working]
         gone = [*dict.fromkeys([*self.idle_jobs(now), *faulty])]
         self._offers.take_down(name for pilot in gone for name in asked.get(pilot, ()))
         return gone
 
     def return_spare(self, now: float) -> None:
-        """Give back nodes of batch jobs of which others are needed: after a job has shrunk, or where one died."""
+        """Give back spare nodes of batch jobs that are needed: after a job has shrunk or lost a replica."""
         queue = self._queue
         held = {row.id: row for row in queue.rows.values() if row.is_held and row.id not in queue.cancelled}
         self._spare.forget_others(held)
         for row in held.values():
             with self._books.lock:
-                # What is needed now, since commands take their time. From here on no job is given these nodes.
+                # Ask again which nodes are needed, since commands take time. From here on no job gets the spare ones.
                 spare = self._spare.due(row, self._books.needed(), now, _LINGER_SECONDS)
                 self._offers.take_down(spare)
             if spare:

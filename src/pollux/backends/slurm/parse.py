@@ -1,4 +1,4 @@
-"""What Slurm's commands print, read strictly: lists of nodes, times, rows of squeue and sinfo. Nothing is run here."""
+"""Parses the output of Slurm's commands strictly: lists of nodes, times, rows of squeue and sinfo. Pure."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ __all__ = [
 ]
 
 SQUEUE_FORMAT = "%i|%T|%L|%l|%N|%k|%r"
-"""Id, state, time left, time limit, nodes, comment, reason: the reason last, since it is the one free text."""
+"""Id, state, time left, time limit, nodes, comment, reason: the reason is last, as it alone is free text."""
 
 SINFO_FORMAT = "%N|%T|%G|%o|%c|%E"
 """Node, state, generic resources, address, CPUs, reason."""
 
 ALL_NODES_FORMAT = "NodeList:80|,StateLong:24|,Gres:160|,NodeAddr:160|,CPUs:8|,GresUsed:160|,CPUsState:32|,Reason:120"
-"""The same with what of a node is used, for `sinfo -O`: no letter of `-o` stands for the resources in use."""
+"""The same with the resources in use, for `sinfo -O`: `-o` has no letter for them."""
 
 Stand = Literal["waiting", "held", "leaving", "gone"]
-"""What a state of Slurm's means for a pilot: it has no nodes yet, has them, is about to lose them, or has none left."""
+"""What a state in Slurm means for a pilot: it has no nodes yet, has nodes, is about to lose them, or has lost them."""
 
 JOB_STATES: Mapping[str, Stand] = {
     "BOOT_FAIL": "gone",
     "CANCELLED": "gone",
     "COMPLETED": "gone",
-    # From a scancel, a time limit or the end of a preemption's grace on, while KillWait still runs.
+    # After a scancel, a time limit or the grace of a preemption, while KillWait still runs.
     "COMPLETING": "leaving",
     "CONFIGURING": "waiting",
     "DEADLINE": "gone",
     "EXPEDITING": "waiting",
     "FAILED": "gone",
     "LAUNCH_FAILED": "leaving",
-    # Said of a node that Slurm does not reach, or that somebody set to DOWN: what ran there may run on.
+    # For a node that Slurm does not reach, or that was set to DOWN: its processes may run on.
     "NODE_FAIL": "gone",
     "OUT_OF_MEMORY": "gone",
     "PENDING": "waiting",
@@ -68,7 +68,7 @@ JOB_STATES: Mapping[str, Stand] = {
     "RESV_DEL_HOLD": "waiting",
     "REVOKED": "gone",
     "RUNNING": "held",
-    # While a signal is on its way, be it the notice of a preemption: milliseconds, or as long as a slurmd is slow.
+    # While a signal is sent, such as the notice of a preemption: milliseconds, or longer where a slurmd is slow.
     "SIGNALING": "held",
     "SPECIAL_EXIT": "waiting",
     "STAGE_OUT": "leaving",
@@ -80,7 +80,7 @@ JOB_STATES: Mapping[str, Stand] = {
 }
 """Every state that squeue prints, base states and flags, of Slurm 20.11 to 25.11; any other one is `leaving`.
 
-`gone` is Slurm's word alone. Whether a host has ended is seen by whoever has a connection to it (`remote_launcher`).
+`gone` is only what Slurm says. The connection to a host (`remote_launcher`) shows whether the host has ended.
 """
 
 NODE_STATES: Mapping[str, Stand] = {
@@ -102,15 +102,15 @@ NODE_STATES: Mapping[str, Stand] = {
 }  # fmt: skip
 """Every state that sinfo prints of a node, without its flags; any other one is `leaving`.
 
-None is `gone`: Slurm has a node as down that it does not reach, while its host may answer us and save.
+None is `gone`: Slurm calls a node down that it does not reach, but the host there may still answer, and jobs save.
 """
 
 NOT_RESPONDING = "*"
-"""What Slurm appends to the state of a node that does not answer it."""
+"""The mark that Slurm appends to the state of a node that does not answer it."""
 
 _STATE = re.compile(r"[A-Z][A-Z0-9_]*")
 _SETTING = re.compile(r"(\w+)=(\S*)")
-# Of `allocated/idle/other/total` the idle ones.
+# The idle CPUs in `allocated/idle/other/total`.
 _CPUS = re.compile(r"\d+/(\d+)/\d+/\d+")
 _NODE_STATE = re.compile(r"[a-z][a-z_+]*")
 _JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?")
@@ -122,7 +122,7 @@ _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_NODES = 100_000
-# What Slurm appends to a node's state: not responding, powering up or down, reserved, planned and the like.
+# The marks that Slurm appends to a node's state: not responding, powering up or down, reserved, planned and the like.
 _FLAGS = "*~#!%$@^-+"
 
 
@@ -131,7 +131,7 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True, slots=True)
 class PilotRow:
-    """One job of ours in the queue. `seconds_left`, `limit_seconds`: None where there is no limit, or none yet."""
+    """A job of ours in the queue. `seconds_left`, `limit_seconds`: None where there is no limit, or none yet."""
 
     id: str
     state: str
@@ -143,36 +143,36 @@ class PilotRow:
 
     @property
     def stand(self) -> Stand:
-        """What its state means, see `JOB_STATES`; what has no nodes, and has not ended, waits for some."""
+        """What its state means, see `JOB_STATES`; a job without nodes that has not ended waits for some."""
         stand = JOB_STATES.get(self.state, "leaving")
         return stand if self.nodes or stand == "gone" else "waiting"
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it was not granted anything yet."""
+        """Whether it has no nodes yet."""
         return self.stand == "waiting"
 
     @property
     def is_held(self) -> bool:
-        """Whether its nodes are its own, and its processes run."""
+        """Whether it has its nodes, and its processes run."""
         return self.stand == "held"
 
     @property
     def has_nodes(self) -> bool:
-        """Whether its processes may run: it is held, or leaves."""
+        """Whether its processes may run: it is held or leaving."""
         return self.stand in ("held", "leaving")
 
     @property
     def has_ended(self) -> bool:
-        """Whether it holds nothing any more, as Slurm has it."""
+        """Whether it has no nodes any more, according to Slurm."""
         return self.stand == "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node as Slurm sees it; `stand` is `held` or `leaving` (nothing new, ends soon); `reason` for people.
+    """One node as Slurm sees it. `stand`: `held`, or `leaving` if no job may start there; `reason`: for people.
 
-    `used` (as `gres`) and `idle_cpus` are what others have taken and left; empty and None where that was not asked.
+    `used` (in the form of `gres`) and `idle_cpus`: resources in use, and left; empty and None where not asked for.
     """
 
     name: str
@@ -187,14 +187,14 @@ class NodeRow:
 
 
 def read_pilots(text: str) -> tuple[list[PilotRow], list[str]]:
-    """The rows of `squeue -h -r -o SQUEUE_FORMAT`, and the lines that are none."""
+    """The rows of `squeue -h -r -o SQUEUE_FORMAT`, and the lines that cannot be read."""
     return _read_rows(text, _pilot)
 
 
 def read_nodes(text: str, with_use: bool = False) -> tuple[dict[str, NodeRow], list[str]]:
-    """The rows of `sinfo -h -N -o SINFO_FORMAT` by node, and the lines that are none; a node may be there twice.
+    """The rows of `sinfo -h -N -o SINFO_FORMAT` by node, and the lines that cannot be read; a node may come twice.
 
-    `with_use`: those of `sinfo -h -N -O ALL_NODES_FORMAT`.
+    `with_use`: the rows of `sinfo -h -N -O ALL_NODES_FORMAT`.
     """
     rows, odd = _read_rows(text, _node_with_use if with_use else _node)
     return {row.name: row for row in rows}, odd
@@ -251,26 +251,26 @@ def _node_from(fields: list[str]) -> NodeRow | None:
 
 
 def _plain(state: str) -> str:
-    """A node's state without its flags. One that does not answer Slurm may answer us: our heartbeat is the faster."""
+    """A node's state without its flags. A node that does not answer Slurm may answer us, and we ask more often."""
     return state.rstrip(_FLAGS).lower()
 
 
 def unknown_states(pilots: Iterable[PilotRow], nodes: Iterable[NodeRow]) -> list[str]:
-    """States of theirs that no table here has, as a newer Slurm may print."""
+    """The states of these rows that no table here has, as a newer Slurm may print them."""
     found = {row.state for row in pilots if row.state not in JOB_STATES}
     return sorted(found | {row.state for row in nodes if _plain(row.state) not in NODE_STATES})
 
 
 def read_grace(config: str, partitions: str, partition: str) -> float | None:
-    """Seconds between SIGTERM and SIGKILL on that partition (several: a comma between them), empty for the default one.
+    """Seconds between SIGTERM and SIGKILL on that partition (or several, with commas), empty for the default one.
 
-    From `scontrol show config` and `scontrol -o show partition`: KillWait, and where partitions are preempted their
-    GraceTime before it. None where it is not said.
+    From `scontrol show config` and `scontrol -o show partition`: KillWait, and for partitions that can be preempted
+    their GraceTime before it. None where KillWait is missing.
     """
     kill_wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
     if kill_wait is None:
         return None
-    # With other plug-ins the grace is that of a QOS, or nobody is preempted.
+    # With other plug-ins a QOS has the grace, or there is no preemption.
     is_preempted = re.search(r"^PreemptType\s*=\s*preempt/partition_prio", config, re.MULTILINE) is not None
     rows = [dict(_SETTING.findall(line)) for line in partitions.splitlines()]
     names = set(partition.split(",")) if partition else set()
@@ -291,7 +291,7 @@ def read_seconds(text: str) -> float | None:
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
-    """`gpu[1-3,07],login` in full, in order; BackendFailed for what is no list of nodes."""
+    """The nodes of a list such as `gpu[1-3,07],login`, in order; BackendFailed for what is no list of nodes."""
     if not text or text in ("(null)", "None"):
         return ()
     found: list[str] = []
@@ -323,7 +323,7 @@ def _numbers(inner: str, text: str) -> list[str]:
 
 
 def fold_nodes(names: Iterable[str]) -> str:
-    """The names as one list for a command line, numbers at the end folded into ranges."""
+    """The names as one list for a command line, with numbers at their ends as ranges."""
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in sorted(set(names)):
@@ -354,9 +354,9 @@ def gres_type(gres: str) -> str:
 
 
 def gres_count(gres: str, kind: str = "") -> int:
-    """How many GPUs `gpu:a100:4(S:0-1)` has, of that type, or over all types; 0 for none.
+    """The number of GPUs in `gpu:a100:4(S:0-1)`, of that type or of all types; 0 for none.
 
-    Where no type is named newer ones write `gpu:(null):4`.
+    Newer versions write `gpu:(null):4` where no type is named.
     """
     counts = re.findall(r"(?:^|,)gpu(?::([A-Za-z][^:,(]*)|:\(null\))?:(\d+)", gres)
     return sum(int(count) for name, count in counts if not kind or name == kind)

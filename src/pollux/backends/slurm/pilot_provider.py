@@ -1,6 +1,6 @@
-"""Slurm with pilots: keeps as many batch jobs of one node each as are wanted, and lends their nodes.
+"""Slurm with pilots: keeps the wanted number of batch jobs of one node each, and lends their nodes.
 
-What follows from the queue is decided in `pool_plan`; the queue itself is read by `queue_view`.
+`queue_view` reads the queue, and `pool_plan` decides what follows from it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _BAD_NODE_SECONDS = 3600.0
 
 
 class SlurmPilotProvider(PooledNodeProvider):
-    """Pilots in the folder `path`, which nodes must share; several objects, one after another, may work there.
+    """Keeps pilots; nodes must share the folder `path`, in which several objects may work one after another.
 
-    `commands` and `clock` (monotonic seconds) can be replaced for tests. `do_round` is one round, done by the thread.
+    `commands` and `clock` (monotonic seconds) can be replaced in tests. A thread calls `do_round` for each round.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class SlurmPilotProvider(PooledNodeProvider):
         self.queue = QueueView(path, options, commands, clock)
         self.rounds = Rounds(self.queue, self.do_round, self._give_back_unused)
         self._desired = 0
-        # Pilots whose nodes do not answer, and nodes that could not be used, with when that was seen.
+        # Pilots whose nodes do not answer; and when each node was last found to be unusable.
         self._silent: set[str] = set()
         self._bad_nodes: dict[str, float] = {}
-        # How many are asked for at once; None: as many as are wanted.
+        # The most pilots to ask for at once; None: as many as are wanted.
         self._most_at_once: int | None = None
         self._surplus_since: float | None = None
 
-    # What is asked of it
+    # The interface of a provider
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Offer what ran when the last service ended, and start the rounds."""
+        """Offer the nodes of the last service, and start the rounds."""
         super().start(secret, head, changed)
         self.queue.restore(secret)
         self._refresh()
@@ -62,29 +62,29 @@ class SlurmPilotProvider(PooledNodeProvider):
 
     @property
     def grace_seconds(self) -> float | None:
-        """What Slurm gives between SIGTERM and SIGKILL; None where that is not known (yet)."""
+        """The time between Slurm's SIGTERM and SIGKILL; None where that is not known (yet)."""
         return self.queue.grace_seconds
 
     def leaving(self) -> Mapping[str, str]:
-        """Nodes that still work and are to be left now, with why."""
+        """Nodes that jobs must leave now, while they still work, each with the reason."""
         return self.queue.pool.leaving
 
     def is_up(self, node: str) -> bool:
-        """Whether the host of a node that is offered is there: always, since only such are offered."""
+        """Whether the host of an offered node is up: always, since no others are offered."""
         return True
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """Hold as many nodes as would be used, between the fewest and the most that the options allow."""
+        """Hold as many nodes as could be used, between the fewest and the most that the options allow."""
         if num_nodes != self._desired:
             self._desired = num_nodes
             self.rounds.wake()
 
     def check_node(self, node: str) -> None:
-        """Look at once for what it writes of its end."""
+        """Read the folder at once: the node may have announced its end there."""
         self.rounds.watch_folder()
 
     def release_silent(self, silent: Collection[LentNode]) -> None:
-        """Their pilots go: Slurm may take minutes to see that a node is dead, and lends no other meanwhile."""
+        """Cancel the pilots of these nodes: Slurm may take minutes to see a dead node, and lends no other meanwhile."""
         pool = self.queue.pool
         here = {(lent.node.id, lent.address) for lent in pool.hosts}
         pilots = {pool.pilot_of[each.node.id] for each in silent if (each.node.id, each.address) in here}
@@ -93,22 +93,22 @@ class SlurmPilotProvider(PooledNodeProvider):
             self.rounds.wake()
 
     def drop(self, job_id: str, places: Mapping[str, tuple[int, ...]]) -> None:
-        """Free them; a node that is being left can go as soon as it is empty."""
+        """Free these places; a node that is being left can be given back once it is empty."""
         super().drop(job_id, places)
         self.rounds.wake()
 
     def warnings(self) -> tuple[str, ...]:
-        """What Slurm, its commands or nodes keep from us."""
+        """One sentence for each problem of Slurm, of its commands or of nodes."""
         return self.queue.all_warnings()
 
     def close(self) -> None:
-        """End the rounds. Pilots go on; those without work end after a minute, unless a new object comes."""
+        """End the rounds. Pilots go on; those without work end after a minute, unless a new object takes over."""
         self.rounds.close()
 
     # A round
 
     def do_round(self, full: bool = True) -> None:
-        """One round; `full`: with a look at Slurm's queue, else only at what nodes wrote."""
+        """Do one round; `full`: read Slurm's queue, too, and not only the files of nodes."""
         self.queue.write_pulse()
         if full:
             self.queue.read()
@@ -116,7 +116,7 @@ class SlurmPilotProvider(PooledNodeProvider):
         self._resize_pool()
 
     def _refresh(self) -> None:
-        """Take in what nodes wrote, and show what there is."""
+        """Read the files of nodes, and offer the nodes there are."""
         pool = self.queue.pool_of(self.queue.current_rows())
         self._bad_nodes.update(dict.fromkeys(pool.bad_nodes, self.queue.clock()))
         others_leave = self.queue.replace_pool(pool)
@@ -125,7 +125,7 @@ class SlurmPilotProvider(PooledNodeProvider):
             self._changed()
 
     def _resize_pool(self) -> None:
-        """Ask for the pilots that are lacking, and give back those that are too many or of no use."""
+        """Ask for missing pilots, and give back those that are too many or of no use."""
         now, pool = self.queue.clock(), self.queue.pool
         wanted = min(max(self._desired, self.options.least_nodes), self.options.most_nodes)
         if len(pool.steady) + len(pool.waiting) <= wanted:
@@ -149,9 +149,9 @@ class SlurmPilotProvider(PooledNodeProvider):
         try:
             array = queue.commands.submit(script, count, exclude)
         except BackendFailed as error:
-            # It may have been taken all the same: the queue tells, before it is tried again.
+            # Slurm may have accepted the request all the same: the queue shows that before the next try.
             queue.pause.wait(_AFTER_FAILURE_SECONDS)
-            # An array is refused as a whole, also where a quota has room for a part of it.
+            # Slurm refuses an array as a whole, even if a quota has room for a part of it.
             self._most_at_once = max(1, count // 2)
             queue.warnings.set(
                 "submit", f"{count} node{'s' * (count != 1)} cannot be asked for: {error}; Slurm is asked for "
@@ -166,6 +166,6 @@ class SlurmPilotProvider(PooledNodeProvider):
         _log.info("asked Slurm for %d node(s): array %s", count, array)
 
     def _give_back_unused(self) -> None:
-        """Cancel what still waits in the queue, unless jobs run on."""
+        """Cancel pilots that still wait in the queue, unless jobs run on."""
         if not self.nodes_in_use():
             self.queue.close([row.id for row in self.queue.rows.values() if row.is_waiting])

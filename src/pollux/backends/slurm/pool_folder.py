@@ -1,4 +1,4 @@
-"""The pool's folder, which service and nodes share: secret, pulse, what nodes wrote of themselves, pilots' logs."""
+"""The pool's folder, which service and nodes share: secret, pulse, notes of nodes, logs of pilots."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ _ODD_SIGNS = frozenset("%\\\n\"'$`")
 
 
 class PoolFolder:
-    """Files below `path`. Nodes write `pilots/<pilot>.<node>.<what>`; a node `-` stands for the whole pilot."""
+    """The files below `path`. Nodes write `pilots/<pilot>.<node>.<what>`; the node `-` is the whole pilot."""
 
     def __init__(self, path: Path) -> None:
         if any(sign in str(path) for sign in _ODD_SIGNS) or len(str(path)) > 900:
@@ -32,7 +33,7 @@ class PoolFolder:
         self._beats = 0
 
     def prepare(self, secret: bytes) -> None:
-        """Make it, for its owner only, with the secret that hosts are to know."""
+        """Make the folder, for its owner only, with the secret for hosts."""
         try:
             for folder in (self.path, self.pilots, self.path / "names"):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -41,7 +42,7 @@ class PoolFolder:
             raise BackendFailed(f"cannot write {self.path}: {error.strerror}; check its rights and space") from None
 
     def write_pulse(self, word: str = "") -> None:
-        """Show the nodes that the service is there; `word` says that it goes."""
+        """Show the nodes that the service runs; `word` says that it ends."""
         self._beats += 1
         self._put("pulse", f"{word or 'here'} {os.getpid()} {self._beats}\n")
 
@@ -51,19 +52,20 @@ class PoolFolder:
             file.write(text)
         fresh.replace(self.path / name)
 
-    # What nodes said
+    # Notes of nodes
 
     def notes(self) -> tuple[Mapping[tuple[str, str], NodeNote], list[str]]:
-        """By pilot and node, with what could not be read. One look at the folder; files are read once."""
+        """The notes by pilot and node, and complaints about files that cannot be read. Each file is read once."""
         odd: list[str] = []
         for pilot, node, what, path in self._files():
             key = (pilot, node)
             known = self._notes.get(key, NodeNote())
             if what == "leaving" and not known.is_leaving:
-                self._notes[key] = _with(known, is_leaving=True)
+                self._notes[key] = replace(known, is_leaving=True)
             elif what == "problem" and not known.problem:
                 with contextlib.suppress(OSError):
-                    self._notes[key] = _with(known, problem=path.read_text(errors="replace").strip()[:500] or "?")
+                    problem = path.read_text(errors="replace").strip()[:500] or "?"
+                    self._notes[key] = replace(known, problem=problem)
             elif what == "json" and key not in self._whole:
                 self._announced(key, known, path, odd)
         return self._notes, odd
@@ -92,7 +94,7 @@ class PoolFolder:
             odd.append(f"{path} cannot be used: {error!r}")
             return
         self._whole.add(key)
-        self._notes[key] = _with(note, problem=known.problem, is_leaving=known.is_leaving)
+        self._notes[key] = replace(note, problem=known.problem, is_leaving=known.is_leaving)
 
     # Pilots
 
@@ -107,7 +109,7 @@ class PoolFolder:
         return lines[-1][:300] if lines else ""
 
     def save_running(self, rows: Iterable[PilotRow], states: Mapping[str, NodeRow]) -> None:
-        """Keep which pilots run and what their nodes have, for a service that starts when Slurm does not answer."""
+        """Save which pilots run and what their nodes have, for a service that starts while Slurm does not answer."""
         running = [row for row in rows if row.has_nodes]
         there = [states[name] for row in running for name in row.nodes if name in states]
         kept = {
@@ -117,7 +119,7 @@ class PoolFolder:
         self._put("running.json", json.dumps(kept))
 
     def load_running(self) -> tuple[list[PilotRow], dict[str, NodeRow]]:
-        """What was kept last, nodes as if they were ours for long; none where that cannot be read."""
+        """The pilots and nodes that were saved last; none where the file cannot be read."""
         try:
             kept = json.loads((self.path / "running.json").read_text())
             pilots = [
@@ -132,7 +134,7 @@ class PoolFolder:
         return pilots, nodes
 
     def pilots_on_disk(self) -> dict[str, list[str]]:
-        """The pilots that left anything here, with the nodes that have their name from them."""
+        """The pilots that have files here, each with the nodes whose names it has taken."""
         found: dict[str, list[str]] = {pilot: [] for pilot, _, _, _ in self._files()}
         for name in (self.path / "names").glob("*"):
             with contextlib.suppress(OSError):
@@ -140,7 +142,7 @@ class PoolFolder:
         return found
 
     def remove_ended(self, ended: Mapping[str, Iterable[str]]) -> None:
-        """These pilots, with their nodes, have ended: their notes go, their logs stay for a while."""
+        """Remove the notes of these pilots, which have ended, and of their nodes; their logs stay for a while."""
         for pilot, nodes in ended.items():
             self._free_names(pilot, nodes)
         self._forget(lambda pilot, node: pilot in ended)
@@ -149,7 +151,7 @@ class PoolFolder:
             log.unlink(missing_ok=True)
 
     def forget_nodes(self, pilot: str, nodes: Collection[str]) -> None:
-        """A pilot has these nodes no more."""
+        """Remove the notes of nodes that a pilot has lost."""
         self._free_names(pilot, nodes)
         self._forget(lambda owner, node: owner == pilot and node in nodes)
 
@@ -176,15 +178,8 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def _with(note: NodeNote, problem: str = "", is_leaving: bool = False) -> NodeNote:
-    return NodeNote(
-        note.id, note.address, note.places, note.gpus, note.gpu_type, note.cpus, note.memory_bytes,
-        problem or note.problem, is_leaving or note.is_leaving,
-    )  # fmt: skip
-
-
 def _note(host: Mapping[str, Any], facts: Mapping[str, Any]) -> NodeNote:
-    """What a host and its node say; ValueError for what cannot be."""
+    """The note of a host and its node; ValueError for impossible values."""
     note = NodeNote(
         str(host["node"]),
         (str(facts.get("address") or host["address"]), int(host["port"])),

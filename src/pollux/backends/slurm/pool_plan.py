@@ -1,4 +1,4 @@
-"""What follows from Slurm's books for the pool: nodes to lend, nodes to leave, pilots to ask for or give back. Pure."""
+"""Decides from Slurm's queue which nodes to lend or leave, and which pilots to ask for or give back. Pure."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pollux.core import Node
 __all__ = ["ANNOUNCE_SECONDS", "GIVE_UP_SECONDS", "NodeNote", "PoolPlan", "PoolView", "plan_pool", "view_pool"]
 
 ANNOUNCE_SECONDS = 90.0
-"""A host that has not announced itself this long after its pilot started is not likely to."""
+"""A host that has not announced itself by this time after the start of its pilot is unlikely to do so."""
 
 GIVE_UP_SECONDS = 600.0
-"""After this time the first such pilot is given back; the next have longer, since a user's `setup` may take long."""
+"""After this time the first such pilot is given back; the next get longer, since a user's `setup` may take long."""
 
 _MOST_AT_ONCE = 1000
 _FROZEN = ("SUSPENDED", "STOPPED")
-# A partition may grant less than the margins that were thought of: then a part of what it grants is kept free.
+# A partition may grant less time than the options' margins: then they are at most these parts of what it grants.
 _LARGEST_MARGIN = 0.9
 _LARGEST_AHEAD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class NodeNote:
-    """What a node of a pilot has said in the shared folder; `id` is empty until its host is up.
+    """What a node of a pilot has written into the shared folder; `id`: empty until its host is up.
 
-    `problem`: why the node cannot be used; `is_leaving`: Slurm told it that its end is near.
+    `problem`: why the node cannot be used; `is_leaving`: Slurm has told the node that its end is near.
     """
 
     id: str = ""
@@ -50,10 +50,10 @@ _NOTHING = NodeNote()
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The pool at one moment: hosts that are up, those of them to be left (by id, with why), and warnings for people.
+    """The pool at one moment: hosts that are up, hosts to be left (by id, with the reason), and warnings for people.
 
-    `steady` are the pilots that count for what is wanted; `pilot_of` names the pilot of each host. `faulty` pilots are
-    to go; those of them whose hosts never came are `given_up`.
+    `steady`: the pilots that count towards the wanted number; `pilot_of`: the pilot of each host. `faulty`: pilots to
+    give back; `given_up`: those of them whose hosts never came.
     """
 
     hosts: tuple[LentNode, ...] = ()
@@ -83,10 +83,10 @@ def view_pool(
     running_seconds: Mapping[str, float],
     give_up_seconds: float = GIVE_UP_SECONDS,
 ) -> PoolView:
-    """The pool as the queue, the nodes' states and the nodes' own notes show it.
+    """The pool according to the queue, the states of nodes and the notes of nodes.
 
-    `seconds_left` of the rows is that of now. `running_seconds`: for how long each pilot has been seen running; one
-    that brings no host in `give_up_seconds` is faulty.
+    `seconds_left` of the rows is that of now. `running_seconds`: how long each pilot has been seen running; a pilot
+    without a host after `give_up_seconds` is faulty.
     """
     builder = _ViewBuilder(options, states, notes)
     for row in rows:
@@ -95,7 +95,7 @@ def view_pool(
 
 
 class _ViewBuilder:
-    """Makes the view, a row at a time."""
+    """Makes the view from one row at a time."""
 
     def __init__(
         self, options: SlurmOptions, states: Mapping[str, NodeRow], notes: Mapping[tuple[str, str], NodeNote]
@@ -113,7 +113,7 @@ class _ViewBuilder:
         self._silent: list[PilotRow] = []
 
     def add(self, row: PilotRow) -> None:
-        """Note what this pilot brings."""
+        """Add the nodes of a pilot."""
         if row.is_waiting:
             self._waiting.append(row)
         elif row.has_nodes:
@@ -127,7 +127,7 @@ class _ViewBuilder:
         return self._notes.get((pilot, name), _NOTHING)
 
     def _node(self, row: PilotRow, name: str) -> bool:
-        """Take one node of a pilot; whether it can be counted on."""
+        """Add one node of a pilot; whether it stays usable."""
         note, state = self._note(row.id, name), self._states.get(name)
         if note.problem:
             self._faulty[row.id] = f"node '{name}' cannot be used: {note.problem}"
@@ -142,9 +142,9 @@ class _ViewBuilder:
         return not why
 
     def view(self, running_seconds: Mapping[str, float], give_up_seconds: float) -> PoolView:
-        """All of it."""
+        """The view of all rows."""
         silent = [row for row in self._silent if running_seconds.get(row.id, 0.0) > ANNOUNCE_SECONDS]
-        # A pilot that cannot be used is held for nothing, and counts where a node is lacking.
+        # A pilot that cannot be used must not count towards the wanted number.
         given_up = {row.id for row in silent if running_seconds[row.id] > give_up_seconds}
         silences = _silences(silent, running_seconds, give_up_seconds)
         said = [*self._faulty.values(), *silences, *_queue(self._waiting)]
@@ -172,7 +172,7 @@ def _row_leaves(options: SlurmOptions, row: PilotRow) -> str:
 
 
 def _expires(options: SlurmOptions, row: PilotRow) -> bool:
-    """Whether the next pilot is to be asked for already."""
+    """Whether it is time to ask for the next pilot."""
     if row.seconds_left is None:
         return False
     margin = _margin(options, row)
@@ -236,9 +236,9 @@ def _goings(leaving: Mapping[str, str]) -> list[str]:
 def plan_pool(
     options: SlurmOptions, pool: PoolView, wanted: int, in_use: Collection[str], may_submit: bool, may_shrink: bool
 ) -> PoolPlan:
-    """Pilots to ask for, and to give back: those to be left once nothing runs there, and what is too much.
+    """The pilots to ask for, and to give back: idle ones that are to be left, faulty ones, and surplus ones.
 
-    `in_use`: ids of hosts that hold work; `may_shrink`: for long enough, more was held than wanted.
+    `in_use`: ids of hosts with work; `may_shrink`: there has been a surplus for long enough.
     """
     busy = {pool.pilot_of[host] for host in in_use if host in pool.pilot_of}
     left = {pool.pilot_of[host] for host in pool.leaving} - busy - set(pool.steady)

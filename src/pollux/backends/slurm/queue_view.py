@@ -1,6 +1,6 @@
-"""What Slurm's queue, its nodes and the pool's folder say: read in rounds, by the thread that is here, too.
+"""Reads Slurm's queue, its nodes and the pool's folder in rounds; also has the thread for these rounds.
 
-Nodes and jobs are not decided on here; that is for the two providers, `pilot_provider` and `job_provider`.
+The two providers, `pilot_provider` and `job_provider`, decide what to do with nodes and jobs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST_PATIENCE_SECONDS = 7200.0
 
 
 class StandingWarnings:
-    """At most one warning of each kind, which stands until it is set to empty; a new text is logged."""
+    """At most one warning of each kind, valid until it is set to empty; a new text is logged."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -51,16 +51,16 @@ class StandingWarnings:
             self._texts.pop(kind, None)
 
     def kinds(self) -> list[str]:
-        """The kinds of the warnings that stand."""
+        """The kinds of the present warnings."""
         return [*self._texts]
 
     def texts(self) -> tuple[str, ...]:
-        """The warnings that stand, in the order of their kinds."""
+        """The present warnings, in the order of their kinds."""
         return tuple(text for _, text in sorted(self._texts.items()))
 
 
 class SubmitPause:
-    """Until when Slurm is asked for nothing: longer after each request that failed."""
+    """A pause of requests to Slurm, longer after each request that failed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -69,31 +69,31 @@ class SubmitPause:
 
     @property
     def is_over(self) -> bool:
-        """Whether Slurm may be asked."""
+        """Whether the next request may be sent."""
         return self._clock() >= self._until
 
     def lengthen(self) -> float:
-        """One more request has failed; the seconds until the next."""
+        """Note one more failed request; the seconds until the next."""
         self._failures += 1
         seconds = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE_SECONDS)
         self.wait(seconds)
         return seconds
 
     def wait(self, seconds: float) -> None:
-        """Ask for nothing for this time."""
+        """Send no request for this time."""
         self._until = self._clock() + seconds
 
     def shorten(self) -> None:
-        """A request was met: the next pause is as short as the first."""
+        """Make the next pause as short as the first, after a request that succeeded."""
         self._failures = 0
 
 
 class QueueView:
-    """Our jobs in Slurm's queue, their nodes, and the `pool` that follows from both and from what nodes wrote.
+    """Our jobs in Slurm's queue, their nodes, and the `pool` that follows from both and from the files of nodes.
 
-    `rows`: jobs by id. `states`: nodes by name. `is_sure`: Slurm answered the last look, and all of it was understood.
-    `since`: when each job was first seen running. `cancelled`: jobs that were given back. `grace_seconds`: what Slurm
-    gives between SIGTERM and SIGKILL, None where that is not known (yet). `clock` gives monotonic seconds.
+    `rows`: jobs by id. `states`: nodes by name. `is_sure`: Slurm answered the last query, and every line was
+    understood. `since`: when each job was first seen running. `cancelled`: jobs that were given back. `grace_seconds`:
+    the time between Slurm's SIGTERM and SIGKILL, None where that is not known (yet). `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class QueueView:
         self._has_swept = False
 
     def restore(self, secret: bytes) -> None:
-        """Prepare the folder, and load what ran when the last service ended."""
+        """Prepare the folder, and load the pilots and nodes of the last service."""
         self.folder.prepare(secret)
         rows, self.states = self.folder.load_running()
         self.rows = {row.id: row for row in rows}
         self._rows_at = self.clock()
 
     def all_warnings(self) -> tuple[str, ...]:
-        """What Slurm, its commands or nodes keep from us."""
+        """One sentence for each problem of Slurm, of its commands or of nodes."""
         return (*self.warnings.texts(), *self.pool.warnings)
 
     def read(self, all_nodes: bool = False) -> None:
@@ -140,7 +140,7 @@ class QueueView:
         self._read_grace()
 
     def write_pulse(self) -> None:
-        """Show nodes every few seconds that the service is there."""
+        """Show the nodes every few seconds that the service runs."""
         if self.clock() - self._beaten_at >= _BEAT_SECONDS:
             self._beaten_at = self.clock()
             if self._has_written(self.folder.write_pulse):
@@ -149,7 +149,7 @@ class QueueView:
     # The queue
 
     def _read_queue(self) -> None:
-        # Read before the queue: a pilot that wrote here is in the queue, or has ended.
+        # Read before the queue: a pilot with files here is then in the queue, or has ended.
         strangers = {} if self._has_swept else self.folder.pilots_on_disk()
         try:
             text = self.commands.jobs(pool_name(self.folder.path))
@@ -161,28 +161,28 @@ class QueueView:
         self.warnings.set("queue", _odd("squeue", odd))
         self._rows_at, self.is_sure = self.clock(), not odd
         before = self.rows
-        # Where a line was not understood, a pilot that is not in the others may be that one.
+        # A line that was not understood may be that of a pilot which the other lines do not have.
         known = before if odd else {}
         self.rows = {**known, **{row.id: row for row in rows if not row.has_ended}}
         for row in rows:
             self._compare(row, before.get(row.id))
         self._note_ends([row for row in rows if row.has_ended], before)
         if self.is_sure and not self._has_swept:
-            # They ended while nobody looked. Their nodes' names are free again for the next ones.
+            # These pilots ended while no service ran: free the names of their nodes for others.
             self._has_swept = True
             self.folder.remove_ended({pilot: nodes for pilot, nodes in strangers.items() if pilot not in self.rows})
 
     def _compare(self, row: PilotRow, before: PilotRow | None) -> None:
-        """Note when a job began to run, and which of its nodes are gone."""
+        """Note when a job began to run, and which of its nodes it has lost."""
         if row.has_nodes:
             self.since.setdefault(row.id, self.clock())
-        # Given back one by one: what we asked for and heard no answer to may have been done.
+        # Nodes that were given back one by one: Slurm may have done so even if its command did not answer.
         gone = set(before.nodes).difference(row.nodes) if before is not None and row.nodes else set()
         if gone:
             self.folder.forget_nodes(row.id, gone)
 
     def _note_ends(self, ended: list[PilotRow], before: Mapping[str, PilotRow]) -> None:
-        """Note what has ended, and what Slurm does not print any more."""
+        """Note the jobs that have ended, and those that Slurm does not print any more."""
         unprinted = before.keys() - self.rows.keys() - {row.id for row in ended}
         ended = [*ended, *(replace(before[pilot], state="gone", reason="") for pilot in unprinted)]
         over = {row.id: row for row in ended if row.id not in self._over}
@@ -196,7 +196,7 @@ class QueueView:
             self.folder.remove_ended({pilot: row.nodes or before.get(pilot, row).nodes for pilot, row in over.items()})
 
     def _note_early_end(self, row: PilotRow, ran_seconds: float) -> None:
-        """After a pilot that never was of use the next is not asked for at once."""
+        """Pause requests after a pilot that ended before it was of use."""
         if row.id in self.cancelled or ran_seconds >= _EARLY_END_SECONDS:
             return
         pause = self.pause.lengthen()
@@ -220,7 +220,7 @@ class QueueView:
         self.states = {**self.states, **states} if odd else states
 
     def _remember(self) -> None:
-        """Save what the next object loads; types of GPUs too, since those of a node must not change meanwhile."""
+        """Save what the next object loads; with GPU types, since the type of a node must not change."""
         running = {row.id: row.nodes for row in self.rows.values() if row.has_nodes}
         gres = {name: self.states[name].gres for names in running.values() for name in names if name in self.states}
         kept = (running, gres)
@@ -230,14 +230,14 @@ class QueueView:
             self._remembered = kept
 
     def _read_grace(self) -> None:
-        """Now and then: an administrator may change it. Where it cannot be read, nothing is said of it."""
+        """Read the grace now and then, since an administrator may change it; it keeps its value if that fails."""
         if self.clock() >= self._grace_due:
             self._grace_due = self.clock() + _GRACE_SECONDS
             with contextlib.suppress(BackendFailed):
                 self.grace_seconds = read_grace(*self.commands.limits(), self.options.partition)
 
     def _has_written(self, write: Callable[[], None]) -> bool:
-        """Whether it could be: a folder that is full for a while is no reason not to look at what runs."""
+        """Whether `write` succeeded: a full folder must not stop the rounds."""
         try:
             write()
         except OSError as error:
@@ -251,7 +251,7 @@ class QueueView:
     # The pool
 
     def current_rows(self) -> list[PilotRow]:
-        """The rows with the time that is left by now."""
+        """The rows with the time that is left now."""
         passed = self.clock() - self._rows_at
         return [
             row if row.seconds_left is None else replace(row, seconds_left=row.seconds_left - passed)
@@ -259,7 +259,7 @@ class QueueView:
         ]
 
     def pool_of(self, rows: Collection[PilotRow]) -> PoolView:
-        """The pool that follows from these rows, from the states of nodes, and from what nodes wrote."""
+        """The pool that follows from these rows, from the states of nodes, and from the files of nodes."""
         notes, odd = self.folder.notes()
         self.warnings.set("notes", odd[0] if odd else "")
         now = self.clock()
@@ -267,7 +267,7 @@ class QueueView:
         return view_pool(self.options, rows, self.states, notes, running, self._patience_seconds)
 
     def replace_pool(self, pool: PoolView) -> bool:
-        """Make this the current pool; whether other nodes are to be left than before."""
+        """Make this the current pool; whether the nodes to be left have changed."""
         before, self.pool = self.pool, pool
         if set(pool.pilot_of) - set(before.pilot_of):
             self.pause.shorten()
@@ -278,15 +278,15 @@ class QueueView:
 
     @property
     def expects_news(self) -> bool:
-        """Whether a node may announce itself any moment."""
+        """Whether a node may announce itself soon."""
         now, announced = self.clock(), set(self.pool.pilot_of.values())
         fresh = {pilot for pilot, since in self.since.items() if now - since < ANNOUNCE_SECONDS}
         return any(row.is_held and row.id in fresh - announced for row in self.rows.values())
 
-    # What is given back
+    # Jobs that are given back
 
     def cancel(self, pilots: Iterable[str]) -> None:
-        """Give these back, each once."""
+        """Cancel these pilots, each once."""
         new = [pilot for pilot in pilots if pilot not in self.cancelled]
         if not new:
             return
@@ -298,12 +298,12 @@ class QueueView:
         self.warnings.set("cancel")
         self.cancelled.update(new)
         if set(new) & set(self.pool.given_up):
-            # A node that takes longer to prepare would never come if each pilot were given as little time as the last.
+            # Give the next pilot more time: a node may need longer than the last one had.
             self._patience_seconds = min(2.0 * self._patience_seconds, _LONGEST_PATIENCE_SECONDS)
         _log.info("gave nodes back to Slurm: %s", ", ".join(new))
 
     def close(self, unneeded: list[str]) -> None:
-        """Tell nodes that the service ends, with no job running, and cancel what no job is going to use."""
+        """Tell the nodes that the service ends with no job running, and cancel pilots that no job will use."""
         try:
             self.folder.write_pulse(CLOSED)
             if unneeded:
@@ -313,9 +313,9 @@ class QueueView:
 
 
 class Rounds:
-    """The thread of a provider: looks at the queue every `poll_seconds`, and at the folder when nodes may write there.
+    """The thread of a provider: reads the queue every `poll_seconds`, and the folder when nodes may write there.
 
-    `do_round` does one round, with a look at the queue where it is told True; `give_back` is called once, at the end.
+    `do_round` does one round, and reads the queue if its argument is True; `give_back` is called once, at the end.
     """
 
     def __init__(self, queue: QueueView, do_round: Callable[[bool], None], give_back: Callable[[], None]) -> None:
@@ -332,25 +332,25 @@ class Rounds:
 
     @property
     def expect_news(self) -> bool:
-        """Whether a node may announce itself, or its end, any moment."""
+        """Whether a node may announce itself, or its end, soon."""
         return self._queue.clock() < self._alert_until or self._queue.expects_news
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="pollux-slurm", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Have the next round now."""
+        """Start the next round now."""
         self._wake.set()
 
     def watch_folder(self) -> None:
-        """A node may write any moment: look often for a while."""
+        """Read the folder often for a while: a node may write soon."""
         self._alert_until = self._queue.clock() + _ALERT_SECONDS
         self.wake()
 
     def close(self) -> None:
-        """End, and return once the thread has ended."""
+        """End the thread, and wait for its end."""
         self._halt.set()
         self.wake()
         if self._thread is not None:
@@ -373,7 +373,7 @@ class Rounds:
         try:
             self._do_round(full)
             self._queue.warnings.set("round")
-        except Exception as error:  # the edge of the loop: whatever went wrong, the next round may work
+        except Exception as error:  # the edge of the loop: the next round may work
             if not isinstance(error, PolluxError):
                 _log.exception("a look at Slurm's queue failed")
             self._queue.warnings.set("round", str(error) or repr(error))

@@ -1,4 +1,4 @@
-"""What is asked of Slurm: a pilot's options, checked once, and the exact batch script. Nothing is run here."""
+"""The options of pilots, checked once, and the exact batch script that is sent to Slurm. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pollux.core.errors import InvalidInput, UnknownName
 __all__ = ["JOB_MODE", "PILOT_COMMENT", "SlurmOptions", "array_words", "batch_script", "node_range", "pool_name"]
 
 PILOT_COMMENT = "pilot"
-"""The comment of a pilot's Slurm job; in the mode without pilots it names Pollux's job instead."""
+"""The comment of a pilot's Slurm job; in the mode without pilots the comment names Pollux's job instead."""
 
 JOB_MODE = "job"
 _MODES = ("pilot", JOB_MODE)
@@ -26,17 +26,17 @@ _TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|UNLIMITED", re.IGNORE
 _WORD = re.compile(r"[A-Za-z0-9_.,:+@/=-]+")
 _MOST_PILOTS = 1000
 _ONE_NODE = "1"
-# What we say ourselves in the script, and rely on.
+# Options that the script sets itself, and relies on.
 _OURS = (
     "--array", "--job-name", "--comment", "--output", "--signal", "--requeue", "--no-requeue", "--nodes", "--nodelist",
     "--ntasks", "--ntasks-per-node", "--wrap", "--clusters", "--gres", "--parsable",
 )  # fmt: skip
-# The same by one letter.
+# The short forms of these options.
 _OURS_IN_SHORT = ("-a", "-J", "-o", "-N", "-w", "-n", "-M")
 
 
 def node_range(text: str) -> tuple[int, int]:
-    """`4`, or `2..8`: the fewest and the most nodes to hold."""
+    """The fewest and the most nodes to hold, from a text such as `4` or `2..8`."""
     found = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", str(text))
     least, most = (int(found.group(1)), int(found.group(2) or found.group(1))) if found else (0, 0)
     if found is None or most < 1 or least > most or most > _MOST_PILOTS:
@@ -72,7 +72,7 @@ _RULES: tuple[_Rule, ...] = (
         "give a finite number of seconds, 0 or more",
     ),
 )
-"""Options that are checked alike: what must hold of each, and the remedy where it does not."""
+"""The options with the same check: what must be true of each, and the remedy where it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class SlurmOptions:
     """How Slurm is asked for nodes; empty strings leave a choice to the cluster. `docs/slurm.md` explains each.
 
     `nodes`: how many to hold, a number or a range such as `1..8`. Each node is asked for `gpus_per_node` GPUs, or for
-    `gres` word by word, or lends `slots` CPU slots instead of GPUs. `mode` is `pilot`, or `job`: no pilots, and each
-    generation of a job asks for the nodes that it lacks; it waits `wait_seconds` for them while others are free.
-    `words` are more options for sbatch, `setup` is a line of shell before Python on the node, `python` the interpreter
-    there. A node is left `margin_seconds` before its pilot's time limit; the next pilot is asked for `ahead_seconds`
-    before that. A node more than wanted is kept for `idle_seconds`; a node without work ends `orphan_seconds` after the
-    service's last sign.
+    `gres` word for word, or lends `slots` CPU slots instead of GPUs. `mode`: `pilot`; or `job`, without pilots: each
+    generation of a job asks for the nodes that it lacks, and waits `wait_seconds` for them while others are free.
+    `words`: more options for sbatch; `setup`: a line of shell before Python on the node; `python`: the interpreter
+    there. Jobs leave a node `margin_seconds` before its pilot's time limit; the next pilot is asked for `ahead_seconds`
+    before that. Surplus nodes are kept for `idle_seconds`; a node without work ends `orphan_seconds` after it last saw
+    the service.
     """
 
     nodes: str = _ONE_NODE
@@ -128,12 +128,12 @@ class SlurmOptions:
 
     @property
     def places(self) -> int:
-        """GPUs or slots on each node."""
+        """The number of GPUs or CPU slots on each node."""
         return self.slots or self.gpus_per_node
 
     @property
     def cpus(self) -> int:
-        """CPUs asked for on each node, one for each slot unless told otherwise; 0 leaves it to the cluster."""
+        """CPUs asked for on each node, by default one for each slot; 0 leaves their number to the cluster."""
         return self.cpus_per_node or self.slots
 
     @property
@@ -143,7 +143,7 @@ class SlurmOptions:
 
 
 def _check_values(options: SlurmOptions) -> None:
-    """Each value by itself."""
+    """Check each value by itself."""
     node_range(options.nodes)
     if options.mode not in _MODES:
         raise UnknownName("mode", options.mode, _MODES)
@@ -205,7 +205,7 @@ _CHECKS = (_check_values, _check_time_limit, _check_resources, _check_mode, _che
 
 
 def _is_ours(word: str) -> bool:
-    """Whether an option of sbatch is one that we set, also by one letter or cut short, as sbatch takes it, too."""
+    """Whether the script sets this option of sbatch itself; sbatch also takes short and abbreviated forms."""
     if word.startswith("--"):
         name = word.partition("=")[0]
         return len(name) > 2 and any(ours.startswith(name) for ours in _OURS)
@@ -213,7 +213,7 @@ def _is_ours(word: str) -> bool:
 
 
 def pool_name(folder: Path) -> str:
-    """The name of all Slurm jobs of the pool in this folder: what is ours is found by it."""
+    """The name of all Slurm jobs of the pool in this folder, by which they are found."""
     return f"pollux-{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
 
 
@@ -232,10 +232,10 @@ def batch_script(
     nodes: int = 1,
     ports: Mapping[str, int] | None = None,
 ) -> str:
-    """The script of one pilot: a step on its node runs the host until told to leave. `folder`: where the pool is.
+    """The script of one pilot, which runs the host in a step on each of its nodes. `folder`: the pool's.
 
     `nodelist`: the names of the nodes, `nodes` of them; `ports`: where their hosts listen, by the node's name (or
-    `name=address`, where Slurm has another address for it), None for any free port.
+    `name=address`, where Slurm has another address of it), None for any free port.
     """
     optional = {
         "--nodelist": nodelist,
@@ -253,10 +253,10 @@ def batch_script(
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
         *(f"{name}={value}" for name, value in optional.items() if value),
-        # A pilot that comes back by itself would come as a stranger; the service asks for another one instead.
+        # The service would not know a requeued pilot; it asks for another one instead.
         "--no-requeue",
         "--no-kill",
-        # For when squeue does not answer. Slurm may send it a minute early: the queue's clock is the better one.
+        # A signal in case squeue does not answer. Slurm may send it a minute early: the queue's times are better.
         f"--signal=B:USR1@{max(1, round(options.margin_seconds / 2))}",
         f"--output={shlex.quote(f'{folder}/pilots/%A_%a.log')}",
         "--open-mode=append",
