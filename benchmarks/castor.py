@@ -21,7 +21,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -30,6 +30,8 @@ from typing import Any
 from instances import CASES, make
 from measure import RESULTS, data_folder, finish
 
+from pollux.core import Snapshot
+from pollux.goodput import CorrectedThroughput, GoodputModel, PublishedThroughput
 from pollux.policies import create
 from pollux.sim.applications.application import Application
 from pollux.sim.applications.profiles import load_profiles
@@ -52,6 +54,8 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "no doubt": {"doubt": False},
     "not steady": {"steady": False},
     "no fairness bound": {"fairness_bound": None},
+    "step times as fitted": {"corrected": False},
+    "idle GPUs left idle": {"fill_idle": False},
     "power 1": {"power": 1.0},
     "growth twofold": {"growth": 2},
 }
@@ -165,12 +169,28 @@ def speed(quick: bool, seed: int) -> dict[str, float]:
     found = {}
     for nodes, gpus, jobs in SIZES[:2] if quick else SIZES:
         for case in CASES:
-            snapshot = make(create("pollux"), case, nodes, gpus, jobs, seed)
+            snapshot = measured(make(create("pollux"), case, nodes, gpus, jobs, seed))
             calls = [partial(create(name).allocate, snapshot) for name in ("castor", "pollux")]
             ours, theirs = least_cpu_ms(calls, 20 if jobs < 1000 else 7)
             found[f"{nodes * gpus}/{jobs}/{case}"] = round(ours / theirs, 3)
             print(f"{nodes * gpus} GPUs, {jobs} jobs, {case}: {ours:.1f} ms against {theirs:.1f} ms", flush=True)
     return found
+
+
+def measured(snapshot: Snapshot) -> Snapshot:
+    """The same with models that measurements at six places correct, as of jobs of fifty kinds that have run before.
+
+    Corrections are below 1 %: both policies are to solve the same problem, and what they cost does not depend on size.
+    """
+    base = ((1, 1, 0.005), (1, 2, -0.004), (1, 4, 0.008), (2, 8, -0.009), (4, 16, 0.007), (8, 32, -0.002))
+    kinds = [tuple((nodes, gpus, value + 1e-5 * kind) for nodes, gpus, value in base) for kind in range(50)]
+    jobs = []
+    for i, job in enumerate(snapshot.jobs):
+        model = job.goodput
+        if isinstance(model, GoodputModel) and isinstance(model.throughput, PublishedThroughput):
+            model = replace(model, throughput=CorrectedThroughput(model.throughput, kinds[i % len(kinds)]))
+        jobs.append(replace(job, goodput=model))
+    return replace(snapshot, jobs=tuple(jobs))
 
 
 def least_cpu_ms(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,26 +29,30 @@ _OTHER_SORT = 0.3
 _MOST_LOG = 1.0
 # Where the form fits to this, it is left as it is.
 _LEAST_LOG = 1e-3
-_CELLS_AT_ONCE = 1 << 20
+_MOST_GPUS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedThroughput:
     """T_iter of `base`, Eq. (G6), times e^ρ; ρ = ρ_p at a measured place p, else Σ_p κ_p·ρ_p / (1/2 + Σ_p κ_p).
 
-    `places` are (nodes, GPUs, ρ_p). κ_p = e^(−|log2 K − log2 K_p|), times 0.3 where one of the two is on one node and
-    the other on several. The factor does not depend on the batch, so that the best batch of a placement is that of
-    `base`; T_grad and T_sync are those of `base`.
+    `places` are (nodes, GPUs, ρ_p), `table` the same as an array. κ_p = e^(−|log2 K − log2 K_p|), times 0.3 where one
+    of the two is on one node and the other on several. The factor does not depend on the batch, so that the best batch
+    of a placement is that of `base`; T_grad and T_sync are those of `base`.
     """
 
     base: PublishedThroughput
     places: tuple[tuple[int, int, float], ...] = ()
+    table: FloatArray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "table", np.array(self.places, dtype=float).reshape(-1, 3))
         if len(self.places) > MOST_PLACES:
             raise InvalidInput(f"a correction has {len(self.places)} places; give at most {MOST_PLACES}")
+        if len({place[:2] for place in self.places}) < len(self.places):
+            raise InvalidInput("a correction names a place twice; give each once")
         for nodes, gpus, value in self.places:
-            if not 1 <= nodes <= gpus:
+            if not 1 <= nodes <= gpus < _MOST_GPUS:
                 raise InvalidInput(
                     f"a correction is for {nodes} nodes and {gpus} GPUs: give 1 to as many nodes as GPUs"
                 )
@@ -132,24 +136,35 @@ def corrected(base: PublishedThroughput, rows: Sequence[Observation]) -> Publish
 def place_factors(times: Sequence[ThroughputModel], num_nodes: FloatArray, num_gpus: FloatArray) -> FloatArray:
     """`factor` of many models (rows; 1 for models of other kinds) on many placements (columns), shape [J, S]."""
     factors = np.ones((len(times), len(num_gpus)))
-    mine = [(i, model) for i, model in enumerate(times) if isinstance(model, CorrectedThroughput) and model.places]
-    if not mine or not len(num_gpus):
+    if not len(num_gpus):
         return factors
-    most = max(len(model.places) for _, model in mine)
-    known = np.ones((len(mine), most, 4))
-    known[:, :, 3] = 0.0
-    for row, (_, model) in enumerate(mine):
-        known[row, : len(model.places), :3] = model.places
-        known[row, : len(model.places), 3] = 1.0
-    logs, several = np.log2(num_gpus), num_nodes > 1
-    step = max(1, _CELLS_AT_ONCE // (most * len(num_gpus)))
-    for start in range(0, len(mine), step):
-        nodes, gpus, values, present = np.moveaxis(known[start : start + step, :, :, None], 2, 0)
-        weights = np.exp(-np.abs(logs - np.log2(gpus))) * present
-        weights *= np.where((nodes > 1) == several, 1.0, _OTHER_SORT)
-        nearby = (weights * values).sum(axis=1) / (_PRIOR_NEARBY + weights.sum(axis=1))
-        here = (nodes == num_nodes) & (gpus == num_gpus) & (present > 0.0)
-        exact = np.where(here, values, 0.0).sum(axis=1)
-        which = [i for i, _ in mine[start : start + step]]
-        factors[which] = np.exp(np.where(here.any(axis=1), exact, nearby))
+    # Jobs of one kind share what was measured: each table is worked out once.
+    tables: dict[int, FloatArray] = {}
+    members: dict[int, list[int]] = {}
+    for row, model in enumerate(times):
+        if isinstance(model, CorrectedThroughput) and model.places:
+            tables[id(model.places)] = model.table
+            members.setdefault(id(model.places), []).append(row)
+    if tables:
+        found = _table_factors(list(tables.values()), num_nodes, num_gpus)
+        for factor, rows in zip(found, members.values(), strict=True):
+            factors[rows] = factor
     return factors
+
+
+def _table_factors(tables: Sequence[FloatArray], num_nodes: FloatArray, num_gpus: FloatArray) -> FloatArray:
+    """The factors of each table of (nodes, GPUs, ρ_p); what one place says of another is worked out once for all."""
+    rows = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    known = np.concatenate(tables)
+    _, first, which = np.unique(known[:, 0] * _MOST_GPUS + known[:, 1], return_index=True, return_inverse=True)
+    values, present = np.zeros((2, len(tables), len(first)))
+    values[rows, which] = known[:, 2]
+    present[rows, which] = 1.0
+    nodes, gpus = known[first, :1], known[first, 1:2]
+    weights = np.exp(-np.abs(np.log2(num_gpus) - np.log2(gpus)))
+    weights *= np.where((nodes > 1) == (num_nodes > 1), 1.0, _OTHER_SORT)
+    logs = (values @ weights) / (_PRIOR_NEARBY + present @ weights)
+    for place, column in zip(*np.nonzero((nodes == num_nodes) & (gpus == num_gpus)), strict=True):
+        logs[:, column] = np.where(present[:, place] > 0.0, values[:, place], logs[:, column])
+    result: FloatArray = np.exp(logs)
+    return result

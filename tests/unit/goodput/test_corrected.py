@@ -99,6 +99,8 @@ def test_it_is_written_and_read():
 def test_what_no_measurement_can_be_is_refused_or_cut():
     with pytest.raises(InvalidInput, match="2 nodes and 1 GPUs"):
         CorrectedThroughput(BASE, ((2, 1, 0.1),))
+    with pytest.raises(InvalidInput, match="names a place twice"):
+        CorrectedThroughput(BASE, ((1, 1, 0.1), (1, 1, 0.2)))
     with pytest.raises(InvalidInput, match="a correction is nan"):
         CorrectedThroughput(BASE, ((1, 1, math.nan),))
     with pytest.raises(InvalidInput, match=f"give at most {MOST_PLACES}"):
