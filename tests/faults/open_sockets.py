@@ -103,6 +103,26 @@ def _unix() -> Iterator[tuple[str, str, str]]:
             yield "unix", fields[7] if len(fields) > 7 else "", fields[6]
 
 
+def roles(found: Sequence[Open], service: int = 0) -> set[str]:
+    """What the sockets are, by whose they are; one that is in no list of ours is named by its process."""
+    return {_role(each, service) for each in found}
+
+
+def _role(each: Open, service: int) -> str:
+    if each.kind == "unix":
+        return "shim.sock" if str(each.where).endswith("shim.sock") else f"unix {each.name} {each.where}"
+    if each.process == service:
+        return f"service {each.kind}"
+    is_replica = not each.name.startswith("pollux-") and (each.name == "python" or each.name.startswith("pollux:"))
+    return f"{'replica' if is_replica else each.name} {each.kind}"
+
+
+def places(found: Sequence[Open], home: Path) -> list[Any]:
+    """Where they can be reached: the sockets of shims by their paths, whatever they were called when they were made."""
+    where: list[Any] = [[each.kind, each.where] for each in found if each.kind != "unix"]
+    return where + [["unix", str(path)] for path in home.glob("**/run/*/shim.sock")]
+
+
 def sizes(processes: Sequence[int], folder: Path) -> tuple[dict[int, int], int]:
     """The memory of each process, and the bytes of all logs of ours below the folder but the replicas' own."""
     memory = {}

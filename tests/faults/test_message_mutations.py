@@ -245,17 +245,6 @@ def test_a_shim_follows_its_replicas_whatever_they_write(chance, monkeypatch, ca
 # The channel between a shim and a node's host
 
 
-def secure_pair() -> tuple[SecureLine, SecureLine]:
-    """The shim's end and the host's, after the proofs."""
-    left, right = socket.socketpair()
-    ours, theirs = SecureLine(left, "shim"), SecureLine(right, "host")
-    nonce = channel_module.challenge()
-    theirs.put({"version": channel_module.VERSION, "nonce": nonce})
-    channel_module.answer(SECRET, ours, ours.get()[0], {"session": "x"})
-    channel_module.check(SECRET, theirs, nonce, theirs.get()[0])
-    return ours, theirs
-
-
 def test_a_host_hears_nobody_without_the_secret(chance):
     """What a stranger says first, and what a shim says in other bytes."""
     nonce = channel_module.challenge()
@@ -284,7 +273,7 @@ def test_a_host_hears_nobody_without_the_secret(chance):
 def test_a_shim_believes_no_host_without_the_secret(chance):
     left, right = socket.socketpair()
     with left, right:
-        for text in mutations.texts([{"version": channel_module.VERSION, "nonce": "0" * 32}], chance, MESSAGES):
+        for text in mutations.texts([channel_module.hello("0" * 32)], chance, MESSAGES):
             line = SecureLine(right)
             left.sendall(text.replace(b"\n", b" ") + b"\n" + b'[1, "[\\"PongMessage\\", {}]"]\n')
             said = line.get()

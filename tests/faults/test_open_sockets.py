@@ -30,15 +30,6 @@ def metrics(service) -> str:
         return str(answer.read().decode())
 
 
-def role(each, service: int) -> str:
-    """What a socket is, by whose it is; one that is in no list of ours is named by its process."""
-    if each.kind == "unix":
-        return "shim.sock" if str(each.where).endswith("shim.sock") else f"unix {each.name} {each.where}"
-    if each.process == service or each.name in ("pollux-store", "pollux-shim", "pollux-nursery"):
-        return f"{'service' if each.process == service else each.name} {each.kind}"
-    return f"replica {each.kind}"
-
-
 def test_every_socket_of_a_local_job_stands_a_stranger(service):
     run = [sys.executable, str(SERVICE.SCRIPT), "--epochs", "8", "--copies", "1", "--step-wait", "0.01"]
     asked = {"name": "digits", "run": run, "gpus": "2", "on_resize": "live", "workdir": str(service.home)}
@@ -49,16 +40,14 @@ def test_every_socket_of_a_local_job_stands_a_stranger(service):
     def seen():
         processes = sockets.ours(str(service.home))
         found = sockets.opened(processes)
-        return (processes, found) if any(role(each, pid) == "replica tcp" for each in found) else None
+        return (processes, found) if sockets.roles(found, pid) >= {"replica tcp"} else None
 
     processes, found = wait_until("a group of the replicas", seen, PATIENCE_SECONDS, 0.2)
-    assert {role(each, pid) for each in found} == {"service tcp", "pollux-store tcp", "replica tcp", "shim.sock"}, found
+    assert sockets.roles(found, pid) == {"service tcp", "pollux-store tcp", "replica tcp", "shim.sock"}, found
     assert {each.where[0] for each in found if each.kind != "unix"} == {"127.0.0.1"}, found
     memory, logs = sockets.sizes(processes, service.home)
 
-    where = [[each.kind, each.where] for each in found if each.kind != "unix"]
-    where += [["unix", str(path)] for path in service.home.glob("run/*/shim.sock")]
-    reached = attacks.as_stranger(sockets.poke, where, SEED)
+    reached = attacks.as_stranger(sockets.poke, sockets.places(found, service.home), SEED)
     assert reached >= sockets.CONNECTIONS
 
     job = service.until("the end", lambda job: job["state"] == "succeeded")

@@ -140,7 +140,7 @@ class NodeDaemon:
             )
             self._strangers[peer.fileno()] = stranger
             self._loop.watch(peer, lambda: self._hear(stranger))
-            stranger.line.put({"version": channel.VERSION, "nonce": stranger.nonce})
+            stranger.line.put(channel.hello(stranger.nonce))
 
     def _drop(self, stranger: _UnprovenPeer) -> None:
         if self._strangers.pop(stranger.line.peer.fileno(), None) is not None:
@@ -182,7 +182,9 @@ class NodeDaemon:
         try:
             proc.die_with_parent(parent)
             signal.set_wakeup_fd(-1)
+            line.encrypt()
             line.put({"seen": [os.path.exists(path) for path in request["see"]], "boot": self.boot})
+            line.finish(_STRANGER_SECONDS)
         finally:
             os._exit(0)
 

@@ -150,6 +150,7 @@ class NodeJobRunner:
         self._drop_line()
         line = SecureLine(socket.socket(fileno=fds[0]), told["where"])
         line.secure(told["key"].encode(), "host")
+        line.encrypt()
         line.put(to_plain(SessionGreeting(self._connections > 0, self._channel.seen, self._boot)))
         self._connections += 1
         self._lease_seconds = float(told["lease"])

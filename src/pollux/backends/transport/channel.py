@@ -1,7 +1,8 @@
-"""Messages between a shim and the job runner on another machine: authenticated, each delivered once, in order.
+"""Messages between a shim and the job runner on another machine: secret, authenticated, each delivered once, in order.
 
 When a connection breaks, the next one sends again what was not confirmed. Messages are lines of JSON, never pickle, and
-each line starts with a code that only holders of the secret can make. `wire.live.node_messages` defines the messages.
+each line starts with a code that only holders of the secret can make; TLS hides them (`encryption`).
+`wire.live.node_messages` defines the messages.
 """
 
 from __future__ import annotations
@@ -12,24 +13,28 @@ import hashlib
 import hmac
 import json
 import secrets
+import select
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
+from pollux.backends.transport import encryption
+from pollux.backends.transport.encryption import EncryptedSocket
 from pollux.backends.transport.json_lines import LineReader
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.codec import MalformedValue, encode_tagged
 
-__all__ = ["VERSION", "Channel", "SecureLine", "answer", "challenge", "check", "clock", "proof"]
+__all__ = ["VERSION", "Channel", "SecureLine", "answer", "challenge", "check", "clock", "hello", "proof"]
 
-VERSION = 2
+VERSION = 3
 """The version of the messages; both sides must have the same."""
 
 _MAX_LINE_BYTES = 64 << 20
 _MAX_STRANGER_BYTES = 64 << 10
 _CODE_LENGTH = 32
+_AGREED = "agreed"
 _Heard = TypeVar("_Heard")
 
 
@@ -47,18 +52,30 @@ def challenge() -> str:
     return secrets.token_hex(16)
 
 
+def hello(nonce: str) -> dict[str, Any]:
+    """What a daemon says first."""
+    return {"version": VERSION, "nonce": nonce, "encrypts": encryption.is_possible()}
+
+
 def proof(secret: bytes, side: str, theirs: str, ours: str, request: str) -> str:
     """The answer to a challenge that only a holder of the secret can give; it covers the `request` too."""
     return _code(secret, side.encode(), theirs.encode(), ours.encode(), request.encode())
 
 
-def answer(secret: bytes, line: SecureLine, hello: Any, request: Mapping[str, Any]) -> str:
+def answer(secret: bytes, line: SecureLine, heard: Any, request: Mapping[str, Any]) -> str:
     """The caller's side: answer the daemon's hello with a proof and the request; returns the caller's challenge."""
-    if not isinstance(hello, Mapping) or hello.get("version") != VERSION or not isinstance(hello.get("nonce"), str):
-        raise BackendFailed(f"the host at {line.where} speaks another version ({hello!r:.80}): install the same Pollux")
-    ours, theirs, text = challenge(), str(hello["nonce"]), json.dumps(request)
+    if not isinstance(heard, Mapping) or heard.get("version") != VERSION or not isinstance(heard.get("nonce"), str):
+        raise BackendFailed(f"the host at {line.where} speaks another version ({heard!r:.80}): install the same Pollux")
+    if heard.get("encrypts") is not encryption.is_possible():
+        # Never by what the other side says: somebody in between would say that it cannot.
+        raise BackendFailed(
+            f"of this machine and the host at {line.where} only one can encrypt what they say: give both a Python "
+            "with the same OpenSSL, and the same rules for it (FIPS)"
+        )
+    ours, theirs, text = challenge(), str(heard["nonce"]), json.dumps(request)
     line.put({"nonce": ours, "request": text, "proof": proof(secret, "shim", theirs, ours, text)})
     line.secure(_code(secret, b"key", theirs.encode(), ours.encode()).encode(), "shim")
+    line.encrypt()
     return ours
 
 
@@ -77,7 +94,10 @@ def check(secret: bytes, line: SecureLine, nonce: str, said: Any) -> dict[str, A
 
 
 class SecureLine:
-    """A connection that sends and receives values without waiting. Once `secure`, a line with a wrong code ends it."""
+    """A connection that sends and receives values without waiting. Once `secure`, a line with a wrong code ends it.
+
+    Once told to `encrypt`, it keeps what it is to send until the other side has shown that both have the same key.
+    """
 
     def __init__(self, peer: socket.socket, where: str = "") -> None:
         peer.setblocking(False)
@@ -91,12 +111,29 @@ class SecureLine:
         self._counts = [0, 0]
         self._reader = LineReader(peer, _MAX_STRANGER_BYTES)
         self._out = bytearray()
+        self._tls: EncryptedSocket | None = None
+        self._has_agreed = False
+        self._waiting: list[bytes] | None = None
 
     def secure(self, key: bytes, side: str) -> None:
         """Add a code to each line from now on, and check those that come; `side` is ours."""
         self._key = key
         self._reader.max_bytes = _MAX_LINE_BYTES
         self._sides = (b"shim", b"host") if side == "shim" else (b"host", b"shim")
+
+    def encrypt(self) -> None:
+        """Keep what is said from others, where OpenSSL can here: in the process that goes on with the connection.
+
+        The host speaks first, so that nothing of it comes before another process has taken the connection over.
+        """
+        if encryption.is_possible():
+            self._waiting = []
+            try:
+                self._tls = EncryptedSocket(self.peer, is_client=self._sides[0] == b"host")
+            except OSError:
+                self.broken = True
+                return
+            self._reader = LineReader(self._tls, _MAX_LINE_BYTES)
 
     def identity(self) -> dict[str, Any]:
         """What another process needs to take over this connection right after `secure`."""
@@ -105,29 +142,45 @@ class SecureLine:
     def put(self, value: Any) -> None:
         """Send a value, as much of it as the socket takes now."""
         payload = json.dumps(value).encode()
+        if self._waiting is None:
+            self._enqueue(payload)
+            self.flush()
+        else:
+            self._waiting.append(payload)
+
+    def _enqueue(self, payload: bytes) -> None:
         if self._key:
             code = _code(self._key, self._sides[0], str(self._counts[0]).encode(), payload)
             self._counts[0] += 1
             payload = code.encode() + payload
         self._out += payload + b"\n"
-        self.flush()
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether some bytes are not sent yet."""
-        return bool(self._out) and not self.broken
+        """Whether some bytes are not sent yet that the socket could take."""
+        kept = self._tls is not None and self._tls.wants_to_write
+        return (bool(self._out) or kept) and not self.broken
+
+    def finish(self, seconds: float) -> None:
+        """Wait until everything is sent, or the connection is broken, or so long."""
+        deadline = time.monotonic() + seconds
+        while (self._waiting or self.wants_to_write) and not self.broken and time.monotonic() < deadline:
+            writes = [self.peer] if self.wants_to_write else []
+            if select.select([self.peer], writes, [], max(0.0, deadline - time.monotonic()))[0]:
+                self.get()
+            self.flush()
 
     def flush(self) -> None:
         """Send the bytes that are left, as many as the socket takes now."""
-        while self._out and not self.broken:
-            try:
-                sent = self.peer.send(self._out[: 1 << 18])
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                self.broken = True
-                return
-            del self._out[:sent]
+        try:
+            if self._tls is not None:
+                self._tls.flush()
+            while self._out and not self.broken:
+                del self._out[: (self._tls or self.peer).send(self._out[: 1 << 18])]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.broken = True
 
     def get(self) -> list[Any]:
         """The values that came since the last call; `broken` says whether more can come."""
@@ -135,6 +188,7 @@ class SecureLine:
         if lines is None:
             self.broken = True
             return []
+        self._use_agreement()
         if not self._key and len(lines) > 1:
             # Before there is a key each side says one thing at a time: more would be taken for what comes after it.
             self.broken = True
@@ -142,11 +196,32 @@ class SecureLine:
         values = []
         for line in lines:
             try:
-                values.append(self._opened(line))
+                value = self._opened(line)
+                if self._waiting is None:
+                    values.append(value)
+                else:
+                    self._send_waiting(value)
             except (ValueError, RecursionError):
                 self.broken = True
                 break
         return values
+
+    def _use_agreement(self) -> None:
+        """Once there is a key of both, say so: codes of another agreement, with somebody in between, do not fit."""
+        if self._tls is not None and self._tls.binding and not self._has_agreed:
+            self._has_agreed = True
+            self._key = _code(self._key, _AGREED.encode(), self._tls.binding).encode()
+            self._enqueue(json.dumps(_AGREED).encode())
+            self.flush()
+
+    def _send_waiting(self, heard: Any) -> None:
+        """The other side has the same key: what was kept may go."""
+        if heard != _AGREED:
+            raise ValueError("not what comes first")
+        waiting, self._waiting = self._waiting or [], None
+        for payload in waiting:
+            self._enqueue(payload)
+        self.flush()
 
     def _opened(self, line: bytes) -> Any:
         if self._key:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["LineReader", "line_of"]
 
@@ -16,10 +15,14 @@ def line_of(value: Any) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
+class _Receiver(Protocol):
+    def recv(self, size: int, /) -> bytes: ...
+
+
 class LineReader:
     """Splits the bytes of a socket into lines of at most `max_bytes`."""
 
-    def __init__(self, peer: socket.socket, max_bytes: int) -> None:
+    def __init__(self, peer: _Receiver, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._peer = peer
         self._rest = b""

@@ -20,7 +20,8 @@ from pollux.backends.process import proc
 from pollux.backends.process.fork_replica import ReplicaStart
 from pollux.backends.process.select_loop import SelectLoop
 from pollux.backends.shim.remote_launcher import NodeLeaving, NodeLoss, RemoteExit, RemoteLauncher
-from pollux.backends.transport.channel import VERSION, SecureLine, challenge, check
+from pollux.backends.transport import channel
+from pollux.backends.transport.channel import SecureLine, challenge, check
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.waiting import PATIENCE_SECONDS
@@ -346,9 +347,11 @@ def test_a_host_whose_greeting_says_nothing_is_not_used():
             while True:
                 with listener.accept()[0] as peer:
                     line, nonce = SecureLine(peer), challenge()
-                    line.put({"version": VERSION, "nonce": nonce})
+                    line.put(channel.hello(nonce))
                     check(SECRET, line, nonce, until(line.get)[0])
+                    line.encrypt()
                     line.put({"known": "perhaps", "seen": 0, "boot": ""})
+                    line.finish(PATIENCE_SECONDS)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=greet)
@@ -373,7 +376,7 @@ def test_a_host_that_says_all_at_once_what_comes_after_a_proof_is_not_believed()
                 with listener.accept()[0] as peer:
                     greeting = to_plain(SessionGreeting(False, 0, "boot"))
                     ended = encode_tagged(ExitMessage("1", 0, asked=False, lacks_memory=False))
-                    hello = {"version": VERSION, "nonce": challenge()}
+                    hello = channel.hello(challenge())
                     said = [hello, greeting, [1, encode_tagged(ForkedMessage("1", 1))], [2, ended]]
                     peer.sendall("".join(json.dumps(line) + "\n" for line in said).encode())
                     peer.settimeout(0.2)

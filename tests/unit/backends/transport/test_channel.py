@@ -1,13 +1,15 @@
 """Messages arrive once and in order, over connections that break; strangers are not heard."""
 
+import contextlib
 import random
 import socket
 from dataclasses import dataclass
 
 import pytest
 
-from pollux.backends.transport import channel
-from pollux.backends.transport.channel import Channel, SecureLine, answer, challenge, check
+from pollux.backends.transport import channel, encryption
+from pollux.backends.transport.channel import Channel, SecureLine, answer, challenge, check, hello
+from pollux.backends.transport.encryption import EncryptedSocket
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.codec import decode_tagged
 
@@ -28,9 +30,13 @@ def pair(request=None):
     left, right = socket.socketpair()
     ours, theirs = SecureLine(left, "shim"), SecureLine(right, "host")
     nonce = challenge()
-    theirs.put({"version": channel.VERSION, "nonce": nonce})
+    theirs.put(hello(nonce))
     answer(SECRET, ours, ours.get()[0], request or {"session": "x"})
-    return ours, theirs, check(SECRET, theirs, nonce, theirs.get()[0])
+    asked = check(SECRET, theirs, nonce, theirs.get()[0])
+    theirs.encrypt()
+    for _ in range(3):
+        assert (ours.get(), theirs.get()) == ([], [])
+    return ours, theirs, asked
 
 
 def test_who_knows_the_secret_is_heard():
@@ -47,7 +53,7 @@ def test_who_does_not_is_refused():
     left, right = socket.socketpair()
     with left, right:
         ours, theirs, nonce = SecureLine(left), SecureLine(right), challenge()
-        answer(b"t" * 32, ours, {"version": channel.VERSION, "nonce": nonce}, {"session": "x"})
+        answer(b"t" * 32, ours, hello(nonce), {"session": "x"})
         with pytest.raises(BackendFailed, match="secret"):
             check(SECRET, theirs, nonce, theirs.get()[0])
 
@@ -59,15 +65,15 @@ def test_nonsense_is_refused(said):
         check(SECRET, SecureLine(left), challenge(), said)
 
 
-@pytest.mark.parametrize("hello", [None, {"version": 99, "nonce": "x"}, "SSH-2.0", {"version": channel.VERSION}])
-def test_another_version_is_named(hello):
+@pytest.mark.parametrize("said", [None, {"version": 99, "nonce": "x"}, "SSH-2.0", {"version": channel.VERSION}])
+def test_another_version_is_named(said):
     left, right = socket.socketpair()
     with left, right, pytest.raises(BackendFailed, match="another version"):
-        answer(SECRET, SecureLine(left), hello, {})
+        answer(SECRET, SecureLine(left), said, {})
 
 
 def test_a_line_that_was_changed_or_repeated_ends_the_connection():
-    for change in (lambda line: line.replace(b"1", b"2"), lambda line: line * 2):
+    for change in (lambda sent: sent[:-1] + bytes([sent[-1] ^ 1]), lambda sent: sent * 2):
         ours, theirs, _ = pair()
         ours.put([1, "x"])
         sent = theirs.peer.recv(1000)
@@ -80,6 +86,111 @@ def test_a_line_that_was_changed_or_repeated_ends_the_connection():
         for each in (ours, theirs):
             each.close()
         stranger.close()
+
+
+def carried(source, sink, heard):
+    """What one side says, to the other."""
+    with contextlib.suppress(BlockingIOError):
+        heard += (piece := source.recv(1 << 20))
+        sink.sendall(piece)
+
+
+def test_who_listens_learns_nothing_of_what_is_said():
+    (left, near), (far, right) = socket.socketpair(), socket.socketpair()
+    ours, theirs, nonce = SecureLine(left, "shim"), SecureLine(right, "host"), challenge()
+    near.setblocking(False)
+    far.setblocking(False)
+    heard, values = bytearray(), []
+
+    def carry():
+        for _ in range(8):
+            carried(near, far, heard)
+            carried(far, near, heard)
+            values.extend([*ours.get(), *theirs.get()])
+
+    theirs.put(hello(nonce))
+    carried(far, near, heard)
+    answer(SECRET, ours, ours.get()[0], {"session": "x"})
+    carried(near, far, heard)
+    check(SECRET, theirs, nonce, theirs.get()[0])
+    theirs.encrypt()
+    ours.put([1, "the token of the job"])
+    theirs.put([1, "what the replica printed"])
+    carry()
+    assert sorted(values) == [[1, "the token of the job"], [1, "what the replica printed"]]
+    assert b"session" in heard
+    assert b"token" not in heard
+    assert b"printed" not in heard
+    for each in (ours, theirs, near, far):
+        each.close()
+
+
+def test_who_stands_in_between_hears_nothing_and_is_noticed():
+    """It passes the proofs on, and agrees on a key with each of the two: none says anything but that it has a key."""
+    (left, near), (far, right) = socket.socketpair(), socket.socketpair()
+    ours, theirs, nonce = SecureLine(left, "shim"), SecureLine(right, "host"), challenge()
+    near.setblocking(False)
+    far.setblocking(False)
+    theirs.put(hello(nonce))
+    carried(far, near, bytearray())
+    answer(SECRET, ours, ours.get()[0], {"session": "x"})
+    carried(near, far, bytearray())
+    check(SECRET, theirs, nonce, theirs.get()[0])
+    theirs.encrypt()
+    ours.put([1, "the token of the job"])
+    theirs.put([1, "what the replica printed"])
+    ends = EncryptedSocket(near, is_client=True), EncryptedSocket(far, is_client=False)
+    heard = bytearray()
+    for _ in range(8):
+        for source, sink in (ends, ends[::-1]):
+            with contextlib.suppress(OSError):
+                heard += (piece := source.recv(1 << 20))
+                sink.send(piece)
+        assert (ours.get(), theirs.get()) == ([], [])
+    assert (ours.broken, theirs.broken) == (True, True)
+    assert heard.count(b'"agreed"') == 2
+    assert b"token" not in heard
+    assert b"printed" not in heard
+    for each in (ours, theirs, near, far):
+        each.close()
+
+
+@pytest.fixture
+def without_encryption(monkeypatch):
+    monkeypatch.setattr(encryption, "is_possible", lambda: False)
+
+
+def test_where_neither_side_can_encrypt_they_still_know_each_other(without_encryption):
+    ours, theirs, _ = pair()
+    ours.put([1, "x"])
+    assert theirs.get() == [[1, "x"]]
+    for line in (ours, theirs):
+        line.close()
+
+
+@pytest.mark.parametrize("said", [True, None, "false"])
+def test_where_one_side_cannot_encrypt_nothing_is_said(without_encryption, said):
+    left, right = socket.socketpair()
+    with left, right, pytest.raises(BackendFailed, match="only one can encrypt"):
+        answer(SECRET, SecureLine(left), {**hello(challenge()), "encrypts": said}, {})
+
+
+def test_large_values_come_whole():
+    """More than the kernel takes at once, both ways."""
+    ours, theirs, _ = pair()
+    text = "x" * (3 << 20)
+    ours.put([1, text])
+    theirs.put([2, text])
+    heard = []
+    for _ in range(1000):
+        ours.flush()
+        theirs.flush()
+        heard += [*ours.get(), *theirs.get()]
+        if len(heard) == 2:
+            break
+    assert sorted(heard) == [[1, text], [2, text]]
+    for line in (ours, theirs):
+        line.close()
 
 
 def test_what_is_not_a_line_is_bounded():
